@@ -15,7 +15,7 @@ import torch
 
 from lazyformer_fairseq.evaluation.costs.latency import measure
 from lazyformer_fairseq.modules import timing
-from lazyformer_fairseq.modules.attention import Variant, selection
+from lazyformer_fairseq.modules.attention import AttentionInputs, Variant, selection
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.selection import AUTO, BackEndSelector, Workload, fixed_order
 from lazyformer_fairseq.report.tables import markdown_table
@@ -35,12 +35,12 @@ def check(time: int, precision: torch.dtype, consumers: int) -> tuple[str, str, 
     timing.SELECTOR.time_at_once()
     shape = (max(1, TOKENS // time), time, 3, HEADS, HEAD_SIZE)
     q, k, v = (part.transpose(1, 2) for part in torch.randn(shape, dtype=precision).requires_grad_().unbind(2))
-    scores = Scores()
+    given = AttentionInputs(q, k, v, Scores(), consumers=consumers)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LAZYFORMER_CACHE"] = folder
-        selected = BackEndSelector(AUTO, attentions=1)(q, k, v, scores, 0.0, consumers)
-    workload = Workload(Variant.of(q, k, v, scores, 0.0, consumers), "cpu", precision, attentions=1)
-    prepare = selection._prepare(workload, q, k, v, scores)
+        selected = BackEndSelector(AUTO, attentions=1)(given)
+    workload = Workload(Variant.of(given), "cpu", precision, attentions=1)
+    prepare = selection._prepare(workload, given)
     timings = measure({name: prepare(name) for name in fixed_order(workload)}, rounds=ROUNDS)
     fastest = min(timings, key=lambda name: timings[name].median)
     return selected, fastest, timings[selected].median / timings[fastest].median

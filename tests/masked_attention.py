@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention import attend, blockwise
+from lazyformer_fairseq.modules.attention import AttentionInputs, attend, blockwise
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.encoder import relative_position_bucket
@@ -111,7 +111,7 @@ class Case:
             q, k, first = (part.transpose(1, 2) for part in projection.split(q.size(-1), -1))
         scores = self.scores.with_own(**dict(zip(self.learned, learned, strict=True)))
         scores._written = {}  # what sublayers of one pass share
-        output, reusable = attend(q, k, first, scores, dropout, self.consumers, back_end)
+        output, reusable = attend(AttentionInputs(q, k, first, scores, dropout, self.consumers), back_end)
         outputs = [output, *(reusable.attend(v, dropout) for v in values)]
         if not with_gradients:
             return outputs

@@ -60,10 +60,11 @@ def _whole(matrix: Tensor) -> Tensor:
 
 
 def multiply(a: Tensor, b: Tensor, out: Optional[Tensor] = None, adds: bool = False) -> Tensor:
-    """Multiply pairs of matrices: a (X, L, M) times b (X, M, R).
+    """Multiply pairs of matrices.
 
     Args:
-        a, b: the factors.
+        a: (X, L, M).
+        b: (X, M, R).
         out: (X, L, R), for the result.
         adds: to what stands in `out`.
     """

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from lazyformer_fairseq.modules.attention import Variant
+from lazyformer_fairseq.modules.attention import AttentionInputs, Variant
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import NormOptions
 from lazyformer_fairseq.modules.linear import Linear
@@ -146,8 +146,8 @@ def attention_variants(planned: PlannedSublayer, sizes: Sizes, time: int, memory
     """Return the attentions of a sublayer as back ends see them, without what a network adds to all scores."""
     found: list[Variant] = []
 
-    def record(*given: Any) -> str:
-        found.append(Variant.of(*given))
+    def record(given: AttentionInputs) -> str:
+        found.append(Variant.of(given))
         return "eager"
 
     _Pass(sizes, time, memory, 1, record).count(planned)

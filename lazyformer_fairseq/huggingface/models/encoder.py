@@ -19,9 +19,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.activations import ACTIVATIONS
 from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
 from lazyformer_fairseq.huggingface.models.saved_weights import check_weights, hash_weights, other_heads
-from lazyformer_fairseq.modules.attention import BACK_ENDS
-from lazyformer_fairseq.modules.attention.interface import Variant
-from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionInputs, Variant
 from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, TokenInfo, is_padded_right
 from lazyformer_fairseq.modules.networks.heads import Pooler
 from lazyformer_fairseq.modules.sublayers import feed_forward
@@ -163,19 +161,9 @@ class _Encoder(Encoder):
             span.set_longest(1.0)
         return self._take_fixed_back_end
 
-    def _take_fixed_back_end(
-        self,
-        q_BNTD: Tensor,
-        k_BNKD: Tensor,
-        v_BNKD: Tensor,
-        scores: Scores,
-        dropout: float,
-        consumers: int,
-    ) -> str:
+    def _take_fixed_back_end(self, given: AttentionInputs) -> str:
         """Return the fixed back end, or ``eager``, which computes everything, where that one cannot."""
-        variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
-        why_not = BACK_ENDS[self.fixed_back_end].why_not(variant, q_BNTD.device.type, v_BNKD.dtype)
-        if why_not is None:
+        if BACK_ENDS[self.fixed_back_end].why_not(Variant.of(given), given.device, given.dtype) is None:
             return self.fixed_back_end
         return "eager"
 

@@ -34,6 +34,7 @@ from lazyformer_fairseq.modules.attention.flex import Flex
 from lazyformer_fairseq.modules.attention.interface import (
     NO_DROPOUT,
     NO_ENTMAX,
+    AttentionInputs,
     BackEnd,
     ReusableAttention,
     Variant,
@@ -74,25 +75,19 @@ class Eager(BackEnd):
         """Return None: it computes everything."""
         return None
 
-    def attend(
-        self,
-        q_BNTD: Tensor,
-        k_BNKD: Tensor,
-        v_BNKD: Tensor,
-        scores: Scores,
-        dropout: float,
-        consumers: int = 0,
-    ) -> tuple[Tensor, StoredDistribution]:
+    def attend(self, given: AttentionInputs) -> tuple[Tensor, StoredDistribution]:
         """Write scores and distribution."""
-        added = scores.dense(q_BNTD.size(-2), k_BNKD.size(-2), q_BNTD)
-        scale = math.sqrt(max(1, q_BNTD.size(-1)))  # queries without numbers: all products are 0
-        scores_BNTK = torch.matmul(q_BNTD / scale, k_BNKD.transpose(-2, -1))
+        q = given.q_BNTD
+        k = given.k_BNKD
+        added = given.scores.dense(q.size(-2), k.size(-2), q)
+        scale = math.sqrt(max(1, q.size(-1)))  # queries without numbers: all products are 0
+        scores_BNTK = torch.matmul(q / scale, k.transpose(-2, -1))
         if added is not None:
             scores_BNTK = scores_BNTK + added
         # Of a row that sees nothing, softmax makes NaN; torch's fused attention and this one, zeros.
-        has_blind_rows = scores.mask is not None
-        stored = StoredDistribution(distribution(scores_BNTK, scores.exponent_N, v_BNKD.dtype, has_blind_rows))
-        return stored.attend(v_BNKD, dropout), stored
+        has_blind_rows = given.scores.mask is not None
+        stored = StoredDistribution(distribution(scores_BNTK, given.scores.exponent_N, given.dtype, has_blind_rows))
+        return stored.attend(given.v_BNKD, given.dropout), stored
 
 
 class InTriton(Implementation):
@@ -111,6 +106,7 @@ class InTriton(Implementation):
         self.row_sums = operator
 
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
+        """Return an empty tensor for the log-sum-exp of each row of scores."""
         return q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
@@ -167,17 +163,9 @@ class Materialize(BackEnd):
             return "it keeps no distribution whose keys each sequence chooses, as global=given does"
         return _why_not_in_chunks(variant)
 
-    def attend(
-        self,
-        q_BNTD: Tensor,
-        k_BNKD: Tensor,
-        v_BNKD: Tensor,
-        scores: Scores,
-        dropout: float,
-        consumers: int,
-    ) -> tuple[Tensor, lazy_block.SharedAttention]:
+    def attend(self, given: AttentionInputs) -> tuple[Tensor, lazy_block.SharedAttention]:
         """Keep the distribution; each ``l`` is a product."""
-        return lazy_block.attend(KERNELS["materialize"], q_BNTD, k_BNKD, v_BNKD, scores, consumers)
+        return lazy_block.attend(KERNELS["materialize"], given)
 
 
 class Fused(BackEnd):
@@ -189,24 +177,12 @@ class Fused(BackEnd):
             return _why_not_in_chunks(variant)
         return _why_not_in_triton(variant, dtype)
 
-    def attend(
-        self,
-        q_BNTD: Tensor,
-        k_BNKD: Tensor,
-        v_BNKD: Tensor,
-        scores: Scores,
-        dropout: float,
-        consumers: int,
-    ) -> tuple[Tensor, lazy_block.SharedAttention]:
+    def attend(self, given: AttentionInputs) -> tuple[Tensor, lazy_block.SharedAttention]:
         """Compute the distribution anew in each function."""
-        kernels = KERNELS["blockwise"]
-        if q_BNTD.device.type != "cpu":
-            kernels = triton_kernels()
-        elif os.environ.get("TRITON_INTERPRET") == "1" and has_triton():
-            variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
-            if _why_not_in_triton(variant, v_BNKD.dtype) is None:
-                kernels = triton_kernels()
-        return lazy_block.attend(kernels, q_BNTD, k_BNKD, v_BNKD, scores, consumers)
+        takes_triton = given.device != "cpu"
+        if os.environ.get("TRITON_INTERPRET") == "1" and has_triton():
+            takes_triton = _why_not_in_triton(Variant.of(given), given.dtype) is None
+        return lazy_block.attend(triton_kernels() if takes_triton else KERNELS["blockwise"], given)
 
 
 class RecomputedAttention:
@@ -256,21 +232,12 @@ class Recompute(BackEnd):
             return "torch's fused attention multiplies queries and keys, and here there are none"
         return None
 
-    def attend(
-        self,
-        q_BNTD: Tensor,
-        k_BNKD: Tensor,
-        v_BNKD: Tensor,
-        scores: Scores,
-        dropout: float,
-        consumers: int,
-    ) -> tuple[Tensor, object]:
+    def attend(self, given: AttentionInputs) -> tuple[Tensor, ReusableAttention]:
         """Attend by torch's kernel; by ``fused`` where that has none whose additions learn."""
-        variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
-        if scores.is_learning and q_BNTD.device.type == "cpu" and FUSED.why_not(variant, "cpu", v_BNKD.dtype) is None:
-            return FUSED.attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
-        attention = RecomputedAttention(q_BNTD, k_BNKD, scores)
-        return attention.attend(v_BNKD, dropout), attention
+        if given.scores.is_learning and given.device == "cpu" and _why_not_in_chunks(Variant.of(given)) is None:
+            return FUSED.attend(given)
+        attention = RecomputedAttention(given.q_BNTD, given.k_BNKD, given.scores)
+        return attention.attend(given.v_BNKD, given.dropout), attention
 
 
 FUSED = Fused()
@@ -283,39 +250,24 @@ BACK_ENDS: dict[str, BackEnd] = {
 }
 
 
-def attend(
-    q_BNTD: Tensor,
-    k_BNKD: Tensor,
-    v_BNKD: Tensor,
-    scores: Scores,
-    dropout: float,
-    consumers: int,
-    back_end: str,
-) -> tuple[Tensor, ReusableAttention]:
+def attend(given: AttentionInputs, back_end: str) -> tuple[Tensor, ReusableAttention]:
     """Compute softmax(QK^T / sqrt(D) + additions to scores) V, and the distribution for its consumers.
 
-    Queries and keys may have another size than values; its root divides their products. Without numbers (0) the
-    additions alone are the scores.
-
     Args:
-        q_BNTD, k_BNKD, v_BNKD: queries, keys and values.
-        scores: what to add, and which keys a query may look at.
-        dropout: on the distribution; the ``s`` hands on the one from before it.
-        consumers: how many ``l`` will read it.
+        given: the inputs.
         back_end: a name of :data:`BACK_ENDS`.
 
     Raises:
         UserError: the back end does not compute this.
     """
-    if q_BNTD.is_meta:
-        return counted.attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
-    variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
-    device = q_BNTD.device.type
-    why = BACK_ENDS[back_end].why_not(variant, device, v_BNKD.dtype)
+    if given.q_BNTD.is_meta:
+        return counted.attend(given)
+    variant = Variant.of(given)
+    why = BACK_ENDS[back_end].why_not(variant, given.device, given.dtype)
     if why is not None:
-        able = [name for name, each in BACK_ENDS.items() if each.why_not(variant, device, v_BNKD.dtype) is None]
+        able = [name for name, each in BACK_ENDS.items() if each.why_not(variant, given.device, given.dtype) is None]
         raise UserError(f"--attention-backend {back_end}: {why}; choose from {', '.join(('auto', *able))}")
-    return BACK_ENDS[back_end].attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
+    return BACK_ENDS[back_end].attend(given)
 
 
 def attention_with_learned_bias(
@@ -331,7 +283,9 @@ def attention_with_learned_bias(
     :data:`CHUNK_NUMBERS`; torch.compile sees one piece, as pieces would be a graph for each size.
 
     Args:
+        q_BNTD, k_BNKD, v_BNKD: queries, keys and values.
         added: broadcastable to (B, N, T, K), in the precision of the queries.
+        dropout: on the distribution.
 
     Returns:
         (B, N, T, D).

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from lazyformer_fairseq.modules.attention.interface import AttentionInputs
 from lazyformer_fairseq.modules.attention.masks import count_pairs
-from lazyformer_fairseq.modules.attention.scores import Scores
 
 _LIBRARY = torch.library.Library("lazyformer", "FRAGMENT")
 _LIBRARY.define("compare(Tensor vectors, SymInt pairs) -> ()")
@@ -41,30 +41,20 @@ class CountedDistribution(NamedTuple):
         return WEIGH(v_BNKD, self.pairs, self.time)
 
 
-def attend(
-    q_BNTD: Tensor,
-    k_BNKD: Tensor,
-    v_BNKD: Tensor,
-    scores: Scores,
-    dropout: float,
-    consumers: int,
-) -> tuple[Tensor, CountedDistribution]:
+def attend(given: AttentionInputs) -> tuple[Tensor, CountedDistribution]:
     """Count as :func:`lazyformer_fairseq.modules.attention.attend` computes."""
-    batch, heads, time, _ = q_BNTD.shape
-    tokens = k_BNKD.size(-2) - scores.extra
+    scores = given.scores
+    batch, heads, time, _ = given.q_BNTD.shape
+    tokens = given.k_BNKD.size(-2) - scores.extra
+    seen = batch * heads * time * tokens
+    has_one_more = True
     # A learned span, whose bias ends at its mask, counts as one that sees all: it may grow to that.
-    if scores.far:
-        mask = None
-    else:
-        mask = scores.mask
-    seen = batch * (heads * time * tokens if mask is None else count_pairs(mask, time, tokens, scores.is_causal))
+    if scores.mask is not None and not scores.far:
+        seen = batch * count_pairs(scores.mask, time, tokens, scores.is_causal)
+        has_one_more = False
     pairs = seen + batch * heads * time * scores.extra
-    COMPARE(q_BNTD, pairs)
-    if scores.position_queries_BNTD is not None:  # every query meets every distance, one of which is the future's
-        if mask is None:
-            by_distance = batch * heads * time * (tokens + 1)
-        else:
-            by_distance = seen
-        _COMPARE_POSITIONS(scores.position_queries_BNTD, by_distance)
+    COMPARE(given.q_BNTD, pairs)
+    if scores.position_queries_BNTD is not None:  # without a mask every query meets one distance more, the future's
+        _COMPARE_POSITIONS(scores.position_queries_BNTD, seen + has_one_more * batch * heads * time)
     counted = CountedDistribution(pairs, time)
-    return counted.attend(v_BNKD, dropout), counted
+    return counted.attend(given.v_BNKD, given.dropout), counted

@@ -18,6 +18,7 @@ from torch import Tensor
 from lazyformer_fairseq.modules.attention.interface import (
     NO_DROPOUT,
     NO_ENTMAX,
+    AttentionInputs,
     BackEnd,
     Variant,
     first_reason,
@@ -98,18 +99,10 @@ class Flex(BackEnd):
             or why_no_triton()
         )
 
-    def attend(
-        self,
-        q_BNTD: Tensor,
-        k_BNKD: Tensor,
-        v_BNKD: Tensor,
-        scores: Scores,
-        dropout: float,
-        consumers: int,
-    ) -> tuple[Tensor, FlexAttention]:
+    def attend(self, given: AttentionInputs) -> tuple[Tensor, FlexAttention]:
         """Attend by torch's function; each ``l`` anew."""
-        attention = FlexAttention(q_BNTD, k_BNKD, scores)
-        return attention.attend(v_BNKD, dropout), attention
+        attention = FlexAttention(given.q_BNTD, given.k_BNKD, given.scores)
+        return attention.attend(given.v_BNKD, given.dropout), attention
 
 
 def _is_compiled(device: torch.device) -> bool:

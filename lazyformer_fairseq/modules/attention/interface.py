@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple, Optional, Protocol
 
@@ -16,6 +17,36 @@ LOWEST_CAPABILITY = (8, 0)  # of a GPU: Triton supports none below
 # Reasons that several back ends give.
 NO_DROPOUT = "it has no attention dropout; give --attention-dropout 0"
 NO_ENTMAX = "it computes softmax, not entmax"
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionInputs:
+    """Everything that an attention is computed from.
+
+    Attributes:
+        q_BNTD, k_BNKD, v_BNKD: queries, keys and values. Queries and keys may have another size than values; its root
+            divides their products. Without numbers (0) what is added to scores makes the distribution alone.
+        scores: what to add, and which keys a query may look at.
+        dropout: on the distribution; an ``s`` hands on the one from before it.
+        consumers: how many ``l`` will read the distribution.
+    """
+
+    q_BNTD: Tensor
+    k_BNKD: Tensor
+    v_BNKD: Tensor
+    scores: Scores
+    dropout: float = 0.0
+    consumers: int = 0
+
+    @property
+    def device(self) -> str:
+        """The type of the device."""
+        return self.q_BNTD.device.type
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of values."""
+        return self.v_BNKD.dtype
 
 
 class Variant(NamedTuple):
@@ -59,15 +90,17 @@ class Variant(NamedTuple):
     consumers: int = 0
 
     @classmethod
-    def of(cls, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int):
-        """Return the variant of given tensors."""
+    def of(cls, given: AttentionInputs) -> "Variant":
+        """Return the variant of given inputs."""
+        scores = given.scores
+        batch, heads, time, query_size = given.q_BNTD.shape
         return cls(
-            batch=q_BNTD.size(0),
-            heads=q_BNTD.size(1),
-            time=q_BNTD.size(2),
-            keys=k_BNKD.size(2),
-            query_size=q_BNTD.size(3),
-            value_size=v_BNKD.size(3),
+            batch=batch,
+            heads=heads,
+            time=time,
+            keys=given.k_BNKD.size(2),
+            query_size=query_size,
+            value_size=given.v_BNKD.size(3),
             mask=scores.mask,
             num_extra=scores.extra,
             has_bias=scores.table_KN is not None,
@@ -78,8 +111,8 @@ class Variant(NamedTuple):
             is_causal=scores.is_causal,
             is_padded=scores.lengths_B is not None,
             is_training=torch.is_grad_enabled(),
-            dropout=dropout,
-            consumers=consumers,
+            dropout=given.dropout,
+            consumers=given.consumers,
         )
 
     @property
@@ -128,13 +161,5 @@ class BackEnd(Protocol):
     def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
         """Return why it does not compute a variant on a type of device; None if it does."""
 
-    def attend(
-        self,
-        q_BNTD: Tensor,
-        k_BNKD: Tensor,
-        v_BNKD: Tensor,
-        scores: Scores,
-        dropout: float,
-        consumers: int,
-    ) -> tuple[Tensor, ReusableAttention]:
+    def attend(self, given: AttentionInputs) -> tuple[Tensor, ReusableAttention]:
         """Compute as :func:`lazyformer_fairseq.modules.attention.attend` does."""

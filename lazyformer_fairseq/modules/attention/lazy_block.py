@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lazyformer_fairseq.modules.attention.interface import AttentionInputs
 from lazyformer_fairseq.modules.attention.scores import LEARNED, FlatScores, Scores
 
 
@@ -145,15 +146,12 @@ class SharedAttention(NamedTuple):
         )
 
 
-def attend(
-    kernels: BlockKernels,
-    q_BNTD: Tensor,
-    k_BNKD: Tensor,
-    v_BNKD: Tensor,
-    scores: Scores,
-    consumers: int,
-) -> tuple[Tensor, SharedAttention]:
+def attend(kernels: BlockKernels, given: AttentionInputs) -> tuple[Tensor, SharedAttention]:
     """Compute as :func:`lazyformer_fairseq.modules.attention.attend` does, by the given kernels."""
+    q_BNTD = given.q_BNTD
+    k_BNKD = given.k_BNKD
+    v_BNKD = given.v_BNKD
+    scores = given.scores
     if torch.is_autocast_enabled(q_BNTD.device.type):  # sums with weights are in single precision, products are not
         lower = torch.get_autocast_dtype(q_BNTD.device.type)
         q_BNTD, k_BNKD, v_BNKD = (part.to(lower) for part in (q_BNTD, k_BNKD, v_BNKD))
@@ -161,7 +159,7 @@ def attend(
             parts = {name: getattr(scores, name).to(lower) for name in ("position_queries_BNTD", "distances_NKD")}
             scores = scores.with_own(**parts)
     tensors, numbers = scores.flat()
-    output, saved, *handles = _Attend.apply(kernels, consumers, numbers, q_BNTD, k_BNKD, v_BNKD, *tensors)
+    output, saved, *handles = _Attend.apply(kernels, given.consumers, numbers, q_BNTD, k_BNKD, v_BNKD, *tensors)
     triples = (tuple(handles[first : first + 3]) for first in range(0, len(handles), 3))
     constant = FlatScores([None if part is None else part.detach() for part in tensors], numbers)
     return output, SharedAttention(kernels, q_BNTD.detach(), k_BNKD.detach(), saved, constant, triples)

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import BACK_ENDS, attend, back_ends
-from lazyformer_fairseq.modules.attention.interface import NO_DROPOUT, Variant
+from lazyformer_fairseq.modules.attention.interface import NO_DROPOUT, AttentionInputs, Variant
 from lazyformer_fairseq.modules.attention.lazy_block import empty_rows
 from lazyformer_fairseq.modules.attention.masks import count_share
-from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.processor import compute_capability
 from lazyformer_fairseq.modules.timing import LARGEST_ERROR, SELECTOR, half_octaves
 
@@ -107,26 +106,17 @@ class BackEndSelector:
         self.attentions = attentions
         self._selected: dict[Workload, str] = {}
 
-    def __call__(
-        self,
-        q_BNTD: Tensor,
-        k_BNKD: Tensor,
-        v_BNKD: Tensor,
-        scores: Scores,
-        dropout: float,
-        consumers: int,
-    ) -> str:
-        """Return the back end for an attention; arguments as :func:`lazyformer_fairseq.modules.attention.attend`."""
+    def __call__(self, given: AttentionInputs) -> str:
+        """Return the back end for an attention."""
         if self.name != AUTO:
             return self.name
-        if q_BNTD.is_meta:
+        if given.q_BNTD.is_meta:
             return "eager"
-        variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
-        workload = Workload(variant, q_BNTD.device.type, v_BNKD.dtype, self.attentions)
+        workload = Workload(Variant.of(given), given.device, given.dtype, self.attentions)
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # sizes would become constants of the graph
             return fixed_order(workload, knows_sizes=False)[0]
         if workload not in self._selected:
-            self._selected[workload] = _select(workload, q_BNTD, k_BNKD, v_BNKD, scores)
+            self._selected[workload] = _select(workload, given)
         return self._selected[workload]
 
 
@@ -141,10 +131,10 @@ def check_back_end(name: str, attention_dropout: float) -> None:
         raise UserError(f"--attention-backend {name}: {NO_DROPOUT}, or another back end")
 
 
-def _select(workload: Workload, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> str:
+def _select(workload: Workload, given: AttentionInputs) -> str:
     """Return the fastest back end that fits the memory, or the first in the fixed order where nothing is timed."""
     names = [name for name in fixed_order(workload) if _fits(name, workload)] or ["eager"]
-    is_real = type(q) is Tensor
+    is_real = type(given.q_BNTD) is Tensor
     if len(names) < 2 or not is_real or workload.multiply_adds < WORTH_IT:
         return names[0]
     variant = workload.variant
@@ -158,7 +148,7 @@ def _select(workload: Workload, q: Tensor, k: Tensor, v: Tensor, scores: Scores)
         largest_error = math.inf
     else:
         largest_error = LARGEST_ERROR[workload.precision]
-    prepare = _prepare(workload, q, k, v, scores)
+    prepare = _prepare(workload, given)
     return SELECTOR.select(workload.device, shape, names, prepare, largest_error)
 
 
@@ -238,30 +228,27 @@ def sequences_to_time(workload: Workload) -> int:
     return min(variant.batch, max(1, TOKENS // variant.time))
 
 
-def _prepare(
-    workload: Workload,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scores: Scores,
-) -> Callable[[str], Callable[[], Sequence[Tensor]]]:
+def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Callable[[], Sequence[Tensor]]]:
     """Return what times a back end: a block forward and, in training, backward, on the first sequences of the batch."""
     variant = workload.variant
     count = sequences_to_time(workload)
-    device = q.device.type
+    device = given.device
     is_autocast = torch.is_autocast_enabled(device)
     autocast_dtype = torch.get_autocast_dtype(device)
     if device == "cuda":
-        devices = [q.device]
+        devices = [given.q_BNTD.device]
     else:
         devices = []
 
     def prepare(name: str) -> Callable[[], Sequence[Tensor]]:
-        parts = [part[:count].detach().requires_grad_(variant.is_training) for part in (q, k, v)]
-        first_scores = scores.first_sequences(count)
+        parts = [
+            part[:count].detach().requires_grad_(variant.is_training)
+            for part in (given.q_BNTD, given.k_BNKD, given.v_BNKD)
+        ]
+        first_scores = given.scores.first_sequences(count)
         leaves = parts + [part for part in first_scores.learned if part is not None and part.requires_grad]
-        chance = torch.Generator(q.device).manual_seed(1)
-        gradient = empty_rows(parts[0].detach(), v).normal_(generator=chance)
+        chance = torch.Generator(given.q_BNTD.device).manual_seed(1)
+        gradient = empty_rows(parts[0].detach(), given.v_BNKD).normal_(generator=chance)
 
         def call() -> Sequence[Tensor]:
             with (
@@ -270,7 +257,8 @@ def _prepare(
                 torch.random.fork_rng(devices),
             ):
                 fresh = replace(first_scores)  # with nothing written
-                output, reusable = attend(*parts, fresh, variant.dropout, variant.consumers, name)
+                first = AttentionInputs(*parts, fresh, variant.dropout, variant.consumers)
+                output, reusable = attend(first, name)
                 outputs = [output]
                 for _ in range(variant.consumers):
                     outputs.append(reusable.attend(parts[2], variant.dropout))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import attend
+from lazyformer_fairseq.modules.attention import AttentionInputs, attend
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
@@ -140,9 +140,8 @@ class AttentionSublayer(Sublayer):
             k = attention.k_BNKD
             values = attention.values
             scores = attention.scores
-            given = (q, k, values, scores, self.current_dropout, self.consumers)
-            back_end = attention.back_end or shared.back_end(*given)
-            return AttentionOutput(*attend(*given, back_end))
+            given = AttentionInputs(q, k, values, scores, self.current_dropout, self.consumers)
+            return AttentionOutput(*attend(given, attention.back_end or shared.back_end(given)))
 
         attend_below = innermost
         for choice in reversed(self.choices.values()):

@@ -61,8 +61,8 @@ class Context(NamedTuple):
 
     Attributes:
         scores: what to add to scores, and which keys a query may look at.
-        back_end: from what :func:`~lazyformer_fairseq.modules.attention.attend` is given to the name of the back end
-            that computes it.
+        back_end: from :class:`~lazyformer_fairseq.modules.attention.AttentionInputs` to the name of the back end that
+            computes them.
         positions: Transformer-XL's relative positions; causal models only.
         observe: is told of each distribution that is computed, as for those who look at it; None for nobody.
         documents: how tokens (1, S, C) of several documents, none of which sees another, are grouped

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.latency import peak_memory
-from lazyformer_fairseq.modules.attention import attend, back_ends, blockwise, reused_memory
+from lazyformer_fairseq.modules.attention import AttentionInputs, attend, back_ends, blockwise, reused_memory
 from lazyformer_fairseq.modules.attention.back_ends import aligned, attention_with_learned_bias
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
@@ -91,7 +91,7 @@ def test_a_graph_may_be_kept_run_twice_and_run_in_part(back_end):
     case = Case(time=9, parts={"bias"}, consumers=2)
     graphs = []
     for name in (back_end, "eager"):
-        output, reusable = attend(case.q, case.k, case.values[0], case.scores, 0.0, 2, name)
+        output, reusable = attend(AttentionInputs(case.q, case.k, case.values[0], case.scores, consumers=2), name)
         outputs = [output, *(reusable.attend(v, 0.0) for v in case.values[1:])]
         graphs.append([(part * d).sum() for part, d in zip(outputs, case.d_outputs, strict=True)])
     # An l alone, then all, then all again: nothing of one run is left for the next. One l is not in the loss, or the s.

@@ -11,7 +11,7 @@ import torch
 from masked_attention import Case, assert_errors_like
 from torch.profiler import ProfilerActivity, profile
 
-from lazyformer_fairseq.modules.attention import BACK_ENDS, Variant, attend, back_ends
+from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionInputs, Variant, attend, back_ends
 from lazyformer_fairseq.modules.attention.interface import has_triton, why_no_triton
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
@@ -153,7 +153,7 @@ def test_each_sublayer_drops_others():
     q = torch.zeros(1, 1, time, time, device=DEVICE, dtype=torch.float16, requires_grad=True)
     bias = torch.zeros(1, 1, time, time, device=DEVICE, dtype=torch.float16, requires_grad=True)
     v = torch.eye(time, device=DEVICE, dtype=torch.float16).expand(1, 1, time, time)
-    output, reusable = attend(q, q, v, Scores(learned_BNTK=bias), 0.5, 1, "recompute")
+    output, reusable = attend(AttentionInputs(q, q, v, Scores(learned_BNTK=bias), 0.5, 1), "recompute")
     first, second = (found != 0 for found in (output, reusable.attend(v, 0.5)))
     assert 0.4 < first.float().mean() < 0.6
     assert 0.4 < (first != second).float().mean() < 0.6

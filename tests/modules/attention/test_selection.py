@@ -7,7 +7,7 @@ from masked_attention import Case
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules import timing
-from lazyformer_fairseq.modules.attention import attend, interface, selection
+from lazyformer_fairseq.modules.attention import AttentionInputs, attend, interface, selection
 from lazyformer_fairseq.modules.attention.interface import Variant
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.attention.selection import AUTO, BackEndSelector, Workload, check_back_end, fixed_order
@@ -104,14 +104,14 @@ def test_a_pass_takes_what_is_fastest_and_computes_it_alike_when_it_computes_it_
     monkeypatch.setattr(selection, "WORTH_IT", 1)
     selector.seconds = 60.0
     case = Case(parts={"bias", "right"}, consumers=2)
-    given = (case.q, case.k, case.values[0], case.scores, 0.0, 2)
+    given = AttentionInputs(case.q, case.k, case.values[0], case.scores, consumers=2)
     select = BackEndSelector(AUTO, attentions=1)
-    name = select(*given)
+    name = select(given)
     ((shape, known),) = selector.known[timing.machine("cpu")].items()
     assert known == name and "bias" in shape
     selector.known.clear()
-    assert select(*given) == name and not selector.known
-    assert torch.equal(attend(*given, name)[0], case.by(name)[0])
+    assert select(given) == name and not selector.known
+    assert torch.equal(attend(given, name)[0], case.by(name)[0])
 
 
 @of_each_kind

@@ -532,10 +532,10 @@ class InChunks(Implementation):
     """
 
     def __init__(self, stores: bool):
-        self.keeps_distribution = stores
+        self.stores = stores
 
     def _size(self, q: Tensor, k: Tensor, scores: Scores) -> int:
-        if self.keeps_distribution:
+        if self.stores:
             return Blockwise.stored_size(q, k, scores)
         return 0
 

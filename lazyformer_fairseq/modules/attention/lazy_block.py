@@ -34,12 +34,7 @@ class Implementation:
     - ``block_gradient(q, k, values, d_outputs, delta, saved, scores)`` -> [dQ, dK, dV of the first values, and the
       gradients of ``scores.learned``, (0,) where a part is missing]. `delta` (B, N, T) is the sum of
       rowsum(dO_i * O_i).
-
-    Attributes:
-        keeps_distribution: whether `saved` has it.
     """
-
-    keeps_distribution = False
 
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
         """Return an empty tensor like `saved`."""
@@ -65,7 +60,7 @@ class BlockKernels:
             return empty_rows(q, v), implementation.saved_like(q, k, FlatScores(*flat).scores())
 
         def operator(function: str, schema: str, fake: Callable) -> Callable:
-            return self._operator(f"{name}_{function}", getattr(implementation, function), function, schema, fake)
+            return _operator(f"{name}_{function}", getattr(implementation, function), schema, fake)
 
         self.attend_forward = operator(
             "attend_forward",
@@ -75,12 +70,12 @@ class BlockKernels:
         self.reuse_forward = operator(
             "reuse_forward",
             "Tensor q, Tensor k, Tensor v, Tensor saved -> Tensor",
-            lambda q, k, v, *_: empty_rows(q, v),
+            lambda q, _, v, *__: empty_rows(q, v),
         )
         self.value_gradient = operator(
             "value_gradient",
             "Tensor q, Tensor k, Tensor d_output, Tensor saved -> Tensor",
-            lambda q, k, d_output, *_: empty_rows(k, d_output),
+            lambda _, k, d_output, *__: empty_rows(k, d_output),
         )
         self.block_gradient = operator(
             "block_gradient",
@@ -88,24 +83,28 @@ class BlockKernels:
             _like_block_gradient,
         )
 
-    def _operator(self, name: str, compute: Callable, function: str, schema: str, fake: Callable) -> Callable:
-        def in_given_precision(*args: Any) -> Any:
-            *others, tensors, numbers = args
-            with torch.autocast(args[0].device.type, enabled=False):
-                return compute(*others, FlatScores(tensors, numbers).scores())
 
-        arguments, result = schema.split(" -> ")
-        made = torch.library.custom_op(
-            f"lazyformer::{name}",
-            in_given_precision,
-            mutates_args=(),
-            schema=f"({arguments}, Tensor?[] tensors, int[] numbers) -> {result}",
-        )
-        made.register_fake(fake)
-        return lambda *args: made(*args[:-1], *args[-1])
+def _operator(name: str, compute: Callable, schema: str, fake: Callable) -> Callable:
+    """Register a function of tensors and flat scores as an operator."""
+
+    def in_given_precision(*args: Any) -> Any:
+        *others, tensors, numbers = args
+        with torch.autocast(args[0].device.type, enabled=False):
+            return compute(*others, FlatScores(tensors, numbers).scores())
+
+    arguments, result = schema.split(" -> ")
+    made = torch.library.custom_op(
+        f"lazyformer::{name}",
+        in_given_precision,
+        mutates_args=(),
+        schema=f"({arguments}, Tensor?[] tensors, int[] numbers) -> {result}",
+    )
+    made.register_fake(fake)
+    return lambda *args: made(*args[:-1], *args[-1])
 
 
-def _like_block_gradient(q, k, values, d_outputs, delta, saved, tensors, numbers):
+def _like_block_gradient(q: Tensor, k: Tensor, values: list[Tensor], *others: Any) -> list[Tensor]:
+    tensors, numbers = others[-2:]
     scores = FlatScores(tensors, numbers).scores()
     learned = {}
     for name, part in zip(LEARNED, scores.learned, strict=True):

@@ -49,6 +49,10 @@ from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER
 
+of_each_row = pytest.mark.parametrize(
+    ("direction", "s"),
+    [(direction, f"s[{examples(row, direction)[0]}]") for direction in (ENCODER, CAUSAL) for row in rows(direction)],
+)
 MASKED = ("s[window", "s[strided", "s[fixed")
 
 
@@ -193,7 +197,7 @@ def test_the_future_is_not_seen(s):
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", "autocast"])
-@of_each_kind
+@of_each_row
 def test_in_half_precision_outputs_and_gradients_are_near(direction, s, precision):
     """By every back end that computes it. Hashes, which half precision may change, are to be finite alone."""
     is_auto = precision == "autocast"
@@ -308,29 +312,6 @@ def test_inputs_that_it_cannot_have_are_refused():
             decoder.mem_len = 3
 
 
-PAIRS = [
-    (direction, *pair)
-    for direction in (ENCODER, CAUSAL)
-    for pair in combinations([examples(row, direction)[0] for row in rows(direction)], 2)
-]
-
-
-@pytest.mark.parametrize(("direction", "one", "other"), PAIRS)
-def test_two_of_them_combine_or_are_refused(direction, one, other):
-    pattern = f"s[{one},{other}] f l"
-    try:
-        plan(pattern, direction)
-    except UserError as error:
-        *_, shown, caret = str(error).splitlines()
-        assert "s[" in shown and caret.strip() == "^"
-        return
-    features = run(build(direction, pattern), tokens())
-    assert features.isfinite().all()
-    alone = [run(build(direction, f"s[{settings}] f l"), tokens()) for settings in (one, other)]
-    assert not any(torch.equal(features, each) for each in alone)
-    assert_an_l_reuses_all(direction, f"s[{one},{other}]")
-
-
 EVERY_PAIR = [
     pytest.param(direction, one, other, marks=() if is_first else pytest.mark.slow)
     for direction in (ENCODER, CAUSAL)
@@ -342,14 +323,19 @@ EVERY_PAIR = [
 
 @pytest.mark.parametrize(("direction", "one", "other"), EVERY_PAIR)
 def test_a_pair_keeps_what_both_promise(direction, one, other):
-    """Whatever the back end, the padding around a text, and the segments that a stream comes in."""
-    pattern = f"s[{one},{other}] f l s[{one},{other}]"
+    """Whatever the back end, the padding around a text, and the segments that a stream comes in; or it is refused."""
+    both, *alone = (f"s[{settings}] f l s[{settings}]" for settings in (f"{one},{other}", one, other))
     try:
-        plan(pattern, direction)
-    except UserError:
+        plan(both, direction)
+    except UserError as error:
+        *_, shown, caret = str(error).splitlines()
+        assert "s[" in shown and caret.strip() == "^"
         return
-    network = loud(build(direction, pattern), 0.3)
+    network = loud(build(direction, both), 0.3)
     expected = with_gradients(network)
+    for pattern in alone:
+        assert not torch.equal(expected["features"], run(loud(build(direction, pattern), 0.3), tokens()))
+    assert_an_l_reuses_all(direction, f"s[{one},{other}]")
     for back_end in ON_A_CPU:
         network.attention_backend = back_end
         try:
@@ -422,10 +408,7 @@ def test_a_causal_model_of_all_kinds_trains_and_resumes(lm_data, tmp_path, fairs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("direction", "s"),
-    [(direction, f"s[{examples(row, direction)[0]}]") for direction in (ENCODER, CAUSAL) for row in rows(direction)],
-)
+@of_each_row
 @torch._inductor.config.patch(fallback_random=True)  # hashes are drawn anew in training, here as without a compiler
 def test_compiled_it_computes_the_same(direction, s):
     compiled.cache_clear()

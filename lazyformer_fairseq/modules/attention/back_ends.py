@@ -283,7 +283,9 @@ def attention_with_learned_bias(
     :data:`CHUNK_NUMBERS`; torch.compile sees one piece, as pieces would be a graph for each size.
 
     Args:
-        q_BNTD, k_BNKD, v_BNKD: queries, keys and values.
+        q_BNTD: queries.
+        k_BNKD: keys.
+        v_BNKD: values.
         added: broadcastable to (B, N, T, K), in the precision of the queries.
         dropout: on the distribution.
 

@@ -225,9 +225,11 @@ def blocks_of(
     Args:
         mask: None for all keys.
         time: T.
-        keys: K, with the `extra` ones behind the tokens, which every query sees.
+        keys: K, those that are no tokens included.
+        extra: how many are no tokens: they stand behind the tokens, and every query sees them.
         is_causal: whether the future is hidden.
         size: queries of a block, and keys.
+        device: of the result.
     """
     places = torch.arange(keys + -keys % size, device=device)
     is_token = places < keys - extra

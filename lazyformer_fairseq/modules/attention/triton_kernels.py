@@ -202,7 +202,7 @@ def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, lse: Tensor, scores: 
         triton_passes.value_gradient_kernel,
         "BLOCK_K",
         q,
-        strided=dict(q=_rows(q), k=_rows(k), d_output=_rows(d_output), dv=dv),
+        strided={"q": _rows(q), "k": _rows(k), "d_output": _rows(d_output), "dv": dv},
         tiles=tiles_for("value_gradient", q),
         **_read_by_all(lse, scores, NearBias.of(scores, q)),
     )
@@ -242,12 +242,12 @@ def block_gradient(
     far_sums = None if band is None else q.new_zeros(batch, heads, slots, 2, dtype=torch.float32)
     dq = empty_heads(q.new_empty(()).float().expand(q.shape)).zero_()
     dk, dv = empty_heads(q), empty_heads(q)
-    of_layers = dict(values=tuple(map(_rows, values)), d_outputs=tuple(map(_rows, d_outputs)))
+    of_layers = {"values": tuple(map(_rows, values)), "d_outputs": tuple(map(_rows, d_outputs))}
     launch(
         triton_passes.key_side_kernel,
         "BLOCK_K",
         q,
-        strided=dict(q=_rows(q), k=_rows(k), **of_layers, dq=dq, dk=dk, dv=dv),
+        strided={"q": _rows(q), "k": _rows(k), **of_layers, "dq": dq, "dk": dk, "dv": dv},
         tiles=tiles_for("key_side", q, len(values)),
         set_to_zero=("dq",) if band is None else ("dq", "far_sums"),
         band=band,
@@ -267,7 +267,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores, reuse
         triton_passes.forward_kernel,
         "BLOCK_Q",
         q,
-        strided=dict(q=_rows(q), k=_rows(k), v=_rows(v), o=output),
+        strided={"q": _rows(q), "k": _rows(k), "v": _rows(v), "o": output},
         tiles=tiles_for("reuse" if reuses else "attend", q),
         **_read_by_all(lse, scores, NearBias.of(scores, q)),
         REUSES=reuses,
@@ -276,7 +276,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores, reuse
 
 
 def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:
-    return dict(lse=lse, lengths=scores.lengths_B, bias=bias.rows, reach=bias.reach)
+    return {"lse": lse, "lengths": scores.lengths_B, "bias": bias.rows, "reach": bias.reach}
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ LAYERS = "layers"
 
 
 class Linformer(AttentionVariant):
-    """E and F. Letters of shapes: P projected positions, n the longest input.
+    """The projections E and F. Letters of shapes: P projected positions, n the longest input.
 
     Attributes:
         key_projection: E, (P, n), or (N, P, n) where heads have their own.
@@ -51,7 +51,7 @@ class Linformer(AttentionVariant):
         self.register_parameter("value_projection", None if share in (KV, LAYERS) else _fresh(size))
 
     def project(self, x_BTC: Tensor, qkv_proj: Linear, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, T, C), keys and values (B, P, C).
+        """Return queries (B, T, C), keys and values (B, P, C).
 
         E (X W) is (E X) W: where heads share E and there are fewer projected positions than positions, the second one
         is cheaper.
@@ -82,6 +82,7 @@ class Linformer(AttentionVariant):
         return q, k, v
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
+        """Attend to the projected positions."""
         time = attention.x_BTC.size(1)
         attended = inner(attention.with_scores(lengths_B=None))
         if self.value_projection is None:
@@ -92,7 +93,7 @@ class Linformer(AttentionVariant):
         return attended._replace(distribution=distribution)
 
     def _projections(self, time: int) -> tuple[Tensor, Tensor]:
-        """E and F for an input of T positions."""
+        """Return E and F for an input of T positions."""
         longest = self.key_projection.size(-1)
         if time > longest:
             raise ValueError(
@@ -103,7 +104,7 @@ class Linformer(AttentionVariant):
 
 
 def text_alone(x: Tensor, is_padding_BT: Optional[Tensor]) -> Tensor:
-    """(B, T, ...) with 0 at padding."""
+    """Return (B, T, ...) with 0 at padding."""
     if is_padding_BT is None:
         return x
     return x.masked_fill(is_padding_BT.view(*is_padding_BT.shape, *[1] * (x.dim() - 2)), 0)
@@ -137,7 +138,7 @@ class ProjectedDistribution(NamedTuple):
         return v_BPC if v_proj.bias is None else v_BPC + v_proj.bias, self.distribution
 
     def attend(self, v_BNTD: Tensor, dropout: float) -> Tensor:
-        """P F V (B, N, T, D), after dropout on P."""
+        """Return P F V (B, N, T, D), after dropout on P."""
         v_BNTD = split_heads(text_alone(merge_heads(v_BNTD), self.is_padding_BT), v_BNTD.size(1))
         projection = first_columns(self.projection, v_BNTD.size(-2))
         return self.distribution.attend(project_heads(projection, v_BNTD), dropout)
@@ -152,19 +153,22 @@ class ProjectedDistribution(NamedTuple):
 
 
 def is_first(is_shared: bool, projected: int, time: int) -> bool:
-    """Whether it projects its input along time before it projects it to keys and values."""
+    """Return whether the input is projected along time before it is projected to keys and values."""
     return is_shared and projected < time
 
 
 def first_columns(projection: Tensor, time: int) -> Tensor:
-    """Those that a shorter input meets. A slice would make a graph for inputs of any length refuse the longest."""
+    """Return the columns that a shorter input meets.
+
+    A slice would make a graph for inputs of any length refuse the longest.
+    """
     if torch.compiler.is_compiling():
         return projection.index_select(-1, torch.arange(time, device=projection.device))
     return projection[..., :time]
 
 
 def project_heads(projection: Tensor, x_BNTD: Tensor) -> Tensor:
-    """(P, T) or (N, P, T) times (B, N, T, D): (B, N, P, D). What all heads share is one product for all of them."""
+    """Multiply (P, T) or (N, P, T) by (B, N, T, D): (B, N, P, D). What all heads share is one product for all."""
     if projection.dim() == 3:
         return torch.matmul(projection, x_BNTD)
     return split_heads(torch.matmul(projection, merge_heads(x_BNTD)), x_BNTD.size(1))

@@ -29,9 +29,11 @@ class Persistent(AttentionVariant):
 
     @classmethod
     def build_values(cls, options: SublayerOptions) -> "PersistentValues":
+        """Build the learned values."""
         return PersistentValues(options.num_heads, options.values["persistent"], options.head_size)
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
+        """Attend to the tokens and to the learned keys."""
         extra = attention.scores.extra + self.keys.size(1)
         keys_NMD = self.keys * math.sqrt(self.keys.size(-1))
         _, of_keys = attention.makers
@@ -50,11 +52,11 @@ class PersistentValues(nn.Module):
         self.values = nn.Parameter(torch.randn(num_heads, vectors, head_size) / math.sqrt(vectors))
 
     def forward(self, v_BNKD: Tensor, x_BKC: Tensor) -> Tensor:
-        """(B, N, K + m, D)."""
+        """Return the values with the learned ones behind them, (B, N, K + m, D)."""
         return _append(v_BNKD, self.values * math.sqrt(self.values.size(1)))
 
 
 def _append(tokens_BNKD: Tensor, vectors_NMD: Tensor) -> Tensor:
-    """(B, N, K + m, D); a copy of both."""
+    """Return both, one behind the other, (B, N, K + m, D): a copy."""
     vectors = vectors_NMD.to(tokens_BNKD.dtype).expand(tokens_BNKD.size(0), -1, -1, -1)
     return torch.cat([tokens_BNKD, vectors], dim=2)

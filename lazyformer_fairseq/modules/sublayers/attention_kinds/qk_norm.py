@@ -21,13 +21,15 @@ class QKNorm(AttentionVariant):
 
     @classmethod
     def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> "HeadNorm":
+        """Build the norm of queries, or of keys."""
         return HeadNorm(options.head_size, eps=1e-6)
 
 
 class HeadNorm(nn.RMSNorm):
-    """Of queries or keys, in their precision."""
+    """The norm of queries or keys, in their precision."""
 
     def forward(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor] = None) -> Tensor:
+        """Return the norm of each head."""
         if x_BNTD.is_meta:  # where shapes alone count, and elementwise work does not
             return x_BNTD
         # Under autocast gains are in single precision, and so is what they multiply.

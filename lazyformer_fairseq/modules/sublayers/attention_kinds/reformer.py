@@ -44,6 +44,7 @@ class Reformer(AttentionVariant):
         self.is_turned = bool(options.values.get("rope"))
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
+        """Attend among the positions that hash alike."""
         vectors = hashed = attention.k_BNKD
         scores = attention.scores
         if self.is_turned:
@@ -67,7 +68,7 @@ class Reformer(AttentionVariant):
 
 
 class HashedDistribution(NamedTuple):
-    """What an ``l`` reuses: the order of positions in each round, and the rounds' weights.
+    """The distribution that an ``l`` reuses: the order of positions in each round, and the rounds' weights.
 
     Attributes:
         orders: of each round.
@@ -82,7 +83,7 @@ class HashedDistribution(NamedTuple):
     reach: int
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """P V (B, N, T, D); each call draws its own dropout mask."""
+        """Return P V (B, N, T, D); each call draws its own dropout mask."""
         output: Any = 0
         for order, probabilities in zip(self.orders, self.by_round, strict=True):
             chunks = order.sort(v_BNKD, probabilities.size(-2))
@@ -100,18 +101,18 @@ class HashedDistribution(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Of the K positions in one round, both (B, N, K): the place in the text of each, and for each place its number."""
+    """Both (B, N, K): the place in the text of each of the K positions of a round, and the number of each place."""
 
     places: Tensor
     ranks: Tensor
 
     def sort(self, x_BNKD: Tensor, size: int) -> Tensor:
-        """(B, N, K or fewer, D) by place -> chunks (B, N, H, S, D); places that fill up hold zeros."""
+        """Sort (B, N, K or fewer, D) by place into chunks (B, N, H, S, D); places that fill up hold zeros."""
         filled = F.pad(x_BNKD, (0, 0, 0, self.places.size(-1) - x_BNKD.size(-2)))
         return _Permuted.apply(filled, self.places, self.ranks).unflatten(2, (-1, size))
 
     def undo(self, x_BNKD: Tensor) -> Tensor:
-        """Sorted positions (B, N, K, D) -> by place."""
+        """Put sorted positions (B, N, K, D) back into their places."""
         return _Permuted.apply(x_BNKD, self.ranks, self.places)
 
 
@@ -136,7 +137,7 @@ def _rows(x_BNKD: Tensor, order_BNK: Tensor) -> Tensor:
 
 
 def random_rotations(like_BNKD: Tensor, rounds: int, buckets: int, generator: Optional[torch.Generator]) -> Tensor:
-    """(N, D, R, buckets / 2): each head's and round's, from a standard normal distribution."""
+    """Draw rotations (N, D, R, buckets / 2), each head's and round's, from a standard normal distribution."""
     exact = torch.promote_types(like_BNKD.dtype, torch.float32)
     size = (like_BNKD.size(1), like_BNKD.size(-1), rounds, buckets // 2)
     return torch.randn(size, generator=generator, device=like_BNKD.device, dtype=exact)
@@ -144,7 +145,7 @@ def random_rotations(like_BNKD: Tensor, rounds: int, buckets: int, generator: Op
 
 @torch.no_grad()
 def buckets_of(vectors_BNKD: Tensor, rotations_NDRh: Tensor) -> Tensor:
-    """(B, N, R, K): h(x) = argmax([x R; -x R]) (section 2, "Locality sensitive hashing")."""
+    """Return buckets (B, N, R, K): h(x) = argmax([x R; -x R]) (section 2, "Locality sensitive hashing")."""
     rotated = torch.einsum("bnkd,ndrh->bnrkh", vectors_BNKD.to(rotations_NDRh.dtype), rotations_NDRh)
     return torch.cat([rotated, -rotated], dim=-1).argmax(-1)
 
@@ -158,14 +159,16 @@ def attend(
     is_padding_BK: Optional[Tensor],
     dropout: float,
 ) -> tuple[Tensor, HashedDistribution]:
-    """Attends.
+    """Attend among the positions of neighbouring chunks.
 
     Args:
         vectors_BNKD: queries, which are keys too.
+        v_BNKD: values.
         buckets_BNRK: of each position in each round.
         buckets: how many there are.
         chunk: S.
         is_padding_BK: True at padding, at which no other position looks.
+        dropout: on the distribution.
 
     Returns:
         Output (B, N, K, D), and the distribution.
@@ -192,7 +195,7 @@ def _orders(
     chunk: int,
     is_padding_BK: Optional[Tensor],
 ) -> tuple[list[Order], Tensor]:
-    """The order of each round, and codes (B, N, R, K) by place.
+    """Return the order of each round, and codes (B, N, R, K) by place.
 
     Codes of two positions differ by as much as their chunks do, and by more than one where their buckets are not the
     same. Padding, and what fills the last chunk up, have buckets of their own behind all others.
@@ -216,14 +219,14 @@ def _orders(
 
 
 def _softmax(by_round: list[Tensor], orders: list[Order]) -> list[Tensor]:
-    """One softmax over the scores (B, N, H, S, W) of all rounds.
+    """Compute one softmax over the scores (B, N, H, S, W) of all rounds.
 
     Shifted by the best score and divided by the sum, not by a log-sum-exp: log R added to SELF_SCORE would be lost.
     """
     size = by_round[0].size(-2)
 
     def of_places(rows: Iterable[Tensor]) -> Tensor:
-        """(R, B, N, K, 1), from one number a row of each round."""
+        """Return (R, B, N, K, 1), from one number per row of each round."""
         return torch.stack([order.undo(each.flatten(2)[..., None]) for order, each in zip(orders, rows, strict=True)])
 
     with torch.no_grad():
@@ -234,13 +237,13 @@ def _softmax(by_round: list[Tensor], orders: list[Order]) -> list[Tensor]:
 
 
 def _masked(scores: Tensor, number: int, orders: list[Order], codes: Tensor, reach: int) -> Tensor:
-    """Scores (B, N, H, S, W) of a round: other buckets and padding out, keys of N rounds with -log N."""
+    """Return scores (B, N, H, S, W) of a round: other buckets and padding out, keys of N rounds with -log N."""
     with torch.no_grad():
         size = scores.size(-2)
         order = orders[number]
 
         def pairs(by_place_BNK: Tensor) -> tuple[Tensor, Tensor]:
-            """Of queries (B, N, H, S, 1), and of the keys (B, N, H, 1, W) that they meet; -9 where there are none."""
+            """Return (B, N, H, S, 1) of queries, and (B, N, H, 1, W) of the keys that they meet, or -9 for none."""
             chunks = by_place_BNK.gather(-1, order.places).unflatten(-1, (-1, size))[..., None]
             return chunks, neighbours(chunks, reach, fill=-9).transpose(-2, -1)
 
@@ -261,7 +264,7 @@ def _masked(scores: Tensor, number: int, orders: list[Order], codes: Tensor, rea
 
 
 def neighbours(chunks: Tensor, reach: int, fill: float = 0) -> Tensor:
-    """(B, N, H, S, D) -> (B, N, H, W, D): each chunk between those on either side, `fill` beyond the ends."""
+    """Join each chunk of (B, N, H, S, D) with its neighbours: (B, N, H, W, D), with `fill` beyond the ends."""
     count = chunks.size(2)
     padded = F.pad(chunks, (0, 0, 0, 0, reach, reach), value=fill)
     return torch.cat([padded[:, :, first : first + count] for first in range(2 * reach + 1)], dim=3)

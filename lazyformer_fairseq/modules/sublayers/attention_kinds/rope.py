@@ -40,6 +40,7 @@ class Rope(AttentionVariant):
 
     @classmethod
     def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> "Turn":
+        """Build the turn of queries, or of keys."""
         values = options.values
         behind = NOTHING
         if values.get("buckets"):
@@ -74,6 +75,7 @@ class Turn(nn.Module):
         self.behind = behind
 
     def forward(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor] = None) -> Tensor:
+        """Return the turned vectors, and behind them what persistent keys or hashes need."""
         turned_BNTD = self._turn(x_BNTD, scores, keys, places_AG)
         if self.behind == UNTURNED:
             return torch.cat([turned_BNTD, x_BNTD], -1)
@@ -104,7 +106,7 @@ class Turn(nn.Module):
 
 
 def _cosines_and_sines(base: int, keys: int, places_BT: Optional[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
-    """(K, D) each, or (B, 1, T, D) at places; sines of the first half with the sign that they have in the turn."""
+    """Return (K, D) each, or (B, 1, T, D) at places; sines of the first half with their sign in the turn."""
     exact = torch.promote_types(like.dtype, torch.float32)
     size = like.size(-1)
     rates = base ** -(torch.arange(0, size, 2, device=like.device, dtype=exact) / size)

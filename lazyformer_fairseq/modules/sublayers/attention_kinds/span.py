@@ -48,30 +48,32 @@ class Span(AttentionVariant):
 
     @property
     def reach(self) -> int:
+        """Positions before a query's own that the longest span sees."""
         return self.longest - 1
 
     @property
     def spans(self) -> Tensor:
-        """z of each head in tokens (N,), in single precision or better."""
+        """The span z of each head in tokens (N,), in single precision or better."""
         exact = torch.promote_types(self.shares.dtype, torch.float32)
         return _Bounded.apply(self.shares).to(exact) * self.limit
 
     def penalty(self) -> Tensor:
-        """The weight of the loss times the mean span, a number to be added to the loss of a token in nats."""
+        """Return the weight of the loss times the mean span, to be added to the loss of a token in nats."""
         return self.penalty_weight * self.spans.mean()
 
     def set_longest(self, share: float) -> None:
-        """Given the largest of `shares`."""
+        """Keep the longest span up to date, given the largest of `shares`."""
         seen = math.ceil(min(max(share, 0.0), 1.0) * self.limit) + self.ramp
         self.longest = min(math.ceil(seen / STEP) * STEP, self.limit)
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
+        """Attend within the spans."""
         keys = attention.x_BKC.size(1)
         time = attention.x_BTC.size(1)
         return inner(attention.with_mask(**self._parts(attention.scores, keys, time)))
 
     def _parts(self, scores: Scores, keys: int, time: int) -> dict[str, Any]:
-        """Its parts of the scores; T5's bias stays in the table by distance."""
+        """Return its parts of the scores; T5's bias stays in the table by distance."""
         far = min(self.longest, keys)  # the first step beyond all spans
         steps = torch.arange(-far, far + 1, device=self.shares.device)
         table_KN = self._log_mask(steps.abs())
@@ -91,7 +93,7 @@ class Span(AttentionVariant):
         }
 
     def _log_mask(self, steps_K: Tensor) -> Tensor:
-        """(K, N): the logarithm of each head's mask; -inf, with no gradient, where that is 0."""
+        """Return the logarithm of each head's mask (K, N); -inf, with no gradient, where that is 0."""
         steps = steps_K[:, None]
         mask = ((self.ramp + self.spans - steps) / self.ramp).clamp(0, 1)
         logarithm = mask.clamp(min=torch.finfo(mask.dtype).tiny).log()
@@ -99,7 +101,7 @@ class Span(AttentionVariant):
 
 
 def measure_spans(spans: Iterable[Span]) -> None:
-    """Before a forward pass: clamps z to [0, S], and looks how far the longest heads see. Waits for a GPU, once.
+    """Clamp z to [0, S] before a forward pass, and look how far the longest heads see. Waits for a GPU, once.
 
     The published code clamps at the same time; a checkpoint holds z as the update before left it.
     """

@@ -45,11 +45,12 @@ OF_QUERIES = DENSE, FACTORISED_DENSE = "dense", "factorised_dense"
 
 
 def terms_of(values: Settings) -> tuple[str, ...]:
+    """Return the names of the terms."""
     return tuple(values["synthesizer"].split("+"))
 
 
 def factors_of(length: int) -> tuple[int, int]:
-    """a and b of ``factorised_dense``: a b >= L, and equal where L is a power of two."""
+    """Return a and b of ``factorised_dense``: a b >= L, and equal where L is a power of two."""
     a = 2 ** int(math.log2(math.isqrt(length)))
     return a, -(-length // a)
 
@@ -83,6 +84,7 @@ class Synthesizer(AttentionVariant):
         self.dropout = options.attention_dropout
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
+        """Attend by learned scores; where all sequences have the same ones, once for all."""
         self._check_length(attention.x_BTC.size(1))
         attention = self._with_scores(attention)
         scores = attention.scores
@@ -99,7 +101,7 @@ class Synthesizer(AttentionVariant):
             )
 
     def _with_scores(self, attention: Attention) -> Attention:
-        """With its own queries and keys, or none, and with learned scores."""
+        """Return the same with its own queries and keys, or none, and with learned scores."""
         if self.mixture is None:
             weights = dict.fromkeys(self.terms)
         else:
@@ -109,8 +111,8 @@ class Synthesizer(AttentionVariant):
             hidden_BNTD = attention.q_BNTD.relu()
         else:
             hidden_BNTD = None
-        dense = [_scaled(self._scores(term, hidden_BNTD, time), weights[term])
-                 for term in self.terms if term not in (DOT, FACTORISED_RANDOM)]  # fmt: skip
+        added = [term for term in self.terms if term not in (DOT, FACTORISED_RANDOM)]
+        dense = [_scaled(self._scores(term, hidden_BNTD, time), weights[term]) for term in added]
         q = attention.q_BNTD
         k = attention.k_BNKD
         scores = attention.scores
@@ -127,12 +129,12 @@ class Synthesizer(AttentionVariant):
         return replace(attention, q_BNTD=q, k_BNKD=k, scores=scores)
 
     def _weights(self, like: Tensor) -> dict[str, Tensor]:
-        """Of the terms, numbers that sum to 1."""
+        """Return the weight of each term; they sum to 1."""
         weights = self.mixture.softmax(0, torch.promote_types(self.mixture.dtype, torch.float32))
         return dict(zip(self.terms, weights.to(like.dtype).unbind(), strict=True))
 
     def _scores(self, term: str, hidden_BNTD: Optional[Tensor], time: int) -> Tensor:
-        """A term's scores, (B or 1, N, T, T)."""
+        """Return a term's scores, (B or 1, N, T, T)."""
         if term == RANDOM:
             return first_rows_and_columns(self.random_NLL, time)
         if term == FIXED:
@@ -143,7 +145,7 @@ class Synthesizer(AttentionVariant):
         return (b.unsqueeze(-1) * a.unsqueeze(-2)).flatten(-2)[..., :time]
 
     def _with_factors(self, q: Tensor, k: Tensor, weight: Optional[Tensor], time: int) -> tuple[Tensor, Tensor]:
-        """Queries and keys with the factors of R behind their own numbers: back ends multiply both in one product."""
+        """Put the factors of R behind queries and keys: back ends multiply both in one product."""
         of_queries, of_keys = (first_rows(each, time) for each in (self.query_factors_NLE, self.key_factors_NLE))
         of_queries = _scaled(of_queries, weight)
         own = q.size(-1)
@@ -155,7 +157,7 @@ class Synthesizer(AttentionVariant):
 
 
 def _may_share(values: Settings) -> bool:
-    """Whether all sequences have the same scores: nothing of the input is in them, and no other kind adds some."""
+    """Return whether all sequences have the same scores: they depend on no input, and no other kind adds some."""
     is_alone = [row.name for row in chosen_kinds(values)] == ["synthesizer"]
     return is_alone and {DOT, *OF_QUERIES}.isdisjoint(terms_of(values))
 
@@ -171,12 +173,12 @@ def _scaled(x: Tensor, weight: Optional[Tensor]) -> Tensor:
 
 
 def first_rows(x_NLE: Tensor, time: int) -> Tensor:
-    """(1, N, T, E): what belongs to each of T positions."""
+    """Return what belongs to each of T positions, (1, N, T, E)."""
     return (x_NLE if time == x_NLE.size(1) else x_NLE[:, :time]).unsqueeze(0)
 
 
 def first_rows_and_columns(x_NLL: Tensor, time: int) -> Tensor:
-    """(1, N, T, T): what belongs to each pair of T positions."""
+    """Return what belongs to each pair of T positions, (1, N, T, T)."""
     return first_rows(x_NLL if time == x_NLL.size(1) else x_NLL[..., :time], time)
 
 
@@ -188,11 +190,11 @@ class _TogetherAttention(NamedTuple):
 
     @property
     def probabilities(self) -> Tensor:
-        """(B, N, T, K), where they are stored."""
+        """P (B, N, T, K), where it is stored."""
         return self.distribution.probabilities.expand(self.batch, -1, -1, -1)
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """P V (B, N, T, D); `dropout` is 0."""
+        """Return P V (B, N, T, D); `dropout` is 0."""
         return _apart(self.distribution.attend(_together(v_BNKD), dropout), self.batch)
 
 
@@ -204,10 +206,10 @@ def _attend_together(attention: Attention, inner: Attend) -> AttentionOutput:
 
 
 def _together(x_BNKD: Tensor) -> Tensor:
-    """(B, N, K, D) -> (1, N, K, B D)."""
+    """Put the sequences of (B, N, K, D) side by side: (1, N, K, B D)."""
     return x_BNKD.permute(1, 2, 0, 3).flatten(2).unsqueeze(0)
 
 
 def _apart(x: Tensor, batch: int) -> Tensor:
-    """(1, N, T, B D) -> (B, N, T, D)."""
+    """Undo that: (1, N, T, B D) to (B, N, T, D)."""
     return x.squeeze(0).unflatten(-1, (batch, -1)).permute(2, 0, 1, 3)

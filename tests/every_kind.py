@@ -47,6 +47,10 @@ CASES = [
     for settings in examples(row, direction)
 ]
 of_each_kind = pytest.mark.parametrize(("direction", "s"), CASES)
+of_each_row = pytest.mark.parametrize(
+    ("direction", "s"),
+    [(direction, f"s[{examples(row, direction)[0]}]") for direction in (ENCODER, CAUSAL) for row in rows(direction)],
+)
 ENCODERS = [case.values[1] for case in CASES if case.values[0] == ENCODER]
 of_encoders = pytest.mark.parametrize("s", ENCODERS)
 

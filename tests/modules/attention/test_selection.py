@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from every_kind import build, of_each_kind, tokens
+from every_kind import build, of_each_row, tokens
 from masked_attention import Case
 
 from lazyformer_fairseq.errors import UserError
@@ -114,7 +114,7 @@ def test_a_pass_takes_what_is_fastest_and_computes_it_alike_when_it_computes_it_
     assert torch.equal(attend(given, name)[0], case.by(name)[0])
 
 
-@of_each_kind
+@of_each_row
 @pytest.mark.parametrize("is_training", [True, False])
 def test_an_attention_is_timed_without_a_trace(direction, s, is_training, monkeypatch, selector):
     """On all back ends that can compute it: outputs and gradients agree, and no number of the run changes."""

@@ -24,6 +24,7 @@ from every_kind import (
     build,
     examples,
     of_each_kind,
+    of_each_row,
     of_encoders,
     rows,
     run,
@@ -49,10 +50,6 @@ from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER
 
-of_each_row = pytest.mark.parametrize(
-    ("direction", "s"),
-    [(direction, f"s[{examples(row, direction)[0]}]") for direction in (ENCODER, CAUSAL) for row in rows(direction)],
-)
 MASKED = ("s[window", "s[strided", "s[fixed")
 
 

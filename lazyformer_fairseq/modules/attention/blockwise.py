@@ -232,14 +232,13 @@ class ByDistance:
     """The base of scores that depend on the distance between query and key.
 
     Args:
-        scores: of the attention.
-        q: queries (B, N, T, D).
+        time: T.
         distances: how many count, those from the last query to the first key first. In a causal model the last one is
             to the next key: nothing sees those further ahead.
     """
 
-    def __init__(self, scores: Scores, q: Tensor, distances: int):
-        self.time = q.size(-2)
+    def __init__(self, time: int, distances: int):
+        self.time = time
         self.distances = distances
 
     def places(self, segment: Segment, run: slice) -> slice:
@@ -268,7 +267,7 @@ class Bias(ByDistance):
     """A learned bias by distance."""
 
     def __init__(self, scores: Scores, q: Tensor, distances: int):
-        super().__init__(scores, q, distances)
+        super().__init__(q.size(-2), distances)
         self.table = scores.table_KN
         self.bucket_by_distance = scores.bucket_by_distance
         self.values = self.table[self.bucket_by_distance].t().contiguous().to(q.dtype)  # (N, tokens + T - 1)
@@ -298,7 +297,7 @@ class Positions(ByDistance):
     """Transformer-XL's positions: scores by query and distance, of which those by query and key are a view."""
 
     def __init__(self, scores: Scores, q: Tensor, distances: int):
-        super().__init__(scores, q, distances)
+        super().__init__(q.size(-2), distances)
         self.queries = scores.position_queries_BNTD
         self.vectors = scores.distances_NKD
         self.d_queries = torch.zeros_like(self.queries)

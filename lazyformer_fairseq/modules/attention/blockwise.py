@@ -250,8 +250,10 @@ class ByDistance:
         """Return scratch memory (sequences x heads, rows, distances) for scores by query and distance."""
         groups, rows, _ = chunk.shape
         places = self.places(chunk.segment, run)
-        # A row more: see by_key.
-        return scratch("by_distance", (groups, rows + 1, places.stop - places.start), like)[:, :rows]
+        width = places.stop - places.start
+        # With one entry per row behind the last row, for what by_key says of hidden keys.
+        memory = scratch("by_distance", (groups, rows * width + rows), like)
+        return memory[:, : rows * width].unflatten(1, (rows, width))
 
     def by_distance(self, chunk: Chunk, d_scores: Tensor, room: Optional[Tensor]) -> Iterator[tuple[slice, Tensor]]:
         """Yield for each run of keys its distances and dS by query and distance, which is `room` where there is one."""

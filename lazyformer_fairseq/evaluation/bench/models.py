@@ -28,8 +28,8 @@ from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.patterns.grammar import count_kinds
-from lazyformer_fairseq.patterns.kinds import EncoderSizes, Sizes
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, EncoderSizes, Sizes
 
 MASKED_SHARE = 0.15
 DROPOUT = 0.1  # of every model here, as each ships it
@@ -241,7 +241,7 @@ def build_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
     """Return all encoders and their baselines, on the device and in the precision; log what is left out."""
     longest = max(*settings.lengths, 512)
     row = ARCHITECTURES[settings.baseline_arch]
-    layers = count_kinds(row.sublayer_pattern)["s"]
+    layers = sum(DISTRIBUTION in planned.kind.hands_on for planned in plan(row.sublayer_pattern))
     sizes = EncoderSizes(
         vocab_size=PIECES,
         embed_dim=row.encoder_embed_dim,

@@ -57,8 +57,7 @@ class Seen:
 
 def refuses_bias(pattern: str, direction: str) -> bool:
     """Return whether a sublayer of the pattern cannot stand with T5's bias."""
-    rows = (row for planned in plan(pattern, direction) for row in chosen_kinds(planned.values))
-    return any("bias" in row.refuses for row in rows)
+    return any("bias" in row.refuses for each in plan(pattern, direction) for row in chosen_kinds(each.values))
 
 
 def build_network(

@@ -29,7 +29,8 @@ from lazyformer_fairseq.experiments.reproduce.engine import (
 )
 from lazyformer_fairseq.experiments.search.report import report_of
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.patterns.grammar import count_kinds
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 from lazyformer_fairseq.report.numbers import NOTHING
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import atomic_folder
@@ -450,7 +451,7 @@ class _Page:
             pattern = CAUSAL_ARCHITECTURES[arch].sublayer_pattern
             rows.append(
                 {
-                    "s": str(count_kinds(pattern)["s"]),
+                    "s": str(sum(DISTRIBUTION in planned.kind.hands_on for planned in plan(pattern))),
                     "pattern": f"`{pattern}`",
                     "PPL": self._perplexity(Training(WIKITEXT, arch)),
                     "PPL (paper)": f"{printed:.1f}",

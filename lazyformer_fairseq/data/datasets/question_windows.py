@@ -316,6 +316,8 @@ class SpanCollector:
         first_row = windows.first_offset[window]
         offsets = windows.offsets[first_row : first_row + count]
         is_text = offsets[:, 0] < offsets[:, 1]
+        if not is_text.any():  # a context of control characters, for example
+            return []
         token = np.arange(count)
         first_own, end_own = windows.own[window]
         may_start = is_text & (token >= first_own) & (token < end_own)

@@ -114,6 +114,7 @@ def _explain(error: RuntimeError, vocab_size: int, symbols_beside_pieces: int) -
 MODEL_FILE = "sentencepiece.model"
 BOS, PAD, EOS, UNK = range(len(FIRST_SYMBOLS))
 SPACE = "\u2581"  # sentencepiece's own sign for it
+SPACES = (" ", SPACE)
 
 
 @dataclass(frozen=True)
@@ -263,19 +264,17 @@ class Tokenizer(interface.TextTokenizer):
             words: normalised words.
             pieces: what the words are cut into.
             offsets: characters of the words that each piece spells. Of several pieces that spell one character, such
-                as its bytes, the last has it.
+                as its bytes, the last has it, and the others end where it begins.
             places: characters of the text that each character of the words stands for.
         """
         spans = []
-        following = (0, 0)
-        for piece, (start, end) in zip(reversed(pieces), reversed(offsets), strict=True):
+        for piece, (start, end) in zip(pieces, offsets, strict=True):
             if start == end and piece != SPACE:
-                start, end = following  # noqa: PLW2901
-            following = (start, end)
-            letters = [places[at] for at in range(start, end) if words[at] not in (" ", SPACE)]
+                end = start + 1  # noqa: PLW2901
+            letters = [places[at] for at in range(start, min(end, len(words))) if words[at] not in SPACES]
             empty_at = places[min(end, len(places) - 1)][0]
             spans.append(normalisation.cover(letters) or (empty_at, empty_at))
-        return spans[::-1]
+        return spans
 
     def _ids_of(self, words: list[str]) -> list[list[int]]:
         ids = []

@@ -96,6 +96,8 @@ class TextTokenizer(ABC):
         description = as_kind(cls.DESCRIPTION, content, path, COPY_AGAIN)
         contents = {}
         for name in cls.files[1:]:
+            if not (folder / name).is_file():  # to open a pipe is to wait for a writer
+                raise UserError(f"{folder / name}: cannot be read (no such file); is {folder} a tokenizer's?")
             try:
                 contents[name] = (folder / name).read_bytes()
             except OSError as error:

@@ -495,7 +495,7 @@ def test_further_options_reach_model_text_and_optimizer(data_folder, lm_data):
     for words, said in (
         ("--update-freq 2", "--update-freq: no such option here"),
         ("--optimizer adafactor", "--optimizer adafactor: choose from fused_adam, nvlamb, muon; others are fairseq-"),
-        ("--attention-dropout 2", "--attention-dropout 2.0: must be from 0 to below 1"),
+        ("--attention-dropout 2", "'--attention-dropout': 2.0 is not in the range 0.0<=x<1.0"),
         ("--pooler-dropout 0.1", "--pooler-dropout: hf:bert has no such option"),
     ):
         settings = tiny(data_folder, models={"bert": "sf", "hf": "hf:bert"}, fairseq_options=tuple(words.split()))

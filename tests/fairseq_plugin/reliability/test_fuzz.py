@@ -107,7 +107,7 @@ class Targets(dict[str, Target]):
         self.add("pattern", read_text(plan), 30_000, b"M2x6", b"(sff)x5 (f)x9", b"sf(lf)x4 ((s)x9)x9")
         seeds = b"[(512, 3), (512, 2)]", b"(0.9, 0.999)", b"{'a': -1e3, 'b': None}"
         self.add("setting", read_text(read_setting), 15_000, *seeds)
-        self.add("dictionary", load_dictionary, 15_000, b"the 5\nof 4\n<x> 3\nof 3 #fairseq:overwrite\n")
+        self.add("dictionary", load_dictionary, 15_000, b"the 5\nof 4\n<x> 3\n")
         documents = {
             "mediawiki": b"<mediawiki>\n<page>\n<title>A</title><ns>0</ns><text>Hi</text>\n</page>\n</mediawiki>\n",
             "jsonl": b'{"text": "abc", "title": "x"}\n{"text": "d"}\n',

@@ -240,7 +240,7 @@ class TrainedModel(nn.Module):
 
     @property
     def _fed(self) -> dict[str, Any]:
-        """What datasets are told of padding, order and types of tokens."""
+        """Return the datasets' settings of padding, order and token types."""
         special = self.tokenizer.special
         types_after = None
         if self.model.cfg.token_types > 1:

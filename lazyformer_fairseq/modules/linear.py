@@ -74,7 +74,7 @@ def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None)
 
 
 class Products(NamedTuple):
-    """Of each product of a linear map, whether oneDNN computes it.
+    """Products of a linear map that oneDNN computes.
 
     Attributes:
         forward: x W^T.

@@ -48,7 +48,7 @@ def share_out(model: nn.Module, group: Any = None) -> Optional["SharedExperts"]:
 
 
 class SharedExperts:
-    """Of a model, whose experts it shares out.
+    """Distribution of a model's experts over processes.
 
     Attributes:
         keys, parameters: of the whole model's state, and how many it has.

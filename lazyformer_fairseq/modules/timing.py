@@ -52,7 +52,7 @@ Prepare = Callable[[str], Call]  # from the name of a candidate
 
 @dataclass(frozen=True)
 class Measurement:
-    """What timing has found out.
+    """Result of timing candidates.
 
     Attributes:
         fastest: the winner; None where no candidate computed anything.
@@ -66,7 +66,7 @@ class Measurement:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether later processes may rely on it."""
+        """True if later processes may rely on it."""
         return self.is_clear and self.granted >= QUIET
 
 

@@ -54,12 +54,12 @@ class Segment:
 
     @property
     def num_rows(self) -> int:
-        """How many queries it has."""
+        """Number of queries."""
         return self.rows.stop - self.rows.start
 
     @property
     def tokens(self) -> int:
-        """How many tokens its queries meet."""
+        """Number of tokens that its queries meet."""
         return sum(run.stop - run.start for run in self.runs)
 
     def columns(self) -> Iterator[tuple[slice, slice]]:
@@ -90,7 +90,7 @@ class Chunk:
 
     @property
     def num_heads(self) -> int:
-        """How many heads it has."""
+        """Number of heads."""
         return self.heads.stop - self.heads.start
 
     @property

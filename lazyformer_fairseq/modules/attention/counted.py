@@ -31,7 +31,7 @@ def _count_flops(vectors: tuple[int, ...], pairs: int, *_time: int, **_shapes: o
 
 
 class CountedDistribution(NamedTuple):
-    """Of this many pairs of query and key, of T queries."""
+    """Distribution of T queries over this many pairs of query and key, without its numbers."""
 
     pairs: int
     time: int

@@ -126,7 +126,7 @@ def _compiled(kind: Hashable) -> Callable[..., Tensor]:
 
 
 class _Plan(NamedTuple):
-    """What depends on a mask and on sizes alone.
+    """Parts of a FlexAttention call that depend on a mask and on sizes alone.
 
     Attributes:
         numbers: the mask's.

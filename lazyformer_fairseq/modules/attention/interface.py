@@ -117,7 +117,7 @@ class Variant(NamedTuple):
 
     @property
     def learns_additions(self) -> bool:
-        """Whether something that is added to scores may have a gradient."""
+        """True if something that is added to scores may have a gradient."""
         return self.is_training and (self.has_bias or self.has_positions or self.has_dense)
 
 

@@ -114,7 +114,7 @@ def _like_block_gradient(q: Tensor, k: Tensor, values: list[Tensor], *others: An
 
 
 class SharedAttention(NamedTuple):
-    """What the ``s`` of a block hands to its consumers; `q_BNTD`, `k_BNKD` and `scores` are without a gradient.
+    """Attention that the ``s`` of a block shares with its consumers; `q_BNTD`, `k_BNKD` and `scores` need no gradient.
 
     Attributes:
         saved: what the implementation keeps of P.

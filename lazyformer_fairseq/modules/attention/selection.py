@@ -34,7 +34,7 @@ SHARE_MASKED = 0.5
 
 
 class Workload(NamedTuple):
-    """What decides the selection.
+    """Facts that decide the selection of a back end.
 
     Attributes:
         variant: what is computed.
@@ -65,7 +65,7 @@ class Workload(NamedTuple):
 
     @property
     def hides_most(self) -> bool:
-        """Whether the mask leaves out so much that computing the rest alone pays."""
+        """True if the mask leaves out so much that computing the rest alone pays."""
         return self.share < SHARE_MASKED and self.variant.time >= FEWEST_MASKED
 
     def shape(self) -> str:

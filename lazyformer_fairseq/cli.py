@@ -73,7 +73,9 @@ class ExportSettings:
         shown="auto, one of transformers' if it is one",
     )
     head: Optional[str] = option(
-        None, "For huggingface: the classification or span head to take along.", shown="the only one"
+        None,
+        "For huggingface: the classification or span head to take along.",
+        shown="the only one",
     )
 
 

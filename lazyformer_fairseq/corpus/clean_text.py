@@ -124,7 +124,11 @@ OPTION = rf"(?:{_any_of(SMALL_PICTURE | PICTURE_OPTIONS)}(?:[=_ ][\d.]{{1,5}})?|
 
 
 def _rule(
-    label: str, pattern: Union[str, re.Pattern], replacement: Replacement, *hints: str, gate: Optional[str] = None
+    label: str,
+    pattern: Union[str, re.Pattern],
+    replacement: Replacement,
+    *hints: str,
+    gate: Optional[str] = None,
 ) -> Rule:
     return Rule(label, hints, re.compile(pattern), replacement, gate and re.compile(gate))
 

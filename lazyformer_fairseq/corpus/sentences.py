@@ -133,7 +133,11 @@ def _next(text: str, end: int, quotes: _Quotes) -> tuple[int, int]:
 
 
 def _opinion(  # noqa: PLR0911  (a list of rules)
-    text: str, sentence: int, mark: re.Match, cut: int, word: int
+    text: str,
+    sentence: int,
+    mark: re.Match,
+    cut: int,
+    word: int,
 ) -> Optional[bool]:
     """Return whether the sentence from ``sentence`` on ends at ``mark``; None: the sentencizer decides."""
     letter = text[word]
@@ -184,7 +188,10 @@ def _likes_to_begin(text: str, word: int) -> bool:
 
 
 def _after_abbreviation(  # noqa: PLR0911  (a list of rules)
-    before: str, text: str, word: int, begin: int
+    before: str,
+    text: str,
+    word: int,
+    begin: int,
 ) -> Optional[bool]:
     """Return whether a sentence ends between ``before`` (the word before a full stop) and the word at ``word``."""
     if before in BEFORE_NUMBERS and ROMAN_OR_NUMBER.match(text, word):

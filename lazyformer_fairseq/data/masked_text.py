@@ -37,7 +37,9 @@ class MaskedTextOptions:
 
     tokens_per_sample: int = option(512, "longest block of sentences in tokens, <s> and </s> included", bounds=LENGTH)
     mask_prob: Any = option(
-        0.15, "share of tokens to predict; 0.3:0.15: of the first and of the last update", bounds=PROPORTION_OR_ALL
+        0.15,
+        "share of tokens to predict; 0.3:0.15: of the first and of the last update",
+        bounds=PROPORTION_OR_ALL,
     )
     length_schedule: str = option("", "128:0.8: blocks of 128 in 0.8 of updates (2012.15832)")
     whole_word_masks: bool = option(

@@ -119,7 +119,8 @@ class SafeTrainer(fairseq_trainer.Trainer):
             return
         load = self._optimizer.load_state_dict
         self._optimizer.load_state_dict = lambda state, *more: load(
-            self.experts.own_optimizer(state, *self._updated()), *more
+            self.experts.own_optimizer(state, *self._updated()),
+            *more,
         )
 
     def _updated(self) -> tuple[list[dict], list[torch.Tensor]]:

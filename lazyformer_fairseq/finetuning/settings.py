@@ -118,7 +118,9 @@ class GridSettings:
     gpus: Optional[str] = option(None, "GPUs, as in CUDA_VISIBLE_DEVICES, or 'none' for the CPU.", shown="all")
     workers: Optional[int] = option(None, "Runs at a time.", low=1, shown="as many as GPUs, else cores / threads")
     threads: int = option(
-        1, "Threads of a run on a CPU. Equal seeds and threads give equal results, to the last digit.", low=1
+        1,
+        "Threads of a run on a CPU. Equal seeds and threads give equal results, to the last digit.",
+        low=1,
     )
     slurm: tuple[str, ...] = option(
         (),

@@ -319,7 +319,8 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         ),
         why_not_causal="each of its keys mixes all positions, those in the future too",
         excludes=dict.fromkeys(
-            (SCORES, MASK, POSITIONS), "its keys mix all positions, so none has a place of its own among the tokens"
+            (SCORES, MASK, POSITIONS),
+            "its keys mix all positions, so none has a place of its own among the tokens",
         ),
         refuses={
             "bias": "its keys mix all positions and have no distance to a query, which T5's bias needs; "

@@ -100,7 +100,8 @@ def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer
             kind = element.sublayer.kind
             others = " or ".join(element.sublayer.kind.modules)
             parser.fail(
-                element.position, f"{kind.name} ({kind.letter}) is for {others} models, not for {direction} ones"
+                element.position,
+                f"{kind.name} ({kind.letter}) is for {others} models, not for {direction} ones",
             )
         if direction is not None:
             parser.check(element.sublayer, element.position, causal=direction == CAUSAL)

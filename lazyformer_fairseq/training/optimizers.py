@@ -394,7 +394,9 @@ class LambOptions:
     no_ratio_without_decay: bool = option(False, "no trust ratio without decay, as in NVIDIA's BERT")
     no_bias_correction: bool = option(False, "leave the means as they start, as NVIDIA's Transformer-XL does")
     max_weight_norm: float = option(
-        0.0, "bound of a norm in the trust ratio, 10 in NVIDIA's Transformer-XL; 0: none", bounds=AMOUNT
+        0.0,
+        "bound of a norm in the trust ratio, 10 in NVIDIA's Transformer-XL; 0: none",
+        bounds=AMOUNT,
     )
 
 

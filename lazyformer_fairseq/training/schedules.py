@@ -19,7 +19,9 @@ class WarmupOptions:
     """Options of :class:`WarmupSchedule`."""
 
     warmup_ratio: float = option(
-        0.01, "share of all updates over which the rate grows from zero", bounds=PROPORTION_OR_ALL
+        0.01,
+        "share of all updates over which the rate grows from zero",
+        bounds=PROPORTION_OR_ALL,
     )
 
 

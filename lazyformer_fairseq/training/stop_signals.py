@@ -68,7 +68,8 @@ class StopRequest:
     def _acknowledge(self) -> None:
         """Tell the terminal that a Ctrl-C was heard."""
         os.write(
-            2, f"\nCtrl-C: the run saves after this {self._under_way()} and ends; once more ends it at once\n".encode()
+            2,
+            f"\nCtrl-C: the run saves after this {self._under_way()} and ends; once more ends it at once\n".encode(),
         )
 
     def _under_way(self) -> str:

@@ -24,7 +24,9 @@ class StreamOptions:
 
     tgt_len: int = option(192, "tokens of a segment, predicted in one forward pass", bounds=LENGTH)
     valid_tgt_len: Optional[int] = option(
-        None, "tokens of a segment in validation; default: as in training", bounds=LENGTH
+        None,
+        "tokens of a segment in validation; default: as in training",
+        bounds=LENGTH,
     )
     roll: bool = option(False, "each epoch, streams start at places drawn anew")
 

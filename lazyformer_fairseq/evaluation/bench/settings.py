@@ -149,7 +149,8 @@ class KindSettings:
     """
 
     kinds: tuple[str, ...] = option(
-        ("sl", "s[window=256]", "s[window=256]l", "s[linformer=256]"), "Patterns, each measured beside s."
+        ("sl", "s[window=256]", "s[window=256]l", "s[linformer=256]"),
+        "Patterns, each measured beside s.",
     )
     back_ends: tuple[str, ...] = option(
         ("auto",),

@@ -184,7 +184,8 @@ COUNTED = {
         )
     },
     **dict.fromkeys(
-        ("tokens_per_sample", "tgt_len", "mem_len", "adaptive_softmax_cutoff"), "give it before `--`, for all models"
+        ("tokens_per_sample", "tgt_len", "mem_len", "adaptive_softmax_cutoff"),
+        "give it before `--`, for all models",
     ),
 }
 

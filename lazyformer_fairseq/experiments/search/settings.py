@@ -41,7 +41,8 @@ class SearchSettings:
     arch: str
     baseline: str
     candidates: tuple[str, ...] = option(
-        ("s", "f", "identity"), f"Candidates of each layer: {describe_letters()}; settings in brackets."
+        ("s", "f", "identity"),
+        f"Candidates of each layer: {describe_letters()}; settings in brackets.",
     )
     budgets: tuple[float, ...] = option(
         (),

@@ -82,7 +82,8 @@ class FineTuningCriterion(FairseqCriterion):
             metrics.log_custom(_RowsMeter, "_rows", log["rows"])
         for name in logging_outputs[0]["metrics"]:
             metrics.log_derived(
-                name, lambda meters, name=name: cls.OBJECTIVE.metric(name, np.concatenate(meters["_rows"].rows))
+                name,
+                lambda meters, name=name: cls.OBJECTIVE.metric(name, np.concatenate(meters["_rows"].rows)),
             )
 
 

@@ -13,7 +13,8 @@ if __name__ == "__main__":
     for library in ("fairseq.distributed.utils", "fairseq.utils", "hydra"):  # they have no log yet to leave this to
         logging.getLogger(library).setLevel(logging.WARNING)
     warnings.filterwarnings(
-        "ignore", r"\s*(The version_base|.*is validated against ConfigStore)"
+        "ignore",
+        r"\s*(The version_base|.*is validated against ConfigStore)",
     )  # fairseq's hydra 1.0
     from fairseq_cli.hydra_train import cli_main
 

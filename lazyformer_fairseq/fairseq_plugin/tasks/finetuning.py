@@ -48,7 +48,8 @@ class FineTuningConfig(ReliabilityConfig):
     data: str = option(MISSING, "folder of official files, or of data as prepared")
     # Not `tokenizer`: fairseq has an option of that name already, which would win in silence.
     tokenizer_folder: Optional[str] = option(
-        None, "default: prepared data's, else tokenizer/ beside the checkpoint or in data"
+        None,
+        "default: prepared data's, else tokenizer/ beside the checkpoint or in data",
     )
     no_padding: bool = option(False, "compute texts in a row, unpadded")
     seed: int = II("common.seed")
@@ -129,7 +130,8 @@ class GlueConfig(FineTuningConfig):
     glue_task: Optional[str] = option(None, f"one of {', '.join(TASKS_TO_TRAIN)}; default: the data folder's name")
     # Not `max_positions`: the model has an option of that name already, and one option would set both.
     tokens_per_sample: Optional[int] = option(
-        None, "longer inputs are cut to so many tokens, all counted; default: the model's positions"
+        None,
+        "longer inputs are cut to so many tokens, all counted; default: the model's positions",
     )
     glue_head_name: Optional[str] = option(None, "name of the classification head; default: the task's in lower case")
     glue_head: ChoiceEnum(list(CLASSIFICATION_HEADS)) = option(

@@ -218,7 +218,8 @@ class Squad(Benchmark):
 
 
 def load_squad_model(
-    checkpoint: Path, wanted: PredictSettings
+    checkpoint: Path,
+    wanted: PredictSettings,
 ) -> tuple[inference.TrainedModel, SpansObjective, question_windows.WindowSettings]:
     """Return a model in evaluation mode, on the GPU if there is one, how it reads windows, and their sizes.
 

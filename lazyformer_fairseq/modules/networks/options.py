@@ -45,7 +45,9 @@ class MaskedLMOptions:
     )
     encoder_embed_dim: int = option(_ENCODER.encoder_embed_dim, "embedding dimension", bounds=LENGTH)
     encoder_ffn_embed_dim: int = option(
-        _ENCODER.encoder_ffn_embed_dim, "width of the feed-forward sublayers", bounds=LENGTH
+        _ENCODER.encoder_ffn_embed_dim,
+        "width of the feed-forward sublayers",
+        bounds=LENGTH,
     )
     encoder_attention_heads: int = option(_ENCODER.encoder_attention_heads, "number of attention heads", bounds=LENGTH)
     encoder_normalize_before: bool = option(False, "LayerNorm before each sublayer (pre-norm), not after it (BERT)")
@@ -63,7 +65,9 @@ class MaskedLMOptions:
     frequency_bias: bool = option(False, "masked-LM head: its bias starts at log frequencies")
     dropout: float = option(0.1, "dropout on embeddings and sublayer outputs", bounds=PROPORTION)
     attention_dropout: float = option(
-        _ENCODER.attention_dropout, "dropout on attention distributions", bounds=PROPORTION
+        _ENCODER.attention_dropout,
+        "dropout on attention distributions",
+        bounds=PROPORTION,
     )
     activation_dropout: float = option(0.0, "dropout after the feed-forward activation", bounds=PROPORTION)
     pooler_dropout: float = option(0.0, "dropout in the classification head", bounds=PROPORTION)
@@ -71,16 +75,24 @@ class MaskedLMOptions:
     no_token_positional_embeddings: bool = option(False, "no learned positions, as for s[rope=10000]")
     copy_positions: bool = option(False, "repeat a checkpoint's positions up to --max-positions, where it has fewer")
     token_types: int = option(
-        0, "rows of a table that says which of two texts a token is of; BERT has 2", bounds=COUNT_OR_NONE
+        0,
+        "rows of a table that says which of two texts a token is of; BERT has 2",
+        bounds=COUNT_OR_NONE,
     )
     relative_position_buckets: int = option(
-        _ENCODER.relative_position_buckets, "of T5's relative bias; 0: none", bounds=COUNT_OR_NONE
+        _ENCODER.relative_position_buckets,
+        "of T5's relative bias; 0: none",
+        bounds=COUNT_OR_NONE,
     )
     relative_position_max_distance: int = option(
-        128, "from this distance on all relative positions share a bucket", bounds=LENGTH
+        128,
+        "from this distance on all relative positions share a bucket",
+        bounds=LENGTH,
     )
     experts_loss: float = option(
-        0.01, "weight of the loss that keeps the experts of f[experts=8] equally busy", bounds=AMOUNT
+        0.01,
+        "weight of the loss that keeps the experts of f[experts=8] equally busy",
+        bounds=AMOUNT,
     )
     attention_backend: str = option(AUTO, BACKENDS_HELP, choices=(AUTO, *BACKENDS))
     compile: bool = option(False, "in training, run sublayers and masked-LM loss through torch.compile")
@@ -98,7 +110,9 @@ class CausalLMOptions:
     )
     decoder_embed_dim: int = option(_DECODER.decoder_embed_dim, "embedding dimension", bounds=LENGTH)
     decoder_ffn_embed_dim: int = option(
-        _DECODER.decoder_ffn_embed_dim, "width of the feed-forward sublayers", bounds=LENGTH
+        _DECODER.decoder_ffn_embed_dim,
+        "width of the feed-forward sublayers",
+        bounds=LENGTH,
     )
     decoder_attention_heads: int = option(_DECODER.decoder_attention_heads, "number of attention heads", bounds=LENGTH)
     decoder_normalize_before: bool = option(False, "LayerNorm before each sublayer (pre-norm) instead of after it")
@@ -107,30 +121,44 @@ class CausalLMOptions:
     no_norm_bias: bool = option(False, "LayerNorms without bias")
     no_linear_bias: bool = option(False, "sublayers without biases; attention has none anyway")
     dropout: float = option(
-        _DECODER.dropout, "dropout on embeddings, encoded distances, sublayer outputs and features", bounds=PROPORTION
+        _DECODER.dropout,
+        "dropout on embeddings, encoded distances, sublayer outputs and features",
+        bounds=PROPORTION,
     )
     attention_dropout: float = option(
-        _DECODER.attention_dropout, "dropout on attention distributions", bounds=PROPORTION
+        _DECODER.attention_dropout,
+        "dropout on attention distributions",
+        bounds=PROPORTION,
     )
     activation_dropout: float = option(
-        _DECODER.activation_dropout, "dropout after the feed-forward activation", bounds=PROPORTION
+        _DECODER.activation_dropout,
+        "dropout after the feed-forward activation",
+        bounds=PROPORTION,
     )
     adaptive_softmax_cutoff: str = option(_DECODER.adaptive_softmax_cutoff, "ids that start a band of words; '': one")
     adaptive_softmax_factor: int = option(
-        _DECODER.adaptive_softmax_factor, "by which each band's vectors are narrower", bounds=COUNT
+        _DECODER.adaptive_softmax_factor,
+        "by which each band's vectors are narrower",
+        bounds=COUNT,
     )
     untied_softmax: bool = option(False, "an output map of its own, zero at first, not the word embedding")
     mem_len: int = option(
-        _DECODER.mem_len, "tokens of the previous segments to attend to; 0 for no memory", bounds=COUNT_OR_NONE
+        _DECODER.mem_len,
+        "tokens of the previous segments to attend to; 0 for no memory",
+        bounds=COUNT_OR_NONE,
     )
     clamp_len: int = option(
-        0, "distances beyond this one are taken for it; 0 or -1 for no such limit", bounds=COUNT_OR_UNLIMITED
+        0,
+        "distances beyond this one are taken for it; 0 or -1 for no such limit",
+        bounds=COUNT_OR_UNLIMITED,
     )
     same_length: bool = option(False, "every query sees --mem-len tokens before it; else all of memory and segment")
     init_std: float = option(0.02, "standard deviation of the weights at first", bounds=AMOUNT)
     scaled_init: bool = option(False, "the last map of each of L sublayers is smaller at first by sqrt(L) (GPT-2)")
     experts_loss: float = option(
-        0.01, "weight of the loss that keeps the experts of f[experts=8] equally busy", bounds=AMOUNT
+        0.01,
+        "weight of the loss that keeps the experts of f[experts=8] equally busy",
+        bounds=AMOUNT,
     )
     attention_backend: str = option(AUTO, BACKENDS_HELP, choices=(AUTO, *BACKENDS))
     checkpoint_activations: bool = option(False, CHECKPOINTS_HELP)

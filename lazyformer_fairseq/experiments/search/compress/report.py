@@ -98,7 +98,8 @@ def _draw_losses(result: Mapping[str, Any], path: Path) -> None:
         axis.scatter([100], [0], marker="*", s=130, color="black", label="original", zorder=3)
         axis.set_yscale("symlog", linthresh=LINEAR)
         axis.set(
-            xlabel="predicted latency, % of the original's", ylabel="loss before any update, bits above the original"
+            xlabel="predicted latency, % of the original's",
+            ylabel="loss before any update, bits above the original",
         )
         axis.legend(fontsize=8)
 

@@ -1,4 +1,4 @@
-"""What the process that forks the workers imports and makes, once for all of them."""
+"""Imports and objects that the process that forks the workers makes once for all of them."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""What frequencies cost: the bits of a model that knows how often each token occurs in the training text, and no more.
+"""The unigram loss: bits of a model that knows how often each token occurs in the training text, and no more.
 
 It is the plateau on which trainings begin. Frequencies are of the training text, the cost is that of what is scored:
 the entropy of the scored tokens themselves would be lower, as it knows their own frequencies.

@@ -1,4 +1,4 @@
-"""Which torch has kernels for which GPUs: PyPI's builds for Linux on x86-64, the choice among them, the one installed.
+"""Builds of torch and the GPUs they have kernels for: PyPI's for Linux on x86-64, the choice, and the one installed.
 
 torch itself is imported late: scripts/choose_torch.py runs this before there is one. nvidia-smi tells of the GPUs, so
 that CUDA does not start here: who asks may have to fork.

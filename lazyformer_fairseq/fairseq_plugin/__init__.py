@@ -1,1 +1,1 @@
-"""What is registered with fairseq, and what keeps its trainer safe."""
+"""Registrations with fairseq, and the parts that keep its trainer safe."""

@@ -1,4 +1,4 @@
-"""What the layers of an image model know: ``lazyformer lm probe`` (Chen et al., 2020, section 3.4).
+"""Linear probes of an image model's layers: ``lazyformer lm probe`` (Chen et al., 2020, section 3.4).
 
 A logistic regression tells an image's class from the mean, over its pixels, of what a layer's attention reads: the
 normalised input of each attending sublayer, and the features at the end. The same on raw pixels stands beside it.

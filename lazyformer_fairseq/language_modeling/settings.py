@@ -1,4 +1,4 @@
-"""How images become sequences: options that commands and steps share."""
+"""Options that turn images into sequences, shared by commands and steps."""
 
 from dataclasses import dataclass
 from pathlib import Path

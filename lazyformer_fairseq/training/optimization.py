@@ -1,4 +1,4 @@
-"""How a model is optimised; optimizers and schedules by the names that fairseq-train has for them."""
+"""Settings of a model's optimization; optimizers and schedules by the names that fairseq-train has for them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

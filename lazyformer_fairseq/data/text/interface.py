@@ -1,4 +1,4 @@
-"""What every tokenizer does: a text becomes ids of one dictionary, an input of the model, and text again.
+"""Interface of tokenizers: a text becomes ids of one dictionary, an input of the model, and text again.
 
 Two kinds of folder hold one, see ``load_tokenizer``. What follows from a few facts about a tokenizer stands here.
 """

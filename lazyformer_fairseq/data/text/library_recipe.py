@@ -1,4 +1,4 @@
-"""What is accepted of the JSON of the library `tokenizers`, field by field, and the words that it makes of a text.
+"""The accepted JSON of the library `tokenizers`, field by field, and the words that it makes of a text.
 
 Only tokenizers whose words stand alone: WordPiece over BERT's words, byte-level BPE over GPT-2's; the rest is refused
 in words. Nothing of a file reaches the library before its type is known here, so no regular expression, file name or

@@ -1,1 +1,1 @@
-"""What a model costs: parameters and FLOPs counted, latency by measurement."""
+"""The cost of a model: parameters and FLOPs counted, latency measured."""

@@ -1,4 +1,4 @@
-"""What `lazyformer bench` and its commands measure, and take as options."""
+"""Options of `lazyformer bench` and its commands."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

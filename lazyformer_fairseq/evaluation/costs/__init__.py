@@ -1,1 +1,1 @@
-"""What a model costs: parameters and FLOPs counted, seconds and memory measured."""
+"""The cost of a model: parameters and FLOPs counted, seconds and memory measured."""

@@ -1,4 +1,4 @@
-"""What fits a GPU: back ends, the largest batch, and how an update is shared; a plan, as text and as numbers."""
+"""Fitting a training to a GPU: back ends, the largest batch, shares of an update; a plan, as text and as numbers."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What ``lazyformer pattern`` prints and draws: plans with their costs, what sublayers look at, learned spans.
+"""Tables and pictures of ``lazyformer pattern``: plans with their costs, what sublayers look at, learned spans.
 
 Which tokens a sublayer looks at is asked of the sublayer itself: no kind describes its own picture, or could lie.
 """

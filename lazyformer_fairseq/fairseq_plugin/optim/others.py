@@ -1,4 +1,4 @@
-"""Which options belong to other optimizers and schedules of fairseq's registry, ours among them."""
+"""Options that belong to other optimizers and schedules of fairseq's registry, ours among them."""
 
 from dataclasses import fields
 

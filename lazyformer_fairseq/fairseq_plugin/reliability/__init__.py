@@ -1,1 +1,1 @@
-"""What keeps a long run safe: whole checkpoints, preemption, exact resume, bad numbers, bad files."""
+"""Safety of long runs: whole checkpoints, preemption, exact resume, bad numbers, bad files."""

@@ -1,4 +1,4 @@
-"""How a command line prints errors and warnings. Imports neither fairseq nor torch."""
+"""Errors and warnings of command lines. This module imports neither fairseq nor torch."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""How attention is computed: back ends with one interface, ``--attention-backend``; :data:`BACK_ENDS` has them.
+"""Back ends of attention with one interface, ``--attention-backend``; :data:`BACK_ENDS` lists them.
 
 | name | the ``s`` keeps | an ``l`` computes | memory |
 |---|---|---|---|

@@ -1,4 +1,4 @@
-"""How a lazy block gathers its gradients: each ``l`` differentiates its values, the ``s`` all the rest, once.
+"""Gradients of a lazy block: each ``l`` differentiates its values, the ``s`` all the rest, once.
 
 The gradient of the distribution P is dP = sum of dO_i V_i^T over the layers that share P, and the gradient before
 softmax is dS = P * (dP - sum of rowsum(dO_i * O_i)). An ``l`` need not compute its part of it: it hands dO_i, V_i and

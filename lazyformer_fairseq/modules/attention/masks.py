@@ -1,4 +1,4 @@
-"""Which keys a query may look at, beside padding and the future: a union of simple parts, for some heads each.
+"""Masks: the keys a query may look at, beside padding and the future, as a union of simple parts for some heads each.
 
 A key's place is its index among the K keys, a query's the place of its own key: K - T + i for the i-th of T.
 """

@@ -1,4 +1,4 @@
-"""What shapes a distribution besides queries and keys, in one object, and the interface of what computes it.
+"""Everything that shapes a distribution besides queries and keys, in one object, and its interface.
 
 Bias, padding, causality, relative positions, mask, keys that are no tokens, and what turns scores into weights.
 """

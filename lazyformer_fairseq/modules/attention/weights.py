@@ -1,4 +1,4 @@
-"""What turns scores into weights: softmax or alpha-entmax (Peters et al., 2019, section 3), and their gradients.
+"""Weights from scores: softmax or alpha-entmax (Peters et al., 2019, section 3), and their gradients.
 
 With eps = alpha - 1, entmax gives each key p = [1 + eps (s - tau)]_+^(1 / eps), where tau makes a row sum to one: keys
 far enough below the best have exactly none. eps -> 0 is softmax, eps = 1 is sparsemax.

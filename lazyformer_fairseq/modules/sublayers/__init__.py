@@ -1,1 +1,1 @@
-"""What a letter of a pattern builds: the modules, and the residual connection around each."""
+"""Modules that the letters of a pattern build, and the residual connection around each."""

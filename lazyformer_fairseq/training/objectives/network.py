@@ -1,4 +1,4 @@
-"""How an objective builds its model."""
+"""Building the model of an objective."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Union

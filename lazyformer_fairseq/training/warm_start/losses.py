@@ -1,4 +1,4 @@
-"""What a change of pattern costs: masked-LM loss of a trained encoder with sublayers changed, on real text."""
+"""The cost of a change of pattern: masked-LM loss of a trained encoder with sublayers changed, on real text."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a new sublayer takes of an old one: projections by part, wider feed-forwards; LayerNorms where some go or come.
+"""Weights that a new sublayer takes from an old one: projections, wider feed-forwards, LayerNorms that go or come.
 
 Names of weights are those below ``sublayers.I.`` of a model: ``layer_norm.weight``, ``inner.fc1.weight`` and so on.
 """

@@ -86,6 +86,11 @@ def seconds(step: Callable[[str], object], text: str) -> float:
 @pytest.mark.parametrize(("step", "begin", "unit"), TEXTS)
 def test_twice_as_much_text_takes_about_twice_as_long(step, begin, unit):
     size = SIZE // 4 if step in SLOW else SIZE
-    half = seconds(STEPS[step], begin + unit * (size // 2 // len(unit)))
-    whole = seconds(STEPS[step], begin + unit * (size // len(unit)))
-    assert whole < 3 * max(half, 0.01)
+    found = []
+    for _ in range(5):  # a busy machine may slow one of the two; four times as long, of a square, it stays in each round
+        half = seconds(STEPS[step], begin + unit * (size // 2 // len(unit)))
+        whole = seconds(STEPS[step], begin + unit * (size // len(unit)))
+        found.append(whole / max(half, 0.01))
+        if found[-1] < 3:
+            return
+    pytest.fail(f"twice as much text took {found} times as long")

@@ -87,7 +87,7 @@ def seconds(step: Callable[[str], object], text: str) -> float:
 def test_twice_as_much_text_takes_about_twice_as_long(step, begin, unit):
     size = SIZE // 4 if step in SLOW else SIZE
     found = []
-    for _ in range(5):  # a busy machine may slow one of the two; four times as long, of a square, it stays in each round
+    for _ in range(5):  # a busy machine slows single runs; quadratic time shows in every round
         half = seconds(STEPS[step], begin + unit * (size // 2 // len(unit)))
         whole = seconds(STEPS[step], begin + unit * (size // len(unit)))
         found.append(whole / max(half, 0.01))

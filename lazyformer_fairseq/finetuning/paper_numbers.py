@@ -1,10 +1,8 @@
 """Settings of two papers for GLUE, to which grids default, and their scores, which stand beside ours in reports."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Optional
 
-from lazyformer_fairseq.finetuning.benchmark import Score, TuningProtocol
+from lazyformer_fairseq.finetuning.benchmark import Score, TableRow, TuningProtocol
 
 SCORES = (  # each by the metric that selects its task's checkpoints
     Score("MNLI-m", "MNLI", "accuracy"),
@@ -52,18 +50,9 @@ PROTOCOLS: Mapping[str, TuningProtocol] = {
 }
 
 
-@dataclass(frozen=True)
-class PaperRow:
-    """A model of a paper: updates of pre-training, and its scores in percent."""
-
-    model: str
-    updates: Optional[int]
-    scores: Mapping[str, float]
-
-
-def _table_1(model: str, updates: int, *scores: float) -> PaperRow:
+def _table_1(model: str, updates: int, *scores: float) -> TableRow:
     names = [score.name for score in SCORES]
-    return PaperRow(model, updates, dict(zip(names, scores, strict=True)))
+    return TableRow(f"{model} (paper)", updates, dict(zip(names, scores, strict=True)))
 
 
 PAPER_ROWS = (  # LazyFormer's Table 1: MNLI-m, -mm, QNLI, QQP, SST, CoLA, MRPC, RTE, STS
@@ -74,7 +63,7 @@ PAPER_ROWS = (  # LazyFormer's Table 1: MNLI-m, -mm, QNLI, QQP, SST, CoLA, MRPC,
     _table_1("M2x6 mid", 500_000, 85.81, 85.58, 91.62, 91.31, 92.66, 58.81, 87.75, 71.48, 88.90),
 )
 PAR_ROWS = (  # PAR's Table 4 (arXiv 2009.04534); DistilBERT's are of its own paper
-    PaperRow("DistilBERT", None, {"SST": 91.3, "MRPC": 87.5}),
-    PaperRow("BERT Base", None, {"SST": 91.5, "MRPC": 88.7}),
-    PaperRow("PAR BERT Base", None, {"SST": 91.6, "MRPC": 89.2}),
+    TableRow("DistilBERT (paper)", None, {"SST": 91.3, "MRPC": 87.5}),
+    TableRow("BERT Base (paper)", None, {"SST": 91.5, "MRPC": 88.7}),
+    TableRow("PAR BERT Base (paper)", None, {"SST": 91.6, "MRPC": 89.2}),
 )

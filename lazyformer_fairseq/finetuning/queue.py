@@ -4,7 +4,6 @@ A run is finished when its result.json is there. That file is written last and w
 its own: restarted, it takes what is not finished. Runs go to processes of this machine, or to a cluster's jobs.
 """
 
-import math
 import shutil
 import time
 from collections import Counter
@@ -184,21 +183,16 @@ class RunQueue:
         if self.keep == "all":
             return
         for run in runs:
-            is_kept = self.keep == "best" and self._best(run.rivals) is run
+            is_kept = self.keep == "best" and self._is_best(run)
             if run.folder in self.results and not is_kept:
                 (run.folder / BEST).unlink(missing_ok=True)
                 shutil.rmtree(run.folder / "tokenizer", ignore_errors=True)
 
-    def _best(self, runs: Sequence[Run]) -> Optional[Run]:
-        """Return the first finished run with the highest selecting metric, on the first development file."""
-        scores = {}
-        for run in runs:
-            if run.folder in self.results:
-                first_file = next(iter(self.results[run.folder].metrics.values()))
-                score = first_file[run.task.selecting_metric]
-                if not math.isnan(score):
-                    scores[run] = score
-        return max(scores, key=scores.__getitem__, default=None)
+    def _is_best(self, run: Run) -> bool:
+        """Return whether a run is the best finished one of its model and task; of equal ones the first."""
+        finished = [self.results[each.folder] for each in run.rivals if each.folder in self.results]
+        best = results.TaskResults(run.task, finished, failed=[], missing=[]).best
+        return bool(best) and best[0].folder == run.folder
 
 
 def _work(run: Run) -> float:

@@ -262,7 +262,8 @@ class TaskResults:
     def best(self) -> list[Run]:
         """The runs whose checkpoints are best on the development set, over all rates and seeds: one, or equals."""
         scores = [run.metrics[split_file(self.task, "valid")][self.task.selecting_metric] for run in self.runs]
-        return [run for run, score in zip(self.runs, scores, strict=True) if score == max(scores)]
+        highest = max((score for score in scores if not math.isnan(score)), default=None)
+        return [run for run, score in zip(self.runs, scores, strict=True) if score == highest]
 
     def only_label(self, split: str) -> Optional[str]:
         """Return the label of all rows of a development split; None where there are several, or nobody knows."""

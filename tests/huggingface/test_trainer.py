@@ -81,7 +81,7 @@ def test_losses_of_fifty_updates_are_equal_on_equal_batches(task, tmp_path):
 
 # Pre-training: fairseq-train, Trainer and a plain loop
 
-STEPS = 100
+STEPS = 50
 SETTINGS = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 32}
 FAIRSEQ = (
     "--task full_sentences_masked_lm --tokens-per-sample 32 --criterion masked_lm_accuracy --arch "
@@ -139,14 +139,14 @@ def test_losses_of_fairseq_trainer_and_plain_loop_are_equal(text, tmp_path, monk
     monkeypatch.setattr(criterions.MaskedLMAccuracyCriterion, "forward", noted)
     train_here(text.data, "--user-dir", ROOT / "lazyformer_fairseq", "--save-dir", tmp_path / "run", *FAIRSEQ.split())
     assert len(of_fairseq) == STEPS
-    assert of_fairseq[-1] < of_fairseq[0] - 1, "it learns"
+    assert of_fairseq[-1] < of_fairseq[0] - 0.3, "it learns"
 
     torch.manual_seed(3)
     sizes = {"dropout": 0.0, "attention_dropout": 0.0, "max_positions": 32}
     model, of_loop = build("lazyformer_m2x6_s_tiny", len(text.dictionary), text.special.pad, **sizes), []
     optimizer, schedule = adamw(model)
     batches = EpochBatches(text.split("train"), 8, seed=3)
-    for batch in (batch for _ in range(4) for batch in batches):
+    for batch in (batch for _ in range(2) for batch in batches):
         masked = batch["masked_positions"]
         logits, _ = model(batch["net_input"]["src_tokens"], masked_tokens=masked)
         loss = torch.nn.functional.cross_entropy(logits, batch["target"].flatten()[masked])
@@ -158,13 +158,13 @@ def test_losses_of_fairseq_trainer_and_plain_loop_are_equal(text, tmp_path, monk
     assert of_loop == pytest.approx(of_fairseq, abs=1e-5)
 
     collator = MaskedTextCollator(text)
-    model, saving = fresh(text), arguments_in(tmp_path / "trainer", save_steps=45)
+    model, saving = fresh(text), arguments_in(tmp_path / "trainer", save_steps=30)
     trainer = Noting(model, saving, collator, text.split("train"), text.split("valid"), optimizers=adamw(model))
     trainer.train()
     assert trainer.losses == pytest.approx(of_fairseq, abs=1e-5)
     resumed = Noting(again := fresh(text), saving, collator, text.split("train"), optimizers=adamw(again))
-    resumed.train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-45"))
-    assert resumed.losses == trainer.losses[45:], "a second epoch's batches and masks, from where it stopped"
+    resumed.train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-30"))
+    assert resumed.losses == trainer.losses[30:], "a second epoch's batches and masks, from where it stopped"
     found = trainer.evaluate()
     assert found["eval_loss"] == pytest.approx(of_fairseq[-1], abs=0.5)
     assert found["eval_bits"] == pytest.approx(found["eval_loss"] / math.log(2))

@@ -71,13 +71,10 @@ class Glue(TextsBenchmark):
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
         """Return the baseline and LazyFormer's Table 1; PAR's Table 4 too where the grid is of its two tasks alone."""
-        papers = list(paper_numbers.PAPER_ROWS)
+        rows = [*super().other_rows(results), *paper_numbers.PAPER_ROWS]
         if self._is_pars(results):
-            papers += paper_numbers.PAR_ROWS
-        return [
-            *super().other_rows(results),
-            *(TableRow(f"{row.model} (paper)", row.updates, row.scores) for row in papers),
-        ]
+            rows += paper_numbers.PAR_ROWS
+        return rows
 
     def _is_pars(self, results: Results) -> bool:
         return set(results.grid.tasks) <= set(self.protocols["par"].tasks)

@@ -109,9 +109,11 @@ def _setting_rows(results: Results, benchmark: Benchmark) -> Iterator[dict[str, 
     }
     for name in dict.fromkeys(name for run in runs for name in run.settings if name not in IDENTITY):
         values = dict.fromkeys(run.settings.get(name) for run in runs)
+        if list(values) == [None]:
+            continue
         yield {
             "setting": name.replace("_", " "),
-            "these runs": ", ".join(str(value) for value in values if value is not None) or NOTHING,
+            "these runs": ", ".join(NOTHING if value is None else str(value) for value in values),
             "protocol": str(usual.get(name, NOTHING)),
         }
 

@@ -6,7 +6,7 @@ A new model is a new row. Every row also has a tiny twin of the same pattern for
 
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Optional, Union
+from typing import Any, Optional, TypeVar, Union
 
 MASKED_LM = "full_sentences_masked_lm"
 _NOT_OPTIONS = {"parameters_in_millions", "source", "tgt_len", "rows", "updates", "recipe", "task"}
@@ -25,11 +25,18 @@ PARTS = (
 )
 
 
+@dataclass(frozen=True)
 class Architecture:
     """Row of the table. All attributes but those described below are options of the model, whose help describes them.
 
     None stands for the model's default.
+
+    Attributes:
+        source: where the row comes from.
     """
+
+    sublayer_pattern: str
+    source: str
 
     def options(self) -> dict[str, Union[str, int, float]]:
         """Return the row as model options, by name."""
@@ -37,18 +44,18 @@ class Architecture:
         return {name: value for name, value in values.items() if value is not None}
 
 
+Row = TypeVar("Row", bound=Architecture)
+
+
 @dataclass(frozen=True)
 class EncoderArchitecture(Architecture):
     """Row of an encoder; its defaults are BERT's and RoBERTa's sizes, without T5's bias.
 
     Attributes:
-        source: where the row comes from.
         parameters_in_millions: at a vocabulary of 32,768 and 512 positions, as the paper prints it; ours is within 1%.
         task: fairseq-train's name of what `lazyformer pretrain` has it learn.
     """
 
-    sublayer_pattern: str
-    source: str
     encoder_ffn_embed_dim: int = 3072
     encoder_embed_dim: int = 768
     encoder_attention_heads: int = 12
@@ -77,7 +84,6 @@ class CausalArchitecture(Architecture):
     """Row of a causal language model; its defaults are those of Transformer-XL's base model in PAR's Table 5.
 
     Attributes:
-        source: where the row comes from.
         parameters_in_millions: at 267,735 words, as the paper prints it (Table 6); ours is within 1%.
         tgt_len: tokens of a segment in training.
         rows: segments of an update.
@@ -85,8 +91,6 @@ class CausalArchitecture(Architecture):
         recipe: file of ``configs/language_modeling/recipe`` for its training.
     """
 
-    sublayer_pattern: str
-    source: str
     decoder_ffn_embed_dim: int = 2048
     decoder_embed_dim: int = 512
     decoder_attention_heads: int = 8
@@ -171,7 +175,7 @@ def _modernbert(of_two: str, width: int, source: str) -> EncoderArchitecture:
 
 
 _LONG = partial(EncoderArchitecture, max_positions=4096)
-_SMALL = {"encoder_embed_dim": 512, "encoder_attention_heads": 8}
+_SMALL: dict[str, Any] = {"encoder_embed_dim": 512, "encoder_attention_heads": 8}
 
 _NAMED = {
     "bert_base": _BIASED("M1x12", "LazyFormer, Table 2", parameters_in_millions=112),
@@ -286,12 +290,12 @@ _NAMED = {
 }
 
 
-def _with_tiny_twins(rows: dict[str, Architecture], **sizes) -> dict[str, Architecture]:
+def _with_tiny_twins(rows: dict[str, Row], **sizes: Any) -> dict[str, Row]:
     sizes |= {"parameters_in_millions": None, "source": "for tests"}
     return rows | {_twin(name): _tiny(row, **sizes) for name, row in rows.items()}
 
 
-def _tiny(row: Architecture, **sizes) -> Architecture:
+def _tiny(row: Row, **sizes: Any) -> Row:
     if "positions=absolute" in row.sublayer_pattern:  # without memory, as the row itself
         sizes["mem_len"] = 0
     return replace(row, **sizes)

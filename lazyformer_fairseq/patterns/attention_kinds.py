@@ -212,7 +212,7 @@ def _check_parts(values: Mapping[str, Value], _causal: Optional[bool] = None) ->
         yield "heads", f"heads=split gives each part heads of its own, but part={values['part']} leaves one part"
 
 
-def _check_fixed(values: Mapping[str, Value], _causal: Optional[bool]) -> Checks:
+def _check_fixed(values: Mapping[str, Any], _causal: Optional[bool]) -> Checks:
     if values["part"] == "local" and values["summary"] != _SUMMARY.default:
         yield "summary", "part=local sees no summaries"
     block = values["fixed"]
@@ -226,7 +226,7 @@ _SUMMARY = Setting("summary", 8, "positions at the end of each block that all qu
 _LENGTH = Setting("length", 512, "longest input of a causal model", "tokens", low=1)
 
 
-def _check_synthesizer(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
+def _check_synthesizer(values: Mapping[str, Any], causal: Optional[bool]) -> Checks:
     terms = values["synthesizer"].split("+")
     if terms == ["dot"]:
         yield "synthesizer", "dot alone is what an s computes without settings: leave it out, or add a term"
@@ -242,7 +242,7 @@ def _check_synthesizer(values: Mapping[str, Value], causal: Optional[bool]) -> C
         yield "rope", "rope turns queries and keys for their products: take a synthesizer with dot, and none of dense"
 
 
-def _projected_beside_synthesizer(values: Mapping[str, Value]) -> frozenset[str]:
+def _projected_beside_synthesizer(values: Mapping[str, Any]) -> frozenset[str]:
     terms = set(values["synthesizer"].split("+"))
     if "dot" in terms:
         return frozenset({QUERIES, KEYS})

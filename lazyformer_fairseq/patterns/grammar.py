@@ -107,8 +107,9 @@ def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer
             parser.check(element.sublayer, element.position, causal=direction == CAUSAL)
     connected = connect([element.sublayer for element in elements])
     for element, sublayer in zip(elements, connected, strict=True):
-        why = sublayer.producer and sublayer.kind.check_producer(sublayer.producer.values)
-        if why:
+        if sublayer.producer is None:
+            continue
+        if why := sublayer.kind.check_producer(sublayer.producer.values):
             parser.fail(element.position, f"this {sublayer.kind.letter} cannot read {sublayer.producer.text}: {why}")
     return connected
 
@@ -133,7 +134,7 @@ def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]
     consumers: list[list[str]] = [[] for _ in sublayers]
     for index, (sublayer, producer) in enumerate(zip(sublayers, places_read(sublayers), strict=True)):
         if producer is not None:
-            consumers[producer].append(sublayer.kind.reads)
+            consumers[producer].append(str(sublayer.kind.reads))
             connected[index] = replace(sublayer, producer=connected[producer])
     return tuple(
         replace(sublayer, consumers=tuple(found)) for sublayer, found in zip(connected, consumers, strict=True)
@@ -165,7 +166,8 @@ def read_sublayer(text: str) -> PlannedSublayer:
     if kind is not None:
         return PlannedSublayer(kind)
     parser = _Parser(text)
-    if text[:1] and find_kind(text[0]) and text[0] == find_kind(text[0]).letter:
+    first = find_kind(text[:1])
+    if first is not None and text[0] == first.letter:
         sublayer, end = parser.sublayer(0)
         if end == len(text):
             return sublayer
@@ -281,7 +283,8 @@ class _Parser:
                 self.fail(at, f"{name} is there twice")
             found[name] = value
             start += len(part) + 1
-        return {name: value for name, value in found.items() if value != kind.setting(name).default}, closed_at + 1
+        defaults = {setting.name: setting.default for setting in kind.settings}
+        return {name: value for name, value in found.items() if value != defaults[name]}, closed_at + 1
 
     def setting(self, kind: Kind, text: str, at: int) -> tuple[str, Value]:
         """Read one ``name=value``, or the ``name`` of a switch, which begins at `at`."""
@@ -314,7 +317,8 @@ class _Parser:
         return self.number(position + 1, "x needs the number of repeats, as in (sf)x12")
 
     def number(self, position: int, needed: str) -> tuple[int, int]:
-        digits = DIGITS.match(self.pattern, position)[0]
+        matched = DIGITS.match(self.pattern, position)
+        digits = matched[0] if matched else ""
         if not digits:
             self.fail(position - 1, needed)
         if len(digits) > len(str(MAX_SUBLAYERS)):

@@ -105,7 +105,7 @@ class Kind:
                 return find_class(module)
             return module
         except (ImportError, AttributeError, ValueError) as error:
-            if module.startswith(_SUBLAYERS):
+            if str(module).startswith(_SUBLAYERS):
                 raise
             raise UserError(f"{self.name} ({self.letter}): its class {module}: {_one_line(error)}") from error
 
@@ -157,7 +157,8 @@ def _import_others() -> list[UserError]:
         modules = filter(None, map(str.strip, os.environ.get(VARIABLE, "").split(",")))
         places = {f"{VARIABLE}={module}": module for module in modules}
         for point in metadata.entry_points(group=ENTRY_POINTS):
-            places[f"entry point {point.name} = {point.value} of {point.dist.name}"] = point.module
+            package = point.dist.name if point.dist else "an unknown package"
+            places[f"entry point {point.name} = {point.value} of {package}"] = point.module
         _mistakes += filter(None, (_import_kinds(place, module) for place, module in places.items()))
     return _mistakes
 
@@ -432,7 +433,7 @@ def sizes_of(options: Mapping[str, Any], vocab_size: int) -> Sizes:
         return str(options.get(name)) == "True"
 
     part = "encoder" if "encoder_embed_dim" in options else "decoder"
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": vocab_size,
         "embed_dim": int(options[f"{part}_embed_dim"]),
         "ffn_embed_dim": int(options[f"{part}_ffn_embed_dim"]),

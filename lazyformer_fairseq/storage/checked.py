@@ -109,7 +109,7 @@ def read_yaml(path: Path, remedy: str, loader: Any = None) -> dict[str, Any]:
     """
     import yaml
 
-    class Plain(loader or yaml.SafeLoader):
+    class Plain(loader or yaml.SafeLoader):  # type: ignore[misc] # a class chosen at run time
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
                 raise ValueError(f"it has the alias *{self.peek_event().anchor}; write out what that stands for")
@@ -160,7 +160,7 @@ def as_kind(kind: type[T], content: Any, where: object, remedy: str) -> T:
     ) as error:  # of a checkpoint, whose containers may hold anything
         raise UserError(f"{where}: holds more than JSON can ({error}); {remedy}") from None
     try:
-        return _adapter(kind).validate_json(text, strict=True)
+        return _adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type] # classes are hashable
     except ValidationError as error:
         raise UserError(f"{where}: {_in_words(error, kind)}; {remedy}") from None
 

@@ -57,7 +57,7 @@ def save(state: Any, path: Union[str, Path]) -> None:
     with atomic_file(path) as file:
         hashed = _HashedFile(file)
         try:
-            torch.save(state, hashed)
+            torch.save(state, hashed)  # type: ignore[arg-type] # it needs write alone
         except RuntimeError:  # torch's, when it cannot continue after a failed write
             if hashed.error is not None:
                 raise hashed.error from None

@@ -108,8 +108,9 @@ def read_index(prefix: Prefix) -> Index:
     if (magic, version) != (MAGIC, 1):
         raise UserError(f"{path}: no index of fairseq's mmap format, or its start is damaged; binarise the text again")
     if found != (expected := HEADER.size + items * BYTES_OF_ITEM):
-        sizes = f"{found:,} bytes, {expected:,} for the {items:,} items of its header"
-        raise UserError(f"{path}: {'truncated' if found < expected else 'too long'}: {sizes}; {WRITE_AGAIN}")
+        problem = "truncated" if found < expected else "too long"
+        bytes_found = f"{found:,} bytes, {expected:,} for the {items:,} items of its header"
+        raise UserError(f"{path}: {problem}: {bytes_found}; {WRITE_AGAIN}")
     dtype = np.dtype(TYPES.get(code, np.void))
     if dtype.kind not in "iu":
         raise UserError(f"{path}: its ids are of type {code}, which is no integer; binarise the text again")
@@ -140,12 +141,12 @@ class MappedItems(Sequence):
         self.ids = np.empty(0, self._index.dtype)
         if self._index.bytes:
             self.ids = np.memmap(f"{prefix}.bin", self._index.dtype, "r")
-            self.ids._mmap.madvise(mmap.MADV_WILLNEED)
+            self.ids._mmap.madvise(mmap.MADV_WILLNEED)  # type: ignore[attr-defined] # numpy has no public name
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def __getitem__(self, item: int) -> np.ndarray:
+    def __getitem__(self, item: int) -> np.ndarray:  # type: ignore[override] # no slices
         return self.read(item, item)
 
     def read(self, first: int, last: int) -> np.ndarray:
@@ -209,14 +210,14 @@ def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
             raise UserError(f"{index.path}: its ids are {index.dtype}, those of the other parts {dtype}")
         index.check_data()
     with (
-        atomic_file(f"{target}.idx") as index,
+        atomic_file(f"{target}.idx") as index_file,
         atomic_file(f"{target}.bin") as data,
     ):
         for part in parts:
             with open(f"{part}.bin", "rb") as source:
                 shutil.copyfileobj(source, data, 1 << 20)
         # Three passes over the parts' indexes: the sizes of a shard's sentences need not fit into memory.
-        write_index(index, lambda: (read_index(part).sizes for part in parts), dtype)
+        write_index(index_file, lambda: (read_index(part).sizes for part in parts), dtype)
 
 
 def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]], dtype: Dtype) -> None:

@@ -140,7 +140,11 @@ SHOWN = [
 ]
 
 
-@pytest.mark.parametrize(("command", "shown"), SHOWN, ids=[command[11:40] for command, _ in SHOWN])
+# A plan measures batches of full size.
+SHOWN = [pytest.param(*row, marks=[pytest.mark.slow] * ("plan" in row[0]), id=row[0][11:40]) for row in SHOWN]
+
+
+@pytest.mark.parametrize(("command", "shown"), SHOWN)
 def test_what_is_shown_below_a_command_is_what_it_prints(command, shown):
     result = CliRunner().invoke(main, shlex.split(command)[1:], catch_exceptions=False)
     assert result.stdout.rstrip() == shown.rstrip()

@@ -141,6 +141,7 @@ def weights(folder: str) -> dict[str, torch.Tensor]:
     return torch.load(Path(folder) / "checkpoint_last.pt")["model"]
 
 
+@pytest.mark.slow
 def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
     done = start(data_folder)
     assert (done.exit_code, start.started) == (0, ["phase1", "phase2"]), done.output

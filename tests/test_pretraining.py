@@ -119,7 +119,7 @@ def recorded_shares() -> Iterator[dict[str, list[tuple[int, int, int]]]]:
         yield found
 
 
-@pytest.mark.parametrize("words", ["", "--mask-whole-words"])
+@pytest.mark.parametrize("words", [pytest.param("", marks=pytest.mark.slow), "--mask-whole-words"])
 def test_the_share_of_masks_is_that_of_each_update_and_resumed_bit_for_bit(words, data_folder, tmp_path, fairseq_train):
     options = f"{TINY} --mask-prob 0.6:0.2 {words} --max-update 41 --save-interval-updates 17 --batch-size 16 "
     options += "--update-freq 2 --tokens-per-sample 64 --max-positions 64 --validate-interval-updates 41"

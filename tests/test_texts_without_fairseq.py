@@ -41,9 +41,12 @@ def written(folder: Path) -> dict[str, Any]:
         "lm prepare wikitext words {out}",
         "import {encoder} {out} --sublayer-pattern sflfs --text data",  # a warm start, and what it costs
         "import {encoder} {out} --sublayer-pattern sflfs --text raw.txt",
-        "plan --arch lazyformer_m2x6_s --arch bert_base --data data --gpus 4x16GB --attention-backend eager",
         "plan --config {root}/configs/pretraining/bert_base.yaml --gpus 2x24GB",
-        "plan --arch transformer_xl_base --gpus 2x24GB",
+        pytest.param(
+            "plan --arch lazyformer_m2x6_s --arch bert_base --data data --gpus 4x16GB --attention-backend eager",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("plan --arch transformer_xl_base --gpus 2x24GB", marks=pytest.mark.slow),
     ],
 )
 def test_commands_write_and_print_the_same(command, texts, without_fairseq, tmp_path, monkeypatch):

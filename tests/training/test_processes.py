@@ -49,7 +49,7 @@ def train_in_two(what: str, data: Path, folder: Path, updates: int) -> None:
     assert [process.wait(timeout=600) for process in processes] == [0, 0]
 
 
-@pytest.mark.parametrize("what", ["masked", "streams"])
+@pytest.mark.parametrize("what", ["masked", pytest.param("streams", marks=pytest.mark.slow)])
 def test_two_processes_train_as_one_with_twice_the_update_frequency(what, data_folder, lm_data, tmp_path):
     data = data_folder if what == "masked" else lm_data
     train_in_two(what, data, tmp_path / "two", UPDATES // 2)  # and resumed

@@ -135,6 +135,7 @@ def test_trainings_in_processes_of_their_own_come_to_the_same(search, finished, 
     assert result_of(tmp_path / "out")["trained"] == result_of(finished("front"))["trained"]
 
 
+@pytest.mark.slow
 def test_with_all_kept_ranks_are_compared_over_all(search, tmp_path):
     words = "--evaluations 4 --budgets 1.0 --rungs 2 --keep 1 --no-control --validation-tokens 256"
     said = search(tmp_path / "out", *words.split())

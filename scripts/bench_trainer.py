@@ -24,6 +24,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.latency import measure
 from lazyformer_fairseq.evaluation.costs.machine import describe_machine, device_named
 from lazyformer_fairseq.modules.timing import SELECTOR
+from lazyformer_fairseq.patterns.grammar import plan
 
 BERT, OURS, BAR = "BertForMaskedLM, sdpa", "ours, (sf)xN", 1.0
 
@@ -63,7 +64,7 @@ def models(arch: str, patterns: list[str], words: int, tokens: int) -> dict[str,
     sizes = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": tokens}
     given = {**sizes, "relative_position_buckets": 0, "type_vocab_size": 2, "layer_norm_eps": 1e-12}
     ours = LazyFormerConfig.from_arch(arch, words, **given)
-    layers = len(ours.plan) // 2
+    layers = len(plan(ours.sublayer_pattern)) // 2
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
     theirs = BertConfig(**sizes, num_hidden_layers=layers, **{name: getattr(ours, name) for name in names})
     theirs._attn_implementation = "sdpa"

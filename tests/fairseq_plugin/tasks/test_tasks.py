@@ -223,15 +223,15 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(lm_data, tmp_path, f
 
 @pytest.mark.slow
 def test_rolled_streams_resume_in_a_later_epoch_bit_for_bit(lm_data, tmp_path, fairseq_train):
-    options = f"{TINY} --max-update 9 --update-freq 4 --dropout 0.1 --save-interval-updates 8 --disable-validation"
+    options = f"{TINY} --max-update 10 --update-freq 4 --dropout 0.1 --save-interval-updates 9 --disable-validation"
     task = f"{TASK} --roll"
     with recorded_steps() as whole:
         state = fairseq_train(lm_data, options, tmp_path / "whole", task)
     (second,) = [number for number, step in enumerate(whole.train) if step.segment == 0 and number]
-    assert (second + 3) // 4 == 7, "update 8, whose checkpoint is kept, is the first of the second epoch"
+    assert (second + 3) // 4 == 8, "update 9, whose checkpoint is kept, is the first of the second epoch"
     assert not torch.equal(whole.train[0].target[:, :5], whole.train[second].target[:, :5])
     with recorded_steps() as steps:
-        again = fairseq_train(lm_data, options, resumed(tmp_path, 8), task)
+        again = fairseq_train(lm_data, options, resumed(tmp_path, 9), task)
     assert losses(steps.train) == losses(whole.train[second + 4 :])
     assert_equal_state(again["model"], state["model"])
 

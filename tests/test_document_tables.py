@@ -152,7 +152,7 @@ def test_what_is_shown_below_a_command_is_what_it_prints(command, shown):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if re.match("docs/[a-z]", page)])
 def test_a_page_begins_with_a_command_and_what_it_prints(page):
-    head = r"# [^\n]+\n\n([A-Z][^\n]+\n\n)?(## [^\n]+\n\n)?```bash\n[^`]+\n```\n\n```\n[^`]+"
+    head = r"# [^\n]+\n\n(## [^\n]+\n\n)?```bash\n[^`]+\n```\n\n```\n[^`]+"
     assert re.match(head, PAGES[page]), PAGES[page][:300]
 
 

@@ -92,5 +92,5 @@ def test_twice_as_much_text_takes_about_twice_as_long(step, begin, unit):
         whole = seconds(STEPS[step], begin + unit * (size // len(unit)))
         found.append(whole / max(half, 0.01))
         if found[-1] < 3:
-            return
-    pytest.fail(f"twice as much text took {found} times as long")
+            break
+    assert min(found) < 3

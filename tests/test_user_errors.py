@@ -340,12 +340,15 @@ def test_ctrl_c_saves_and_names_what_is_there(data_folder, tmp_path, warm_python
         ("--task full_sentence_masked_lm", "did you mean full_sentences_masked_lm,"),
         ("--warmup-rati 0.1", "--warmup-rati: no such option here; did you mean --warmup-ratio?"),
         ("--seed one", "argument --seed: invalid int value: 'one'"),
+        ("--user-dir /nowhere/lazyformer_fairseq", "--user-dir /nowhere/lazyformer_fairseq: no such folder"),
         ("--num-workers 1", "--num-workers 1: "),  # which the folder of temporary files is too long for
+        ("--user-dir copy/lazyformer_fairseq", f"is loaded already, from another folder; give {ROOT}/lazyformer_fairs"),
     ],
 )
 def test_impossible_options(data_folder, tmp_path, fairseq_train, monkeypatch, options, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(options_of_reliability, "get_temp_dir", lambda: "/" + 100 * "x")
+    (tmp_path / "copy" / "lazyformer_fairseq").mkdir(parents=True)
     assert words in message_of(fairseq_train, data_folder, f"{TINY} {options}", tmp_path / "run")
 
 

@@ -97,6 +97,12 @@ REPLACEMENTS = (
     ),
     Replacement(
         Stage.REGISTRATION,
+        "fairseq.utils:import_user_module",
+        "reliability.options:importing_one_plugin",
+        "another copy of this package, given as --user-dir, ends in a traceback that names one of the two",
+    ),
+    Replacement(
+        Stage.REGISTRATION,
         "fairseq.dataclass.initialize:add_defaults",
         "reliability.options:starting_with_defaults",
         "a run starts: hydra, and each process that fairseq starts, call this first after they import us",

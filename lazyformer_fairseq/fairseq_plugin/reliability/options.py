@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 from argparse import ArgumentParser
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.util import get_temp_dir
@@ -263,6 +264,27 @@ def _refuse(parser: ArgumentParser, command_line: bool, message: str) -> None:
         name = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
         message = f"{name}: no such option here{nearest(name, parser._option_string_actions)}"
     raise UserError(message.replace("<lambda> ", ""))
+
+
+def importing_one_plugin(import_user_module: Callable, args: Any) -> None:
+    """Import ``--user-dir`` as fairseq does.
+
+    Raises:
+        UserError: the folder is missing, or holds another copy of this package.
+    """
+    ours = Path(__file__).parents[2]
+    try:
+        if Path(getattr(args, "user_dir", None) or ".").absolute() != ours:  # which is loaded
+            import_user_module(args)
+    except (ImportError, FileNotFoundError) as error:
+        what = "no such folder"
+        if isinstance(error, ImportError):
+            if "not globally unique" not in str(error) or Path(args.user_dir).name != PACKAGE:
+                raise
+            what = f"{PACKAGE} is loaded already, from another folder; give {ours}"
+        if "--user-dir" in sys.argv:
+            install(Stage.COMMAND_LINE)
+        raise UserError(f"--user-dir {args.user_dir}: {what}") from error
 
 
 def starting_with_defaults(add_defaults, cfg):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.tasks import setup_task
-from helpers import toy_texts, updates_of, write_toy_glue
+from helpers import mostly_slow, toy_texts, updates_of, write_toy_glue
 from in_process import parsed
 from other_tokenizers import write_bert_files, write_roberta_files
 
@@ -28,7 +28,7 @@ WRITERS = {"bert": write_bert_files, "roberta": write_roberta_files}
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2"
 
 
-@pytest.fixture(scope="module", params=WRITERS)
+@pytest.fixture(scope="module", params=mostly_slow(WRITERS, "bert"))
 def corpus(request, tmp_path_factory) -> Path:
     """A corpus of toy text and of texts that hold symbols, made by the tokenizer of a BERT or a RoBERTa."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -171,6 +171,8 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
         ("bert_base data --node-rank 1", "error: --node-rank 1: --nodes 1 are numbered from 0 to 0"),
         ("bert_bas data", "error: bert_bas: no such arch or folder; did you mean bert_base, "),
         ("bert_bse.yaml data", "did you mean bert_base.yaml"),
+        ("par_transformer_base.yaml data --recipe nvidia", "write recipe=nvidia behind it"),
+        ("par_transformer_bas data", "no such arch or folder; did you mean par_transformer_base"),
         ("bert_base nowhere", "error: nowhere is no folder"),
         ("bert_base data --update-freq 4", "error: --update-freq: it is worked out; give the size of an update"),
         ("bert_base data --max-tokens=4096", "error: --max-tokens: give --batch-size, in sequences"),
@@ -210,15 +212,8 @@ def test_an_optimizer_or_a_schedule_in_place_of_the_recipes_comes_without_its_op
     cfg = settings_of("bert_base", "data", *"--optimizer nvlamb --lr-scheduler cosine --warmup-updates 9".split())
     assert (cfg.optimizer._name, cfg.optimizer.weight_decay, cfg.optimization.lr) == ("nvlamb", 0.01, [1e-4])
     assert (cfg.lr_scheduler._name, cfg.lr_scheduler.warmup_updates) == ("cosine", 9)
-    others = {
-        "bert_laptop --recipe laptop": "--optimizer nvlamb --lr-scheduler fixed",
-        "par_transformer_base": "--optimizer adam --lr-scheduler wsd",
-        "par_bert_base --recipe phase1": "--optimizer sgd --momentum 0.9",
-    }
-    for words, given in others.items():
-        arch, *recipe = words.split()
-        cfg = settings_of(arch, "data", *recipe, *given.split())
-        assert cfg.optimizer._name == given.split()[1]
+    cfg = settings_of("bert_laptop", "data", *"--recipe laptop --optimizer sgd --momentum 0.9".split())
+    assert (cfg.optimizer._name, cfg.lr_scheduler._name) == ("sgd", "wsd")
 
 
 def test_a_machine_without_a_gpu_is_told_of_the_recipe(tmp_path, monkeypatch, capsys):
@@ -315,17 +310,9 @@ def test_the_recipe_may_be_chosen(arch, recipe, trained_by):
     assert_recipe(settings_of(arch, "data", *(["--recipe", recipe] if recipe else [])), trained_by)
 
 
-def test_options_of_fairseq_train_win_and_wrong_ones_are_said():
+def test_options_of_fairseq_train_win():
     words = "par_transformer_base data --max-update 7 --sublayer-pattern (sff)x5 --sequences-per-update 8".split()
     assert dry_run(*words) == dry_run(*words, by=partial(run_script, "train_language_model.sh"))
     cfg = settings_of(*words)
     assert (cfg.optimization.max_update, cfg.model.sublayer_pattern, cfg.common.cpu) == (7, "(sff)x5", True)
     assert (cfg.dataset.batch_size, cfg.optimization.update_freq) == (4, [2])
-    for arguments, message in {
-        "par_transformer_base": "Missing argument 'DATA'",
-        "a data --sequences-per-update some": "'some' is not a valid integer",
-        "par_transformer_base.yaml data --recipe nvidia": "write recipe=nvidia behind it",
-        "par_transformer_bas data": "no such arch or folder; did you mean par_transformer_base",
-    }.items():
-        run = pretrain(*arguments.split())
-        assert run.returncode in (1, 2) and message in run.stderr

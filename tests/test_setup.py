@@ -64,6 +64,7 @@ def test_bounds_allow_what_is_installed_and_versions_that_stand_in_two_places_ag
     assert str(tried) == f"torch=={choose_torch.torch_builds.BUILDS[0].version}"
 
 
+@pytest.mark.slow
 def test_a_wheel_carries_configs_that_its_launcher_finds(tmp_path):
     build = ("egg_info", "--egg-base", str(tmp_path), "build_py", "--build-lib", str(tmp_path / "lib"))
     done = run(sys.executable, "setup.py", "--quiet", *build)
@@ -246,6 +247,7 @@ def test_a_kept_wheel_is_taken_by_its_hash(wheel, tmp_path):
     assert "but the index has c607577a54ab" in take(source, folder)
 
 
+@pytest.mark.slow
 def test_set_up_installs_the_kept_wheel_and_asks_no_index(wheel, tmp_path):
     venv, calls = tmp_path / "venv", tmp_path / "calls"
     real = f'exec "{sys.executable}" "$@" --quiet --target "{tmp_path / "installed"}"'

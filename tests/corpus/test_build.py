@@ -152,15 +152,6 @@ def test_what_could_not_be_tidied_up_goes_with_the_next_run(raw, tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("name", [".", "link"])
-def test_an_empty_folder_by_another_name(raw, tmp_path, monkeypatch, name):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "empty")
-    monkeypatch.chdir(tmp_path / "empty" if name == "." else tmp_path)
-    build_corpus([str(raw / "plain.txt")], name, SMALL)
-    assert (tmp_path / "empty" / "manifest.json").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_at_random_moments(raw, built, tmp_path, workers):

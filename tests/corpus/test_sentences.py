@@ -1,7 +1,4 @@
-"""Sentence boundaries: the rules against a gold set, and the quick sentencizer against spaCy's own.
-
-``python tests/corpus/test_sentences.py`` prints how good the rules are on the gold set.
-"""
+"""Sentence boundaries: the rules against a gold set, and the quick sentencizer against spaCy's own."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -166,10 +163,3 @@ def test_joining_keeps_every_word_in_order(paragraphs, min_words):
     words = [word for paragraph in paragraphs for sentence in paragraph for word in sentence.split()]
     assert " ".join(sentences).split() == words
     assert all(len(sentence.split()) >= min_words for sentence in sentences) or len(sentences) == 1
-
-
-if __name__ == "__main__":
-    print("half, precision, recall, F1")
-    for half in MINIMUM_F1:
-        for name, divide in (("spaCy's sentencizer", plain_sentences), ("with the rules of English", split)):
-            print(half, *(f"{number:.3f}" for number in score(divide, half)), name)

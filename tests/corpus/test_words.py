@@ -1,11 +1,9 @@
 """Sentences to words, documents to a store and back; rare words; fairseq's files, as its own tool writes them."""
 
 import filecmp
-import hashlib
 import logging
 import string
 from collections import Counter
-from importlib import metadata
 
 import numpy as np
 import pytest
@@ -13,9 +11,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus import vocabulary
-from lazyformer_fairseq.corpus.readers.files import Piece
-from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.corpus.stages import Job, WorkPaths, store_words
 from lazyformer_fairseq.corpus.steps import Document
 from lazyformer_fairseq.corpus.vocabulary import smallest_kept_count, word_hashes
 from lazyformer_fairseq.corpus.words import NormaliseWords, StoreWords, WordStore, with_plain_symbols
@@ -98,36 +93,6 @@ def test_documents_come_back_all_or_selected(tmp_path_factory, texts, bands):
     assert [store.vocabulary[word] for word in selected.words] == words
     assert selected.sentence_lengths.tolist() == [len(line.split()) for sentences in kept for line in sentences]
     assert selected.document_sentences.tolist() == [len(sentences) for sentences in kept]
-
-
-VERSIONS = {"spacy": "3.8", "sacremoses": "0.2"}  # others may divide a text otherwise
-INPUTS = {
-    "raw/mediawiki/enwiki-table-markup.xml.bz2": "mediawiki",
-    "raw/gutenberg/carroll-alice.txt": "book",
-    "raw/gutenberg/chesterton-ball.txt": "book",
-    "raw/wikiextractor_ugolbck/AA/wiki_03": "wikiextractor",
-    "raw/wikiextractor_json/AA/wiki_00": "jsonl",
-    "lm/wikitext-2/wiki.test.tokens": "wikitext",
-}
-GOLDEN = {
-    "bands.npy": "b277e5065b092e31",
-    "document_sentences.npy": "4bb0d11e5659ec90",
-    "fingerprints.npy": "1d538f2c3910c670",
-    "sentence_lengths.npy": "e604d127bbe22aa9",
-    "vocabulary.bin": "27de992fded22125",
-    "words.npy": "072fdd033bf1c8b6",
-}
-
-
-def test_words_of_real_text_are_those_written_before_anything_was_made_quicker(real_data, tmp_path):
-    for package, version in VERSIONS.items():
-        if not metadata.version(package).startswith(f"{version}."):
-            pytest.skip(f"made with {package} {version}")
-    paths = WorkPaths(tmp_path)
-    unit = tuple(Piece(str(real_data / path), form) for path, form in INPUTS.items())
-    store_words(Job(paths, CorpusSettings(), 1, [], [unit]), 0)
-    files = paths.of("words", 0).glob("*.[nb]*")
-    assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files} == GOLDEN
 
 
 COUNTED_TEXT = st.lists(st.sampled_from([*"abcdefgh", "<url>", "straße", "猫"]), min_size=1, max_size=12).map(" ".join)

@@ -79,9 +79,9 @@ def test_texts_get_the_same_answers_and_fairseqs_model_is_refused_in_a_line(mode
     [
         "export {models}/encoder {out}",
         "export {models}/fine_tuned {out} --to huggingface",
-        "export {models}/encoder {out} --to huggingface --as custom",
-        "import {models}/fine_tuned {out}",
-        "import {models}/encoder {out} --sublayer-pattern sflfs",
+        pytest.param("export {models}/encoder {out} --to huggingface --as custom", marks=pytest.mark.slow),
+        pytest.param("import {models}/fine_tuned {out}", marks=pytest.mark.slow),
+        pytest.param("import {models}/encoder {out} --sublayer-pattern sflfs", marks=pytest.mark.slow),
         "import {bert} {out}",
         "predict {models}/fine_tuned texts.csv --output {out}/answers.csv",
     ],

@@ -26,27 +26,6 @@ def read(capabilities: str) -> list[tuple[int, ...]]:
     return [tuple(map(int, each.split("."))) for each in re.split("[, ]+", capabilities) if each]
 
 
-@pytest.mark.parametrize(
-    ("there", "driver", "version"),
-    [
-        ("6.0", 580, "2.7.1"),
-        ("7.0 " * 8, 580, "2.10.0"),
-        ("7.0", 535, "2.10.0"),
-        ("8.0", None, "2.13.0"),
-        ("8.0", 570, "2.10.0"),  # CUDA 13 needs 580
-        ("12.0 7.0", 580, "2.10.0"),
-        ("12.0 12.0 6.0", 580, "2.13.0"),  # no build has both: most of them count
-        ("", 580, "2.13.0"),
-        ("", 550, "2.10.0"),
-        ("3.5", 580, None),
-        ("8.0", 470, None),
-    ],
-)
-def test_the_newest_that_the_gpus_and_the_driver_run(there, driver, version):
-    found = newest_for(read(there), driver)
-    assert (found and found.version) == version
-
-
 # NVIDIA's guide: "cubin generated for compute capability X.y executes on X.z with z >= y"; PTX on all later ones.
 @pytest.mark.parametrize(
     ("capability", "architectures", "runs"),

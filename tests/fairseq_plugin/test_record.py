@@ -3,8 +3,9 @@
 from lazyformer_fairseq.training.run_record import read_metrics, read_run
 
 OPTIONS = (
-    "--arch lazyformer_m2x6_s_tiny --criterion masked_lm_accuracy --batch-size 4 --lr 1e-3 --warmup-ratio 0.01 "
-    "--tokens-per-sample 32 --log-interval 2 --log-format none --validate-interval-updates 4 --seed 3 --max-update "
+    "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --lr 1e-3 "
+    "--warmup-ratio 0.01 --tokens-per-sample 32 --log-interval 2 --log-format none --validate-interval-updates 4 "
+    "--max-valid-steps 2 --seed 3 --max-update "
 )
 
 
@@ -15,7 +16,7 @@ def test_a_run_of_fairseqs_loop_has_a_record(data_folder, tmp_path, fairseq_trai
         fairseq_train(data_folder, f"{OPTIONS} {updates}", resumed)
 
     run = read_run(whole)
-    assert (run.model["name"], run.model["sublayer_pattern"]) == ("lazyformer_m2x6_s_tiny", "M2x6")
+    assert (run.model["name"], run.model["sublayer_pattern"]) == ("lazyformer_m2x6_s_tiny", "M2")
     assert (run.schedule["max_update"], run.batch["batch_size"], run.precision, run.seed) == (8, 4, "fp32", 3)
     assert run.task["tokens_per_sample"] == 32 and any(path.endswith("dict.txt") for path in run.data)
 

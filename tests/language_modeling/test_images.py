@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import mostly_slow
 from in_process import invoke, refusal
 from PIL import EpsImagePlugin, Image
 from sklearn.datasets import load_digits
@@ -287,7 +288,9 @@ def test_bits_per_pixel_are_of_each_image_alone(digits, checkpoint):
 # What they draw, and know
 
 
-@pytest.mark.parametrize("pattern", ["", "(s[synthesizer=dense+dot,length=64]f)", "sfl", "s[window=5]f"])
+@pytest.mark.parametrize(
+    "pattern", mostly_slow(["", "(s[synthesizer=dense+dot,length=64]f)", "sfl", "s[window=5]f"], "")
+)
 def test_each_pixel_is_the_likeliest_after_those_before(digits, checkpoint, pattern):
     """With what sublayers remember, or read anew; at temperature 0, and among the likeliest one."""
     model, dictionary, _ = load_model(checkpoint, digits)

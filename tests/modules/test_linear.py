@@ -144,16 +144,6 @@ def test_each_product_of_a_run_s_rows_is_chosen_once(chosen):
     assert set(shapes.values()) <= {"MKL", "oneDNN"}
 
 
-def test_inference_chooses_when_it_pays(chosen):
-    module, x = Linear(INPUTS, OUTPUTS), torch.randn(ROWS, INPUTS)
-    with torch.no_grad():
-        for _ in range(2 * timing.TELLING_ROUNDS * 20):
-            module(x)
-            assert not any(chosen.known.values())
-        module(x)
-    assert len(*chosen.known.values()) == 1
-
-
 @pytest.mark.parametrize("library", ["MKL", "oneDNN"])
 def test_the_faster_library_is_found(chosen, monkeypatch, library):
     def slow(multiply):
@@ -267,14 +257,3 @@ def test_exporters_see_torchs_own_operator(onednn_is_faster):
     assert "aten.linear" in str(exported.graph) and "mkldnn" not in str(exported.graph)
     torch.testing.assert_close(exported.module()(x), module(x), atol=1e-5, rtol=1e-4)
     assert "mkldnn" not in str(torch.jit.trace(module, x, check_trace=False).inlined_graph)
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # says torch of oneDNN's operator under vmap
-def test_functional_transforms_go_through(onednn_is_faster):
-    module, x = Linear(INPUTS, OUTPUTS), torch.randn(2, ROWS, INPUTS, requires_grad=True)
-
-    def loss(one):
-        return module(one).square().mean()
-
-    sum(loss(one) for one in x).backward()
-    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(x.detach()), x.grad, atol=1e-6, rtol=1e-4)

@@ -104,16 +104,3 @@ def test_zeros_have_ratio_one_and_weights_without_a_gradient_or_elements_stay():
     assert set(optimizer.state) == set(weights[1:-1])
     optimizer.zero_grad()
     optimizer.step()
-
-
-@pytest.mark.usefixtures("way")
-def test_the_order_of_elements_in_memory_is_no_matter():
-    plain = torch.nn.Parameter(torch.randn(4, 3))
-    transposed = torch.nn.Parameter(plain.detach().t().contiguous().t())
-    both = [Lamb([weight], **BERT) for weight in (plain, transposed)]
-    for update in range(3):
-        plain.grad = gradient_of(plain, 0, update)
-        transposed.grad = plain.grad.t().contiguous().t() if update else plain.grad.clone()
-        for optimizer in both:
-            optimizer.step()
-    assert torch.equal(plain, transposed)

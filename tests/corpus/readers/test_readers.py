@@ -121,14 +121,6 @@ def test_several_streams_and_zeros_after_them_but_no_text(tmp_path, suffix):
         texts(path, "text")
 
 
-def test_lines_that_are_not_utf8_are_cp1252(tmp_path):
-    path = tmp_path / "old.txt"
-    path.write_bytes("Über\n\nmöglich\n".encode() + b"caf\xe9 \x93so\x94 \x81\n")
-    watch = Watch()
-    assert [d.text for d in read_piece(Piece(str(path), "book"), watch)] == ["Über\nmöglich café “so” \ufffd"]
-    assert watch.lines_not_utf8 == 1
-
-
 def test_the_line_is_that_of_the_file_in_a_later_piece_too_and_documents_before_it_are_given(tmp_path):
     path = tmp_path / "bad"
     path.write_text('{"text": "fine"}\n' * 5 + '{"text": 1}\n')

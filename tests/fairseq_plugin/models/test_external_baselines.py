@@ -1,6 +1,5 @@
 """Models of fairseq and transformers learn by our task and criterion, as they would by code of their own."""
 
-import logging
 import sys
 from argparse import Namespace
 from types import SimpleNamespace
@@ -70,14 +69,6 @@ def test_the_loss_and_its_gradient_are_those_of_the_model_by_its_own_code(arch):
     for (name, weight), (_, other) in zip(ours.named_parameters(), own.named_parameters(), strict=True):
         torch.testing.assert_close(weight.grad, other.grad, msg=name)
         assert weight.grad.any() or "k_proj.bias" in name or "key.bias" in name, f"{name} learns nothing"
-
-
-@needs_transformers
-@pytest.mark.parametrize("arch", OF_TRANSFORMERS)
-def test_no_warning_speaks_of_ids_that_the_vocabulary_lacks(arch, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    build(arch)
-    assert not caplog.messages
 
 
 def training_of(data, arch: str, folder):

@@ -7,15 +7,12 @@ under torchrun, this file damages a run: ``test_bad_updates.py OUTPUT '{"2": "na
 import hashlib
 import json
 import os
-import re
 import sys
 import traceback
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
-from fairseq.logging import progress_bar
 from fairseq_cli.train import cli_main
 from fairseq_plugin.reliability.damage import TINY, Update, damaged_run
 from helpers import assert_equal_state, mostly_slow, train_in_two_processes, train_words, write_toy_glue
@@ -23,9 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.finetuning import GlueCriterion
-from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import CausalLMCriterion, MaskedLMAccuracyCriterion
+from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import CausalLMCriterion
 from lazyformer_fairseq.fairseq_plugin.reliability import bad_updates
-from lazyformer_fairseq.fairseq_plugin.reliability import options as reliability_options
 from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import GoodCheckpoints
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
@@ -98,7 +94,9 @@ def test_the_next_update_in_half_precision_is_as_large_as_in_full(data_folder, t
 
 def test_a_spike_is_a_multiple_of_the_recent_median(data_folder, tmp_path, fairseq_train):
     with damaged_run({22: 1.9, 24: 4.0, 26: 4.0}.get) as updates:
-        state = fairseq_train(data_folder, f"{TINY} --max-update 30 --loss-spike 2", tmp_path / "run")
+        state = fairseq_train(
+            data_folder, f"{TINY} --sublayer-pattern s --max-update 28 --loss-spike 2", tmp_path / "run"
+        )
     assert skipped(updates) == [24, 26] and counts_in(state) == (2, 0)
     assert max(state["extra_state"]["bad_updates"]["losses"]) < 2 * min(state["extra_state"]["bad_updates"]["losses"])
 
@@ -123,27 +121,8 @@ def test_nan_at_the_smallest_loss_scale_is_counted(data_folder, tmp_path, fairse
     assert_finite(state)
 
 
-@pytest.mark.slow
-def test_counts_reach_the_progress_output_tensorboard_and_wandb(
-    data_folder, tmp_path, fairseq_train, caplog, monkeypatch
-):
-    tensorboard, wandb = mock.MagicMock(), mock.MagicMock()
-    monkeypatch.setattr(reliability_options, "LOGS_NEED", {})  # as if both were installed
-    monkeypatch.setattr(progress_bar, "SummaryWriter", tensorboard)
-    monkeypatch.setattr(progress_bar, "wandb", wandb)
-    monkeypatch.setattr(progress_bar, "_tensorboard_writers", {})
-    options = f"{TINY} --max-update 8 --log-interval 2 --tensorboard-logdir {tmp_path / 'tb'} --wandb-project any"
-    with caplog.at_level("INFO"), damaged_run(only("nan gradient", 2, 4)):
-        fairseq_train(data_folder, options, tmp_path / "run")
-    assert re.search(r"num_updates 8 .*\| skipped 2 \| rollbacks 0", caplog.text)
-    scalars = [call.args for call in tensorboard.return_value.add_scalar.call_args_list]
-    assert [(value, step) for name, value, step in scalars if name == "skipped"][:3] == [(0, 2), (1, 4), (2, 6)]
-    logged = [call.args[0] for call in wandb.log.call_args_list]
-    assert {"train_inner/skipped": 2} in logged and {"train_inner/rollbacks": 0} in logged
-
-
 def test_counts_and_history_outlive_the_process(data_folder, tmp_path, fairseq_train):
-    options = f"{TINY} --loss-spike 2 --save-interval-updates 25"
+    options = f"{TINY} --sublayer-pattern s --loss-spike 2 --save-interval-updates 25"
     with damaged_run(only("nan gradient", 2)):
         fairseq_train(data_folder, f"{options} --max-update 25", tmp_path / "run")
     with damaged_run(only(4.0, 1)) as resumed:  # a spike is known for one at once
@@ -169,22 +148,6 @@ def test_fine_tuning_and_language_models_skip_too(tmp_path, data_folder, lm_data
     with damaged_run(only("nan activations", 2), CausalLMCriterion) as updates:
         fairseq_train(lm_data, options, tmp_path / "streams", task="stream_language_modeling --tgt-len 6")
     assert skipped(updates) == [2], "no NaN stays in the memory of streams"
-
-
-@pytest.mark.slow
-def test_a_criterion_that_logs_no_loss_is_guarded_by_its_gradient(data_folder, tmp_path, fairseq_train, monkeypatch):
-    forward = MaskedLMAccuracyCriterion.forward
-
-    def silent_forward(*args, **kwargs):
-        loss, sample_size, log = forward(*args, **kwargs)
-        return loss, sample_size, {name: value for name, value in log.items() if name != "loss"}
-
-    monkeypatch.setattr(MaskedLMAccuracyCriterion, "forward", silent_forward)
-    with damaged_run(only("nan gradient", 2), damages_loss=False) as updates:
-        fairseq_train(data_folder, f"{TINY} --max-update 4", tmp_path / "run")
-    assert skipped(updates) == [2]
-    with pytest.raises(UserError, match="--loss-spike: this --criterion logs no loss"):
-        fairseq_train(data_folder, f"{TINY} --max-update 1 --loss-spike 2", tmp_path / "spike")
 
 
 def test_impossible_options_are_named(data_folder, tmp_path, fairseq_train):

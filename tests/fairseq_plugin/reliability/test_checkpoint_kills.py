@@ -42,7 +42,10 @@ class Watch(ctypes.Structure):
 
 @pytest.mark.parametrize(
     ("kills", "within"),
-    [(2, 1), pytest.param(100, 60, marks=[pytest.mark.slow, pytest.mark.reliability, pytest.mark.timeout(3600)])],
+    [
+        pytest.param(2, 1, marks=pytest.mark.slow),
+        pytest.param(100, 60, marks=[pytest.mark.slow, pytest.mark.reliability, pytest.mark.timeout(3600)]),
+    ],
 )
 def test_killed_at_random_moments(data_folder, tmp_path, record_counts, kills, within):
     folder, log, watch = tmp_path / "run", tmp_path / "log", PROCESSES.Value(Watch, lock=False)

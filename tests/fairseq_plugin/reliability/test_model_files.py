@@ -197,14 +197,6 @@ def hub() -> TrainedModel:
     return LazyFormerModel.from_pretrained(ENCODER)
 
 
-def test_features_of_a_text_do_not_depend_on_its_batch(hub):
-    short, long = "Anna sees Ben near the house.", "Anna and Ben walk to the river, Cara and Dan to the market."
-    alone, together = hub.extract_features(short), hub.extract_features(short, long)
-    assert alone.shape == (1, len(hub.tokenizer.build_input(short)), 16)
-    torch.testing.assert_close(together[:1, : alone.size(1)], alone)
-    assert torch.equal(hub.extract_features([short, long]), together)
-
-
 def test_padding_on_the_left_changes_nothing(hub):
     model = hub.model
     model.register_classification_head("cola", 2)

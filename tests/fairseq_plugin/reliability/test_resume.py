@@ -4,7 +4,6 @@ import itertools
 import random
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import FairseqDataset, iterators
-from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.logging import metrics
 from fairseq.logging.progress_bar import SimpleProgressBar
 from fairseq_plugin.reliability.damage import TINY
@@ -93,31 +91,13 @@ def assert_goes_on_bit_for_bit(fairseq_train, data, folder, options: str, choose
     return stops
 
 
-@pytest.mark.parametrize("more", ["", "--within-documents --document-positions"])
+@pytest.mark.parametrize("more", mostly_slow(["", "--within-documents --document-positions"], ""))
 def test_a_stopped_run_goes_on_bit_for_bit(two_shards, tmp_path, fairseq_train, more):
     """Stopped in its first update, within an epoch, in the last of one."""
     assert_goes_on_bit_for_bit(
-        *(fairseq_train, two_shards, tmp_path, f"{OPTIONS} {more} --max-epoch 2"),
-        lambda ends: [1, ends[0] - 5, ends[0], ends[0] + 7],
+        *(fairseq_train, two_shards, tmp_path, f"{OPTIONS} {more} --batch-size 8 --max-epoch 2"),
+        lambda ends: [1, ends[0] - 5, ends[0], ends[0] + 3],
     )
-
-
-MODERN = ("modernbert_tiny", "lazy_modernbert_tiny", "neobert_tiny", "bert_modern_tiny", "reformer_reversible_tiny")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["", "--bf16", "--fp16"])
-@pytest.mark.parametrize("arch", MODERN)
-def test_200_updates_of_a_modern_encoder_learn_and_go_on_bit_for_bit(
-    two_shards, tmp_path, fairseq_train, arch, precision
-):
-    options = (
-        f"--arch {arch} --criterion masked_lm_accuracy --batch-size 8 --lr 3e-3 --weight-decay 0.1 --clip-norm 1.0 "
-        f"--log-interval 20 --max-update 200 {precision}"
-    )
-    assert_goes_on_bit_for_bit(fairseq_train, two_shards, tmp_path, options, lambda ends: [1, 101])
-    extra_state = torch.load(tmp_path / "whole" / "checkpoint_last.pt")["extra_state"]
-    assert extra_state["val_loss"] < 6.5  # bits; a model that knows nothing has log2(160) = 7.3
 
 
 def test_a_resumed_run_takes_the_back_ends_that_were_chosen(data_folder, tmp_path, fairseq_train, monkeypatch):
@@ -150,31 +130,6 @@ def test_stopped_anywhere_it_goes_on_bit_for_bit(two_shards, tmp_path, fairseq_t
         lambda ends: sorted(random.Random(1).sample(range(1, ends[-1]), 10)),
     )
     record_counts("stopped anywhere, resumed bit for bit", precision=precision or "fp32", stops=stops)
-
-
-def words_of(tokens) -> Counter:
-    return Counter(word for word in tokens if word > LAST_SPECIAL)
-
-
-@pytest.mark.slow
-def test_each_of_sixteen_shards_comes_once_in_its_turn_and_a_stopped_run_goes_on_with_the_rest(tmp_path, fairseq_train):
-    corpus, epochs = tmp_path / "data", 17  # the first shard comes again
-    build_toy_corpus(corpus, vocab_size=160, shards=16, unit_megabytes=0.002)
-    options = f"{TINY} --dropout 0.2 --max-epoch {epochs} --disable-validation --save-interval {epochs}"
-    with watched() as whole:
-        assert_goes_on_bit_for_bit(
-            *(fairseq_train, corpus, tmp_path, options),
-            # The second update of the eleventh epoch.
-            lambda ends: [min(update for update, (epoch, _) in whole.updates.items() if epoch == 11) + 1],
-        )
-    found = {epoch: [] for epoch in range(1, epochs + 1)}
-    for epoch, ((_, source, target),) in whole.updates.values():
-        found[epoch] += torch.where(target == PAD, source, target).flatten().tolist()  # masks undone
-    for epoch, tokens in found.items():
-        items = MMapIndexedDataset(str(corpus / f"shard{(epoch - 1) % 16}" / "train"))  # as fairseq itself reads it
-        assert words_of(tokens) == words_of(word for item in items for word in item.tolist()), epoch
-    first, again = (next(batches for epoch, batches in whole.updates.values() if epoch == of) for of in (1, epochs))
-    assert not torch.equal(first[0][1], again[0][1]), "another order, other masks"
 
 
 def test_another_optimizer_than_the_checkpoints_is_refused_in_words(lm_data, tmp_path, fairseq_train):
@@ -273,7 +228,7 @@ one_stretch = st.tuples(st.integers(1, 5), st.integers(1, 4), batch_sizes, st.in
 ONE, TWO = ({"max_tokens": None, "max_sentences": size} for size in (1, 2))
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.integers(1, 90), st.lists(one_stretch, min_size=2, max_size=5))
 @example(10, [(1, 1, ONE, 3), (2, 2, ONE, 1)])  # fairseq's offset is 3 of each process
 @example(10, [(1, 1, ONE, 3), (1, 2, ONE, 1)])  # fairseq leaves out the last batch
@@ -282,6 +237,7 @@ def test_every_sample_of_the_epoch_comes_once(samples, stretches):
     assert sorted(samples_of_epoch(samples, stretches)) == list(range(samples))
 
 
+@settings(max_examples=30)
 @given(st.integers(20, 90), st.integers(1, 4), one_stretch, one_stretch)
 def test_batches_shuffled_in_groups_come_once_too(samples, world, second, third):
     # Of what does not fill a group fairseq leaves out a part, so the measure is what one run would have seen.
@@ -291,6 +247,7 @@ def test_batches_shuffled_in_groups_come_once_too(samples, world, second, third)
     assert sorted(together) == sorted(alone)
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 90), st.integers(1, 4), st.integers(1, 3), batch_sizes, st.integers(1, 9))
 def test_the_same_processes_go_on_with_the_same_batches(samples, world, update_freq, batch_size, updates):
     alone = samples_of_epoch(samples, [(world, update_freq, batch_size, 0)])
@@ -327,10 +284,9 @@ def files_of(folder) -> dict[str, tuple[int, bytes]]:
 @pytest.mark.parametrize(
     ("first", "again", "limit"),
     [
-        ("--max-update 4", "--max-update 4", "--max-update 4"),
         ("--max-update 4", "--max-update 3 --log-seconds 60", "--max-update 3"),
         ("--max-update 4", "--max-update 9 --stop-time-hours 1e-9", "--stop-time-hours 1e-09"),
-        ("--max-epoch 1", "--max-epoch 1", "--max-epoch 1"),
+        ("--max-epoch 1 --batch-size 32", "--max-epoch 1 --batch-size 32", "--max-epoch 1"),
     ],
 )
 def test_a_run_that_has_ended_is_left_as_it_is(data_folder, tmp_path, fairseq_train, caplog, first, again, limit):

@@ -24,7 +24,7 @@ import torch
 import zstandard
 from fairseq import checkpoint_utils, file_utils, hub_utils
 from fairseq_plugin.reliability.damage import TINY
-from helpers import ROOT, message_of, write_toy_glue
+from helpers import ROOT, message_of, mostly_slow, write_toy_glue
 
 from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.corpus.readers import files
@@ -172,7 +172,7 @@ def test_settings_of_a_checkpoint_are_not_run(trained, tmp_path, victim):
     assert not victim.exists()
 
 
-@pytest.mark.parametrize("entry", ["load_model_ensemble", "fairseq-eval-lm"])
+@pytest.mark.parametrize("entry", mostly_slow(["load_model_ensemble", "fairseq-eval-lm"], "load_model_ensemble"))
 def test_fairseqs_own_entries_run_nothing_in_a_fresh_process(entry, trained, lm_data, tmp_path, victim, warm_python):
     """Of a stock task and a stock model, where no run of ours ever starts; whatever the environment allows."""
     state = torch.load(trained / "checkpoint_last.pt")
@@ -186,15 +186,7 @@ def test_fairseqs_own_entries_run_nothing_in_a_fresh_process(entry, trained, lm_
     )
     words = ["-c", program]
     if entry == "fairseq-eval-lm":
-        words = [
-            "-m",
-            "fairseq_cli.eval_lm",
-            lm_data,
-            "--user-dir",
-            ROOT / "lazyformer_fairseq",
-            "--cpu",
-            "--path",
-        ]
+        words = ["-m", "fairseq_cli.eval_lm", lm_data, "--user-dir", ROOT / "lazyformer_fairseq", "--cpu", "--path"]
     for evil in ("settings.pt", "pickle.pt"):
         command = [warm_python / "python", *words, tmp_path / evil]
         run = subprocess.run(command, env=os.environ | {UNSAFE_LOADS: "1"}, capture_output=True, text=True)

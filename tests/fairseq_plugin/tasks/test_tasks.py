@@ -178,7 +178,7 @@ def test_segments_come_in_order_and_memory_is_carried_over_updates_and_starts_an
     lm_data, tmp_path, fairseq_train
 ):
     with recorded_steps() as steps:
-        options = f"{TINY} --max-epoch 2 --update-freq 2 --num-workers 2 --validate-interval-updates 8"
+        options = f"{TINY} --max-epoch 2 --update-freq 2 --num-workers 1 --validate-interval-updates 12"
         fairseq_train(lm_data, options, tmp_path, TASK)
     assert [step.segment for step in steps.valid].count(0) > 2, "within an epoch, which leaves training's memory alone"
     length = len(steps.train) // 2

@@ -42,7 +42,7 @@ def outputs(case: Case, back_end: str) -> list[torch.Tensor]:
     return case.by(back_end, with_gradients=False)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(**sizes)
 def test_forward_and_readers(**given):
     case = Case(**given)
@@ -54,7 +54,7 @@ MIXED = AttentionMask(((1, (Band(6, 6), Columns(2))), (1, (Band(3, 3, 2), Band(N
 
 @pytest.mark.parametrize(
     ("parts", "is_causal", "extra"),
-    [({"bias", "right", "given"}, False, 2), ({"bias"}, True, 0), ({"bias", "positions", "right"}, True, 2)],
+    [({"bias", "right", "given"}, False, 2), ({"bias", "positions", "right"}, True, 2)],
 )
 def test_gradients(parts, is_causal, extra, monkeypatch):
     """torch refuses gradients on a processor, although it computes them."""

@@ -98,14 +98,6 @@ def test_likelihoods_and_embeddings_are_those_by_hand(cutoffs, div_val):
     torch.testing.assert_close(embedding(words), expected.view(4, 5, WIDTH))
 
 
-def test_one_band_is_torchs_cross_entropy():
-    embedding, softmax = make_words((), 1)
-    features, target = torch.randn(9, WIDTH, dtype=torch.double), torch.randint(0, VOCABULARY, (9,))
-    logits = features @ embedding.bands[0].table.T + softmax.bias
-    expected = torch.nn.functional.cross_entropy(logits, target, reduction="none")
-    torch.testing.assert_close(softmax.negative_log_likelihood(features, target, embedding), expected)
-
-
 def test_bands_without_a_target_and_words_that_do_not_occur_get_gradients_of_zero():
     """Not None: DistributedDataParallel waits for a gradient of every weight."""
     embedding, softmax = make_words((4, 9, 15), 2)

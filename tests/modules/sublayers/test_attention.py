@@ -17,11 +17,11 @@ from lazyformer_fairseq.modules.sublayers.attention import encode_distances
 
 @pytest.mark.parametrize("pieces", [2**21, 7])  # 7: a piece is a row
 @pytest.mark.parametrize("back_end", ON_A_CPU)
-@pytest.mark.parametrize("time, memory", [(5, 4), (4, 0), (1, 6), (6, 2)])
-def test_outputs_and_gradients_are_those_of_the_equations(time, memory, back_end, pieces, monkeypatch):
+@padded_and_with_memory
+def test_outputs_and_gradients_are_those_of_the_equations(given, back_end, pieces, monkeypatch):
     """Of an l too, which sees another layer's input."""
     monkeypatch.setattr(blockwise, "CHUNK_ELEMENTS", pieces)
-    Attending("s", time, memory, back_end=back_end).assert_equations()
+    Attending("s", **given, back_end=back_end).assert_equations()
 
 
 @pytest.mark.parametrize("clamp_len, farthest", [(0, 8), (6, 6), (-1, 8)])

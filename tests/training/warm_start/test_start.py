@@ -266,19 +266,3 @@ def test_no_other_alignment_is_better(one, other):
     found = [(i, j) for j, i in enumerate(align(old, new)) if i is not None]
     assert found == sorted(found) and all(likeness(old[i], new[j]) for i, j in found)
     assert value(found, old, new) == max(value(pairs, old, new) for pairs in all_alignments(old, new))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("(sf)x4", "M2x2", [0, 1, 2, 3, 4, 5, 6, 7]),
-        ("M2x2", "(sf)x4", [0, 1, 2, 3, 4, 5, 6, 7]),
-        ("(sf)x4", "(sf)x2", [0, 3, 4, 7]),
-        ("(sf)x2", "(sf)x4", [0, None, None, 1, 2, None, None, 3]),
-        ("(sf)x3", "(sff)x2 f", [0, 1, None, 2, 3, None, 5]),
-        ("s-fsf", "sf-sf", [0, 2, None, 3, 4]),
-        ("s[window=2]fsf", "sf", [2, 3]),
-    ],
-)
-def test_places_that_a_reader_expects(old, new, expected):
-    assert list(align(plan(old), plan(new))) == expected

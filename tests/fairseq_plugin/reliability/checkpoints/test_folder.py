@@ -1,6 +1,5 @@
 """Which checkpoint of a folder a run starts from, and which are kept: its processes choose the same, or all stop."""
 
-import logging
 import os
 import pickle
 import shutil
@@ -26,8 +25,7 @@ from helpers import (
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
-from lazyformer_fairseq.fairseq_plugin.reliability import options as reliability_options
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import checkpoints_in, choose, suffix_of
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import choose
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates
 from lazyformer_fairseq.storage.atomic import UNFINISHED
 from lazyformer_fairseq.storage.checkpoint_file import look_into, save
@@ -225,20 +223,6 @@ def test_asynchronous_writing_and_folders_that_cannot_be_written_are_refused(dat
             fairseq_train(data_folder, f"{SMALL} --max-update 2", folder)
 
 
-@pytest.mark.parametrize("name", [".training.lock", "train.log"])
-def test_a_link_with_the_name_of_a_lock_or_log_ends_the_run_before_its_target_is_written(
-    data_folder, tmp_path, fairseq_train, name
-):
-    precious = tmp_path / "precious"
-    precious.write_bytes(b"of the user")
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / name).symlink_to(precious)
-    with pytest.raises(UserError, match=f"--save-dir {folder / name}: is a link"):
-        fairseq_train(data_folder, f"{SMALL} --max-update 2", folder)
-    assert precious.read_bytes() == b"of the user"
-
-
 def test_a_file_called_dummy_stays(data_folder, tmp_path, fairseq_train):
     """By which fairseq tries whether it may write to the folder."""
     (tmp_path / "dummy").write_bytes(b"of the user")
@@ -309,51 +293,3 @@ def test_the_checkpoints_of_another_run_in_the_folder_do_not_count(folder):
     assert (folder / "checkpoint_1_9.pt").exists()
     checkpoint_utils.os.remove(folder / "checkpoint_1_1_b.pt")
     assert not (folder / "checkpoint_1_1_b.pt").exists()
-
-
-def test_the_suffix_in_a_name(tmp_path):
-    of_suffix = {
-        "": "checkpoint3.pt checkpoint_last.pt checkpoint.best_loss_7.5181.pt checkpoint.best_matthews_-0.1230.pt "
-        "checkpoint.best_loss_nan1.pt",
-        "_b": "checkpoint3_b.pt checkpoint_update_5_b.pt checkpoint.best_my_loss_7.5181_b.pt",
-        "-x": "checkpoint_1_20-x.pt",
-        "-shard0": "checkpoint_best-shard0.pt",
-        None: "checkpoint.pt checkpoint_x.pt dummy checkpoint_last.pt.tmp",
-    }
-    for suffix, found in of_suffix.items():
-        for name in found.split():
-            assert suffix_of(tmp_path / name) == suffix, name
-            (tmp_path / name).touch()
-    assert {path.name for path in checkpoints_in(tmp_path, "_b")} == set(of_suffix["_b"].split())
-
-
-def test_the_log_beside_the_checkpoints_has_each_line_once_even_after_a_full_disk(tmp_path, capsys, monkeypatch):
-    def log(text: str, *folders: Path) -> None:
-        for folder in folders:
-            reliability_options.log_to(folder)
-        logging.getLogger("train").info(text)
-
-    def messages(folder: Path) -> list[str]:
-        return [line.split(" | ")[-1] for line in (folder / "train.log").read_text().splitlines()]
-
-    root, (one, other) = logging.getLogger(), (tmp_path / "one", tmp_path / "other")
-    monkeypatch.setattr(root, "handlers", root.handlers.copy())
-    monkeypatch.setattr(root, "level", logging.INFO)
-    for folder in (one, other):
-        folder.mkdir()
-    (one / "train.log").write_text("before\n")
-    for folder in (one, one, other, one):  # a process asks more than once, and may train several times
-        log(f"in {folder.name}", folder)
-    handler = root.handlers[-1]
-    handler.stream.close()
-    with open("/dev/full", "w") as full:
-        handler.stream = full
-        log("a line")
-        log("room again", other)
-        assert "Traceback" not in capsys.readouterr().err
-    assert messages(one) == ["before", "in one", "in one", "in one"]
-    assert messages(other) == ["in other", "room again"]
-    with (tmp_path / "train.log").open("a") as file:  # as the queue of GLUE's runs has it
-        monkeypatch.setattr(sys, "stdout", file)
-        log("a line", tmp_path)
-    assert messages(tmp_path) == []

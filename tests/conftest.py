@@ -30,6 +30,7 @@ import copy
 import functools
 import signal
 import subprocess
+from multiprocessing import forkserver
 
 import hypothesis
 import pytest
@@ -46,6 +47,7 @@ from helpers import (
     write_toy_glue,
     write_toy_wikitext,
 )
+from warm_python.forkserver import fork_the_forkserver
 
 from lazyformer_fairseq.executors import cpuinfo
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
@@ -78,6 +80,11 @@ if importlib.util.find_spec("fairseq"):
     start_run()  # once: what a test replaces for itself is to stand outside of the hooks
     make_hydra_quick()
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # as in processes of their own
+if sys.platform == "linux":
+    # Now, so that nothing that a test replaces is in it.
+    fork_the_forkserver()
+    forkserver.set_forkserver_preload(["torch._dynamo", "lazyformer_fairseq.finetuning.training"])
+    forkserver.ensure_running()
 hypothesis.settings.register_profile("no deadline", deadline=None)  # a machine may be busy
 hypothesis.settings.load_profile("no deadline")
 

@@ -1,14 +1,21 @@
 """What works where fairseq cannot be imported, as on Python 3.13: commands and modules, in processes without it."""
 
+import json
+import os
 import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import ROOT, toy_texts, write_toy_wikitext
+from helpers import ROOT, mostly_slow, toy_texts, write_toy_wikitext
+from in_process import tried
 from tiny_berts import save_tiny
+
+CHECKPOINTS = ROOT / "tests" / "fixtures" / "checkpoints"
+ENCODER = CHECKPOINTS / "encoder"
 
 BENCH = "--baseline-arch bert_tiny --baseline-backend eager --lengths 8 --tokens 8 --rounds 2 --output bench"
 SIZES = "--embed-dim 8 --ffn-embed-dim 16 --heads 2 --updates 2 --seeds 1 --device cpu"
@@ -17,9 +24,6 @@ SEARCH = f"--batch-size 64 --max-updates 6 --constant-updates 1 --sublayers 2 --
 # Each with what it is to print or write.
 COMMANDS = (
     ("pattern show 'M2x2 s[window=2]' --tokens 4 --heads 2", "lazy attention"),
-    ("plan --arch lazyformer_m2x6_s,par_transformer_base --gpus 8x16GB", "par_transformer_base"),
-    ("corpus texts corpus --vocab-size 160 --valid-share 0.1", "corpus/dict.txt"),
-    ("lm prepare wikitext wikitext prepared", "prepared/manifest.json"),
     ("export trained exported", "exported/model.safetensors"),
     ("export trained theirs --to huggingface", "theirs/model.safetensors"),
     ("import bert imported --sublayer-pattern M2", "imported/warm_start.json"),
@@ -84,8 +88,7 @@ print(type(AutoModelForMaskedLM.from_pretrained("trained_so/checkpoint-3")).__na
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, data_folder, lm_data) -> Path:
     """Where a user stands: texts, corpora, a model that fairseq trained, a BERT."""
-    fixtures, folder = ROOT / "tests" / "fixtures", tmp_path_factory.mktemp("user")
-    before = fixtures / "checkpoints" / "m2x2"
+    folder = tmp_path_factory.mktemp("user")
     (folder / "texts").mkdir()
     (folder / "texts" / "toy.txt").write_text("\n\n".join(toy_texts(150)))
     write_toy_wikitext(folder / "wikitext")
@@ -93,12 +96,15 @@ def folder(tmp_path_factory, data_folder, lm_data) -> Path:
     for name in ("train", "dev"):
         rows = (f"Anna sees the {thing}\t{mood}" for thing, mood in (("garden", "good"), ("river", "bad")) * 6)
         (folder / "moods" / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
-    shutil.copytree(before / "tokenizer", folder / "trained" / "tokenizer")
-    shutil.copy(before / "checkpoint_last.pt", folder / "trained")
+    shutil.copytree(CHECKPOINTS / "m2x2" / "tokenizer", folder / "trained" / "tokenizer")
+    shutil.copy(CHECKPOINTS / "m2x2" / "checkpoint_last.pt", folder / "trained")
     save_tiny(folder / "bert")
-    (folder / "language_model").symlink_to(fixtures / "checkpoints" / "language_model")
+    (folder / "language_model").symlink_to(CHECKPOINTS / "language_model")
     (folder / "data").symlink_to(data_folder)
     (folder / "tokens").symlink_to(lm_data)
+    configs = shutil.copytree(ROOT / "configs" / "pretraining", folder / "pretraining")
+    bert = (configs / "bert_base.yaml").read_text()
+    (configs / "of_one_layer.yaml").write_text(bert.replace("M1x12", "sf"))
     return folder
 
 
@@ -126,14 +132,57 @@ def run(without_fairseq, folder, tmp_path) -> Callable[[str], str]:
     ],
 )
 def test_a_command_works(command, made, run, tmp_path):
+    """Each command that needs no fairseq ends well without it."""
     printed = run(f"lazyformer {command}")
     assert made in printed or (tmp_path / made).exists()
 
 
 @pytest.mark.parametrize(
     ("code", "prints"),
-    [(LOOP, "True 2"), (TRAINER, "LazyFormerForMaskedLM"), (DEMO, "Picture: demo/loss.png")],
-    ids=["a loop", "Trainer", "the demo"],
+    [
+        pytest.param(LOOP, "True 2", id="a loop"),
+        pytest.param(TRAINER, "LazyFormerForMaskedLM", id="Trainer"),
+        pytest.param(DEMO, "Picture: demo/loss.png", id="the demo", marks=pytest.mark.slow),
+    ],
 )
 def test_code_of_ones_own_trains(code, prints, run):
+    """A loop of one's own, transformers' Trainer and the demo train without fairseq."""
     assert prints in run(f"python -c {shlex.quote(code)}")
+
+
+# --- Commands that read and write text, shards and plans write and print the same with fairseq and without
+
+
+def written(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's files by name, without times and versions."""
+    found: dict[str, Any] = {}
+    for path in (path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".html", ".safetensors")):
+        found[str(path.relative_to(folder))] = path.read_bytes()
+        if path.name == "manifest.json":
+            kept = json.loads(path.read_bytes())
+            found[path.name] = {name: kept[name] for name in kept if name not in ("versions", "timing")}
+    return found
+
+
+PREPARING = (
+    "corpus texts {out} --vocab-size 160 --word-coverage 1 --valid-share 0.1 --near-duplicates --workers 1",
+    "lm prepare wikitext wikitext {out}",
+    "import {encoder} {out} --sublayer-pattern sflfs --text texts/toy.txt",  # a warm start, and what it costs
+    "plan --config pretraining/of_one_layer.yaml --gpus 2x24GB",
+    "plan --arch lazyformer_m2x6_s --arch bert_base --data data --gpus 4x16GB --attention-backend eager",
+    "plan --arch transformer_xl_base --gpus 2x24GB",
+)
+
+
+@pytest.mark.parametrize("command", mostly_slow(PREPARING, *PREPARING[:4]))
+def test_commands_write_and_print_the_same(command, folder, without_fairseq, tmp_path, monkeypatch):
+    """Files and printed lines do not depend on whether fairseq is installed."""
+    monkeypatch.chdir(folder)
+    out = tmp_path / "out"
+    words = command.format(out=out, encoder=ENCODER).split()
+    printed_with = tried(*words).stdout
+    out_with = out.rename(tmp_path / "with") if out.exists() else out
+    done = subprocess.run([without_fairseq / "lazyformer", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (written(out), done.stdout) == (written(out_with), printed_with)
+    assert out.exists() or "plan" in command

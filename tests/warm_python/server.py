@@ -20,6 +20,8 @@ import threading
 import types
 from contextlib import suppress
 
+from forkserver import fork_the_forkserver
+
 HEAVY = (
     *("torch", "torch._dynamo", "torch.distributed.run", "torch.utils.flop_counter", "sklearn.metrics", "scipy.stats"),
     *("hydra", "sacrebleu", "sacremoses", "sentencepiece", "safetensors"),
@@ -130,6 +132,7 @@ if __name__ == "__main__":
     for name in HEAVY:
         with suppress(ModuleNotFoundError):  # sacrebleu comes with fairseq
             importlib.import_module(name)
+    fork_the_forkserver()
     job, files = serve(sys.argv[1])
     become(sys.argv[2], files, job["environment"], job["folder"], job["unbuffered"])
     leave(exit_code(job["words"]))

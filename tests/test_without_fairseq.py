@@ -1,7 +1,6 @@
 """What works where fairseq cannot be imported, as on Python 3.13: commands and modules, in processes without it."""
 
 import json
-import os
 import shlex
 import shutil
 import subprocess

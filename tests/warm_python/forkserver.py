@@ -28,8 +28,8 @@ def start(path: str, arguments: Sequence[str], files: Sequence[int]) -> int:
             if int(name) not in {0, 1, 2, *files}:
                 with suppress(OSError):  # the listing's own
                     os.close(int(name))
-        sys.stdout = open(1, "w", closefd=False)
-        sys.stderr = open(2, "w", buffering=1, closefd=False)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         forkserver._forkserver._lock = threading.Lock()  # the parent holds its own
         exec(code, {})
     finally:

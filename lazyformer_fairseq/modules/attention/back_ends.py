@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from typing_extensions import override
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import counted, lazy_block
@@ -42,8 +43,8 @@ from lazyformer_fairseq.modules.attention.interface import (
     has_triton,
     why_no_triton,
 )
-from lazyformer_fairseq.modules.attention.lazy_block import BlockKernels, Implementation
-from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.attention.lazy_block import BlockKernels
+from lazyformer_fairseq.modules.attention.scores import Scores, unchanged
 from lazyformer_fairseq.modules.attention.weights import distribution
 
 # The memory-efficient kernel writes a gradient of the bias for each sequence, and torch sums them afterwards: so many
@@ -69,14 +70,17 @@ class StoredDistribution(NamedTuple):
 
 
 class Eager(BackEnd):
-    """Each step by torch: the reference, the fastest for tiny models, and the only one for entmax."""
+    """Each step by torch, which writes scores and distribution.
 
+    It computes everything: the reference, the fastest for tiny models, and the only one for entmax.
+    """
+
+    @override
     def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
-        """Return None: it computes everything."""
         return None
 
+    @override
     def attend(self, given: AttentionInputs) -> tuple[Tensor, StoredDistribution]:
-        """Write scores and distribution."""
         q = given.q_BNTD
         k = given.k_BNKD
         added = given.scores.dense(q.size(-2), k.size(-2), q)
@@ -84,35 +88,22 @@ class Eager(BackEnd):
         scores_BNTK = torch.matmul(q / scale, k.transpose(-2, -1))
         if added is not None:
             scores_BNTK = scores_BNTK + added
-        # Of a row that sees nothing, softmax makes NaN; torch's fused attention and this one, zeros.
-        has_blind_rows = given.scores.mask is not None
-        stored = StoredDistribution(distribution(scores_BNTK, given.scores.exponent_N, given.dtype, has_blind_rows))
+        probabilities = distribution(
+            scores_BNTK,
+            exponent_N=given.scores.exponent_N,
+            dtype=given.dtype,
+            # Of a row that sees nothing, softmax makes NaN; torch's fused attention and this one, zeros.
+            has_blind_rows=given.scores.mask is not None,
+        )
+        stored = StoredDistribution(probabilities)
         return stored.attend(given.v_BNKD, given.dropout), stored
-
-
-class InTriton(Implementation):
-    """The Triton kernels, :mod:`.triton_kernels`."""
-
-    def __init__(self):
-        from lazyformer_fairseq.modules.attention import triton_kernels as made
-
-        self.attend_forward = made.attend_forward
-        self.reuse_forward = made.reuse_forward
-        self.value_gradient = made.value_gradient
-        self.block_gradient = made.block_gradient
-        schema = "(Tensor d_output, Tensor output) -> Tensor"
-        operator = torch.library.custom_op("lazyformer::triton_row_sums", made.row_sums, mutates_args=(), schema=schema)
-        operator.register_fake(lambda d_output, output: output.new_empty(output.shape[:-1], dtype=torch.float32))
-        self.row_sums = operator
-
-    def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
-        """Return an empty tensor for the log-sum-exp of each row of scores."""
-        return q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @functools.cache
 def triton_kernels() -> BlockKernels:
     """Return the Triton kernels as operators."""
+    from lazyformer_fairseq.modules.attention.triton_kernels import InTriton
+
     return BlockKernels("triton", InTriton())
 
 
@@ -131,58 +122,58 @@ def _why_not_in_chunks(variant: Variant) -> Optional[str]:
 def _why_not_in_triton(variant: Variant, dtype: torch.dtype) -> Optional[str]:
     """Return why the Triton kernels do not compute a variant; None if they do."""
     has_one_size = variant.query_size == variant.value_size <= LARGEST_HEAD
-    return (
-        first_reason(
-            [
-                (variant.dropout, NO_DROPOUT),
-                (variant.has_entmax, NO_ENTMAX),
-                (variant.mask is not None or variant.num_extra, "on a GPU masks and persistent keys are for flex"),
-                (variant.is_causal or variant.has_positions, "on a GPU it is for encoders"),
-                (variant.has_dense, "on a GPU it adds no scores of each pair"),
-                (variant.time != variant.keys, "on a GPU it takes as many keys as queries"),
-                (not has_one_size, f"on a GPU queries and values need one size, {LARGEST_HEAD} at most"),
-                (dtype == torch.float64, "on a GPU it computes in single precision at most"),
-                (
-                    torch.are_deterministic_algorithms_enabled(),
-                    "on a GPU it adds gradients up in any order, and torch is to be deterministic",
-                ),
-            ]
-        )
-        or why_no_triton()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    reason = first_reason(
+        [
+            (variant.dropout, NO_DROPOUT),
+            (variant.has_entmax, NO_ENTMAX),
+            (variant.mask is not None or variant.num_extra, "on a GPU masks and persistent keys are for flex"),
+            (variant.is_causal or variant.has_positions, "on a GPU it is for encoders"),
+            (variant.has_dense, "on a GPU it adds no scores of each pair"),
+            (variant.time != variant.keys, "on a GPU it takes as many keys as queries"),
+            (not has_one_size, f"on a GPU queries and values need one size, {LARGEST_HEAD} at most"),
+            (dtype == torch.float64, "on a GPU it computes in single precision at most"),
+            (is_deterministic, "on a GPU it adds gradients up in any order, and torch is to be deterministic"),
+        ]
     )
+    return reason or why_no_triton()
 
 
 class Materialize(BackEnd):
     """The fastest on a processor for training, with a mask or without, where the distributions fit the memory."""
 
+    @override
     def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
-        """Return why it does not compute a variant; None if it does."""
         if device != "cpu":
             return "it computes chunk by chunk, for a processor's cache"
         if variant.has_given:
             return "it keeps no distribution whose keys each sequence chooses, as global=given does"
         return _why_not_in_chunks(variant)
 
+    @override
     def attend(self, given: AttentionInputs) -> tuple[Tensor, lazy_block.SharedAttention]:
-        """Keep the distribution; each ``l`` is a product."""
         return lazy_block.attend(KERNELS["materialize"], given)
 
 
 class Fused(BackEnd):
     """The fastest on a GPU with a learned bias; on a processor the least memory for one, and for masks of one layer."""
 
+    @override
     def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
-        """Return why it does not compute a variant; None if it does."""
         if device == "cpu":
             return _why_not_in_chunks(variant)
         return _why_not_in_triton(variant, dtype)
 
+    @override
     def attend(self, given: AttentionInputs) -> tuple[Tensor, lazy_block.SharedAttention]:
-        """Compute the distribution anew in each function."""
         takes_triton = given.device != "cpu"
         if os.environ.get("TRITON_INTERPRET") == "1" and has_triton():
             takes_triton = _why_not_in_triton(Variant.of(given), given.dtype) is None
-        return lazy_block.attend(triton_kernels() if takes_triton else KERNELS["blockwise"], given)
+        if takes_triton:
+            kernels = triton_kernels()
+        else:
+            kernels = KERNELS["blockwise"]
+        return lazy_block.attend(kernels, given)
 
 
 class RecomputedAttention:
@@ -207,31 +198,40 @@ class RecomputedAttention:
         size = v_BNKD.size(-1)
         if self.q_BNTD.size(-1) > size:
             v_BNKD = F.pad(v_BNKD, (0, self.q_BNTD.size(-1) - size))
-        vectors = self.q_BNTD, self.k_BNKD, v_BNKD
         if self._learns and added is not None and v_BNKD.device.type == "cuda":
-            return attention_with_learned_bias(*vectors, added, dropout)[..., :size]
-        return F.scaled_dot_product_attention(*vectors, attn_mask=added, dropout_p=dropout)[..., :size]
+            output = attention_with_learned_bias(self.q_BNTD, self.k_BNKD, v_BNKD, added, dropout)
+        else:
+            output = F.scaled_dot_product_attention(
+                self.q_BNTD,
+                self.k_BNKD,
+                v_BNKD,
+                attn_mask=added,
+                dropout_p=dropout,
+            )
+        return output[..., :size]
 
     def _dense(self) -> Optional[Tensor]:
+        layout = unchanged
         if self._learns and self.q_BNTD.device.type == "cuda":
             layout = aligned
-        else:
-            layout = None
         added = self.scores.dense(self.q_BNTD.size(-2), self.k_BNKD.size(-2), self.q_BNTD, layout)
-        return added[None] if added is not None and added.dim() == 3 else added  # else torch fuses none on a processor
+        if added is not None and added.dim() == 3:
+            return added[None]  # torch fuses no three axes on a processor
+        return added
 
 
 class Recompute(BackEnd):
     """The fastest for inference, on GPUs without a learned bias, and with dropout in single layers."""
 
+    @override
     def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
-        """Return why it does not compute a variant; None if it does."""
         if variant.has_entmax:
             return NO_ENTMAX
         if variant.query_size < variant.value_size:
             return "torch's fused attention multiplies queries and keys, and here there are none"
         return None
 
+    @override
     def attend(self, given: AttentionInputs) -> tuple[Tensor, ReusableAttention]:
         """Attend by torch's kernel; by ``fused`` where that has none whose additions learn."""
         if given.scores.is_learning and given.device == "cpu" and _why_not_in_chunks(Variant.of(given)) is None:
@@ -265,8 +265,11 @@ def attend(given: AttentionInputs, back_end: str) -> tuple[Tensor, ReusableAtten
     variant = Variant.of(given)
     why = BACK_ENDS[back_end].why_not(variant, given.device, given.dtype)
     if why is not None:
-        able = [name for name, each in BACK_ENDS.items() if each.why_not(variant, given.device, given.dtype) is None]
-        raise UserError(f"--attention-backend {back_end}: {why}; choose from {', '.join(('auto', *able))}")
+        able = ["auto"]
+        for name, each in BACK_ENDS.items():
+            if each.why_not(variant, given.device, given.dtype) is None:
+                able.append(name)
+        raise UserError(f"--attention-backend {back_end}: {why}; choose from {', '.join(able)}")
     return BACK_ENDS[back_end].attend(given)
 
 
@@ -294,24 +297,28 @@ def attention_with_learned_bias(
     """
     # Flash takes no additions. cuDNN's is preferred on some GPUs, and has no gradient for them. And where nothing but
     # the additions learns torch's forward pass leaves out what the memory-efficient backward pass reads.
-    has_others = any(part.requires_grad for part in (q_BNTD, k_BNKD, v_BNKD))
-    if has_others:
+    kernels = [SDPBackend.MATH]
+    if q_BNTD.requires_grad or k_BNKD.requires_grad or v_BNKD.requires_grad:
         kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    else:
-        kernels = [SDPBackend.MATH]
     with sdpa_kernel(kernels):
         if torch.compiler.is_compiling():
             return F.scaled_dot_product_attention(q_BNTD, k_BNKD, v_BNKD, attn_mask=added, dropout_p=dropout)
-        batch = q_BNTD.size(0)
-        at_once = max(1, CHUNK_NUMBERS // (q_BNTD.size(1) * q_BNTD.size(2) * k_BNKD.size(2)))
-        parts = (q_BNTD, k_BNKD, v_BNKD, added)
-        outputs = [
-            F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
-            for q, k, v, bias in (
-                [part if len(part) < batch else part[first : first + at_once] for part in parts]
-                for first in range(0, batch, at_once)
+        batch, heads, time, _ = q_BNTD.shape
+        at_once = max(1, CHUNK_NUMBERS // (heads * time * k_BNKD.size(2)))
+        outputs = []
+        for first in range(0, batch, at_once):
+            some = slice(first, first + at_once)
+            bias = added
+            if len(added) == batch:
+                bias = added[some]
+            output = F.scaled_dot_product_attention(
+                q_BNTD[some],
+                k_BNKD[some],
+                v_BNKD[some],
+                attn_mask=bias,
+                dropout_p=dropout,
             )
-        ]
+            outputs.append(output)
         if len(outputs) == 1:
             return outputs[0]
         return torch.cat(outputs)
@@ -325,18 +332,24 @@ def aligned(added: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():  # it lays out anew what it computes, and torch copies the rest
         return added
-    starts = (*added.stride()[:-1], added.storage_offset())
-    if added.stride(-1) == 1 and all(start % ALIGNMENT == 0 for start in starts):
+    *strides, stride_of_keys = added.stride()
+    starts = [*strides, added.storage_offset()]
+    if stride_of_keys == 1 and all(start % ALIGNMENT == 0 for start in starts):
         return added
     keys = added.size(-1)
-    return F.pad(added.contiguous(), (0, -keys % ALIGNMENT))[..., :keys]
+    padded = F.pad(added.contiguous(), (0, -keys % ALIGNMENT))
+    return padded[..., :keys]
 
 
 def has_kernel(precision: torch.dtype, head_size: int, capability: tuple[int, int]) -> bool:
     """Return whether the memory-efficient kernel takes this on a GPU of that compute capability."""
-    half = precision in (torch.float16, torch.bfloat16)
-    if not half and precision != torch.float32:
+    lowest_capability = (5, 0)
+    if precision == torch.bfloat16:
+        lowest_capability = (8, 0)
+    if precision == torch.float32:
+        multiple = 4
+    elif precision in (torch.float16, torch.bfloat16):
+        multiple = 8
+    else:
         return False
-    if capability < (8, 0) and precision == torch.bfloat16:
-        return False
-    return capability >= (5, 0) and head_size % (8 if half else 4) == 0
+    return capability >= lowest_capability and head_size % multiple == 0

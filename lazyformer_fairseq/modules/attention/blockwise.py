@@ -16,14 +16,15 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Optional, Union
+from typing import Optional
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lazyformer_fairseq.modules.attention.lazy_block import Implementation, empty_heads, empty_rows, learned_gradients
-from lazyformer_fairseq.modules.attention.masks import Part
+from lazyformer_fairseq.modules.attention.masks import Part, shown_by
 from lazyformer_fairseq.modules.attention.reused_memory import empty, scratch
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.products import multiply
@@ -96,8 +97,10 @@ class Chunk:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(sequences x heads, rows, keys)."""
-        groups = (self.sequences.stop - self.sequences.start) * self.num_heads
-        return groups, self.segment.num_rows, self.segment.tokens + self.extra
+        num_sequences = self.sequences.stop - self.sequences.start
+        groups = num_sequences * self.num_heads
+        keys = self.segment.tokens + self.extra
+        return groups, self.segment.num_rows, keys
 
     def turn(self, rows: Tensor) -> Tensor:
         """Return rows (..., rows, any size) in the chunk's order, or those in its order in theirs."""
@@ -107,7 +110,8 @@ class Chunk:
 
     def select_rows(self, x: Tensor) -> Tensor:
         """Return its rows of x (B, N, T, D): (sequences x heads, rows, D), in its order."""
-        return self.turn(x[self.sequences, self.heads, self.segment.rows].flatten(0, 1))
+        rows = x[self.sequences, self.heads, self.segment.rows]
+        return self.turn(rows.flatten(0, 1))
 
     def put_rows(self, out: Tensor, rows: Tensor) -> None:
         """Write what :meth:`select_rows` reads."""
@@ -127,6 +131,12 @@ class Chunk:
         return keys.flatten(0, 1)
 
 
+def slices(first: int, end: int, size: int) -> Iterator[slice]:
+    """Yield neighbouring slices of at most `size` entries, from `first` up to `end`."""
+    for start in range(first, end, size):
+        yield slice(start, min(end, start + size))
+
+
 def segments_of(parts: Optional[tuple[Part, ...]], time: int, tokens: int, is_causal: bool) -> tuple[Segment, ...]:
     """Cut the queries of a group of heads into segments.
 
@@ -141,13 +151,11 @@ def segments_of(parts: Optional[tuple[Part, ...]], time: int, tokens: int, is_ca
         return _masked_segments(parts, time, tokens, is_causal, most_rows)
     most_rows = min(time, max(1, CHUNK_ELEMENTS // max(1, tokens)))
     segments = []
-    for start in range(0, time, most_rows):
-        stop = min(time, start + most_rows)
+    for rows in slices(0, time, most_rows):
+        last = tokens
         if is_causal:
-            last = tokens - time + stop
-        else:
-            last = tokens
-        segments.append(Segment(slice(start, stop), (slice(0, last),)))
+            last = tokens - time + rows.stop
+        segments.append(Segment(rows, (slice(0, last),)))
     return tuple(segments)
 
 
@@ -160,31 +168,32 @@ def _masked_segments(
     most_rows: int,
 ) -> tuple[Segment, ...]:
     places = np.arange(tokens, dtype=np.int32)
+    places_of_queries = places[tokens - time :]
     segments = []
-    for start in range(0, time, most_rows):
-        stop = min(time, start + most_rows)
-        queries = places[tokens - time + start : tokens - time + stop]
-        shown = np.zeros((len(queries), tokens), bool)
-        for part in parts:
-            shown |= part.shows(queries, places)
+    for rows in slices(0, time, most_rows):
+        queries = places_of_queries[rows]
+        shown = shown_by(parts, queries, places)
         if is_causal:
             shown &= places <= queries[:, None]
-        segments.append(_segment(slice(start, stop), shown))
+        segments.append(_segment(rows, shown))
     return tuple(segments)
 
 
 def _segment(rows: slice, shown: np.ndarray) -> Segment:
     """Return a segment from what its queries see, (rows, K)."""
-    is_seen = shown.any(0)
+    is_seen = np.any(shown, axis=0)
     if not is_seen.any():  # a product needs a key, though nobody sees it
         is_seen[0] = True
     edges = np.flatnonzero(np.diff(is_seen, prepend=False, append=False)).tolist()
-    runs = tuple(slice(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True))
+    firsts = edges[::2]
+    ends = edges[1::2]
+    runs = tuple(slice(first, end) for first, end in zip(firsts, ends, strict=True))
     return Segment(rows, runs, ~shown[:, is_seen])
 
 
 def _with_given(segment: Segment, seen_K: np.ndarray, time: int, is_causal: bool) -> Segment:
     """Return a segment with some more tokens, True in `seen_K`, which all of its queries see."""
+    assert segment.hidden is not None, "without a mask queries see all tokens"
     shown = np.repeat(seen_K[None], segment.num_rows, 0)
     for run, columns in segment.columns():
         shown[:, run] |= ~segment.hidden[:, columns]
@@ -195,72 +204,114 @@ def _with_given(segment: Segment, seen_K: np.ndarray, time: int, is_causal: bool
     return _segment(segment.rows, shown)
 
 
-class Dense:
-    """Learned scores of every query and key: (B, N, T, K), or (1, N, T, K) for all sequences alike; without a mask."""
+class Addition:
+    """The base of what is added to scores."""
 
-    def __init__(self, scores: Scores, q: Tensor):
-        self.learned = scores.learned_BNTK
-        self.is_shared = self.learned.size(0) < q.size(0)
+    def views(self, chunk: Chunk) -> Iterator[tuple[slice, Tensor]]:
+        """Yield columns of a chunk, and what is added there, (sequences x heads or fewer, rows, keys)."""
+        raise NotImplementedError
+
+    def room(self, _chunk: Chunk) -> Optional[Tensor]:
+        """Return zeros for dS by query and distance; None where that is not wanted, or keys are not one run."""
+        return None
+
+    def add_gradient(self, chunk: Chunk, d_scores: Tensor, room: Optional[Tensor]) -> None:
+        """Add the gradient of dS, (sequences x heads, rows, keys): a view of `room` where there is one."""
+        raise NotImplementedError
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients, by the names of their parts of the scores."""
+        raise NotImplementedError
+
+
+class Dense(Addition):
+    """Learned scores of every query and key, without a mask.
+
+    Args:
+        learned_BNTK: the scores, or (1, N, T, K) for all sequences alike.
+        batch: B.
+    """
+
+    def __init__(self, learned_BNTK: Tensor, batch: int):
+        self.learned = learned_BNTK
+        self.is_shared = learned_BNTK.size(0) < batch
+        dtype = learned_BNTK.dtype
+        if self.is_shared:
+            dtype = sum_dtype(learned_BNTK)
+        self.sum_like = learned_BNTK.new_empty((), dtype=dtype)
         self.gradient: Optional[Tensor] = None
 
     def _part(self, x: Tensor, chunk: Chunk) -> Tensor:
         """Return a chunk's part of x, (sequences or 1, heads, rows, keys)."""
-        sequences = slice(None) if self.is_shared else chunk.sequences
+        sequences = chunk.sequences
+        if self.is_shared:
+            sequences = slice(None)
         return x[sequences, chunk.heads, chunk.segment.rows, : chunk.shape[2]]
 
+    @override
     def views(self, chunk: Chunk) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the columns of a chunk, and their scores (sequences or 1, heads, rows, keys)."""
         yield slice(None), chunk.turn(self._part(self.learned, chunk))
 
+    @override
     def add_gradient(self, chunk: Chunk, d_scores: Tensor, room: Optional[Tensor]) -> None:
-        """Add dS of a chunk."""
         if self.gradient is None:
-            dtype = sum_dtype(self.learned) if self.is_shared else self.learned.dtype
-            self.gradient = empty(self.learned.shape, self.learned.new_empty((), dtype=dtype)).zero_()
+            self.gradient = empty(self.learned.shape, self.sum_like).zero_()
         found = chunk.turn(d_scores).unflatten(0, (-1, chunk.num_heads))
         if self.is_shared:
             found = found.sum(0, keepdim=True)
         total = self._part(self.gradient, chunk)
         total += found
 
+    @override
     def gradients(self) -> dict[str, Tensor]:
-        """Return the gradient, by the name of its part of the scores."""
+        assert self.gradient is not None, "there is a chunk"
         return {"learned_BNTK": self.gradient.to(self.learned.dtype)}
 
 
-class ByDistance:
+class ByDistance(Addition):
     """The base of scores that depend on the distance between query and key.
 
     Args:
         time: T.
         distances: how many count, those from the last query to the first key first. In a causal model the last one is
             to the next key: nothing sees those further ahead.
+        like: a tensor of the scores' precision.
     """
 
-    def __init__(self, time: int, distances: int):
+    def __init__(self, time: int, distances: int, like: Tensor):
         self.time = time
         self.distances = distances
+        self.like = like
 
     def places(self, segment: Segment, run: slice) -> slice:
         """Return which distances there are between queries and a run of keys."""
         first = self.time - segment.rows.stop + run.start
-        return slice(first, min(self.distances, first + segment.num_rows + run.stop - run.start - 1))
+        keys = run.stop - run.start
+        end = first + segment.num_rows + keys - 1
+        return slice(first, min(self.distances, end))
 
-    def room(self, chunk: Chunk, run: slice, like: Tensor) -> Tensor:
+    def room_for(self, chunk: Chunk, run: slice) -> Tensor:
         """Return scratch memory (sequences x heads, rows, distances) for scores by query and distance."""
         groups, rows, _ = chunk.shape
         places = self.places(chunk.segment, run)
         width = places.stop - places.start
         # With one entry per row behind the last row, for what by_key says of hidden keys.
-        memory = scratch("by_distance", (groups, rows * width + rows), like)
+        memory = scratch("by_distance", (groups, rows * width + rows), self.like)
         return memory[:, : rows * width].unflatten(1, (rows, width))
+
+    @override
+    def room(self, chunk: Chunk) -> Optional[Tensor]:
+        runs = chunk.segment.runs
+        if len(runs) > 1 or chunk.extra:
+            return None
+        return self.room_for(chunk, runs[0]).zero_()
 
     def by_distance(self, chunk: Chunk, d_scores: Tensor, room: Optional[Tensor]) -> Iterator[tuple[slice, Tensor]]:
         """Yield for each run of keys its distances and dS by query and distance, which is `room` where there is one."""
         for run, columns in chunk.segment.columns():
             found = room
             if found is None:
-                found = self.room(chunk, run, d_scores).zero_()
+                found = self.room_for(chunk, run).zero_()
                 by_key(found, chunk, run.stop - run.start).copy_(d_scores[..., columns])
             yield self.places(chunk.segment, run), found
 
@@ -268,28 +319,29 @@ class ByDistance:
 class Bias(ByDistance):
     """A learned bias by distance."""
 
-    def __init__(self, scores: Scores, q: Tensor, distances: int):
-        super().__init__(q.size(-2), distances)
-        self.table = scores.table_KN
-        self.bucket_by_distance = scores.bucket_by_distance
-        self.values = self.table[self.bucket_by_distance].t().contiguous().to(q.dtype)  # (N, tokens + T - 1)
+    def __init__(self, table_KN: Tensor, bucket_by_distance: Tensor, q: Tensor, distances: int):
+        super().__init__(q.size(-2), distances, q)
+        self.table = table_KN
+        self.bucket_by_distance = bucket_by_distance
+        self.values = table_KN[bucket_by_distance].t().contiguous().to(q.dtype)  # (N, tokens + T - 1)
         self.gradient = torch.zeros_like(self.values, dtype=sum_dtype(q))
 
+    @override
     def views(self, chunk: Chunk) -> Iterator[tuple[slice, Tensor]]:
-        """Yield columns of a chunk, and their bias (heads, rows, keys), for every sequence alike."""
         for run, columns in chunk.segment.columns():
             first = self.places(chunk.segment, run).start
             windows = self.values[chunk.heads].unfold(-1, run.stop - run.start, 1)
             yield columns, windows[:, first : first + chunk.segment.num_rows]
 
+    @override
     def add_gradient(self, chunk: Chunk, d_scores: Tensor, room: Optional[Tensor]) -> None:
-        """Add the gradient of dS."""
         for places, by_distance in self.by_distance(chunk, d_scores, room):
             total = self.gradient[chunk.heads, places]
-            total += by_distance.sum(1, dtype=total.dtype).unflatten(0, (-1, chunk.num_heads)).sum(0)
+            over_rows = by_distance.sum(1, dtype=total.dtype)
+            total += over_rows.unflatten(0, (-1, chunk.num_heads)).sum(0)
 
+    @override
     def gradients(self) -> dict[str, Tensor]:
-        """Return the table's gradient, by the name of its part of the scores."""
         d_table = torch.zeros_like(self.table, dtype=self.gradient.dtype)
         d_table.index_add_(0, self.bucket_by_distance, self.gradient.t())
         return {"table_KN": d_table.to(self.table.dtype)}
@@ -298,38 +350,57 @@ class Bias(ByDistance):
 class Positions(ByDistance):
     """Transformer-XL's positions: scores by query and distance, of which those by query and key are a view."""
 
-    def __init__(self, scores: Scores, q: Tensor, distances: int):
-        super().__init__(q.size(-2), distances)
-        self.queries = scores.position_queries_BNTD
-        self.vectors = scores.distances_NKD
-        self.d_queries = torch.zeros_like(self.queries)
-        self.d_vectors = torch.zeros_like(self.vectors)
+    def __init__(self, queries_BNTD: Tensor, vectors_NKD: Tensor, distances: int):
+        super().__init__(queries_BNTD.size(-2), distances, queries_BNTD)
+        self.queries = queries_BNTD
+        self.vectors = vectors_NKD
+        self.d_queries = torch.zeros_like(queries_BNTD)
+        self.d_vectors = torch.zeros_like(vectors_NKD)
 
     def _vectors(self, chunk: Chunk, places: slice) -> Tensor:
         """Return the vectors of distances, (sequences x heads, distances, D)."""
-        return self.vectors[chunk.heads, places].repeat(chunk.sequences.stop - chunk.sequences.start, 1, 1)
+        num_sequences = chunk.sequences.stop - chunk.sequences.start
+        return self.vectors[chunk.heads, places].repeat(num_sequences, 1, 1)
 
+    @override
     def views(self, chunk: Chunk) -> Iterator[tuple[slice, Tensor]]:
-        """Yield columns of a chunk, and their scores (sequences x heads, rows, keys)."""
         queries = chunk.select_rows(self.queries)
         for run, columns in chunk.segment.columns():
-            by_distance = self.room(chunk, run, queries)
-            torch.bmm(queries, self._vectors(chunk, self.places(chunk.segment, run)).mT, out=by_distance)
+            by_distance = self.room_for(chunk, run)
+            vectors = self._vectors(chunk, self.places(chunk.segment, run))
+            torch.bmm(queries, vectors.mT, out=by_distance)
             yield columns, by_key(by_distance, chunk, run.stop - run.start)
 
+    @override
     def add_gradient(self, chunk: Chunk, d_scores: Tensor, room: Optional[Tensor]) -> None:
-        """Add the gradients of dS."""
         queries = chunk.select_rows(self.queries)
         d_queries = torch.zeros_like(queries)
         for places, by_distance in self.by_distance(chunk, d_scores, room):
             d_queries += torch.bmm(by_distance, self._vectors(chunk, places))
+            d_vectors = torch.bmm(by_distance.mT, queries)
             total = self.d_vectors[chunk.heads, places]
-            total += torch.bmm(by_distance.mT, queries).unflatten(0, (-1, chunk.num_heads)).sum(0)
+            total += d_vectors.unflatten(0, (-1, chunk.num_heads)).sum(0)
         chunk.put_rows(self.d_queries, d_queries)
 
+    @override
     def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients, by the names of their parts of the scores."""
         return {"position_queries_BNTD": self.d_queries, "distances_NKD": self.d_vectors}
+
+
+def additions_of(scores: Scores, q: Tensor, tokens: int) -> list[Addition]:
+    """Return what is added to the scores of queries (B, N, T, D) and so many tokens."""
+    batch, _, time, _ = q.shape
+    distances = tokens + time - 1
+    if scores.is_causal:
+        distances = tokens + 1
+    additions: list[Addition] = []
+    if scores.table_KN is not None and scores.bucket_by_distance is not None:
+        additions.append(Bias(scores.table_KN, scores.bucket_by_distance, q, distances))
+    if scores.position_queries_BNTD is not None and scores.distances_NKD is not None:
+        additions.append(Positions(scores.position_queries_BNTD, scores.distances_NKD, distances))
+    if scores.learned_BNTK is not None:
+        additions.append(Dense(scores.learned_BNTK, batch))
+    return additions
 
 
 def by_key(by_distance: Tensor, chunk: Chunk, keys: int) -> Tensor:
@@ -356,16 +427,19 @@ class Blockwise:
     """The distribution P by chunks: read where it is stored, else computed.
 
     Args:
-        q, k: (B, N, T, D) and (B, N, K, D).
+        q: queries (B, N, T, D).
+        k: keys (B, N, K, D).
         scores: what shapes P besides.
-        stored: P of all chunks, one behind the other; empty to compute it each time.
+        stored: memory for P of all chunks, one behind the other; empty to compute it each time.
+        is_filled: whether P is there already.
     """
 
-    def __init__(self, q: Tensor, k: Tensor, scores: Scores, stored: Tensor):
+    def __init__(self, q: Tensor, k: Tensor, scores: Scores, stored: Tensor, is_filled: bool = True):
         self.q = q
         self.k = k
         self.scores = scores
         self.stored = stored
+        self.is_filled = is_filled
         self.scale = 1 / math.sqrt(max(1, q.size(-1)))
         self.time = q.size(-2)
         self.tokens = k.size(-2) - scores.extra
@@ -373,14 +447,7 @@ class Blockwise:
         self.lengths: list[int] = []
         if scores.lengths_B is not None:
             self.lengths = scores.lengths_B.tolist()
-        distances = self.tokens + (1 if scores.is_causal else self.time - 1)
-        self.additions: list[Union[Bias, Positions, Dense]] = []
-        if scores.table_KN is not None:
-            self.additions.append(Bias(scores, q, distances))
-        if scores.position_queries_BNTD is not None:
-            self.additions.append(Positions(scores, q, distances))
-        if scores.learned_BNTK is not None:
-            self.additions.append(Dense(scores, q))
+        self.additions = additions_of(scores, q, self.tokens)
 
     @staticmethod
     def stored_size(q: Tensor, k: Tensor, scores: Scores) -> int:
@@ -394,15 +461,18 @@ class Blockwise:
             total += (group.stop - group.start) * of_head
         return batch * total
 
-    def chunks(self) -> Iterator[tuple[Chunk, Optional[Tensor]]]:
-        """Yield all chunks, each with its part of the stored distribution."""
+    def chunks(self) -> Iterator[tuple[Chunk, Tensor]]:
+        """Yield all chunks, each with its P, (sequences x heads, rows, keys), valid until the next chunk."""
         start = 0
         for chunk in self._cut():
-            part = None
-            if self.stored.numel():
-                end = start + math.prod(chunk.shape)
-                part = self.stored[start:end].view(chunk.shape)
-                start = end
+            if not self.stored.numel():
+                yield chunk, self._compute(chunk, scratch("probabilities", chunk.shape, self.q))
+                continue
+            end = start + math.prod(chunk.shape)
+            part = self.stored[start:end].view(chunk.shape)
+            start = end
+            if not self.is_filled:
+                self._compute(chunk, part)
             yield chunk, part
 
     def _cut(self) -> Iterator[Chunk]:
@@ -412,34 +482,32 @@ class Blockwise:
             segments = segments_of(parts, time, self.tokens, scores.is_causal)
             size = max(segment.num_rows * (segment.tokens + scores.extra) for segment in segments)
             in_group = group.stop - group.start
-            has_given = parts is not None and scores.seen_BK is not None
-            several = 1
-            at_once = 1
+            heads_at_once = 1
+            sequences_at_once = 1
             if parts is not None or len(segments) == 1:
-                several = min(in_group, max(1, CHUNK_ELEMENTS // max(1, size)))
-                at_once = max(1, WORTH_A_CHUNK // max(1, in_group * size))
-            if has_given:  # each sequence has keys of its own
-                at_once = 1
-            for sequence in range(0, batch, at_once):
-                sequences = slice(sequence, min(batch, sequence + at_once))
-                for head in range(group.start, group.stop, several):
-                    several_heads = slice(head, min(group.stop, head + several))
+                heads_at_once = min(in_group, max(1, CHUNK_ELEMENTS // max(1, size)))
+                sequences_at_once = max(1, WORTH_A_CHUNK // max(1, in_group * size))
+            seen_BK = None
+            if parts is not None and scores.seen_BK is not None:  # each sequence has keys of its own
+                seen_BK = scores.seen_BK.numpy()
+                sequences_at_once = 1
+
+            for sequences in slices(0, batch, sequences_at_once):
+                for some_heads in slices(group.start, group.stop, heads_at_once):
                     for segment in segments:
-                        own = segment
-                        if has_given:
-                            own = _with_given(segment, scores.seen_BK[sequence].numpy(), time, scores.is_causal)
+                        own_segment = segment
+                        if seen_BK is not None:
+                            own_segment = _with_given(segment, seen_BK[sequences.start], time, scores.is_causal)
                         yield Chunk(
                             sequences=sequences,
-                            heads=several_heads,
-                            segment=own,
+                            heads=some_heads,
+                            segment=own_segment,
                             extra=scores.extra,
                             is_reversed=scores.table_KN is not None,
                         )
 
-    def compute(self, chunk: Chunk, out: Optional[Tensor] = None) -> Tensor:
-        """Return P of a chunk, written to `out` if that is given."""
-        if out is None:
-            out = scratch("probabilities", chunk.shape, self.q)
+    def _compute(self, chunk: Chunk, out: Tensor) -> Tensor:
+        """Return P of a chunk, written to `out`."""
         for number, addition in enumerate(self.additions):
             for columns, added in addition.views(chunk):
                 here = out[..., columns].unflatten(0, (-1, added.size(-3)))
@@ -465,36 +533,39 @@ class Blockwise:
         """Write -inf at keys that queries do not see; return whether a row may be left with nothing."""
         segment = chunk.segment
         if segment.hidden is not None:
-            out[..., : segment.tokens].masked_fill_(chunk.turn(torch.from_numpy(segment.hidden)), _HIDDEN)
+            is_hidden = chunk.turn(torch.from_numpy(segment.hidden))
+            out[..., : segment.tokens].masked_fill_(is_hidden, _HIDDEN)
         elif self.scores.is_causal:
             first = self.tokens - self.time + segment.rows.start  # the key at the place of the chunk's first query
             is_future = torch.ones(segment.num_rows, segment.tokens - first, dtype=torch.bool).triu(1)
             out[..., first : segment.tokens].masked_fill_(chunk.turn(is_future), _HIDDEN)
-        by_sequence = out.unflatten(0, (-1, chunk.num_heads))
-        for scores, length in zip(by_sequence, self.lengths[chunk.sequences], strict=False):
-            for run, columns in segment.columns():
-                scores[..., columns.start + max(0, length - run.start) : columns.stop] = _HIDDEN
+
+        if self.lengths:
+            by_sequence = out.unflatten(0, (-1, chunk.num_heads))
+            for scores, length in zip(by_sequence, self.lengths[chunk.sequences], strict=True):
+                for run, columns in segment.columns():
+                    first_padded = columns.start + max(0, length - run.start)
+                    scores[..., first_padded : columns.stop] = _HIDDEN
+
         if segment.hidden is None or chunk.extra:
             return False
-        return bool(self.lengths) or bool(segment.hidden.all(-1).any())
+        return bool(self.lengths) or bool(segment.hidden.all(axis=-1).any())
 
     def room(self, chunk: Chunk) -> Optional[Tensor]:
-        """Return zeros for dS by query and distance; None where that is not wanted, or keys are not one run."""
-        if not self.additions or len(chunk.segment.runs) > 1 or chunk.extra:
+        """Return memory for dS by query and distance; None where dS is wanted by query and key."""
+        if not self.additions:
             return None
-        first = self.additions[0]
-        if isinstance(first, Dense):
-            return None
-        return first.room(chunk, chunk.segment.runs[0], self.q).zero_()
-
-    def read(self, chunk: Chunk, stored: Optional[Tensor]) -> Tensor:
-        """Return P of a chunk, read if it is stored, else computed."""
-        if stored is None:
-            return self.compute(chunk)
-        return stored
+        return self.additions[0].room(chunk)
 
     def add_product(self, total: Tensor, chunk: Chunk, probabilities: Tensor, rows: Tensor) -> None:
-        """Add P^T rows to a sum over queries (B, N, K, D); without a mask the first rows of a head start the sum."""
+        """Add P^T rows to a sum over queries; without a mask the first rows of a head start the sum.
+
+        Args:
+            total: the sum, (B, N, K, D).
+            chunk: whose P it is.
+            probabilities: P, or dS, (sequences x heads, rows, keys).
+            rows: (sequences x heads, rows, D).
+        """
         product = multiply(probabilities.mT, rows).unflatten(0, (-1, chunk.num_heads))
         heads = total[chunk.sequences, chunk.heads]
         segment = chunk.segment
@@ -535,40 +606,34 @@ class InChunks(Implementation):
     def __init__(self, stores: bool):
         self.stores = stores
 
-    def _size(self, q: Tensor, k: Tensor, scores: Scores) -> int:
-        if self.stores:
-            return Blockwise.stored_size(q, k, scores)
-        return 0
-
+    @override
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
-        """Return an empty tensor of the size of P where that is kept, else of none."""
         return q.new_empty(self._size(q, k, scores))
 
+    def _size(self, q: Tensor, k: Tensor, scores: Scores) -> int:
+        """Return how many numbers of P are kept."""
+        if not self.stores:
+            return 0
+        return Blockwise.stored_size(q, k, scores)
+
+    @override
     def attend_forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Return (P V, P if it is kept)."""
         stored = empty((self._size(q, k, scores),), q)
-        distribution = Blockwise(q, k, scores, stored)
-        output = empty_rows(q, v)
-        for chunk, part in distribution.chunks():
-            chunk.put_rows(output, multiply(distribution.compute(chunk, part), chunk.select_keys(v)))
-        return output, stored
+        return _weigh(Blockwise(q, k, scores, stored, is_filled=False), v), stored
 
+    @override
     def reuse_forward(self, q: Tensor, k: Tensor, v: Tensor, saved: Tensor, scores: Scores) -> Tensor:
-        """Return P V."""
-        distribution = Blockwise(q, k, scores, saved)
-        output = empty_rows(q, v)
-        for chunk, part in distribution.chunks():
-            chunk.put_rows(output, multiply(distribution.read(chunk, part), chunk.select_keys(v)))
-        return output
+        return _weigh(Blockwise(q, k, scores, saved), v)
 
+    @override
     def value_gradient(self, q: Tensor, k: Tensor, d_output: Tensor, saved: Tensor, scores: Scores) -> Tensor:
-        """Return P^T dO."""
         distribution = Blockwise(q, k, scores, saved)
         d_v = distribution.empty_sums(empty_rows(k, d_output))
-        for chunk, part in distribution.chunks():
-            distribution.add_product(d_v, chunk, distribution.read(chunk, part), chunk.select_rows(d_output))
+        for chunk, probabilities in distribution.chunks():
+            distribution.add_product(d_v, chunk, probabilities, chunk.select_rows(d_output))
         return d_v.to(d_output.dtype)
 
+    @override
     def block_gradient(
         self,
         q: Tensor,
@@ -582,36 +647,49 @@ class InChunks(Implementation):
         """Compute dS = P * (sum of dO_i V_i^T - delta), and from it all gradients of a block.
 
         The sum is one product, as the heads of all values lie side by side.
-
-        Returns:
-            [dQ, dK, dV of the first values, and the gradients of ``scores.learned``].
         """
         distribution = Blockwise(q, k, scores, saved)
         d_q = empty_heads(q)
         d_k = distribution.empty_sums(k)
         d_v = distribution.empty_sums(values[0])
-        for chunk, part in distribution.chunks():
-            probabilities = distribution.read(chunk, part)
-            rows = [chunk.select_rows(d_output) for d_output in d_outputs]
-            distribution.add_product(d_v, chunk, probabilities, rows[0])
+        for chunk, probabilities in distribution.chunks():
+            d_rows = [chunk.select_rows(d_output) for d_output in d_outputs]
+            distribution.add_product(d_v, chunk, probabilities, d_rows[0])
+
             columns = _side_by_side([chunk.select_keys(v) for v in values])
             room = distribution.room(chunk)
             if room is None:
                 d_scores = scratch("scores", chunk.shape, q)
             else:
                 d_scores = by_key(room, chunk, chunk.segment.tokens)
-            multiply(_side_by_side(rows), columns.mT, d_scores)
+            multiply(_side_by_side(d_rows), columns.mT, d_scores)
             d_scores.sub_(chunk.select_rows(delta.unsqueeze(-1))).mul_(probabilities)
+
             if distribution.has_queries:
-                chunk.put_rows(d_q, multiply(d_scores, chunk.select_keys(k)).mul_(distribution.scale))
-                distribution.add_product(d_k, chunk, d_scores, chunk.select_rows(q) * distribution.scale)
+                d_queries = multiply(d_scores, chunk.select_keys(k)).mul_(distribution.scale)
+                chunk.put_rows(d_q, d_queries)
+                scaled_queries = chunk.select_rows(q) * distribution.scale
+                distribution.add_product(d_k, chunk, d_scores, scaled_queries)
             for addition in distribution.additions:
                 addition.add_gradient(chunk, d_scores, room)
 
         learned: dict[str, Tensor] = {}
         for addition in distribution.additions:
             learned |= addition.gradients()
-        return [d_q, d_k.to(k.dtype), d_v.to(values[0].dtype), *learned_gradients(learned, q)]
+        return [
+            d_q,
+            d_k.to(k.dtype),
+            d_v.to(values[0].dtype),
+            *learned_gradients(learned, q),
+        ]
+
+
+def _weigh(distribution: Blockwise, v: Tensor) -> Tensor:
+    """Return P V (B, N, T, D) of values (B, N, K, D)."""
+    output = empty_rows(distribution.q, v)
+    for chunk, probabilities in distribution.chunks():
+        chunk.put_rows(output, multiply(probabilities, chunk.select_keys(v)))
+    return output
 
 
 def _side_by_side(tensors: list[Tensor]) -> Tensor:

@@ -18,10 +18,11 @@ _LIBRARY.define("compare(Tensor vectors, SymInt pairs) -> ()")
 _LIBRARY.define("compare_positions(Tensor vectors, SymInt pairs) -> ()")
 _LIBRARY.define("weigh(Tensor values, SymInt pairs, SymInt time) -> Tensor")
 for _name in ("compare", "compare_positions"):
-    _LIBRARY.impl(_name, lambda vectors, pairs: None, "Meta")
-_LIBRARY.impl("weigh", lambda v, pairs, time: v.new_empty((*v.shape[:-2], time, v.size(-1))), "Meta")
+    _LIBRARY.impl(_name, lambda _vectors, _pairs: None, "Meta")
+_LIBRARY.impl("weigh", lambda v, _pairs, time: v.new_empty((*v.shape[:-2], time, v.size(-1))), "Meta")
 
-COMPARE, WEIGH = torch.ops.lazyformer.compare, torch.ops.lazyformer.weigh  # scores; sums of values
+COMPARE = torch.ops.lazyformer.compare  # scores
+WEIGH = torch.ops.lazyformer.weigh  # sums of values
 _COMPARE_POSITIONS = torch.ops.lazyformer.compare_positions
 
 
@@ -36,7 +37,7 @@ class CountedDistribution(NamedTuple):
     pairs: int
     time: int
 
-    def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
+    def attend(self, v_BNKD: Tensor, _dropout: float) -> Tensor:
         """Return P V (B, N, T, D)."""
         return WEIGH(v_BNKD, self.pairs, self.time)
 
@@ -46,15 +47,17 @@ def attend(given: AttentionInputs) -> tuple[Tensor, CountedDistribution]:
     scores = given.scores
     batch, heads, time, _ = given.q_BNTD.shape
     tokens = given.k_BNKD.size(-2) - scores.extra
-    seen = batch * heads * time * tokens
-    has_one_more = True
+    queries = batch * heads * time
     # A learned span, whose bias ends at its mask, counts as one that sees all: it may grow to that.
     if scores.mask is not None and not scores.far:
         seen = batch * count_pairs(scores.mask, time, tokens, scores.is_causal)
-        has_one_more = False
-    pairs = seen + batch * heads * time * scores.extra
+        distances = seen
+    else:
+        seen = queries * tokens
+        distances = seen + queries  # every query meets one distance more, the future's
+    pairs = seen + queries * scores.extra
     COMPARE(given.q_BNTD, pairs)
-    if scores.position_queries_BNTD is not None:  # without a mask every query meets one distance more, the future's
-        _COMPARE_POSITIONS(scores.position_queries_BNTD, seen + has_one_more * batch * heads * time)
+    if scores.position_queries_BNTD is not None:
+        _COMPARE_POSITIONS(scores.position_queries_BNTD, distances)
     counted = CountedDistribution(pairs, time)
     return counted.attend(given.v_BNKD, given.dropout), counted

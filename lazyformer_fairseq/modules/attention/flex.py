@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from typing_extensions import override
 
 from lazyformer_fairseq.modules.attention.interface import (
     NO_DROPOUT,
@@ -24,7 +26,7 @@ from lazyformer_fairseq.modules.attention.interface import (
     first_reason,
     why_no_triton,
 )
-from lazyformer_fairseq.modules.attention.masks import Numbers, blocks_of
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Numbers, blocks_of
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.compiled import compiled
 
@@ -45,19 +47,23 @@ class FlexAttention:
             plan_of = _plan.__wrapped__
         else:
             plan_of = _plan
+        _, heads, time, _ = q_BNTD.shape
+        keys = k_BNKD.size(-2)
         self.plan = plan = plan_of(
             scores.mask,
-            q_BNTD.shape[1:3],
-            k_BNKD.size(-2),
-            scores.extra,
-            scores.is_causal,
-            scores.seen_BK is not None,
-            q_BNTD.device,
+            heads,
+            time,
+            keys,
+            extra=scores.extra,
+            is_causal=scores.is_causal,
+            sees_more=scores.seen_BK is not None,
+            device=q_BNTD.device,
         )
-        sizes = () if torch.compiler.is_compiling() else (q_BNTD.size(-2), k_BNKD.size(-2))  # as Scores.dense has it
-        key = ("flex", scores.mask, scores.extra, *sizes)
-        self.block_mask = scores.once(key, lambda: _block_mask(plan, scores, q_BNTD, k_BNKD))
-        self.addition = _addition(plan, scores, q_BNTD, k_BNKD.size(-2))
+        key: tuple[Hashable, ...] = ("flex", scores.mask, scores.extra)
+        if not torch.compiler.is_compiling():  # as Scores.dense has it
+            key = (*key, time, keys)
+        self.block_mask = scores.once(key, lambda: _block_mask(plan, scores, time, keys))
+        self.addition = _addition(plan, scores, q_BNTD, keys)
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """Return softmax(QK^T / sqrt(D) + additions) V (B, N, T, D)."""
@@ -72,35 +78,41 @@ class FlexAttention:
             return flex_attention
         scores = self.scores
         numbers = self.plan.numbers
-        parts = numbers.bands_NX4.size(1), numbers.columns_NX3.size(1)
-        optional = (scores.table_KN, scores.position_queries_BNTD, scores.lengths_B, scores.seen_BK)
-        are_there = tuple(part is not None for part in optional)
-        features = (are_there, scores.is_causal, scores.extra > 0)
-        return _compiled((features, parts, self.q_BNTD.dtype, torch.is_grad_enabled()))
+        features = (
+            scores.table_KN is not None,
+            scores.position_queries_BNTD is not None,
+            scores.lengths_B is not None,
+            scores.seen_BK is not None,
+            scores.is_causal,
+            scores.extra > 0,
+            numbers.bands_NX4.size(1),
+            numbers.columns_NX3.size(1),
+            self.q_BNTD.dtype,
+            torch.is_grad_enabled(),
+        )
+        return _compiled(features)
 
 
 class Flex(BackEnd):
     """The fastest for masks on a GPU."""
 
+    @override
     def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
-        """Return why it does not compute a variant; None if it does."""
         has_one_size = variant.query_size == variant.value_size and variant.query_size in HEAD_SIZES
-        return (
-            first_reason(
-                [
-                    (device != "cuda", "torch's FlexAttention has gradients on GPUs alone"),
-                    (variant.dropout, NO_DROPOUT),
-                    (variant.has_entmax, NO_ENTMAX),
-                    (variant.has_dense, "it adds no scores of each pair"),
-                    (not has_one_size, f"queries and values need one size, of {', '.join(map(str, HEAD_SIZES))}"),
-                    (dtype == torch.float64, "it computes in single precision at most"),
-                ]
-            )
-            or why_no_triton()
+        reason = first_reason(
+            [
+                (device != "cuda", "torch's FlexAttention has gradients on GPUs alone"),
+                (variant.dropout, NO_DROPOUT),
+                (variant.has_entmax, NO_ENTMAX),
+                (variant.has_dense, "it adds no scores of each pair"),
+                (not has_one_size, f"queries and values need one size, of {', '.join(map(str, HEAD_SIZES))}"),
+                (dtype == torch.float64, "it computes in single precision at most"),
+            ]
         )
+        return reason or why_no_triton()
 
+    @override
     def attend(self, given: AttentionInputs) -> tuple[Tensor, FlexAttention]:
-        """Attend by torch's function; each ``l`` anew."""
         attention = FlexAttention(given.q_BNTD, given.k_BNKD, given.scores)
         return attention.attend(given.v_BNKD, given.dropout), attention
 
@@ -110,7 +122,7 @@ def _is_compiled(device: torch.device) -> bool:
 
 
 @functools.cache
-def _compiled(kind: Hashable) -> Callable[..., Tensor]:
+def _compiled(_features: Hashable) -> Callable[..., Tensor]:
     """Return torch's function for one combination of what decides how it is compiled.
 
     torch counts the compilations of a piece of code, and after a few gives up: then this function would write all
@@ -121,7 +133,13 @@ def _compiled(kind: Hashable) -> Callable[..., Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor, addition: Optional[Callable[..., Tensor]], block_mask: Any) -> Tensor:
         return flex_attention(q, k, v, addition, block_mask)
 
-    own = FunctionType(attend.__code__.replace(), attend.__globals__, attend.__name__, None, attend.__closure__)
+    own = FunctionType(
+        attend.__code__.replace(),
+        attend.__globals__,
+        attend.__name__,
+        None,
+        attend.__closure__,
+    )
     return compiled(own, True, "--attention-backend flex")
 
 
@@ -148,54 +166,71 @@ class _Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=_KEPT)
 @torch.inference_mode(False)  # what validation has made, training may use
-def _plan(mask, heads_and_time, keys: int, extra: int, is_causal: bool, sees_more: bool, device: torch.device) -> _Plan:
-    heads, time = heads_and_time
+def _plan(
+    mask: Optional[AttentionMask],
+    heads: int,
+    time: int,
+    keys: int,
+    *,
+    extra: int,
+    is_causal: bool,
+    sees_more: bool,
+    device: torch.device,
+) -> _Plan:
     tokens = keys - extra
-    if sees_more or mask is None:
-        reach = None
-    else:
-        reach = mask.reach
+    reach = tokens - 1
+    if mask is not None and mask.reach is not None and not sees_more:
+        reach = min(mask.reach, reach)
+    latest = keys + time
+    if is_causal:
+        latest = 0
 
     def number(value: int) -> Tensor:
         return torch.tensor(value, dtype=torch.int32, device=device)
 
+    blocks = blocks_of(mask, time, keys, extra, is_causal, BLOCK, device)
     return _Plan(
-        Numbers.of(mask, heads, device),
-        *blocks_of(mask, time, keys, extra, is_causal, BLOCK, device),
-        number(tokens - time),
-        number(0 if is_causal else keys + time),
-        number(tokens),
-        tokens - 1 if reach is None else min(reach, tokens - 1),
+        numbers=Numbers.of(mask, heads, device),
+        shown=blocks.shown,
+        whole=blocks.whole,
+        offset=number(tokens - time),
+        latest=number(latest),
+        tokens=number(tokens),
+        reach=reach,
     )
 
 
-def _block_mask(plan: _Plan, scores: Scores, q: Tensor, k: Tensor) -> Any:
+def _block_mask(plan: _Plan, scores: Scores, time: int, keys: int) -> Any:
     """Return torch's BlockMask. Nothing waits for a GPU: how many blocks there are it alone knows."""
     from torch.nn.attention.flex_attention import BlockMask
 
     shown = plan.shown[None]
     whole = plan.whole[None]
     if scores.seen_BK is not None:
-        own = blocks_of(None, q.size(-2), k.size(-2), scores.extra, scores.is_causal, BLOCK, q.device).shown
-        shown = shown | own & _by_block(scores.seen_BK, k.size(-2), at_end=False).any(-1)[:, None, None]
-    is_padding = scores.is_padding(k.size(-2) - scores.extra)
+        device = scores.seen_BK.device
+        own = blocks_of(None, time, keys, scores.extra, scores.is_causal, BLOCK, device).shown
+        is_seen = _by_block(scores.seen_BK, keys, at_end=False).any(-1)
+        shown = shown | own & is_seen[:, None, None]
+    is_padding = scores.is_padding(keys - scores.extra)
     if is_padding is not None:
-        hidden = _by_block(is_padding, k.size(-2), at_end=False)
-        shown = shown & ~_by_block(is_padding, k.size(-2), at_end=True).all(-1)[:, None, None]
-        whole = whole & ~hidden.any(-1)[:, None, None]
+        all_padding = _by_block(is_padding, keys, at_end=True).all(-1)
+        some_padding = _by_block(is_padding, keys, at_end=False).any(-1)
+        shown = shown & ~all_padding[:, None, None]
+        whole = whole & ~some_padding[:, None, None]
     return BlockMask.from_kv_blocks(
         *_listed(shown & ~whole),
         *_listed(shown & whole),
         BLOCK_SIZE=BLOCK,
         mask_mod=_mask(plan, scores.seen_BK, is_padding),
-        seq_lengths=(q.size(-2), k.size(-2)),
+        seq_lengths=(time, keys),
     )
 
 
 def _by_block(flags_BK: Tensor, keys: int, at_end: bool) -> Tensor:
     """Return flags of tokens as (B, blocks, BLOCK): False at keys that are no tokens, `at_end` behind all."""
-    flags = torch.nn.functional.pad(flags_BK, (0, keys - flags_BK.size(1)), value=False)
-    return torch.nn.functional.pad(flags, (0, -keys % BLOCK), value=at_end).unflatten(1, (-1, BLOCK))
+    of_keys = F.pad(flags_BK, (0, keys - flags_BK.size(1)), value=False)
+    filled = F.pad(of_keys, (0, -keys % BLOCK), value=at_end)
+    return filled.unflatten(1, (-1, BLOCK))
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,26 +278,30 @@ def _addition(plan: _Plan, scores: Scores, q: Tensor, keys: int) -> Optional[Cal
     found = []
     if scores.table_KN is not None:
         by_distance = scores.table_KN.to(exact)[scores.bucket_by_distance].t()
-        found.append(_bias(torch.nn.functional.pad(by_distance, (0, scores.extra)), plan, q.size(-2)))
-    if scores.position_queries_BNTD is not None:
+        found.append(_bias(F.pad(by_distance, (0, scores.extra)), plan, q.size(-2)))
+    if scores.position_queries_BNTD is not None and scores.distances_NKD is not None:
         tokens = keys - scores.extra
         # Distances reach, ..., 0.
         distances = scores.distances_NKD[:, tokens - 1 - plan.reach : tokens]
         by_distance = torch.matmul(scores.position_queries_BNTD, distances.mT).to(exact)
         found.append(_positions(by_distance, plan))
-    if len(found) < 2:
-        if found:
-            return found[0]
+    if not found:
         return None
+    if len(found) == 1:
+        return found[0]
     first, second = found
-    return lambda score, b, h, q, k: second(first(score, b, h, q, k), b, h, q, k)
+
+    def add_both(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return second(first(score, b, h, q, k), b, h, q, k)
+
+    return add_both
 
 
 def _bias(by_distance_ND: Tensor, plan: _Plan, time: int) -> Callable[..., Tensor]:
     zero = plan.offset.new_full((), time - 1)
     tokens = plan.tokens
 
-    def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def add(score: Tensor, _b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return score + torch.where(k < tokens, by_distance_ND[h, k - q + zero], 0)
 
     return add

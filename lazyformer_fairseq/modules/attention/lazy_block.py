@@ -24,25 +24,47 @@ from lazyformer_fairseq.modules.attention.scores import LEARNED, FlatScores, Sco
 class Implementation:
     """The base of those that compute lazy blocks.
 
-    A subclass has four functions, and row sums where it has faster ones. In all of them q is (B, N, T, E), k (B, N, K,
-    E) and values (B, N, K, D); E may differ from D, and is 0 where learned scores alone make the distribution P.
-    `saved` is what it keeps of P.
-
-    - ``attend_forward(q, k, v, scores)`` -> (P V, saved).
-    - ``reuse_forward(q, k, v, saved, scores)`` -> P V.
-    - ``value_gradient(q, k, d_output, saved, scores)`` -> P^T dO.
-    - ``block_gradient(q, k, values, d_outputs, delta, saved, scores)`` -> [dQ, dK, dV of the first values, and the
-      gradients of ``scores.learned``, (0,) where a part is missing]. `delta` (B, N, T) is the sum of
-      rowsum(dO_i * O_i).
+    A subclass has row sums of its own where it has faster ones. In all functions q is (B, N, T, E), k (B, N, K, E) and
+    values (B, N, K, D); E may differ from D, and is 0 where learned scores alone make the distribution P. `saved` is
+    what it keeps of P.
     """
 
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
         """Return an empty tensor like `saved`."""
         raise NotImplementedError
 
+    def attend_forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+        """Return (P V, saved)."""
+        raise NotImplementedError
+
+    def reuse_forward(self, q: Tensor, k: Tensor, v: Tensor, saved: Tensor, scores: Scores) -> Tensor:
+        """Return P V."""
+        raise NotImplementedError
+
+    def value_gradient(self, q: Tensor, k: Tensor, d_output: Tensor, saved: Tensor, scores: Scores) -> Tensor:
+        """Return P^T dO."""
+        raise NotImplementedError
+
+    def block_gradient(
+        self,
+        q: Tensor,
+        k: Tensor,
+        values: list[Tensor],
+        d_outputs: list[Tensor],
+        delta: Tensor,
+        saved: Tensor,
+        scores: Scores,
+    ) -> list[Tensor]:
+        """Return [dQ, dK, dV of the first values, and the gradients of ``scores.learned``].
+
+        `delta` (B, N, T) is the sum of rowsum(dO_i * O_i). Where a part of the scores is missing, its gradient is (0,).
+        """
+        raise NotImplementedError
+
     def row_sums(self, d_output: Tensor, output: Tensor) -> Tensor:
         """Return rowsum(dO * O), (B, N, T), in single precision or better from the product on: half would overflow."""
-        zero = output.new_zeros((1,) * output.dim(), dtype=torch.promote_types(output.dtype, torch.float32))
+        exact = torch.promote_types(output.dtype, torch.float32)
+        zero = output.new_zeros((1,) * output.dim(), dtype=exact)
         return torch.addcmul(zero, d_output, output).sum(-1)  # converts as it goes: no copies in single precision
 
 
@@ -59,26 +81,27 @@ class BlockKernels:
         def like_attend_forward(q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> tuple[Tensor, Tensor]:
             return empty_rows(q, v), implementation.saved_like(q, k, FlatScores(*flat).scores())
 
-        def operator(function: str, schema: str, fake: Callable) -> Callable:
-            return _operator(f"{name}_{function}", getattr(implementation, function), schema, fake)
-
-        self.attend_forward = operator(
-            "attend_forward",
+        self.attend_forward = _operator(
+            f"{name}_attend_forward",
+            implementation.attend_forward,
             "Tensor q, Tensor k, Tensor v -> (Tensor, Tensor)",
             like_attend_forward,
         )
-        self.reuse_forward = operator(
-            "reuse_forward",
+        self.reuse_forward = _operator(
+            f"{name}_reuse_forward",
+            implementation.reuse_forward,
             "Tensor q, Tensor k, Tensor v, Tensor saved -> Tensor",
             lambda q, _, v, *__: empty_rows(q, v),
         )
-        self.value_gradient = operator(
-            "value_gradient",
+        self.value_gradient = _operator(
+            f"{name}_value_gradient",
+            implementation.value_gradient,
             "Tensor q, Tensor k, Tensor d_output, Tensor saved -> Tensor",
             lambda _, k, d_output, *__: empty_rows(k, d_output),
         )
-        self.block_gradient = operator(
-            "block_gradient",
+        self.block_gradient = _operator(
+            f"{name}_block_gradient",
+            implementation.block_gradient,
             "Tensor q, Tensor k, Tensor[] values, Tensor[] d_outputs, Tensor delta, Tensor saved -> Tensor[]",
             _like_block_gradient,
         )
@@ -104,13 +127,22 @@ def _operator(name: str, compute: Callable, schema: str, fake: Callable) -> Call
 
 
 def _like_block_gradient(q: Tensor, k: Tensor, values: list[Tensor], *others: Any) -> list[Tensor]:
-    tensors, numbers = others[-2:]
+    *_, tensors, numbers = others
     scores = FlatScores(tensors, numbers).scores()
     learned = {}
     for name, part in zip(LEARNED, scores.learned, strict=True):
-        if part is not None:
-            learned[name] = part.new_empty(part.shape) if name == "learned_BNTK" else torch.empty_like(part)
-    return [empty_heads(q), empty_heads(k), empty_heads(values[0]), *learned_gradients(learned, q)]
+        if part is None:
+            continue
+        if name == "learned_BNTK":
+            learned[name] = part.new_empty(part.shape)
+        else:
+            learned[name] = torch.empty_like(part)
+    return [
+        empty_heads(q),
+        empty_heads(k),
+        empty_heads(values[0]),
+        *learned_gradients(learned, q),
+    ]
 
 
 class SharedAttention(NamedTuple):
@@ -126,7 +158,7 @@ class SharedAttention(NamedTuple):
     k_BNKD: Tensor
     saved: Tensor
     scores: FlatScores
-    handles: Iterator[tuple[Tensor, Tensor, Tensor]]
+    handles: Iterator[tuple[Tensor, ...]]
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """Return P V (B, N, T, D). Call it at most once per announced consumer."""
@@ -151,17 +183,28 @@ def attend(kernels: BlockKernels, given: AttentionInputs) -> tuple[Tensor, Share
     k_BNKD = given.k_BNKD
     v_BNKD = given.v_BNKD
     scores = given.scores
-    if torch.is_autocast_enabled(q_BNTD.device.type):  # sums with weights are in single precision, products are not
-        lower = torch.get_autocast_dtype(q_BNTD.device.type)
-        q_BNTD, k_BNKD, v_BNKD = (part.to(lower) for part in (q_BNTD, k_BNKD, v_BNKD))
-        if scores.position_queries_BNTD is not None:
-            parts = {name: getattr(scores, name).to(lower) for name in ("position_queries_BNTD", "distances_NKD")}
-            scores = scores.with_own(**parts)
+    if torch.is_autocast_enabled(given.device):  # sums with weights are in single precision, products are not
+        lower = torch.get_autocast_dtype(given.device)
+        q_BNTD = q_BNTD.to(lower)
+        k_BNKD = k_BNKD.to(lower)
+        v_BNKD = v_BNKD.to(lower)
+        if scores.position_queries_BNTD is not None and scores.distances_NKD is not None:
+            scores = scores.with_own(
+                position_queries_BNTD=scores.position_queries_BNTD.to(lower),
+                distances_NKD=scores.distances_NKD.to(lower),
+            )
     tensors, numbers = scores.flat()
     output, saved, *handles = _Attend.apply(kernels, given.consumers, numbers, q_BNTD, k_BNKD, v_BNKD, *tensors)
-    triples = (tuple(handles[first : first + 3]) for first in range(0, len(handles), 3))
-    constant = FlatScores([None if part is None else part.detach() for part in tensors], numbers)
-    return output, SharedAttention(kernels, q_BNTD.detach(), k_BNKD.detach(), saved, constant, triples)
+    constants = [None if part is None else part.detach() for part in tensors]
+    shared = SharedAttention(
+        kernels=kernels,
+        q_BNTD=q_BNTD.detach(),
+        k_BNKD=k_BNKD.detach(),
+        saved=saved,
+        scores=FlatScores(constants, numbers),
+        handles=(tuple(handles[first : first + 3]) for first in range(0, len(handles), 3)),
+    )
+    return output, shared
 
 
 class _Attend(torch.autograd.Function):
@@ -176,7 +219,7 @@ class _Attend(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        *tensors,
+        *tensors: Optional[Tensor],
     ) -> tuple[Tensor, ...]:
         output, saved = kernels.attend_forward(q, k, v, FlatScores(tensors, numbers))
         ctx.kernels = kernels
@@ -184,24 +227,34 @@ class _Attend(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, output, saved, *tensors)
         ctx.mark_non_differentiable(saved)
         ctx.set_materialize_grads(False)
-        handles = [handle for _ in range(consumers) for handle in _handles(output, v)]
+        handles: list[Tensor] = []
+        for _ in range(consumers):
+            handles += _handles(output, v)
         return output, saved, *handles
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_output: Optional[Tensor], _: None, *of_consumers: Optional[Tensor]):
+    def backward(
+        ctx: Any,
+        d_output: Optional[Tensor],
+        _d_saved: None,
+        *of_consumers: Optional[Tensor],
+    ) -> tuple[Optional[Tensor], ...]:
         q, k, v, output, saved, *tensors = ctx.saved_tensors
         if d_output is None:
             d_output = torch.zeros_like(output)
         read = [d for d in of_consumers if d is not None]
-        values = [v, *read[1::3]]
         d_outputs = [d_output, *read[0::3]]
+        values = [v, *read[1::3]]
+        row_sums = [ctx.kernels.row_sums(d_output, output), *read[2::3]]
+        delta = torch.stack(row_sums).sum(0)
         scores = FlatScores(tensors, ctx.numbers)
-        delta = torch.stack([ctx.kernels.row_sums(d_output, output), *read[2::3]]).sum(0)
         d_q, d_k, d_v, *d_learned = ctx.kernels.block_gradient(q, k, values, d_outputs, delta, saved, scores)
+        # After kernels, consumers, numbers, q, k and v come the tensors, first those that learn.
         needed = ctx.needs_input_grad[6 : 6 + len(d_learned)]
-        d_learned = [d if is_needed else None for d, is_needed in zip(d_learned, needed, strict=True)]
-        return None, None, None, d_q, d_k, d_v, *d_learned, *[None] * (len(tensors) - len(d_learned))
+        d_tensors = [d if is_needed else None for d, is_needed in zip(d_learned, needed, strict=True)]
+        d_tensors += [None] * (len(tensors) - len(d_learned))
+        return None, None, None, d_q, d_k, d_v, *d_tensors
 
 
 class _Reuse(torch.autograd.Function):
@@ -218,20 +271,21 @@ class _Reuse(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_output: Tensor):
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Optional[Tensor], ...]:
         q, k, saved, v, output, *tensors = ctx.saved_tensors
         d_v = ctx.kernels.value_gradient(q, k, d_output, saved, FlatScores(tensors, ctx.numbers))
         row_sums = ctx.kernels.row_sums(d_output, output)
-        return *[None] * 5, d_v, d_output, v, row_sums, *[None] * len(tensors)
+        handles = (d_output, v, row_sums)
+        return None, None, None, None, None, d_v, *handles, *[None] * len(tensors)
 
 
 def _handles(output: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return zeros of the shapes of dO, V and the row sums; each takes one number of memory."""
-    sums_dtype = torch.promote_types(v.dtype, torch.float32)
+    exact = torch.promote_types(v.dtype, torch.float32)
     return (
         v.new_zeros(()).expand(output.shape),
         v.new_zeros(()).expand(v.shape),
-        v.new_zeros((), dtype=sums_dtype).expand(output.shape[:-1]),
+        v.new_zeros((), dtype=exact).expand(output.shape[:-1]),
     )
 
 
@@ -243,7 +297,8 @@ def empty_heads(like: Tensor) -> Tensor:
 
 def empty_rows(rows: Tensor, like: Tensor) -> Tensor:
     """Return memory as :func:`empty_heads` does, as many rows as `rows` has, and as wide as `like`."""
-    return empty_heads(like.new_empty(()).expand(*rows.shape[:-1], like.size(-1)))
+    shape = (*rows.shape[:-1], like.size(-1))
+    return empty_heads(like.new_empty(()).expand(shape))
 
 
 def learned_gradients(found: Mapping[str, Tensor], like: Tensor) -> list[Tensor]:

@@ -7,11 +7,14 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, TypeVar, Union
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+Places = TypeVar("Places", Tensor, np.ndarray)
 
 
 class Band(NamedTuple):
@@ -29,17 +32,18 @@ class Band(NamedTuple):
     dilation: int = 1
     block: int = 0
 
-    def shows(self, queries_T: Tensor, keys_K: Tensor) -> Tensor:
-        """Return whether queries see keys, (..., T, K), from their places (..., T) and (..., K): tensors or arrays."""
-        ahead = keys_K[..., None, :] - queries_T[..., None]
-        seen = ahead % self.dilation == 0
+    def shows(self, queries_T: Places, keys_K: Places) -> Places:
+        """Return whether queries see keys, (T, K), from their places (T,) and (K,)."""
+        queries_T1 = queries_T[:, None]
+        ahead_TK = keys_K - queries_T1
+        seen_TK = ahead_TK % self.dilation == 0
         if self.before is not None:
-            seen &= ahead >= -self.before * self.dilation
+            seen_TK &= ahead_TK >= -self.before * self.dilation
         if self.after is not None:
-            seen &= ahead <= self.after * self.dilation
+            seen_TK &= ahead_TK <= self.after * self.dilation
         if self.block:
-            seen &= (keys_K // self.block)[..., None, :] == (queries_T // self.block)[..., None]
-        return seen
+            seen_TK &= keys_K // self.block == queries_T1 // self.block
+        return seen_TK
 
 
 class Columns(NamedTuple):
@@ -49,17 +53,27 @@ class Columns(NamedTuple):
     period: int = 0
     last: int = 0
 
-    def shows(self, queries_T: Tensor, keys_K: Tensor) -> Tensor:
-        """Return whether queries see keys, (..., T, K), from their places (..., T) and (..., K): tensors or arrays."""
-        seen = keys_K < self.first
+    def shows(self, queries_T: Places, keys_K: Places) -> Places:
+        """Return whether queries see keys, (T, K), from their places (T,) and (K,)."""
+        seen_K = keys_K < self.first
         if self.period:
-            seen = seen | (keys_K % self.period >= self.period - self.last)
-        return seen[..., None, :] & (queries_T >= 0)[..., None]
+            place_in_period = keys_K % self.period
+            seen_K = seen_K | (place_in_period >= self.period - self.last)
+        is_query = queries_T >= 0  # all are
+        return seen_K & is_query[:, None]
 
 
 Part = Union[Band, Columns]
 _NO_LIMIT = -1
 _SAMPLED = 128  # queries
+
+
+def shown_by(parts: Sequence[Part], queries_T: Places, keys_K: Places) -> Places:
+    """Return whether any of the parts shows keys to queries, (T, K), from their places (T,) and (K,)."""
+    seen_TK = parts[0].shows(queries_T, keys_K)
+    for part in parts[1:]:
+        seen_TK = seen_TK | part.shows(queries_T, keys_K)
+    return seen_TK
 
 
 class AttentionMask(NamedTuple):
@@ -70,25 +84,31 @@ class AttentionMask(NamedTuple):
     def dense(self, time: int, keys: int, device: torch.device) -> Tensor:
         """Return what is seen, (1, T, K), or (N, T, K) where heads differ; the future is not taken out."""
         places = torch.arange(keys, device=device)
+        queries = places[keys - time :]
         by_group = []
-        for heads, parts in self.groups:
-            masks = [part.shows(places[keys - time :], places) for part in parts]
-            by_group.append(torch.stack(masks).any(0).expand(heads if len(self.groups) > 1 else 1, -1, -1))
+        for heads, parts in groups_of(self):
+            seen_TK = shown_by(parts, queries, places)
+            by_group.append(seen_TK.expand(heads, -1, -1))
         return torch.cat(by_group)
 
     @property
     def reach(self) -> Optional[int]:
         """Return how many positions before its own a query sees; None where there is no limit, or places count."""
-        parts = [part for _, parts in self.groups for part in parts]
-        if any(isinstance(part, Columns) or part.before is None or part.block for part in parts):
-            return None
-        return max(part.before * part.dilation for part in parts)
+        reach = 0
+        for _, parts in self.groups:
+            for part in parts:
+                if isinstance(part, Columns) or part.before is None or part.block:
+                    return None
+                reach = max(reach, part.before * part.dilation)
+        return reach
 
     def within(self, reach: int) -> "AttentionMask":
         """Return the same mask, of bands alone, without keys more than so many positions back."""
-        return AttentionMask(
-            tuple((heads, tuple(_shortened(part, reach) for part in parts)) for heads, parts in self.groups)
-        )
+        groups = []
+        for heads, parts in self.groups:
+            shortened = tuple(_shortened(part, reach) for part in parts)
+            groups.append((heads, shortened))
+        return AttentionMask(tuple(groups))
 
     def flat(self) -> list[int]:
         """Return the mask as numbers, for torch's operators; :func:`mask_of` reads them."""
@@ -96,14 +116,28 @@ class AttentionMask(NamedTuple):
         for heads, parts in self.groups:
             numbers += [heads, len(parts)]
             for part in parts:
-                numbers += [len(part), *(_NO_LIMIT if field is None else field for field in part)]
+                numbers.append(len(part))
+                numbers += [_NO_LIMIT if field is None else field for field in part]
         return numbers
+
+
+def groups_of(mask: Optional[AttentionMask]) -> tuple[tuple[int, tuple[Part, ...]], ...]:
+    """Return (heads, parts) of each group; one head stands for all where they see alike, as without a mask."""
+    if mask is None:
+        everything = Band(None, None)
+        return ((1, (everything,)),)
+    if len(mask.groups) > 1:
+        return mask.groups
+    ((_, parts),) = mask.groups
+    return ((1, parts),)
 
 
 def _shortened(part: Part, reach: int) -> Band:
     assert isinstance(part, Band), "columns are seen from everywhere"
     steps = reach // part.dilation
-    return part._replace(before=steps if part.before is None else min(part.before, steps))
+    if part.before is not None:
+        steps = min(part.before, steps)
+    return part._replace(before=steps)
 
 
 @functools.lru_cache(maxsize=256)
@@ -114,14 +148,17 @@ def count_pairs(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> i
 
 def _count_of_head(parts: tuple[Part, ...], time: int, keys: int, is_causal: bool) -> int:
     if all(isinstance(part, Band) and not part.block for part in parts):  # the distance alone decides
-        ahead = torch.arange(1 - keys, 1 if is_causal else time)
-        shown = torch.stack([part.shows(ahead.new_zeros(1), ahead)[0] for part in parts]).any(0)
-        pairs = (keys - ahead).clamp(max=keys) - (-ahead).clamp(min=keys - time)  # with that distance
-        return int((pairs * shown).sum())
+        furthest = 1 if is_causal else time
+        ahead = torch.arange(1 - keys, furthest)
+        (is_shown,) = shown_by(parts, ahead.new_zeros(1), ahead)
+        last_query = (keys - ahead).clamp(max=keys)
+        first_query = (-ahead).clamp(min=keys - time)
+        pairs = last_query - first_query  # with that distance
+        return int((pairs * is_shown).sum())
     places = torch.arange(keys)
-    one = AttentionMask(((1, parts),))
-    some = places[keys - time :].split(max(1, 2**22 // keys))
-    return sum(_count_shown(one, queries, places, is_causal) for queries in some)
+    queries = places[keys - time :]
+    at_once = max(1, 2**22 // keys)
+    return sum(_count_shown(parts, some, places, is_causal) for some in queries.split(at_once))
 
 
 @functools.lru_cache(maxsize=1024)  # every forward pass asks
@@ -136,37 +173,50 @@ def count_share(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> f
         queries = places[keys - time :]
     else:
         steps = torch.arange(1, _SAMPLED + 1, dtype=torch.double, device="cpu")
-        queries = keys - time + (steps * (math.sqrt(5) / 2 - 0.5) % 1 * time).long()
-    pairs = sum(heads for heads, _ in mask.groups) * len(queries) * keys
-    return float(f"{max(1, _count_shown(mask, queries, places, is_causal)) / pairs:.3g}")
+        golden_ratio = math.sqrt(5) / 2 - 0.5
+        queries = keys - time + (steps * golden_ratio % 1 * time).long()
+    shown = 0
+    pairs = 0
+    for heads, parts in mask.groups:
+        shown += heads * _count_shown(parts, queries, places, is_causal)
+        pairs += heads * len(queries) * keys
+    share = max(1, shown) / pairs
+    return float(f"{share:.3g}")
 
 
-def _count_shown(mask: AttentionMask, queries: Tensor, places: Tensor, is_causal: bool) -> int:
+def _count_shown(parts: tuple[Part, ...], queries: Tensor, places: Tensor, is_causal: bool) -> int:
     """Return how many pairs of some queries and all keys are shown, from their places."""
+    seen = shown_by(parts, queries, places)
     if is_causal:
-        in_time = places <= queries[:, None]
-    else:
-        in_time = torch.ones(len(queries), len(places), dtype=torch.bool)
-    return sum(
-        heads * int((torch.stack([part.shows(queries, places) for part in parts]).any(0) & in_time).sum())
-        for heads, parts in mask.groups
-    )
+        seen &= places <= queries[:, None]
+    return int(seen.sum())
 
 
 def mask_of(numbers: Sequence[int]) -> Optional[AttentionMask]:
     """Return the mask whose :meth:`AttentionMask.flat` these are; None for no numbers."""
+    if not numbers:
+        return None
     rest = iter(numbers)
+    groups = []
+    for heads in rest:
+        num_parts = next(rest)
+        parts = tuple(_read_part(rest) for _ in range(num_parts))
+        groups.append((heads, parts))
+    return AttentionMask(tuple(groups))
 
-    def part() -> Part:
-        fields = [None if number == _NO_LIMIT else number for number in islice(rest, next(rest))]
-        if len(fields) == len(Band._fields):
-            return Band(*fields)
+
+def _read_part(rest: Iterator[int]) -> Part:
+    num_fields = next(rest)
+    fields = list(islice(rest, num_fields))
+    if num_fields == len(Columns._fields):
         return Columns(*fields)
-
-    groups = tuple((heads, tuple(part() for _ in range(next(rest)))) for heads in rest)
-    if groups:
-        return AttentionMask(groups)
-    return None
+    before, after, *others = fields
+    band = Band(None, None, *others)
+    if before != _NO_LIMIT:
+        band = band._replace(before=before)
+    if after != _NO_LIMIT:
+        band = band._replace(after=after)
+    return band
 
 
 # For kernels of a GPU: which blocks of queries and keys a mask shows, and its parts as numbers. A block is so many
@@ -191,12 +241,39 @@ class Numbers(NamedTuple):
     @classmethod
     def of(cls, mask: Optional[AttentionMask], heads: int, device: torch.device) -> "Numbers":
         """Return the numbers of so many heads; without a mask they see all."""
-        bands = [[_numbers_of(part) for part in parts if isinstance(part, Band)] for parts in _by_head(mask, heads)]
-        columns = [
-            [(part.first, max(1, part.period), part.last) for part in parts if isinstance(part, Columns)]
-            for parts in _by_head(mask, heads)
-        ]
-        return cls(_table(bands, (1, 0, 1, _ENDLESS), device), _table(columns, (0, 1, 0), device))
+        bands: list[list[tuple[int, ...]]] = []
+        columns: list[list[tuple[int, ...]]] = []
+        groups = groups_of(mask)
+        for number, parts in groups:
+            alike = number
+            if len(groups) == 1:
+                alike = heads
+            bands += [[_numbers_of(part) for part in parts if isinstance(part, Band)]] * alike
+            columns += [
+                [(part.first, max(1, part.period), part.last) for part in parts if isinstance(part, Columns)]
+            ] * alike
+        return cls(
+            bands_NX4=_table(bands, (1, 0, 1, _ENDLESS), device),
+            columns_NX3=_table(columns, (0, 1, 0), device),
+        )
+
+
+def _numbers_of(band: Band) -> tuple[int, int, int, int]:
+    least = -_ENDLESS
+    if band.before is not None:
+        least = -band.before * band.dilation
+    most = _ENDLESS
+    if band.after is not None:
+        most = band.after * band.dilation
+    return least, most, band.dilation, band.block or _ENDLESS
+
+
+def _table(by_head: list[list[tuple[int, ...]]], nothing: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return numbers (N, parts, fields); heads with fewer parts end in parts that show `nothing`."""
+    most = max(map(len, by_head))
+    padded = [rows + [nothing] * (most - len(rows)) for rows in by_head]
+    table = torch.tensor(padded, dtype=torch.int32)
+    return table.reshape(len(by_head), most, len(nothing)).to(device)
 
 
 class Blocks(NamedTuple):
@@ -231,9 +308,11 @@ def blocks_of(
         size: queries of a block, and keys.
         device: of the result.
     """
+    tokens = keys - extra
+    offset = tokens - time
     places = torch.arange(keys + -keys % size, device=device)
-    is_token = places < keys - extra
-    offset = keys - extra - time
+    is_token = places < tokens
+    is_extra = (places >= tokens) & (places < keys)
     # Some rows of blocks at a time; a graph, which joins all steps, takes all.
     if torch.compiler.is_compiling():
         at_once = time
@@ -242,47 +321,17 @@ def blocks_of(
     found: list[Tensor] = []
     for first in range(0, time, at_once):
         rows = torch.arange(first, min(time, first + at_once), device=device)
+        queries = rows + offset
         by_group = []
-        for heads, parts in _groups(mask):
-            seen = torch.stack([part.shows(rows + offset, places) for part in parts]).any(0) & is_token
+        for heads, parts in groups_of(mask):
+            seen = shown_by(parts, queries, places) & is_token
             if is_causal:
-                seen &= places <= rows[:, None] + offset
-            seen = F.pad(seen | ((places >= keys - extra) & (places < keys)), (0, 0, 0, -len(rows) % size))
+                seen &= places <= queries[:, None]
+            seen = F.pad(seen | is_extra, (0, 0, 0, -len(rows) % size))
             blocks = seen.unflatten(1, (-1, size)).unflatten(0, (-1, size))
-            both = torch.stack([blocks.any(3).any(1), blocks.all(3).all(1)])
-            by_group.append(both.unsqueeze(1).expand(-1, heads, -1, -1))
+            shown = blocks.any(3).any(1)
+            whole = blocks.all(3).all(1)
+            by_group.append(torch.stack([shown, whole]).unsqueeze(1).expand(-1, heads, -1, -1))
         found.append(torch.cat(by_group, 1))
-    return Blocks(*torch.cat(found, 2))
-
-
-def _groups(mask: Optional[AttentionMask]) -> tuple[tuple[int, tuple[Part, ...]], ...]:
-    """Return (heads, parts) of each group; one head stands for all where they see alike."""
-    if mask is None:
-        return ((1, (Band(None, None),)),)
-    if len(mask.groups) > 1:
-        return mask.groups
-    return ((1, mask.groups[0][1]),)
-
-
-def _by_head(mask: Optional[AttentionMask], heads: int) -> Iterator[tuple[Part, ...]]:
-    for number, parts in _groups(mask):
-        yield from [parts] * (heads if mask is None or len(mask.groups) == 1 else number)
-
-
-def _limits(band: Band) -> tuple[int, int]:
-    """Return the least and the most that a key may be ahead of the query."""
-    if band.before is None:
-        least = -_ENDLESS
-    else:
-        least = -band.before * band.dilation
-    return least, _ENDLESS if band.after is None else band.after * band.dilation
-
-
-def _numbers_of(band: Band) -> tuple[int, int, int, int]:
-    return (*_limits(band), band.dilation, band.block or _ENDLESS)
-
-
-def _table(by_head: Sequence[list[tuple[int, ...]]], nothing: tuple[int, ...], device: torch.device) -> Tensor:
-    most = max(map(len, by_head))
-    padded = [[*rows, *[nothing] * (most - len(rows))] for rows in by_head]
-    return torch.tensor(padded, dtype=torch.int32).reshape(len(by_head), most, len(nothing)).to(device)
+    shown, whole = torch.cat(found, 2)
+    return Blocks(shown, whole)

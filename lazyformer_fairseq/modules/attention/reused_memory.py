@@ -33,7 +33,8 @@ def empty(shape: Sequence[int], like: Tensor) -> Tensor:
     else:
         memory = torch.empty(size, dtype=torch.uint8).numpy()
     lease = memory.view()  # the tensor's storage keeps this array alive until it is freed
-    weakref.finalize(lease, _free.append, memory).atexit = False
+    finalizer = weakref.finalize(lease, _free.append, memory)
+    finalizer.atexit = False  # type: ignore[misc]  # typeshed lists __slots__, but the attribute is documented
     return torch.from_numpy(lease).view(like.dtype).view(*shape)
 
 

@@ -17,8 +17,22 @@ from lazyformer_fairseq.modules.attention.masks import AttentionMask, mask_of
 # The tensors that have gradients, in the order of a back end's gradients, and those that have none.
 LEARNED = ("table_KN", "position_queries_BNTD", "distances_NKD", "exponent_N", "learned_BNTK")
 _FIXED = ("bucket_by_distance", "lengths_B", "seen_BK")
+_BY_SEQUENCE = (
+    "lengths_B",
+    "seen_BK",
+    "given_BK",
+    "given_places_BG",
+    "places_BT",
+    "position_queries_BNTD",
+    "learned_BNTK",
+)
 # Parts of which :meth:`Scores.dense` writes what sublayers share.
 _SHARED = {"table_KN", "bucket_by_distance", "lengths_B", "is_causal", "seen_BK"}
+
+
+def unchanged(added: Tensor) -> Tensor:
+    """Return the same: the layout for those that read any."""
+    return added
 
 
 @dataclass(eq=False)
@@ -71,7 +85,9 @@ class Scores:
 
         A row of padding alone sees its first key: a distribution over no keys, and every gradient, would be NaN.
         """
-        return replace(self, lengths_B=(padding_mask_BK.size(1) - padding_mask_BK.sum(-1)).clamp(min=1))
+        num_padding_B = padding_mask_BK.sum(-1)
+        lengths_B = (padding_mask_BK.size(1) - num_padding_B).clamp(min=1)
+        return replace(self, lengths_B=lengths_B)
 
     def with_given(self, given_BK: Tensor) -> "Scores":
         """Return the same with positions that the caller gives, True in the mask; waits for a GPU."""
@@ -81,8 +97,9 @@ class Scores:
             most = time
         else:
             most = max(1, int(given_BK.sum(-1).max()))
-        places = torch.where(given_BK, torch.arange(time, device=given_BK.device), time)
-        return replace(self, given_BK=given_BK, given_places_BG=places.sort(-1).values[:, :most])
+        all_places = torch.arange(time, device=given_BK.device)
+        given_first = torch.where(given_BK, all_places, time).sort(-1).values
+        return replace(self, given_BK=given_BK, given_places_BG=given_first[:, :most])
 
     def with_own(self, **parts: Any) -> "Scores":
         """Return the same with parts of one sublayer; what all sublayers of a forward pass share is written once."""
@@ -94,25 +111,31 @@ class Scores:
 
     def first_sequences(self, count: int) -> "Scores":
         """Return those of the first sequences of a batch; nothing is written yet, and no gradient leads further."""
-        by_sequence = ("lengths_B", "seen_BK", "given_BK", "given_places_BG", "places_BT")
         parts = {}
-        for name in (*by_sequence, *LEARNED):
+        for name in _BY_SEQUENCE:
             part = getattr(self, name)
-            if part is None:
-                continue
-            if name in (*by_sequence, "position_queries_BNTD", "learned_BNTK"):
-                part = part[:count]
-            if name in LEARNED:
-                part = part.detach().requires_grad_(part.requires_grad)
-            parts[name] = part
+            if part is not None:
+                parts[name] = part[:count]
+        for name in LEARNED:
+            part = getattr(self, name)
+            if part is not None:
+                first = parts.get(name, part).detach()
+                parts[name] = first.requires_grad_(part.requires_grad)
         return replace(self, **parts)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return what `make` returns, one object for all sublayers of a forward pass that share padding and mask."""
-        if key not in self._written:
-            with _as_without_checkpoints() if self.outlasts_checkpoints else nullcontext():
-                self._written[key] = make()
-        return self._written[key]
+        if key in self._written:
+            return self._written[key]
+        if self.outlasts_checkpoints:
+            # Let autograd keep what it would keep outside of a checkpoint.
+            context: AbstractContextManager = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda kept: kept)
+        else:
+            context = nullcontext()
+        with context:
+            made = make()
+        self._written[key] = made
+        return made
 
     @property
     def learned(self) -> tuple[Optional[Tensor], ...]:
@@ -122,29 +145,31 @@ class Scores:
     @property
     def is_learning(self) -> bool:
         """Return whether any part will get a gradient in this pass."""
-        return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in self.learned)
+        if not torch.is_grad_enabled():
+            return False
+        return any(part is not None and part.requires_grad for part in self.learned)
 
     def flat(self) -> "FlatScores":
         """Return two lists for autograd and torch's operators, whose arguments are tensors and numbers."""
-        tensors = [*self.learned, *(getattr(self, name) for name in _FIXED)]
-        if self.mask is None:
-            mask = []
-        else:
-            mask = self.mask.flat()
-        return FlatScores(tensors, [self.far, int(self.is_causal), self.extra, *mask])
+        tensors = [getattr(self, name) for name in (*LEARNED, *_FIXED)]
+        numbers = [self.far, int(self.is_causal), self.extra]
+        if self.mask is not None:
+            numbers += self.mask.flat()
+        return FlatScores(tensors, numbers)
 
     def is_padding(self, keys: int) -> Optional[Tensor]:
         """Return (B, K), True at keys that are padding; None where none is. `keys` are those of tokens."""
         if self.lengths_B is None:
             return None
-        return torch.arange(keys, device=self.lengths_B.device) >= self.lengths_B[:, None]
+        places = torch.arange(keys, device=self.lengths_B.device)
+        return places >= self.lengths_B[:, None]
 
     def dense(
         self,
         time: int,
         keys: int,
         like: Tensor,
-        layout: Optional[Callable[[Tensor], Tensor]] = None,
+        layout: Callable[[Tensor], Tensor] = unchanged,
     ) -> Optional[Tensor]:
         """Return the additions to scores, broadcastable to (B, N, T, K); None if there are none.
 
@@ -159,72 +184,67 @@ class Scores:
         tokens = keys - self.extra
         # A sublayer may leave out memory beyond its reach, which follows from its mask. torch.compile would make a
         # graph for each size that is a key.
-        if torch.compiler.is_compiling():
-            sizes = ()
-        else:
-            sizes = (time, tokens)
-        added = self.once((self.mask, layout, *sizes), lambda: _laid_out(self._write(time, tokens, like), layout))
-        if self.position_queries_BNTD is not None:
+        key: tuple[Hashable, ...] = (self.mask, layout)
+        if not torch.compiler.is_compiling():
+            key = (*key, time, tokens)
+        added = self.once(key, lambda: self._write(time, tokens, like, layout))
+        if self.position_queries_BNTD is not None and self.distances_NKD is not None:
             by_distance = torch.matmul(self.position_queries_BNTD, self.distances_NKD.transpose(-2, -1))
-            shifted = relative_shift(by_distance)
-            if added is None:
-                added = shifted
-            else:
-                added = shifted + added
+            added = _sum(relative_shift(by_distance), added)
         if self.learned_BNTK is not None:
-            if added is None:
-                added = self.learned_BNTK
-            else:
-                added = self.learned_BNTK + added
-        if added is not None and self.extra:
-            added = F.pad(added.expand(*added.shape[:-1], tokens), (0, self.extra))
-        return _laid_out(added, layout)
+            added = _sum(self.learned_BNTK, added)
+        if added is None:
+            return None
+        if self.extra:
+            of_tokens = added.expand(*added.shape[:-1], tokens)
+            added = F.pad(of_tokens, (0, self.extra))
+        return layout(added)
 
-    def _write(self, time: int, keys: int, like: Tensor) -> Optional[Tensor]:
+    def _write(self, time: int, keys: int, like: Tensor, layout: Callable[[Tensor], Tensor]) -> Optional[Tensor]:
         """Return the bias by distance, with -inf at padding, at the future and at what the mask hides."""
-        if self.table_KN is None:
-            added = None
-        else:
-            added = self._by_distance(time, keys).to(like.dtype)
-        hidden = [mask for mask in self._hidden(time, keys, like.device) if mask is not None]
-        for mask in hidden:
+        added = None
+        if self.table_KN is not None:
+            added = self._by_distance(self.table_KN, time, keys).to(like.dtype)
+        for is_hidden in self._hidden(time, keys, like.device):
             if added is None:
-                added = torch.zeros_like(mask, dtype=like.dtype)
-            added = added.masked_fill(mask, float("-inf"))
-        return added
+                added = torch.zeros_like(is_hidden, dtype=like.dtype)
+            added = added.masked_fill(is_hidden, float("-inf"))
+        if added is None:
+            return None
+        return layout(added)
 
-    def _hidden(self, time: int, keys: int, device: torch.device) -> Iterator[Optional[Tensor]]:
+    def _hidden(self, time: int, keys: int, device: torch.device) -> Iterator[Tensor]:
         """Yield masks broadcastable to (B, N, T, K), True at padding, at the future, and at what the mask hides."""
         is_padding = self.is_padding(keys)
-        yield None if is_padding is None else is_padding[:, None, None, :]
+        if is_padding is not None:
+            yield is_padding[:, None, None, :]
         if self.is_causal:
             yield torch.ones(time, keys, dtype=torch.bool, device=device).triu(keys - time + 1)
         if self.mask is not None:
             seen = self.mask.dense(time, keys, device)
-            yield ~(seen if self.seen_BK is None else seen | self.seen_BK[:, None, None, :])
+            if self.seen_BK is not None:
+                seen = seen | self.seen_BK[:, None, None, :]
+            yield ~seen
 
-    def _by_distance(self, time: int, keys: int) -> Tensor:
+    def _by_distance(self, table_KN: Tensor, time: int, keys: int) -> Tensor:
         """Return the bias (1, N, T, K): rows are queries, columns keys.
 
         Row i is the window of K distances that starts T - 1 - i behind the first: sliding windows, the last one first.
         This looks each distance up once, where indexing by a (T, K) matrix of buckets would look each pair up.
         """
-        by_distance = self.table_KN[self.bucket_by_distance].t()
+        by_distance = table_KN[self.bucket_by_distance].t()
         if torch.compiler.is_compiling():  # it takes the windows' size for a constant: a graph for each T
-            rows, columns = (torch.arange(size, device=by_distance.device) for size in (time, keys))
-            return by_distance[:, time - 1 + columns - rows[:, None]].unsqueeze(0)
+            rows = torch.arange(time, device=by_distance.device)
+            columns = torch.arange(keys, device=by_distance.device)
+            places = time - 1 + columns - rows[:, None]
+            return by_distance[:, places].unsqueeze(0)
         return by_distance.unfold(-1, keys, 1).flip(-2).unsqueeze(0)
 
 
-def _laid_out(added: Optional[Tensor], layout: Optional[Callable[[Tensor], Tensor]]) -> Optional[Tensor]:
-    if added is None or layout is None:
-        return added
-    return layout(added)
-
-
-def _as_without_checkpoints() -> AbstractContextManager:
-    """Let autograd keep what it would keep outside of a checkpoint."""
-    return torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda kept: kept)
+def _sum(own: Tensor, shared: Optional[Tensor]) -> Tensor:
+    if shared is None:
+        return own
+    return own + shared
 
 
 class FlatScores(NamedTuple):
@@ -253,4 +273,6 @@ def relative_shift(by_distance: Tensor) -> Tensor:
     time = by_distance.size(-2)
     keys = by_distance.size(-1) - 1
     # Entry (i, j) is entry (i, T - 1 - i + j) of the input, and so number T - 1 + i K + j of its flat rows of K + 1.
-    return by_distance.flatten(-2)[..., time - 1 : time - 1 + time * keys].unflatten(-1, (time, keys))
+    first = time - 1
+    flat = by_distance.flatten(-2)
+    return flat[..., first : first + time * keys].unflatten(-1, (time, keys))

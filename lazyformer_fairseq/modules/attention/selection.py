@@ -82,12 +82,21 @@ class Workload(NamedTuple):
             "padding": variant.is_padded,
             "dropout": variant.dropout > 0,
         }
-        batch, time, keys = (f"{half_octaves(size):.0f}" for size in (variant.batch, variant.time, variant.keys))
-        parts = ["training" if variant.is_training else "inference"]
-        parts.append(str(self.precision).removeprefix("torch."))
+        stage = "inference"
+        if variant.is_training:
+            stage = "training"
+        parts = [stage, str(self.precision).removeprefix("torch.")]
         parts += [name for name, is_there in flags.items() if is_there]
-        parts.append(f"blocks of {variant.consumers + 1}" if variant.consumers else "single layers")
-        parts += [f"about {batch} x {time} queries", f"{keys} keys", f"{variant.heads} heads of {variant.query_size}"]
+        if variant.consumers:
+            parts.append(f"blocks of {variant.consumers + 1}")
+        else:
+            parts.append("single layers")
+        batch = half_octaves(variant.batch)
+        time = half_octaves(variant.time)
+        keys = half_octaves(variant.keys)
+        parts.append(f"about {batch:.0f} x {time:.0f} queries")
+        parts.append(f"{keys:.0f} keys")
+        parts.append(f"{variant.heads} heads of {variant.query_size}")
         if variant.mask is not None:
             parts.append(f"{half_octaves(self.share):.2g} of them shown")
         return ", ".join(parts)
@@ -126,14 +135,19 @@ def check_back_end(name: str, attention_dropout: float) -> None:
         return
     if name not in BACKENDS:
         raise UserError(f"--attention-backend {name}: choose from {', '.join((AUTO, *BACKENDS))}")
+    if not attention_dropout:
+        return
     variant = Variant(dropout=attention_dropout)
-    if attention_dropout and NO_DROPOUT in {BACK_ENDS[name].why_not(variant, each, torch.float32) for each in DEVICES}:
+    reasons = [BACK_ENDS[name].why_not(variant, device, torch.float32) for device in DEVICES]
+    if NO_DROPOUT in reasons:
         raise UserError(f"--attention-backend {name}: {NO_DROPOUT}, or another back end")
 
 
 def _select(workload: Workload, given: AttentionInputs) -> str:
     """Return the fastest back end that fits the memory, or the first in the fixed order where nothing is timed."""
-    names = [name for name in fixed_order(workload) if _fits(name, workload)] or ["eager"]
+    names = [name for name in fixed_order(workload) if _fits(name, workload)]
+    if not names:
+        return "eager"
     is_real = type(given.q_BNTD) is Tensor
     if len(names) < 2 or not is_real or workload.multiply_adds < WORTH_IT:
         return names[0]
@@ -163,28 +177,47 @@ def fixed_order(workload: Workload, knows_sizes: bool = True) -> list[str]:
         knows_sizes: whether sizes may count.
     """
     variant = workload.variant
-    is_on_gpu = workload.device != "cpu"
+    if workload.device == "cpu":
+        order = _order_on_processor(workload, knows_sizes)
+    else:
+        order = _order_on_gpu(workload)
+    return [name for name in order if BACK_ENDS[name].why_not(variant, workload.device, workload.precision) is None]
+
+
+def _order_on_gpu(workload: Workload) -> list[str]:
+    if workload.variant.learns_additions:
+        order = ["fused", "recompute", "eager"]
+        if workload.device == "cuda" and not _torch_fuses(workload):
+            order.remove("recompute")  # torch would write the distribution
+    else:
+        order = ["recompute", "fused", "eager"]
+    if workload.variant.mask is not None:
+        return ["flex", *order]
+    return order
+
+
+def _order_on_processor(workload: Workload, knows_sizes: bool) -> list[str]:
+    variant = workload.variant
     learns = variant.learns_additions
+    hides_most = knows_sizes and workload.hides_most
     is_tiny = knows_sizes and workload.multiply_adds < WORTH_IT
-    if is_on_gpu:
-        order = ["fused", "recompute", "eager"] if learns else ["recompute", "fused", "eager"]
-        if variant.mask is not None:
-            order = ["flex", *order]
+    if variant.dropout and (variant.consumers or learns):
+        order = ["eager", "recompute"]
     elif variant.dropout:
-        order = ["eager", "recompute"] if variant.consumers or learns else ["recompute", "eager"]
+        order = ["recompute", "eager"]
+    elif hides_most and variant.consumers:
+        order = ["materialize", "fused", "eager"]
+    elif hides_most:
+        order = ["fused", "materialize", "eager"]
+    elif learns and is_tiny:
+        order = ["eager"]
     elif learns:
         order = ["materialize", "fused", "eager"]
-        if is_tiny:
-            order = ["eager"]
     elif variant.is_training and variant.consumers and not is_tiny:
         order = ["materialize", "fused", "recompute", "eager"]
     else:
         order = ["recompute", "materialize", "fused", "eager"]
-    if knows_sizes and not is_on_gpu and not variant.dropout and workload.hides_most:
-        order = ["materialize", "fused", "eager"] if variant.consumers else ["fused", "materialize", "eager"]
-    if workload.device == "cuda" and learns and not _torch_fuses(workload):
-        order.remove("recompute")  # torch would write the distribution
-    return [name for name in order if BACK_ENDS[name].why_not(variant, workload.device, workload.precision) is None]
+    return order
 
 
 def _torch_fuses(workload: Workload) -> bool:
@@ -240,15 +273,18 @@ def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Call
     else:
         devices = []
 
+    def first_of(part: Tensor) -> Tensor:
+        return part[:count].detach().requires_grad_(variant.is_training)
+
     def prepare(name: str) -> Callable[[], Sequence[Tensor]]:
-        parts = [
-            part[:count].detach().requires_grad_(variant.is_training)
-            for part in (given.q_BNTD, given.k_BNKD, given.v_BNKD)
-        ]
+        q_BNTD = first_of(given.q_BNTD)
+        k_BNKD = first_of(given.k_BNKD)
+        v_BNKD = first_of(given.v_BNKD)
         first_scores = given.scores.first_sequences(count)
-        leaves = parts + [part for part in first_scores.learned if part is not None and part.requires_grad]
-        chance = torch.Generator(given.q_BNTD.device).manual_seed(1)
-        gradient = empty_rows(parts[0].detach(), given.v_BNKD).normal_(generator=chance)
+        leaves = [q_BNTD, k_BNKD, v_BNKD]
+        leaves += [part for part in first_scores.learned if part is not None and part.requires_grad]
+        generator = torch.Generator(given.q_BNTD.device).manual_seed(1)
+        gradient = empty_rows(q_BNTD.detach(), given.v_BNKD).normal_(generator=generator)
 
         def call() -> Sequence[Tensor]:
             with (
@@ -257,16 +293,18 @@ def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Call
                 torch.random.fork_rng(devices),
             ):
                 fresh = replace(first_scores)  # with nothing written
-                first = AttentionInputs(*parts, fresh, variant.dropout, variant.consumers)
+                first = AttentionInputs(q_BNTD, k_BNKD, v_BNKD, fresh, variant.dropout, variant.consumers)
                 output, reusable = attend(first, name)
                 outputs = [output]
                 for _ in range(variant.consumers):
-                    outputs.append(reusable.attend(parts[2], variant.dropout))
+                    outputs.append(reusable.attend(v_BNKD, variant.dropout))
                 if not variant.is_training:
                     return outputs
-                gradients = [gradient.to(output.dtype)] * len(outputs)
-                found = torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
-            return [*(output.detach() for output in outputs), *(each for each in found if each is not None)]
+                d_outputs = [gradient.to(output.dtype)] * len(outputs)
+                gradients = torch.autograd.grad(outputs, leaves, d_outputs, allow_unused=True)
+            results = [output.detach() for output in outputs]
+            results += [each for each in gradients if each is not None]
+            return results
 
         return call
 

@@ -1,9 +1,8 @@
 """Back end ``fused`` on a GPU: attention of a lazy block in Triton, which writes nothing n x n to memory.
 
-The four functions of an :class:`~lazyformer_fairseq.modules.attention.lazy_block.Implementation`; what an ``s`` saves
-is the log-sum-exp of each row of scores, (B, N, T) in float32, natural logarithm. In units of one n x n x D product per
-head, a forward pass takes 2, the gradient of an ``l`` 2, and that of an ``s`` with m - 1 consumers m + 4. Any T and
-D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any strides.
+What an ``s`` saves is the log-sum-exp of each row of scores, (B, N, T) in float32, natural logarithm. In units of one
+n x n x D product per head, a forward pass takes 2, the gradient of an ``l`` 2, and that of an ``s`` with m - 1
+consumers m + 4. Any T and D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any strides.
 
 A GPU tries the tiles once for each kind of input and keeps the fastest. Lists are short and hold what fits:
 ``tests/modules/attention/triton_in_compiler.py`` has the compiler say how many registers and how much shared
@@ -18,9 +17,10 @@ from typing import Any, NamedTuple, Optional, Union
 import torch
 import triton
 from torch import Tensor
+from typing_extensions import override
 
 from lazyformer_fairseq.modules.attention import triton_passes
-from lazyformer_fairseq.modules.attention.lazy_block import empty_heads, learned_gradients
+from lazyformer_fairseq.modules.attention.lazy_block import Implementation, empty_heads, learned_gradients
 from lazyformer_fairseq.modules.attention.scores import Scores
 
 
@@ -43,26 +43,83 @@ FEWEST_KEYS = 32  # of all tiles here
 MOST_LAYERS = 6  # whose values fit side by side
 _ANYWHERE = (Tiles(32, 32, 8, 1),)  # in the interpreter, in single precision
 # {kernel: {largest D, as a power of two: {largest m: tiles}}}
-_TILES = {
+_TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
     "attend": {
-        64: {1: (Tiles(128, 64, 8, 3), Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3))},
-        128: {1: (Tiles(128, 64, 8, 2), Tiles(128, 128, 8, 2), Tiles(64, 64, 8, 2))},
+        64: {
+            1: (
+                Tiles(128, 64, 8, 3),
+                Tiles(128, 64, 4, 3),
+                Tiles(64, 64, 4, 3),
+            ),
+        },
+        128: {
+            1: (
+                Tiles(128, 64, 8, 2),
+                Tiles(128, 128, 8, 2),
+                Tiles(64, 64, 8, 2),
+            ),
+        },
     },
     "reuse": {
-        64: {1: (Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2))},
-        128: {1: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 3))},
+        64: {
+            1: (
+                Tiles(128, 64, 4, 3),
+                Tiles(64, 64, 4, 3),
+                Tiles(64, 64, 4, 2),
+            ),
+        },
+        128: {
+            1: (
+                Tiles(128, 64, 8, 3),
+                Tiles(128, 128, 8, 2),
+                Tiles(64, 64, 4, 3),
+            ),
+        },
     },
     "value_gradient": {
-        64: {1: (Tiles(64, 128, 8, 3), Tiles(64, 128, 4, 3), Tiles(64, 64, 4, 3), Tiles(32, 128, 4, 3))},
-        128: {1: (Tiles(64, 128, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 3))},
+        64: {
+            1: (
+                Tiles(64, 128, 8, 3),
+                Tiles(64, 128, 4, 3),
+                Tiles(64, 64, 4, 3),
+                Tiles(32, 128, 4, 3),
+            ),
+        },
+        128: {
+            1: (
+                Tiles(64, 128, 8, 3),
+                Tiles(128, 64, 8, 2),
+                Tiles(64, 64, 4, 3),
+            ),
+        },
     },
     "key_side": {
         64: {
-            1: (Tiles(64, 64, 8, 2), Tiles(64, 64, 4, 3), Tiles(64, 128, 8, 3), Tiles(32, 64, 4, 3)),
-            3: (Tiles(64, 64, 8, 2), Tiles(64, 128, 8, 3), Tiles(64, 64, 4, 3), Tiles(32, 64, 4, 2)),
-            6: (Tiles(32, 64, 8, 2), Tiles(32, 128, 8, 3), Tiles(64, 64, 8, 2)),
+            1: (
+                Tiles(64, 64, 8, 2),
+                Tiles(64, 64, 4, 3),
+                Tiles(64, 128, 8, 3),
+                Tiles(32, 64, 4, 3),
+            ),
+            3: (
+                Tiles(64, 64, 8, 2),
+                Tiles(64, 128, 8, 3),
+                Tiles(64, 64, 4, 3),
+                Tiles(32, 64, 4, 2),
+            ),
+            6: (
+                Tiles(32, 64, 8, 2),
+                Tiles(32, 128, 8, 3),
+                Tiles(64, 64, 8, 2),
+            ),
         },
-        128: {2: (Tiles(32, 64, 8, 2), Tiles(64, 64, 8, 2)), 6: (Tiles(32, 32, 4, 2),)},
+        128: {
+            2: (
+                Tiles(32, 64, 8, 2),
+                Tiles(64, 64, 8, 2),
+            ),
+            6: (Tiles(32, 32, 4, 2),),
+        },
     },
 }
 
@@ -84,40 +141,67 @@ class NearBias(NamedTuple):
     @classmethod
     def of(cls, scores: Scores, q_BNTD: Tensor) -> "NearBias":
         """Return the bias for these queries."""
-        table_KN, bucket_by_distance = scores.table_KN, scores.bucket_by_distance
+        table_KN = scores.table_KN
+        bucket_by_distance = scores.bucket_by_distance
         if table_KN is None or bucket_by_distance is None:
             return cls(None, 0, None)
-        heads, time = q_BNTD.shape[1:3]
+        _, heads, time, _ = q_BNTD.shape
         reach = min(scores.far, time - 1)
         width = 2 * reach + 1
-        dtype = torch.float32 if q_BNTD.dtype == torch.float32 else torch.float16
+        dtype = torch.float16
+        if q_BNTD.dtype == torch.float32:
+            dtype = torch.float32
         rows = table_KN.new_empty(heads, width, dtype=dtype)
-        grid = (triton.cdiv(width, 256), heads)
+        block = 256
+        grid = (triton.cdiv(width, block), heads)
         with torch.cuda.device_of(q_BNTD):
             triton_passes.write_rows[grid](
-                rows, table_KN, *table_KN.stride(), bucket_by_distance, time, reach, BLOCK=256
+                rows,
+                table_KN,
+                *table_KN.stride(),
+                bucket_by_distance,
+                time,
+                reach,
+                BLOCK=block,
             )
-        return cls(rows, reach, bucket_by_distance[time - 1 - reach : time + reach])
+        first = time - 1 - reach
+        return cls(rows, reach, bucket_by_distance[first : first + width])
 
-    def band_like(self, q: Tensor) -> Optional[Tensor]:
-        """Return zeros (B, N, T, 2 reach + 1) for gradients of scores by query and distance; None without a bias."""
-        return None if self.rows is None else q.new_zeros(*q.shape[:3], 2 * self.reach + 1)
 
-    def table_gradient(self, band: Tensor, far_sums: Tensor, table_KN: Tensor) -> Tensor:
-        """Return d table (K, N), summed in the same order every time.
+class BiasGradient:
+    """Gradients of scores, dS, that the kernels write for the gradient of a bias.
 
-        Args:
-            band: gradients of the scores at distances nearer than `reach`, (B, N, T, 2 reach + 1).
-            far_sums: (B, N, any number, 2): partial sums at distances <= -reach, and >= reach.
-            table_KN: the table.
-        """
-        by_distance = band.sum((0, 2), dtype=torch.float32).double()
-        below, above = far_sums.double().sum((0, 2)).unbind(-1)
+    Args:
+        bias: the bias.
+        q: queries (B, N, T, D).
+
+    Attributes:
+        band: dS at distances nearer than `reach`, (B, N, T, 2 reach + 1), zeros at first.
+        far_sums: partial sums of dS at distances <= -reach, and >= reach, (B, N, any number, 2), zeros at first.
+    """
+
+    def __init__(self, bias: NearBias, q: Tensor):
+        batch, heads, time, _ = q.shape
+        self.bias = bias
+        self.band = q.new_zeros(batch, heads, time, 2 * bias.reach + 1)
+        self.far_sums = q.new_zeros(batch, heads, far_slots(time), 2, dtype=torch.float32)
+
+    def of_table(self, table_KN: Tensor) -> Tensor:
+        """Return the gradient of the table, (K, N), summed in the same order every time."""
+        by_distance = self.band.sum((0, 2), dtype=torch.float32).double()
+        below, above = self.far_sums.double().sum((0, 2)).unbind(-1)
         by_distance[:, 0] += below
         by_distance[:, -1] += above
         # Not index_add_: on a GPU it adds in any order.
-        in_bucket = self.buckets == torch.arange(table_KN.size(0), device=table_KN.device)[:, None, None]
-        return by_distance.where(in_bucket, 0).sum(-1).to(table_KN.dtype)
+        assert self.bias.buckets is not None, "there is a bias"
+        buckets_K = torch.arange(table_KN.size(0), device=table_KN.device)
+        is_in_bucket = torch.eq(self.bias.buckets, buckets_K[:, None, None])
+        return by_distance.where(is_in_bucket, 0).sum(-1).to(table_KN.dtype)
+
+
+def far_slots(time: int) -> int:
+    """Return how many tiles of keys may write partial sums of far distances."""
+    return math.ceil(time / FEWEST_KEYS)
 
 
 def tiles_for(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
@@ -130,7 +214,10 @@ def tiles_for(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
     """
     if os.environ.get("TRITON_INTERPRET") == "1" or q.element_size() > 2:
         return _ANYWHERE
-    by_layers = _TILES[kernel][64 if q.size(-1) <= 64 else 128]
+    if q.size(-1) <= 64:
+        by_layers = _TILES[kernel][64]
+    else:
+        by_layers = _TILES[kernel][128]
     return next(tiles for most, tiles in by_layers.items() if layers <= most)
 
 
@@ -155,18 +242,29 @@ def launch(
         others: the kernel's other arguments.
     """
     batch, heads, time, size = q.shape
+    strides = {f"{name}_strides": _strides(tensor) for name, tensor in strided.items()}
+
+    def grid(sizes: dict[str, int]) -> tuple[int]:
+        tiles_of_head = triton.cdiv(time, sizes[kept])
+        return (tiles_of_head * batch * heads,)
+
     with torch.cuda.device_of(q):  # Triton launches on the current device
-        _tuned(kernel, tiles, set_to_zero)[lambda sizes: (triton.cdiv(time, sizes[kept]) * batch * heads,)](
+        _tuned(kernel, tiles, set_to_zero)[grid](
             **strided,
-            **{f"{name}_strides": _strides(tensor) for name, tensor in strided.items()},
+            **strides,
             **others,
             scale=1 / math.sqrt(size),
             time=time,
             heads=heads,
             time_class=time.bit_length(),
             HEAD=size,
-            BLOCK_D=max(16, triton.next_power_of_2(size)),
+            BLOCK_D=block_of_head(size),
         )
+
+
+def block_of_head(size: int) -> int:
+    """Return the numbers of a tile's row, for heads of D."""
+    return max(16, triton.next_power_of_2(size))
 
 
 @functools.cache
@@ -178,97 +276,64 @@ def _tuned(kernel: triton.JITFunction, tiles: tuple[Tiles, ...], set_to_zero: tu
 
 
 def _strides(tensors: Union[Tensor, tuple[Tensor, ...]]) -> tuple:
-    """Return the strides of B, N and T."""
+    """Return the strides of B, N and T, for each tensor if there are several."""
     if isinstance(tensors, tuple):
         return tuple(map(_strides, tensors))
     return tensors.stride()[:3]
 
 
-def attend_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-    """Return P V and the log-sum-exp of an ``s``: (B, N, T, D) and (B, N, T)."""
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    return _forward(q, k, v, lse, scores, reuses=False), lse
-
-
-def reuse_forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores) -> Tensor:
-    """Return P V (B, N, T, D) of an ``l``: exp(scores - lse) V, without a running maximum or rescaling."""
-    return _forward(q, k, v, lse, scores, reuses=True)
-
-
-def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, lse: Tensor, scores: Scores) -> Tensor:
-    """Return dV = P^T dO (B, N, T, D) of an ``l``."""
-    dv = empty_heads(k)
-    launch(
-        triton_passes.value_gradient_kernel,
-        "BLOCK_K",
-        q,
-        strided={"q": _rows(q), "k": _rows(k), "d_output": _rows(d_output), "dv": dv},
-        tiles=tiles_for("value_gradient", q),
-        **_read_by_all(lse, scores, NearBias.of(scores, q)),
-    )
-    return dv
-
-
+@torch.library.custom_op("lazyformer::triton_row_sums", mutates_args=())
 def row_sums(d_output: Tensor, output: Tensor) -> Tensor:
     """Return rowsum(dO * O), (B, N, T) in float32."""
     batch, heads, time, size = output.shape
-    sums = output.new_empty(output.shape[:3], dtype=torch.float32)
-    rows = 64
-    grid = (triton.cdiv(time, rows) * batch * heads,)
-    given = [_rows(d_output), _rows(output)]
+    sums = one_per_row(output)
+    rows_of_tile = 64
+    grid = (triton.cdiv(time, rows_of_tile) * batch * heads,)
+    d_rows = _rows(d_output)
+    rows = _rows(output)
     with torch.cuda.device_of(output):
         triton_passes.row_sums_kernel[grid](
-            *given, sums, *map(_strides, given), time, heads, size, max(16, triton.next_power_of_2(size)), rows
+            d_rows,
+            rows,
+            sums,
+            _strides(d_rows),
+            _strides(rows),
+            time,
+            heads,
+            HEAD=size,
+            BLOCK_D=block_of_head(size),
+            BLOCK_Q=rows_of_tile,
         )
     return sums
 
 
-def block_gradient(
-    q: Tensor, k: Tensor, values: list[Tensor], d_outputs: list[Tensor], delta: Tensor, lse: Tensor, scores: Scores
-) -> list[Tensor]:
-    """Return dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for a whole block.
+@row_sums.register_fake
+def _(_d_output: Tensor, output: Tensor) -> Tensor:
+    return one_per_row(output)
 
-    Programs add to dQ in float32, in any order. All other sums always run in the same order.
-    """
-    if len(values) > MOST_LAYERS:  # all gradients are linear in (dO_i, delta)
-        first, rest = slice(MOST_LAYERS), slice(MOST_LAYERS, None)
-        d_q, d_k, d_v, d_table, *others = block_gradient(q, k, values[first], d_outputs[first], delta, lse, scores)
-        more = block_gradient(q, k, values[rest], d_outputs[rest], torch.zeros_like(delta), lse, scores)
-        return [d_q + more[0], d_k + more[1], d_v, d_table + more[3], *others]
-    batch, heads, time, _ = q.shape
-    bias = NearBias.of(scores, q)
-    band = bias.band_like(q)
-    slots = math.ceil(time / FEWEST_KEYS)
-    far_sums = None if band is None else q.new_zeros(batch, heads, slots, 2, dtype=torch.float32)
-    dq = empty_heads(q.new_empty(()).float().expand(q.shape)).zero_()
-    dk, dv = empty_heads(q), empty_heads(q)
-    of_layers = {"values": tuple(map(_rows, values)), "d_outputs": tuple(map(_rows, d_outputs))}
-    launch(
-        triton_passes.key_side_kernel,
-        "BLOCK_K",
-        q,
-        strided={"q": _rows(q), "k": _rows(k), **of_layers, "dq": dq, "dk": dk, "dv": dv},
-        tiles=tiles_for("key_side", q, len(values)),
-        set_to_zero=("dq",) if band is None else ("dq", "far_sums"),
-        band=band,
-        far_sums=far_sums,
-        far_slots=slots,
-        **_read_by_all(lse, scores, bias),
-        delta=delta.contiguous(),
-        M=len(values),
-    )
-    learned = {} if band is None else {"table_KN": bias.table_gradient(band, far_sums, scores.table_KN)}
-    return [dq.to(q.dtype), dk, dv, *learned_gradients(learned, q)]
+
+def one_per_row(x: Tensor) -> Tensor:
+    """Return an empty (B, N, T) in float32 for x (B, N, T, D)."""
+    return x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores, reuses: bool) -> Tensor:
     output = empty_heads(q)
+    if reuses:
+        tiles = tiles_for("reuse", q)
+    else:
+        tiles = tiles_for("attend", q)
     launch(
         triton_passes.forward_kernel,
         "BLOCK_Q",
         q,
-        strided={"q": _rows(q), "k": _rows(k), "v": _rows(v), "o": output},
-        tiles=tiles_for("reuse" if reuses else "attend", q),
+        strided={
+            "q": _rows(q),
+            "k": _rows(k),
+            "v": _rows(v),
+            "o": output,
+        },
+        tiles=tiles,
         **_read_by_all(lse, scores, NearBias.of(scores, q)),
         REUSES=reuses,
     )
@@ -276,9 +341,147 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores, reuse
 
 
 def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:
-    return {"lse": lse, "lengths": scores.lengths_B, "bias": bias.rows, "reach": bias.reach}
+    return {
+        "lse": lse,
+        "lengths": scores.lengths_B,
+        "bias": bias.rows,
+        "reach": bias.reach,
+    }
 
 
 def _rows(x: Tensor) -> Tensor:
     """Return the same, with the entries of a head side by side in memory, as in views of projections already."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    if x.stride(-1) == 1:
+        return x
+    return x.contiguous()
+
+
+class InTriton(Implementation):
+    """The functions of a lazy block; `saved` is the log-sum-exp of each row of scores."""
+
+    @override
+    def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
+        return one_per_row(q)
+
+    @override
+    def attend_forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+        """Return P V and the log-sum-exp of an ``s``: (B, N, T, D) and (B, N, T)."""
+        lse = one_per_row(q)
+        return _forward(q, k, v, lse, scores, reuses=False), lse
+
+    @override
+    def reuse_forward(self, q: Tensor, k: Tensor, v: Tensor, saved: Tensor, scores: Scores) -> Tensor:
+        """Return P V (B, N, T, D) of an ``l``: exp(scores - log-sum-exp) V, without a running maximum or rescaling."""
+        return _forward(q, k, v, saved, scores, reuses=True)
+
+    @override
+    def value_gradient(self, q: Tensor, k: Tensor, d_output: Tensor, saved: Tensor, scores: Scores) -> Tensor:
+        """Return dV = P^T dO (B, N, T, D) of an ``l``."""
+        dv = empty_heads(k)
+        launch(
+            triton_passes.value_gradient_kernel,
+            "BLOCK_K",
+            q,
+            strided={
+                "q": _rows(q),
+                "k": _rows(k),
+                "d_output": _rows(d_output),
+                "dv": dv,
+            },
+            tiles=tiles_for("value_gradient", q),
+            **_read_by_all(saved, scores, NearBias.of(scores, q)),
+        )
+        return dv
+
+    @override
+    def row_sums(self, d_output: Tensor, output: Tensor) -> Tensor:
+        return row_sums(d_output, output)
+
+    @override
+    def block_gradient(
+        self,
+        q: Tensor,
+        k: Tensor,
+        values: list[Tensor],
+        d_outputs: list[Tensor],
+        delta: Tensor,
+        saved: Tensor,
+        scores: Scores,
+    ) -> list[Tensor]:
+        """Return dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for a whole block.
+
+        Programs add to dQ in float32, in any order. All other sums always run in the same order.
+        """
+        if len(values) > MOST_LAYERS:
+            return self._sum_of_halves(q, k, values, d_outputs, delta, saved, scores)
+        bias = NearBias.of(scores, q)
+        d_bias = None
+        band = None
+        far_sums = None
+        added_to = ["dq"]
+        if bias.rows is not None:
+            d_bias = BiasGradient(bias, q)
+            band = d_bias.band
+            far_sums = d_bias.far_sums
+            added_to.append("far_sums")
+        single = q.new_empty((), dtype=torch.float32)
+        dq = empty_heads(single.expand(q.shape)).zero_()
+        dk = empty_heads(q)
+        dv = empty_heads(q)
+        launch(
+            triton_passes.key_side_kernel,
+            "BLOCK_K",
+            q,
+            strided={
+                "q": _rows(q),
+                "k": _rows(k),
+                "values": tuple(map(_rows, values)),
+                "d_outputs": tuple(map(_rows, d_outputs)),
+                "dq": dq,
+                "dk": dk,
+                "dv": dv,
+            },
+            tiles=tiles_for("key_side", q, len(values)),
+            set_to_zero=tuple(added_to),
+            band=band,
+            far_sums=far_sums,
+            far_slots=far_slots(q.size(2)),
+            **_read_by_all(saved, scores, bias),
+            delta=delta.contiguous(),
+            M=len(values),
+        )
+        learned = {}
+        if d_bias is not None and scores.table_KN is not None:
+            learned["table_KN"] = d_bias.of_table(scores.table_KN)
+        return [dq.to(q.dtype), dk, dv, *learned_gradients(learned, q)]
+
+    def _sum_of_halves(
+        self,
+        q: Tensor,
+        k: Tensor,
+        values: list[Tensor],
+        d_outputs: list[Tensor],
+        delta: Tensor,
+        saved: Tensor,
+        scores: Scores,
+    ) -> list[Tensor]:
+        """Return the block gradient of more layers than fit: all gradients are linear in (dO_i, delta)."""
+        d_q, d_k, d_v, d_table, *others = self.block_gradient(
+            q,
+            k,
+            values[:MOST_LAYERS],
+            d_outputs[:MOST_LAYERS],
+            delta,
+            saved,
+            scores,
+        )
+        more_d_q, more_d_k, _, more_d_table, *_ = self.block_gradient(
+            q,
+            k,
+            values[MOST_LAYERS:],
+            d_outputs[MOST_LAYERS:],
+            torch.zeros_like(delta),
+            saved,
+            scores,
+        )
+        return [d_q + more_d_q, d_k + more_d_k, d_v, d_table + more_d_table, *others]

@@ -209,7 +209,7 @@ def forward_kernel(
     total = (length + BLOCK_K - 1) // BLOCK_K
     low, high = far_tiles(first_query, full, bias, reach, BLOCK_Q, BLOCK_K)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, near)):
+        for j in range(count_tiles(low, high, full, total, near)):
             tile = nth_tile(j, low, high, full, near)
             first_key = tile * BLOCK_K
             k_rows = load_rows(k_head, first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, near == 0)
@@ -346,7 +346,7 @@ def value_gradient_kernel(
     full, total = query_tiles(first_key, length, time, BLOCK_K, BLOCK_Q)
     low, high = far_tiles(first_key, full, bias, reach, BLOCK_K, BLOCK_Q)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, near)):
+        for j in range(count_tiles(low, high, full, total, near)):
             tile = nth_tile(j, low, high, full, near)
             first_query = tile * BLOCK_Q
             queries = first_query + tl.arange(0, BLOCK_Q)
@@ -417,7 +417,8 @@ def key_side_kernel(
     if bias is not None:
         bias += n * (2 * reach + 1) + reach
     below, above = far_biases(bias, reach)
-    q_head, dq_head = head_of(q, q_strides, b, n), head_of(dq, dq_strides, b, n)
+    q_head = head_of(q, q_strides, b, n)
+    dq_head = head_of(dq, dq_strides, b, n)
     k_rows = load_rows(head_of(k, k_strides, b, n), first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, False)
     v_tiles = ()
     d_output_heads = ()
@@ -438,7 +439,7 @@ def key_side_kernel(
     full, total = query_tiles(first_key, length, time, BLOCK_K, BLOCK_Q)
     low, high = far_tiles(first_key, full, bias, reach, BLOCK_K, BLOCK_Q)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, near)):
+        for j in range(count_tiles(low, high, full, total, near)):
             tile = nth_tile(j, low, high, full, near)
             first_query = tile * BLOCK_Q
             queries = first_query + tl.arange(0, BLOCK_Q)

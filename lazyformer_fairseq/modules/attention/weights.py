@@ -8,6 +8,7 @@ linear: it takes 4 to 10 steps where bisection takes one for each bit, and where
 each row.
 """
 
+import math
 from typing import Any, Optional
 
 import torch
@@ -18,8 +19,8 @@ from torch.autograd.function import once_differentiable
 _STEPS = 12
 # Scores that a processor takes at a time, for its cache.
 _PIECE_ELEMENTS = 2**17
-# Taylor's coefficients of (1 - (1 - z) e^z) / z^2, from the last: (k - 1) / k! for k = 10, ..., 2.
-_SERIES = (1 / 403200, 1 / 45360, 1 / 5760, 1 / 840, 1 / 144, 1 / 30, 1 / 8, 1 / 3, 1 / 2)
+# Taylor's coefficients of (1 - (1 - z) e^z) / z^2, from the last.
+_SERIES = [(k - 1) / math.factorial(k) for k in range(10, 1, -1)]
 
 
 def distribution(
@@ -36,13 +37,15 @@ def distribution(
         dtype: of P.
         has_blind_rows: whether some rows may see no key at all: these get zeros, not softmax's NaN.
     """
-    at_least_single = torch.promote_types(scores.dtype, torch.float32)
-    if exponent_N is None:
+    exact = torch.promote_types(scores.dtype, torch.float32)
+    if exponent_N is not None:
+        probabilities = _Entmax.apply(scores.to(exact), exponent_N.to(exact))
+    elif has_blind_rows:
         # torch cannot differentiate this one if it converts by itself, and compiles it under this name alone.
-        if has_blind_rows:
-            return torch.ops.aten._safe_softmax(scores.to(at_least_single), -1).to(dtype)
-        return torch.softmax(scores, dim=-1, dtype=at_least_single).to(dtype)
-    return _Entmax.apply(scores.to(at_least_single), exponent_N.to(at_least_single)).to(dtype)
+        probabilities = torch.ops.aten._safe_softmax(scores.to(exact), -1)
+    else:
+        probabilities = torch.softmax(scores, dim=-1, dtype=exact)
+    return probabilities.to(dtype)
 
 
 class _Entmax(torch.autograd.Function):
@@ -71,12 +74,13 @@ def entmax(scores: Tensor, exponent_N: Tensor) -> Tensor:
     exponent = exponent_N[:, None, None]
     if not _is_on_processor(scores):
         return _rows(scores, exponent)
-    rows = max(1, _PIECE_ELEMENTS * scores.size(-2) // max(1, scores.numel()))
-    return torch.cat([_rows(piece, exponent) for piece in scores.split(rows, dim=-2)], dim=-2)
+    rows = _PIECE_ELEMENTS * scores.size(-2) // max(1, scores.numel())
+    pieces = [_rows(piece, exponent) for piece in scores.split(max(1, rows), dim=-2)]
+    return torch.cat(pieces, dim=-2)
 
 
 @entmax.register_fake
-def _(scores: Tensor, exponent_N: Tensor) -> Tensor:
+def _(scores: Tensor, _exponent_N: Tensor) -> Tensor:
     return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
@@ -88,11 +92,12 @@ def _is_on_processor(scores: Tensor) -> bool:
 def _rows(scores: Tensor, exponent: Tensor) -> Tensor:
     """Compute entmax of some rows. `above` is tau, counted from the row's best score."""
     step = exponent - 1
-    best = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
+    limits = torch.finfo(scores.dtype)
+    best = scores.amax(-1, keepdim=True).clamp(min=limits.min)
     below_best = (scores - best) * step
     above = torch.zeros_like(below_best[..., :1])
     may_look = _is_on_processor(scores)
-    enough = 1 + 4 * torch.finfo(scores.dtype).eps
+    enough = 1 + 4 * limits.eps
     for _ in range(_STEPS):
         bases = (below_best - above).clamp_(min=-1)
         slopes, powers = _powers(bases, exponent, may_look)
@@ -100,12 +105,13 @@ def _rows(scores: Tensor, exponent: Tensor) -> Tensor:
         slope = _positive(slopes.sum(-1, keepdim=True))
         if may_look and bool((mass <= enough).all()):
             break
-        mass = mass.clamp(
-            min=1
-        )  # from this side of tau it is at least that, but for rounding and rows that see nothing
-        above = above - mass / slope * torch.expm1(-step * mass.log())
+        # From this side of tau the mass is at least 1, but for rounding and rows that see nothing.
+        mass = mass.clamp(min=1)
+        excess = torch.expm1(-step * mass.log())
+        above = above - mass / slope * excess
     else:
-        powers = _powers((below_best - above).clamp_(min=-1), exponent, may_look)[1]
+        bases = (below_best - above).clamp_(min=-1)
+        _, powers = _powers(bases, exponent, may_look)
     return powers / _positive(powers.sum(-1, keepdim=True))
 
 
@@ -123,7 +129,8 @@ def _powers(bases: Tensor, exponent: Tensor, may_look: bool) -> tuple[Tensor, Te
         powers = 1 + bases
         return (powers > 0).to(powers.dtype), powers
     # log1p: near softmax x is near 1, and its distance from 1 is what counts.
-    slopes = torch.exp(torch.log1p(bases) * (1 / (exponent - 1) - 1))
+    power = 1 / (exponent - 1) - 1
+    slopes = torch.exp(torch.log1p(bases) * power)
     slopes = slopes.masked_fill_(bases <= -1, 0)
     return slopes, slopes * (1 + bases)
 
@@ -134,7 +141,9 @@ def _entmax_gradient(probabilities: Tensor, d_probabilities: Tensor, exponent_N:
     slopes = probabilities ** (2 - exponent)
     slopes = slopes.masked_fill_(probabilities == 0, 0)
     weighted = slopes * d_probabilities
-    return weighted - slopes * (weighted.sum(-1, keepdim=True) / _positive(slopes.sum(-1, keepdim=True)))
+    sum_of_slopes = _positive(slopes.sum(-1, keepdim=True))
+    mean = weighted.sum(-1, keepdim=True) / sum_of_slopes
+    return weighted - slopes * mean
 
 
 def _exponent_gradient(probabilities: Tensor, d_scores: Tensor, exponent_N: Tensor) -> Tensor:
@@ -150,7 +159,8 @@ def _exponent_gradient(probabilities: Tensor, d_scores: Tensor, exponent_N: Tens
     for coefficient in _SERIES:
         series = series * scaled + coefficient
     is_small = scaled.abs() < 0.1
-    apart = torch.where(is_small, 1, scaled)
-    curvature = torch.where(is_small, series, (1 - (1 - apart) * apart.exp()) / apart.square())
+    others = torch.where(is_small, 1, scaled)
+    exact = (1 - (1 - others) * others.exp()) / others.square()
+    curvature = torch.where(is_small, series, exact)
     by_head = (d_scores * logs.square() * curvature).sum((-2, -1))
     return -by_head.sum_to_size(exponent_N.shape)

@@ -96,12 +96,13 @@ def launch_all(size: int, layers: int, dtype: torch.dtype, is_biased: bool = Tru
     sums = torch.zeros(batch, heads, time)
     table, by_distance = torch.zeros(buckets, heads), torch.zeros(2 * time - 1, dtype=torch.int64)
     scores = Scores(table, by_distance, 128, torch.full((batch,), time)) if is_biased else Scores()
+    kernels = triton_kernels.InTriton()
     if layers == 1:
-        triton_kernels.attend_forward(q, k, v, scores)
-        triton_kernels.reuse_forward(q, k, v, sums, scores)
-        triton_kernels.value_gradient(q, k, v, sums, scores)
+        kernels.attend_forward(q, k, v, scores)
+        kernels.reuse_forward(q, k, v, sums, scores)
+        kernels.value_gradient(q, k, v, sums, scores)
         triton_kernels.row_sums(q, v)
-    triton_kernels.block_gradient(q, k, [v, *of_layers[1:]], of_layers, sums, sums, scores)
+    kernels.block_gradient(q, k, [v, *of_layers[1:]], of_layers, sums, sums, scores)
 
 
 @pytest.fixture(params=[A100, H100])

@@ -12,9 +12,10 @@ from masked_attention import BUCKETS, Case
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
-from lazyformer_fairseq.modules.attention import triton_kernels
+from lazyformer_fairseq.modules.attention.triton_kernels import InTriton
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 
+KERNELS = InTriton()
 # Largest error of an entry, as a share of the tensor's largest entry.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
@@ -52,7 +53,7 @@ class Block(Case):
         """dQ, dK, dV of the ``s`` and of the table."""
         lse = self.lse.float() if lse is None else lse
         arguments = (self.q, self.k, self.values, self.d_outputs, self.delta, lse, self.scores)
-        return triton_kernels.block_gradient(*arguments)[:4]
+        return KERNELS.block_gradient(*arguments)[:4]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -98,12 +99,12 @@ def assert_close(computed: Tensor, expected: Tensor, dtype: torch.dtype, name: s
 @given(BLOCKS)
 def test_forward(block: Block):
     dtype = block.q.dtype
-    output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], block.scores)
+    output, lse = KERNELS.attend_forward(block.q, block.k, block.values[0], block.scores)
     assert_close(output, block.outputs[0], dtype, "output of s")
     assert_close(lse, block.lse, dtype, "log-sum-exp")
     assert output.transpose(1, 2).is_contiguous()
     for v, expected in zip(block.values[1:], block.outputs[1:], strict=True):
-        read = triton_kernels.reuse_forward(block.q, block.k, v, lse, block.scores)
+        read = KERNELS.reuse_forward(block.q, block.k, v, lse, block.scores)
         assert_close(read, expected, dtype, "output of l")
 
 
@@ -111,7 +112,7 @@ def test_forward(block: Block):
 @given(BLOCKS)
 def test_value_gradient(block: Block):
     lse = block.lse.float()
-    dv = triton_kernels.value_gradient(block.q, block.k, block.d_outputs[-1], lse, block.scores)
+    dv = KERNELS.value_gradient(block.q, block.k, block.d_outputs[-1], lse, block.scores)
     assert_close(dv, block.dv[-1], block.q.dtype, "dV of l")
 
 
@@ -139,7 +140,7 @@ def test_more_layers_than_fit_beside_each_other():
 
 def test_one_token():
     block = Block(batch=2, heads=1, time=1, size=32, layers=2, dtype=torch.float32, biased=True, padded=False)
-    output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], block.scores)
+    output, lse = KERNELS.attend_forward(block.q, block.k, block.values[0], block.scores)
     assert_close(output, block.outputs[0], torch.float32, "output")
     dq, dk, dv, d_table = block.gradients(lse)
     assert_close(dv, block.dv[0], torch.float32, "dV")
@@ -152,8 +153,8 @@ def test_large_scores_neither_overflow_nor_vanish():
     block = Block(batch=1, heads=1, time=40, size=32, layers=2, dtype=torch.float32, biased=False, padded=True)
     block.q = block.q * 5000
     block.compute()
-    output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], block.scores)
-    read = triton_kernels.reuse_forward(block.q, block.k, block.values[1], lse, block.scores)
+    output, lse = KERNELS.attend_forward(block.q, block.k, block.values[0], block.scores)
+    read = KERNELS.reuse_forward(block.q, block.k, block.values[1], lse, block.scores)
     assert block.lse.abs().max() > 1000
     assert (output - block.outputs[0]).abs().max() < 1e-2
     assert (read - block.outputs[1]).abs().max() < 1e-2

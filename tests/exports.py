@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from helpers import dictionary_of
-from torch import Tensor
+from torch import Tensor, nn
 
+import lazyformer_fairseq
+from lazyformer_fairseq import huggingface
 from lazyformer_fairseq.evaluation.loading import model_of, tasks_of_heads
 from lazyformer_fairseq.huggingface.code import write_code
 from lazyformer_fairseq.huggingface.export import choose_head
@@ -71,6 +73,23 @@ def code_of(pattern: str) -> ModuleType:
     with TemporaryDirectory() as folder:
         write_code(pattern, Path(folder))
         return code_in(Path(folder))
+
+
+SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": WORDS}
+OF_ENCODERS = {"max_position_embeddings": 12, "type_vocab_size": 2, "num_labels": 3}
+
+
+def fresh_model(name: str, pattern: str = "(sflf)x2", is_exported: bool = False) -> nn.Module:
+    """Build a class of transformers, the package's or the one in the exported code, with fresh weights."""
+    torch.manual_seed(1)
+    if name == "LazyFormerForCausalLM":
+        config = lazyformer_fairseq.LazyFormerCausalConfig(sublayer_pattern=pattern, **SIZES)
+        return lazyformer_fairseq.LazyFormerForCausalLM(config)
+    config = lazyformer_fairseq.LazyFormerConfig(sublayer_pattern=pattern, **SIZES, **OF_ENCODERS)
+    if not is_exported:
+        return getattr(huggingface, name)(config)
+    code = code_of(pattern)
+    return getattr(code, name)(code.LazyFormerConfig(**config.to_dict()))
 
 
 def some_ids(left: int = 0, right: int = 0, time: int = 11) -> Tensor:

@@ -1,5 +1,6 @@
 """What tests share beside fixtures."""
 
+import ast
 import functools
 import importlib.util
 import json
@@ -90,6 +91,12 @@ def load_script(place: Path | str) -> ModuleType:
 def golden_experiments(of_what: str) -> dict[str, list[float]]:
     """What experiments came to when fairseq's trainer ran them; see ``fixtures/README.md``."""
     return json.loads((ROOT / "tests" / "fixtures" / "golden_experiments.json").read_text())[of_what]
+
+
+@functools.cache
+def syntax_tree(path: Path) -> ast.Module:
+    """Return the tree of a file of Python, which several tests read."""
+    return ast.parse(path.read_bytes())
 
 
 def mostly_slow(values: Iterable[Any], *quick: Any) -> list[Any]:

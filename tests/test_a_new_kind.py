@@ -41,16 +41,6 @@ def test_it_is_parsed_with_its_settings_and_help_names_it():
     assert {kind.letter for kind in kinds()} == {"s", "l", "k", "c", "r", "f", "-", "m"}
 
 
-def test_settings_come_from_yaml_too(tmp_path):
-    from hydra import compose, initialize_config_dir
-
-    (tmp_path / "mine.yaml").write_text("model:\n  sublayer_pattern: (m[width=5] f)x2 s\n")
-    with initialize_config_dir(str(tmp_path), version_base="1.1"):
-        assert compose("mine").model.sublayer_pattern == "(m[width=5] f)x2 s"
-        changed = compose("mine", ['model.sublayer_pattern="(m[width=4] f)x2 s"'])
-        assert len(plan(changed.model.sublayer_pattern)) == 5
-
-
 @pytest.mark.parametrize(
     ("pattern", "under", "why"),
     [
@@ -177,20 +167,6 @@ def test_it_is_a_candidate_of_a_search(task, data_folder, lm_data, tmp_path):
     prices = read_checked_json(tmp_path / "found" / "latencies.json")
     assert {"s", "s_read", "l", "f", "m", "m[width=5]", "rest"} == prices.keys()
     assert (tmp_path / "found" / "probabilities.png").stat().st_size > 1000
-
-
-@pytest.mark.slow
-def test_it_is_compared(lm_data, tmp_path):
-    options = (
-        "--task language-model --presets 16 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --updates 1 --seeds 1 --tgt-len "
-        "8 --mem-len 8 --batch-size 4 --device cpu --adaptive-softmax-cutoff '' --model 'mean=(m[width=5]f)x8'"
-    )
-    invoke("compare", lm_data, tmp_path, *shlex.split(options))
-    models = json.loads((tmp_path / "results.json").read_text())["models"]
-    counts = [
-        models[name]["sublayers"][letter] for name, letter in (("mean", "m"), ("mean", "s"), ("transformer_xl", "m"))
-    ]
-    assert counts == [8, 0, 0] and models["mean"]["flops"] > 0
 
 
 def test_the_page_about_a_new_kind_has_this_code():

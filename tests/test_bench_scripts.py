@@ -8,7 +8,7 @@ import sys
 import pytest
 from helpers import ROOT, load_script, run_script
 
-TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --tokens-per-sample 32 --batch-size 4".split()
+TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --tokens-per-sample 32 --batch-size 4"
 
 
 def run(name: str, *words: object) -> subprocess.CompletedProcess:
@@ -20,63 +20,39 @@ def cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
 
 
-@pytest.mark.slow
-def test_model_and_loader_each_get_a_row(data_folder):
-    done = run("bench_loader", data_folder, *TINY, *"--workers 0 --seconds 0.1 --cpu".split())
-    assert done.returncode == 0, done.stderr
-    header, _, *rows = cells(done.stdout)
-    assert header == ["", "tokens a second", "times the model"]
-    (model, of_model, once), (alone, of_loader, times) = rows
-    assert (model, once, alone) == ("model, an update", "1.0", "loader, 0 workers")
-    assert of_model != "0" != of_loader and float(times) > 0
+# By script its options, and what the rows of its tables begin with.
+TABLES = {
+    "bench_loader": (f"{{data}} {TINY} --workers 0 --seconds 0.1 --cpu", ["model, an update", "loader, 0 workers"]),
+    "bench_start_up": (
+        f"{{data}} {TINY} --processes 2 --num-workers 1",
+        ["start Python", "set up the task", "make the batches' list", "first batch", "processes: 2", "all"],
+    ),
+    "bench_trainer": (
+        "--arch bert_tiny --sublayer-pattern M2x2 --vocab-size 500 --tokens-per-sample 16 --batch-size 2 --rounds 1 "
+        "--device cpu",
+        ["BertForMaskedLM, sdpa", "ours, (sf)xN", "M2x2"],
+    ),
+    "bench_muon": ("--arch bert_tiny --precision fp32 --rounds 1 --device cpu", ["bert_tiny"]),
+    "time_documents": ("{text} --tokens-per-sample 32 --batch-size 2 --batches 2", []),
+}
 
 
 @pytest.mark.slow
-def test_two_processes_with_a_data_worker_each(data_folder):
-    done = run("bench_start_up", data_folder, *TINY, "--processes", "2", "--num-workers", "1")
+@pytest.mark.parametrize("name", TABLES)
+def test_a_script_prints_its_rows_of_numbers(name, data_folder, tmp_path):
+    """Each script that measures runs at tiny size, and its rows hold numbers above zero."""
+    if name == "bench_trainer":
+        pytest.importorskip("accelerate", reason="Trainer needs accelerate")
+    text = tmp_path / "text"
+    text.write_text("\n\n".join(" ".join(["word"] * count) for count in (7, 20, 3) * 40))
+    options, firsts = TABLES[name]
+    done = run(name, *options.format(data=data_folder, text=text).split())
     assert done.returncode == 0, done.stderr
-    stages, _, memory = done.stdout.partition("\n\n")
-    (_, *heads), _, *rows = cells(stages)
-    assert heads == ["CPU seconds, mean of a process", "most", "seconds of the slowest"]
-    names = [name.partition(",")[0] for name, *_ in rows]
-    assert names == ["start Python", "set up the task", "make the batches' list", "first batch"]
-    assert all(float(mean) <= float(most) for _, mean, most, _ in rows)
-    _, _, ours, workers, both = cells(memory)
-    assert (ours[0], workers[0], both[0]) == ("processes: 2", "their data workers: 2", "all")
-    total, own, mapped = (int(cell.replace(",", "")) for cell in ours[1:])
-    assert 0 < own < total and abs(own + mapped - total) <= 1
-
-
-@pytest.mark.slow
-def test_an_update_by_trainer_stands_beside_transformers_bert():
-    pytest.importorskip("accelerate", reason="Trainer needs accelerate")
-    sizes = "--vocab-size 500 --tokens-per-sample 16 --batch-size 2 --rounds 1 --device cpu"
-    done = run("bench_trainer", *f"--arch bert_tiny --sublayer-pattern M2x2 {sizes}".split())
-    assert done.returncode == 0, done.stderr
-    header, _, theirs, ours, lazy = (row for row in cells(done.stdout) if row)
-    assert header[1:] == ["update, ms", "times update", "encoder, ms", "times encoder"]
-    assert [row[0] for row in (theirs, ours, lazy)] == ["BertForMaskedLM, sdpa", "ours, (sf)xN", "M2x2"]
-    assert (theirs[2], theirs[4]) == ("1.00", "1.00") and all(float(cell) > 0 for cell in (*ours[1:], *lazy[1:]))
-
-
-@pytest.mark.slow
-def test_a_step_of_muon_stands_beside_its_formula():
-    done = run("bench_muon", *"--arch bert_tiny --precision fp32 --rounds 1 --device cpu".split())
-    assert done.returncode == 0, done.stderr
-    header, _, row = cells(done.stdout)
-    found = dict(zip(header, row, strict=True))
-    assert float(found["times (bar 1.5)"]) > 0 and float(found["Muon's"]) < float(found["parameters, million"])
-    assert run("bench_muon", "--arch", "transformer_xl_tiny").stderr == "--arch transformer_xl_tiny: give an encoder\n"
-
-
-@pytest.mark.slow
-def test_attention_within_paragraphs_is_timed(tmp_path):
-    (tmp_path / "text").write_text("\n\n".join(" ".join(["word"] * count) for count in (7, 20, 3) * 40))
-    sizes = "--tokens-per-sample 32 --batch-size 2 --batches 2"
-    done = run("time_documents", tmp_path / "text", *sizes.split())
-    assert done.returncode == 0, done.stderr
-    _, _, (visible, computed, *_) = cells(done.stdout)
-    assert 10 < float(visible[:-1]) <= float(computed[:-1])
+    rows = [row for row in cells(done.stdout) if row]
+    for first in firsts:
+        ((_, *found),) = [row for row in rows if row[0].startswith(first)]
+        numbers = [float(cell.replace(",", "").rstrip("%")) for cell in found if re.fullmatch(r"[\d.,]+%?", cell)]
+        assert numbers and all(number > 0 for number in numbers), first
 
 
 def test_a_text_too_short_to_be_timed_is_named(tmp_path, monkeypatch):

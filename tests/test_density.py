@@ -7,6 +7,7 @@ import tokenize
 from pathlib import Path
 
 import pytest
+from helpers import syntax_tree
 
 import lazyformer_fairseq
 
@@ -29,7 +30,7 @@ def test_the_package_is_not_packed():
         text = path.read_text(encoding="utf-8")
         unformatted += text.count("# fmt:")
         lines_of_docstrings: set[int] = set()
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(syntax_tree(path)):
             statements += isinstance(node, ast.stmt)
             conditionals += isinstance(node, ast.IfExp)
             if isinstance(node, ast.Assign):

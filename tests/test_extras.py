@@ -95,7 +95,7 @@ def site(tmp_path) -> Path:
 PAGES_WITH_CODE = [page for page in PAGES if any(language == "python" for language, _ in blocks_of(page))]
 
 
-@pytest.mark.parametrize("page", mostly_slow(sorted({*PAGES_WITH_CODE} - OF_A_READER), "docs/trainers.md"))
+@pytest.mark.parametrize("page", mostly_slow(sorted({*PAGES_WITH_CODE} - OF_A_READER), "README.md"))
 def test_what_a_page_imports_is_what_readme_installs(page, site, tmp_path):
     link_environment(site, extras_of_readme())
     lines = [imports_in(block) for language, block in blocks_of(page) if language == "python"]
@@ -106,7 +106,7 @@ def test_what_a_page_imports_is_what_readme_installs(page, site, tmp_path):
     assert not (site / "pytest").exists()
 
 
-@pytest.mark.parametrize("package", ["accelerate", "protobuf"])
+@pytest.mark.parametrize("package", mostly_slow(["accelerate", "protobuf"], "accelerate"))
 def test_what_lacks_a_package_of_an_extra_names_both(package, site, tmp_path):
     link_environment(site, extras_of_readme(), without=(package,))
     run = run_there(tmp_path, site, "-c", "from lazyformer_fairseq.huggingface import ShardTrainer")

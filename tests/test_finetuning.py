@@ -1,5 +1,6 @@
 """Fine-tuning through fairseq-train, as a user runs it: what is promised of whole runs."""
 
+import functools
 import re
 import shutil
 from pathlib import Path
@@ -9,15 +10,17 @@ import pytest
 import torch
 from helpers import (
     assert_equal_state,
-    build_toy_corpus,
     message_of,
     mostly_slow,
     stopped_at,
+    toy_texts,
     train_in_two_processes,
+    train_tokenizer,
     train_words,
     updates_of,
 )  # fmt: skip
 
+from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.modules.networks import documents
 
 FINETUNING = "--criterion glue --batch-size 16 --best-checkpoint-metric matthews --maximize-best-checkpoint-metric"
@@ -28,15 +31,17 @@ ARCHS = [
 ]
 
 
-@pytest.fixture
-def pretrained(data_folder, tmp_path, fairseq_train):
+@pytest.fixture(scope="module")
+def pretrained(data_folder, tmp_path_factory, fairseq_train):
     """``pretrained("--arch ...")``: a checkpoint after one update."""
 
+    @functools.cache
     def run(arch: str) -> Path:
+        folder = tmp_path_factory.mktemp("pre-trained")
         options = f"{arch} --criterion masked_lm_accuracy --batch-size 4 --max-update 1 --disable-validation"
         task = {"task": "masked_permuted_lm --tokens-per-sample 32"} if "mpnet" in arch else {}
-        fairseq_train(data_folder, options, tmp_path / "pre-trained", **task)
-        return tmp_path / "pre-trained" / "checkpoint_last.pt"
+        fairseq_train(data_folder, options, folder, **task)
+        return folder / "checkpoint_last.pt"
 
     return run
 
@@ -89,10 +94,10 @@ def test_two_processes_validate_as_one(glue, data_folder, tmp_path, fairseq_trai
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(glue, tmp_path, fairseq_train, pretrained):
-    start = f"{FINETUNING} --finetune-from-model {pretrained(TINY)} --max-epoch 3 --warmup-ratio 0.06 --dropout 0.1"
+    start = f"{FINETUNING} --finetune-from-model {pretrained(TINY)} --max-epoch 2 --warmup-ratio 0.06 --dropout 0.1"
     run = (glue / "CoLA", f"{TINY} {start} --save-interval-updates 11")
     whole = fairseq_train(*run, tmp_path / "whole", task="glue")
-    assert updates_of(whole) == 24
+    assert updates_of(whole) == 16
     with stopped_at(13):  # the checkpoint of update 11 is the last, within the second epoch
         fairseq_train(*run, tmp_path / "interrupted", task="glue")
     assert updates_of(tmp_path / "interrupted" / "checkpoint_last.pt") == 11
@@ -115,8 +120,8 @@ def test_what_does_not_fit_is_refused(glue, tmp_path, fairseq_train, pretrained)
     (broken / "dev.tsv").write_text("\n".join([*lines[:2], "toy\t2\t\tthe garden", *lines[2:]]) + "\n")
     assert f"{broken / 'dev.tsv'}, line 3: label '2' is none of CoLA's labels 0, 1" in refusal(TINY, broken)
     for size, words in ((150, "of 160 symbols, this run's has 150"), (160, "another dictionary, of the same size")):
-        build_toy_corpus(tmp_path / str(size), size, seed=7)
-        assert words in refusal(f"{TINY} --tokenizer-folder {tmp_path / str(size) / 'tokenizer'}")
+        train_tokenizer(tmp_path / str(size), toy_texts(150, seed=7), size, TextSettings())
+        assert words in refusal(f"{TINY} --tokenizer-folder {tmp_path / str(size)}")
     assert "--arch" in refusal("--arch par_bert_tiny")
     assert checkpoint.read_bytes() == kept
     assert not list((tmp_path / "run").glob("*.pt"))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from helpers import ROOMS_WITH_FAIRSEQ
+from helpers import ROOMS_WITH_FAIRSEQ, syntax_tree
 
 import lazyformer_fairseq
 
@@ -48,7 +48,7 @@ def imports_of_package(package: Path) -> dict[str, set[str]]:
 
 def imported_modules(file: Path, package: Path, modules: Mapping[str, Path]) -> set[str]:
     names = set()
-    for node in ast.walk(ast.parse(file.read_bytes())):
+    for node in ast.walk(syntax_tree(file)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -68,7 +68,7 @@ def imported_modules(file: Path, package: Path, modules: Mapping[str, Path]) -> 
 
 
 def imports_fairseq(file: Path) -> bool:
-    nodes = [*ast.walk(ast.parse(file.read_bytes()))]
+    nodes = [*ast.walk(syntax_tree(file))]
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     return bool({name.partition(".")[0] for name in names} & FAIRSEQ)

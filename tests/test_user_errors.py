@@ -4,7 +4,6 @@ import errno
 import multiprocessing
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import pytest
 import torch
 from fairseq import options as options_of_fairseq
 from fairseq_cli.validate import cli_main as validate
-from helpers import ROOT, build_toy_corpus, message_of, mostly_slow, train_here
+from helpers import ROOT, message_of, train_here
 from in_process import config_of, refusal
 from torch.multiprocessing.spawn import ProcessRaisedException
 
@@ -419,72 +418,15 @@ def test_missing_and_empty_data(data_folder, tmp_path, fairseq_train):
     assert "valid.bin" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
 
 
-@pytest.fixture
-def trained(data_folder, tmp_path, tmp_path_factory, fairseq_train):
-    """A folder of checkpoints of its own, of one training."""
-    whole = tmp_path_factory.getbasetemp() / "trained with TINY"
-    if not whole.exists():
-        fairseq_train(data_folder, TINY, whole)
-    return shutil.copytree(whole, tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_another_dictionary(data_folder, tmp_path, fairseq_train, trained):
-    for vocab_size, words in ((150, "160 symbols, this run's has 150"), (160, "another dictionary, of the same size")):
-        other = tmp_path / f"other {vocab_size}"
-        build_toy_corpus(other, vocab_size, seed=7)
-        assert words in message_of(fairseq_train, other, f"{TINY} --max-update 2", trained)
-
-
-def test_a_checkpoint_of_another_arch(data_folder, fairseq_train, trained):
-    kept = (trained / "checkpoint_last.pt").read_bytes()
+def test_a_checkpoint_of_another_arch(data_folder, tmp_path, fairseq_train):
+    """Resuming with another model names what does not fit, and leaves the checkpoint as it is."""
+    fairseq_train(data_folder, TINY, tmp_path)
+    kept = (tmp_path / "checkpoint_last.pt").read_bytes()
     for options, words in (
         ("--sublayer-pattern M3", "the checkpoint has no weight encoder.sentence_encoder.sublayers.4"),
         ("--sublayer-pattern sf", "sublayers.2.inner.v_proj.weight that this model lacks"),
         ("--encoder-ffn-embed-dim 48", "(64, 32), the model's (48, 32)"),
     ):
-        message = message_of(fairseq_train, data_folder, f"{TINY} {options} --max-update 2", trained)
+        message = message_of(fairseq_train, data_folder, f"{TINY} {options} --max-update 2", tmp_path)
         assert words in message and "--arch" in message
-    assert (trained / "checkpoint_last.pt").read_bytes() == kept
-
-
-@pytest.mark.parametrize("share", mostly_slow([0, 0.01, 0.5, 0.99], 0.5))
-def test_a_truncated_checkpoint(data_folder, fairseq_train, trained, share):
-    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
-        content = (trained / name).read_bytes()
-        (trained / name).write_bytes(content[: int(len(content) * share)])
-    message = message_of(fairseq_train, data_folder, f"{TINY} --max-update 2", trained)
-    assert "checkpoint_last.pt: truncated, damaged or no checkpoint" in message
-    assert "checkpoint_best.pt: truncated" in message_of(LazyFormerModel.from_pretrained, trained)
-
-
-class Malicious:
-    """Unpickled without protection it makes a file."""
-
-    def __init__(self, victim):
-        self.victim = victim
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.victim),)
-
-
-@pytest.mark.parametrize("where", mostly_slow(["whole", "model", "cfg", "extra_state"], "cfg"))
-def test_a_malicious_checkpoint_is_refused_and_runs_nothing(data_folder, tmp_path, fairseq_train, trained, where):
-    victim = tmp_path / "made by the checkpoint"
-    state = torch.load(trained / "checkpoint_last.pt")
-    state = Malicious(victim) if where == "whole" else {**state, where: Malicious(victim)}
-    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
-        torch.save(state, trained / name)
-    start = f"{TINY} --finetune-from-model {trained / 'checkpoint_best.pt'}"
-    for run in (
-        lambda: fairseq_train(data_folder, f"{TINY} --max-update 2", trained),
-        lambda: LazyFormerModel.from_pretrained(trained),
-        lambda: fairseq_train(data_folder, start, tmp_path / "fine-tuned"),
-    ):
-        message = message_of(run)
-        assert "refused, nothing of it was run" in message and "mkdir" in message
-        advice = {word for word in ("weights_only", "safe_globals", "allowlist") if word in message}
-        assert not advice, "do not teach to switch the protection off"
-    assert not victim.exists()
-    torch.load(trained / "checkpoint_last.pt", weights_only=False)
-    assert victim.exists(), "the trap of this test does not work"
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == kept

@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from exports import code_of, some_ids
+from exports import fresh_model, some_ids
 from torch.testing import assert_close
 
-import lazyformer_fairseq
-
-SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 40}
 # Spans and experts add to a loss.
 PATTERNS = ("(sflf)x2", "s[span=8,span_loss=0.5] f[experts=2] l f")
 IDS = some_ids()
@@ -25,19 +22,6 @@ NO_TARGETS = {
 COUNTS = (None, 0, 5, torch.tensor(0), torch.tensor(5))
 
 
-def model_of(name: str, pattern: str, is_exported: bool) -> torch.nn.Module:
-    torch.manual_seed(1)
-    given = {**SIZES, "sublayer_pattern": pattern, "num_labels": 3}
-    if name == "LazyFormerForCausalLM":
-        config = lazyformer_fairseq.LazyFormerCausalConfig(**given)
-    else:
-        config = lazyformer_fairseq.LazyFormerConfig(**given)
-    if not is_exported:
-        return getattr(lazyformer_fairseq, name)(config)
-    code = code_of(pattern)
-    return getattr(code, name)(code.LazyFormerConfig(**given))
-
-
 PACKAGE = [(name, False) for name in NO_TARGETS]
 EXPORTED = [(name, True) for name in NO_TARGETS if name != "LazyFormerForCausalLM"]  # which has no code of its own
 
@@ -45,7 +29,7 @@ EXPORTED = [(name, True) for name in NO_TARGETS if name != "LazyFormerForCausalL
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize(("name", "is_exported"), [*PACKAGE, *EXPORTED])
 def test_loss_and_gradients_are_zero(name, is_exported, pattern):
-    model = model_of(name, pattern, is_exported)
+    model = fresh_model(name, pattern, is_exported)
     for count in COUNTS:
         assert model.eval()(IDS, **NO_TARGETS[name], num_items_in_batch=count).loss == 0
         model.train()(IDS, **NO_TARGETS[name], num_items_in_batch=count).loss.backward()
@@ -57,7 +41,7 @@ def test_loss_and_gradients_are_zero(name, is_exported, pattern):
 @pytest.mark.parametrize("name", NO_TARGETS)
 def test_what_is_not_predicted_changes_no_mean(name):
     """One row with targets has the same loss alone and beside rows without."""
-    model = model_of(name, "(sf)x2", is_exported=False).eval()
+    model = fresh_model(name, "(sf)x2", is_exported=False).eval()
     alone, beside = {}, {}
     for argument, ignored in NO_TARGETS[name].items():
         of_row = IDS[:1] % 3 if ignored.dim() == 2 else torch.tensor([2])

@@ -126,7 +126,13 @@ RECURRENCES = [f"r[cell={cell}]fsr[cell={cell}]" for cell in ("brc", "nbrc", "mi
 CASES = ((torch.float64, ("none", "both", "a row"), 1e-9), (torch.float32, ("left", "right"), 1e-5))
 
 
-@pytest.mark.parametrize("settings", [*SETTINGS, *combined(), *CONVOLUTIONS, *RECURRENCES])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(*SETTINGS, *CONVOLUTIONS, *RECURRENCES),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in combined()),
+    ],
+)
 @torch.no_grad()
 def test_exported_blocks_are_ours(settings):
     for dtype, sides, within in CASES:
@@ -226,6 +232,7 @@ def test_torch_exports_one_graph_for_all_sizes(settings):
     assert_same(lambda given: graph(**given).logits, network, settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", RECURRENCES[1:2])
 def test_a_loop_is_one_graph_for_one_length_alone(settings):
     network, given = model(settings), texts(3, 9, settings)

@@ -141,20 +141,6 @@ def test_classes_keep_their_names_or_come_into_the_order_of_glues_task(tmp_path)
     assert list(found["mnli"].probabilities) == ["contradiction", "entailment", "neutral"]
 
 
-def test_new_dense_heads_start_from_berts_pooler(tmp_path):
-    from lazyformer_fairseq import LazyFormerModel
-
-    pooler = save_tiny(tmp_path / "in", "BertForPreTraining").bert.pooler.dense
-    hub = imported(tmp_path / "in")
-    fresh = LazyFormerModel(hub.model.cfg, hub.tokenizer.dictionary)
-    fresh.register_classification_head("rte", 2, "dense")
-    fresh.register_classification_head("cola", 2, "linear")
-    fresh.load_state_dict(hub.model.state_dict())
-    head = fresh.classification_heads
-    assert torch.equal(head["rte"].dense.weight, pooler.weight) and torch.equal(head["rte"].dense.bias, pooler.bias)
-    assert "pooler" not in head and head["cola"].out_proj.weight.std() < 0.1
-
-
 def test_a_model_without_masked_lm_head_gets_a_fresh_one_and_says_so(tmp_path):
     save_tiny(tmp_path / "in", "BertModel")
     for name in ("out", "again"):

@@ -7,17 +7,14 @@ import every_kind
 import pytest
 import torch
 import transformers
-from exports import code_of, some_ids
+from exports import fresh_model, some_ids
 from torch import nn
 from torch.testing import assert_close
 
 import lazyformer_fairseq
-from lazyformer_fairseq import huggingface
 
 peft = pytest.importorskip("peft", reason="the extra test has it")
 
-SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 40}
-OF_ENCODERS = {"max_position_embeddings": every_kind.TOKENS, "type_vocab_size": 2, "num_labels": 3}
 IDS = some_ids()
 CLASSES = torch.tensor([2, 0, 1])
 # For each model with a head how peft calls its task, and what its loss takes.
@@ -31,19 +28,6 @@ TASKS = {
 ALL_KINDS = (
     "".join(f"{s}f" for s in every_kind.ENCODERS) + "skc c[form=lightweight] r r[cell=brc] f[gate=gelu] f[experts=3]"
 )
-
-
-def model_of(name: str, pattern: str = "(sflf)x2", is_exported: bool = False) -> nn.Module:
-    torch.manual_seed(1)
-    if name == "LazyFormerForCausalLM":
-        return lazyformer_fairseq.LazyFormerForCausalLM(
-            lazyformer_fairseq.LazyFormerCausalConfig(sublayer_pattern=pattern, **SIZES)
-        )
-    config = lazyformer_fairseq.LazyFormerConfig(sublayer_pattern=pattern, **SIZES, **OF_ENCODERS)
-    if not is_exported:
-        return getattr(huggingface, name)(config)
-    code = code_of(pattern)
-    return getattr(code, name)(code.LazyFormerConfig(**config.to_dict()))
 
 
 @functools.cache
@@ -66,9 +50,9 @@ def usual_names() -> set[str]:
 def models() -> dict[str, Callable[[], nn.Module]]:
     """Return what builds each class of model that users get, by name."""
     heads = ("LazyFormerModel", *TASKS)
-    found = {name: functools.partial(model_of, name) for name in heads}
+    found = {name: functools.partial(fresh_model, name) for name in heads}
     exported = [name for name in heads if name != "LazyFormerForCausalLM"]  # which has no code of its own
-    found |= {f"exported {name}": functools.partial(model_of, name, is_exported=True) for name in exported}
+    found |= {f"exported {name}": functools.partial(fresh_model, name, is_exported=True) for name in exported}
     plain = ("lazyformer_m2x6_s_tiny", "transformer_xl_tiny")
     return found | {arch: functools.partial(lazyformer_fairseq.build, arch, 40) for arch in plain}
 
@@ -92,7 +76,7 @@ def lora(model: nn.Module, task=None):
 @pytest.mark.parametrize("name", TASKS)
 def test_an_adapter_trains_and_comes_back_on_a_fresh_base(name, tmp_path):
     task, labels = TASKS[name]
-    model_of(name).save_pretrained(tmp_path / "base")
+    fresh_model(name).save_pretrained(tmp_path / "base")
     load = getattr(lazyformer_fairseq, name).from_pretrained
     model = lora(load(tmp_path / "base"), task).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=30.0)
@@ -115,7 +99,7 @@ def test_an_adapter_trains_and_comes_back_on_a_fresh_base(name, tmp_path):
 @pytest.mark.parametrize("name", ["LazyFormerForSequenceClassification", "LazyFormerForQuestionAnswering"])
 def test_an_adapter_brings_the_head_of_a_base_without_one(name, tmp_path):
     task, labels = TASKS[name]
-    model_of("LazyFormerForMaskedLM").save_pretrained(tmp_path / "base")
+    fresh_model("LazyFormerForMaskedLM").save_pretrained(tmp_path / "base")
     load = getattr(lazyformer_fairseq, name).from_pretrained
     torch.manual_seed(2)
     model = lora(load(tmp_path / "base", num_labels=3), task).eval()
@@ -128,7 +112,7 @@ def test_an_adapter_brings_the_head_of_a_base_without_one(name, tmp_path):
 @pytest.mark.parametrize("is_exported", [False, True], ids=["package", "exported"])
 def test_adapters_of_every_map_learn(is_exported):
     """None is passed by where a sublayer reads a part of a map's weight."""
-    model = model_of("LazyFormerForMaskedLM", ALL_KINDS, is_exported)
+    model = fresh_model("LazyFormerForMaskedLM", ALL_KINDS, is_exported)
     targets = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and "lm_head" not in name]
     tables = [name for name, part in model.named_modules() if isinstance(part, nn.Embedding)]
     config = peft.LoraConfig(target_modules=[*targets, *tables])

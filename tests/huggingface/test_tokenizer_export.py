@@ -170,7 +170,7 @@ def test_telling_texts_and_controls_in_a_text(ours, fast):
     assert fast.ids("<s>") == [BOS]  # the one exception: nothing else in the text
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(odd_texts, st.sampled_from(sorted(KNOWN_LANGUAGES)), st.tuples(*[st.booleans()] * 3))
 @example('."."x ..".. "«\u00a0… »', "de", (True, True, True))
 @example("1\u00a02\u00a03\u00a04 5\u00a067", "cs", (True, True, True))
@@ -238,13 +238,6 @@ def test_offsets_hold_the_text_of_each_piece(ours, fast, text):
         made = ours.normalise(span)
         quoted = (name, span) in (('\u2581"', "`"), ('\u2581"', "'"))  # the last of two
         assert index == UNK or name in ("\u2581", made, f"\u2581{made}") or quoted
-
-
-def test_offsets_of_symbols_and_of_what_moses_changes(fast):
-    pieces = fast.pieces("The <MASK> of “it”—he “said so”, … \t«no» 😀. ")
-    spans = [span for _, name, span in pieces if name != "\u2581"]
-    assert "".join(spans) == "The<MASK>of“it”—he“saidso,,…«no»😀."  # the quote behind the comma has the comma's offsets
-    assert spans[1] == "<MASK>"
 
 
 # In transformers

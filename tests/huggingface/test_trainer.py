@@ -20,8 +20,8 @@ from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.models import heads
 
 CHECKPOINTS = ROOT / "tests/fixtures/checkpoints/fine_tuned"
-UPDATES, BATCH = 50, 8
-ADAM = {"lr": 1e-3, "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01}
+UPDATES = 20
+ADAM = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01}
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def our_losses(task, batches) -> list[float]:
     """By our model and criterion."""
     model = LazyFormerModel.from_pretrained(CHECKPOINTS).model.train().requires_grad_(True)
     criterion = GlueCriterion(task)
-    optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **ADAM)
     losses = []
     for batch in batches:
         loss, examples, _ = criterion(model, batch)
@@ -52,12 +52,13 @@ def our_losses(task, batches) -> list[float]:
     return losses
 
 
-def test_losses_of_fifty_updates_are_equal_on_equal_batches(task, tmp_path):
+def test_losses_of_fine_tuning_are_equal_on_equal_batches(task, tmp_path):
+    """transformers' Trainer fine-tunes an exported model as our criterion does the checkpoint."""
     pytest.importorskip("accelerate", reason="Trainer needs accelerate")
     export_to_huggingface(CHECKPOINTS, tmp_path / "exported")
     model = heads.LazyFormerForSequenceClassification.from_pretrained(tmp_path / "exported")
     dataset, pad = task.datasets["train"], task.dictionary.pad()
-    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(3)).repeat(10).split(BATCH)
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(3)).repeat(10).split(8)
     batches = [dataset.collater([dataset[int(index)] for index in indices]) for indices in order[:UPDATES]]
     given = [(batch["net_input"]["src_tokens"], batch["target"]) for batch in batches]
     given = [{"input_ids": ids, "attention_mask": ids.ne(pad).long(), "labels": labels} for ids, labels in given]
@@ -65,7 +66,7 @@ def test_losses_of_fifty_updates_are_equal_on_equal_batches(task, tmp_path):
         str(tmp_path / "trained"), max_steps=UPDATES, max_grad_norm=0, report_to=[], use_cpu=True, save_strategy="no",
         disable_tqdm=True, logging_steps=1, logging_nan_inf_filter=False,
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **ADAM)
     optimizers = (optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0))
     trainer = Trainer(model, arguments, train_dataset=given, optimizers=optimizers)
     trainer.get_train_dataloader = lambda: torch.utils.data.DataLoader(given, batch_size=None)  # in order
@@ -73,7 +74,7 @@ def test_losses_of_fifty_updates_are_equal_on_equal_batches(task, tmp_path):
     wanted = our_losses(task, batches)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == UPDATES
-    assert wanted[-1] != pytest.approx(wanted[0], abs=0.01), "it learns something"
+    assert wanted[-1] < 0.8 * wanted[0], "it learns something"
     assert losses == pytest.approx(wanted, abs=1e-4)  # the log rounds them to half of that
     trainer.save_model(str(tmp_path / "saved"))
     heads.LazyFormerForSequenceClassification.from_pretrained(tmp_path / "saved")
@@ -81,13 +82,22 @@ def test_losses_of_fifty_updates_are_equal_on_equal_batches(task, tmp_path):
 
 # Pre-training: fairseq-train, Trainer and a plain loop
 
-STEPS = 50
-SETTINGS = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 32}
+BATCH = 20
+STEPS = 20  # two epochs, each of a shard
+RATE = 5e-3
+PATTERN = "M2"
+SETTINGS = {
+    "sublayer_pattern": PATTERN,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "max_position_embeddings": 32,
+}
 FAIRSEQ = (
     "--task full_sentences_masked_lm --tokens-per-sample 32 --criterion masked_lm_accuracy --arch "
     "lazyformer_m2x6_s_tiny --dropout 0 --attention-dropout 0 --max-positions 32 --optimizer fused_adam --adam-betas "
-    "(0.9,0.98) --adam-eps 1e-6 --weight-decay 0.01 --lr-scheduler linear_warmup --warmup-ratio 0 --lr 1e-3 --cpu "
-    f"--batch-size 8 --num-workers 0 --seed 3 --max-update {STEPS} --disable-validation --log-format none"
+    "(0.9,0.98) --adam-eps 1e-6 --weight-decay 0.01 --lr-scheduler linear_warmup --warmup-ratio 0 --cpu "
+    f"--num-workers 0 --lr {RATE} --batch-size {BATCH} --seed 3 --max-update {STEPS} --disable-validation "
+    f"--log-format none --sublayer-pattern {PATTERN}"
 )
 
 
@@ -106,7 +116,7 @@ def fresh(text) -> LazyFormerForMaskedLM:
 
 
 def adamw(model):
-    optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, **ADAM)
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: (STEPS - done) / STEPS)
 
 
@@ -121,7 +131,7 @@ class Noting(ShardTrainer):
 
 def arguments_in(folder, **others) -> TrainingArguments:
     return TrainingArguments(
-        str(folder), max_steps=STEPS, per_device_train_batch_size=8, max_grad_norm=0, seed=3, use_cpu=True,
+        str(folder), max_steps=STEPS, per_device_train_batch_size=BATCH, max_grad_norm=0, seed=3, use_cpu=True,
         report_to=[], disable_tqdm=True, remove_unused_columns=False, **others,
     )  # fmt: skip
 
@@ -142,10 +152,10 @@ def test_losses_of_fairseq_trainer_and_plain_loop_are_equal(text, tmp_path, monk
     assert of_fairseq[-1] < of_fairseq[0] - 0.3, "it learns"
 
     torch.manual_seed(3)
-    sizes = {"dropout": 0.0, "attention_dropout": 0.0, "max_positions": 32}
+    sizes = {"sublayer_pattern": PATTERN, "dropout": 0.0, "attention_dropout": 0.0, "max_positions": 32}
     model, of_loop = build("lazyformer_m2x6_s_tiny", len(text.dictionary), text.special.pad, **sizes), []
     optimizer, schedule = adamw(model)
-    batches = EpochBatches(text.split("train"), 8, seed=3)
+    batches = EpochBatches(text.split("train"), BATCH, seed=3)
     for batch in (batch for _ in range(2) for batch in batches):
         masked = batch["masked_positions"]
         logits, _ = model(batch["net_input"]["src_tokens"], masked_tokens=masked)
@@ -158,13 +168,13 @@ def test_losses_of_fairseq_trainer_and_plain_loop_are_equal(text, tmp_path, monk
     assert of_loop == pytest.approx(of_fairseq, abs=1e-5)
 
     collator = MaskedTextCollator(text)
-    model, saving = fresh(text), arguments_in(tmp_path / "trainer", save_steps=30)
+    model, saving = fresh(text), arguments_in(tmp_path / "trainer", save_steps=12)
     trainer = Noting(model, saving, collator, text.split("train"), text.split("valid"), optimizers=adamw(model))
     trainer.train()
     assert trainer.losses == pytest.approx(of_fairseq, abs=1e-5)
     resumed = Noting(again := fresh(text), saving, collator, text.split("train"), optimizers=adamw(again))
-    resumed.train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-30"))
-    assert resumed.losses == trainer.losses[30:], "a second epoch's batches and masks, from where it stopped"
+    resumed.train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-12"))
+    assert resumed.losses == trainer.losses[12:], "a second epoch's batches and masks, from where it stopped"
     found = trainer.evaluate()
     assert found["eval_loss"] == pytest.approx(of_fairseq[-1], abs=0.5)
     assert found["eval_bits"] == pytest.approx(found["eval_loss"] / math.log(2))
@@ -211,7 +221,7 @@ def test_stock_trainer_reads_our_samples_and_its_own_collator_our_tokenizer(text
     arguments = arguments_in(tmp_path, save_strategy="no")
     arguments.max_steps, arguments.num_train_epochs = -1, 3
     Trainer(fresh(text), arguments, noted, train_dataset=train).train()
-    of_shard = -(-len(text.dataset("train")) // 8)
+    of_shard = -(-len(text.dataset("train")) // BATCH)
     first, third = seen[0], seen[-of_shard:]
     assert any(
         not torch.equal(batch[index], source)
@@ -257,7 +267,7 @@ def test_gradient_accumulation_weighs_batches_by_their_masks_and_documents_are_a
     pytest.importorskip("accelerate", reason="Trainer needs accelerate")
     apart = open_masked_text(text.data, seed=3, tokens_per_sample=32, within_documents=True)
     collator, train = MaskedTextCollator(apart), apart.split("train")
-    batches = [collator.inputs(batch) for batch, _ in zip(EpochBatches(train, 8, seed=3), range(2), strict=False)]
+    batches = [collator.inputs(batch) for batch, _ in zip(EpochBatches(train, BATCH, seed=3), range(2), strict=False)]
     assert "documents" in batches[0]
     model = fresh(text)
     counts = [int(batch["labels"].ne(-100).sum()) for batch in batches]

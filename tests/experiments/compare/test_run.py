@@ -133,34 +133,6 @@ def test_a_digit_that_changed_is_no_result(name, finished, data_folder, tmp_path
         compare(tiny(data_folder), tmp_path / "changed", [])
 
 
-def test_times_and_curve_are_in_the_checkpoint_alone(data_folder, tmp_path, without_costs, monkeypatch):
-    """Where they lay in files of their own, a table silently began later once one of these was gone."""
-    settings, updates = tiny(data_folder, models={"bert": "sf"}, seeds=(1,)), TrainingLoop.update
-
-    def stop_in_the_third(self):
-        if self.updates == 2:
-            raise KeyboardInterrupt
-        return updates(self)
-
-    monkeypatch.setattr(TrainingLoop, "update", stop_in_the_third)
-    with pytest.raises(KeyboardInterrupt):
-        compare(settings, tmp_path, [])
-    monkeypatch.undo()
-    monkeypatch.setattr(comparison_run, "measure_costs", lambda _, runs: {name: {} for name in runs})
-    monkeypatch.setattr(task, "POINTS", 2)
-    for path in tmp_path.glob("runs/*/*.json"):
-        path.unlink()
-    run = compare(settings, tmp_path, [])["models"]["bert"]["runs"]["1"]
-    assert run["curve"]["updates"] == [0, 1, 4]
-    assert run["curve"]["seconds"] == sorted(run["curve"]["seconds"])
-    assert run["seconds"] == run["curve"]["seconds"][-1]
-    (checkpoint,) = tmp_path.glob("runs/*/checkpoint_last.pt")
-    (checkpoint.with_name("result.json")).unlink()
-    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
-    with pytest.raises(UserError, match=r"checkpoint_last.pt: truncated.*; remove .*checkpoint_last.pt, and the same"):
-        compare(settings, tmp_path, [])
-
-
 def test_all_models_see_the_same_batches_and_masks_in_turn(finished):
     by_update: dict = {}
     for name, seed, update, sample in finished[1]:
@@ -300,12 +272,6 @@ def test_a_process_that_dies_names_its_log(data_folder, tmp_path, monkeypatch):
     settings = tiny(data_folder, models={"bert": "sf; heads=3"}, seeds=(1,), in_turn=False)
     with pytest.raises(UserError, match=r"train\.log is: .*3.*Rerun to resume"):
         compare(settings, tmp_path, [])
-
-
-def test_gpus_are_handed_out_one_a_process(monkeypatch):
-    monkeypatch.setattr(trainings, "visible_gpus", lambda: ["0", "1", "2"])
-    assert trainings.count_workers(in_turn=False, device="cuda") == 3
-    assert trainings.count_workers(in_turn=True, device="cuda") == 0, "in turn in this process"
 
 
 @pytest.mark.parametrize(("asked", "workers", "given"), [(3, 2, 3), (8, 2, 4), (1, 8, 1)])
@@ -549,8 +515,15 @@ def test_a_mistake_does_not_claim_the_folder(lm_data, tmp_path):
     assert found["settings"]["sizes"]["heads"] == 2
 
 
-@pytest.mark.parametrize(("in_turn", "threads", "workers"), [(True, 1, 0), (False, 1, 4), (False, 3, 1), (False, 8, 1)])
-def test_on_a_processor_as_many_train_alone_as_threads_leave_room_for(in_turn, threads, workers, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "in_turn", "threads", "workers"),
+    [("cuda", False, 1, 3), ("cuda", True, 1, 0), ("cpu", True, 1, 0), ("cpu", False, 1, 4), ("cpu", False, 3, 1)],
+)
+def test_as_many_train_alone_as_there_are_gpus_or_threads_leave_room_for(
+    device, in_turn, threads, workers, monkeypatch
+):
+    """One training per GPU, or as many as the threads of each leave room for on the processor; none in turn."""
+    monkeypatch.setattr(trainings, "visible_gpus", lambda: ["0", "1", "2"])
     monkeypatch.setattr(trainings.os, "sched_getaffinity", lambda process: range(4))
     monkeypatch.setattr(trainings.torch, "get_num_threads", lambda: threads)
-    assert trainings.count_workers(in_turn, "cpu") == workers
+    assert trainings.count_workers(in_turn, device) == workers

@@ -56,22 +56,23 @@ def test_the_real_parsers_take_every_command(raw, tmp_path, size, monkeypatch):
             parsed(words)
 
 
-@SIZES
 @pytest.mark.parametrize(
-    ("name", "lengths", "updates"),
+    ("name", "size", "updates", "lengths"),
     [
-        ("par_transformer_base_7s_sff", "base", 40_000),
-        ("transformer_xl_base_longer", "base", 140_000),
-        ("sandwich_transformer_large", "large", 100_000),
-        ("par_transformer_24b_text8", "24b", 40_000),
+        ("par_transformer_base_7s_sff", PAPER, 40_000, "base"),
+        ("sandwich_transformer_large", PAPER, 100_000, "large"),
+        ("par_transformer_24b_text8", PAPER, 40_000, "24b"),
+        ("transformer_xl_base_longer", TINY, 120, ""),
     ],
+    ids=lambda each: each if isinstance(each, str) else "",
 )
-def test_trainings_are_the_papers(raw, tmp_path, size, name, lengths, updates):
+def test_trainings_are_the_papers(raw, tmp_path, name, size, updates, lengths):
+    """Each training has the paper's pattern, updates and lengths of evaluation; a miniature has small ones."""
     found = steps_of(raw, size, tmp_path)
     step, arch = found[f"train_{name}"], name.removesuffix("_longer").removesuffix("_text8")
     cfg = settings_of(*step.command[2:], "--gpus", "1", "--max-restarts", "0")
     assert cfg.model.sublayer_pattern == CAUSAL_ARCHITECTURES[arch].sublayer_pattern
-    assert cfg.optimization.max_update == (updates if size is PAPER else 120 if "longer" in name else 60)
+    assert cfg.optimization.max_update == updates
     assert step.makes.name == f"checkpoint_update_{cfg.optimization.max_update}.pt"
     evaluation = found[f"{'valid' if 'longer' in name else 'test'}_{name}"].command
     assert evaluation[evaluation.index("--lengths") + 1] == lengths if size is PAPER else "--tgt-len" in evaluation

@@ -76,8 +76,7 @@ def test_the_real_parsers_take_every_command(raw, tmp_path, size, monkeypatch):
             assert given["inputs"] == (f"book:{raw / 'books'}", str(raw / "wikipedia"))
 
 
-@SIZES
-@pytest.mark.parametrize("arch", ["bert_base", "lazyformer_m2x6"])
+@pytest.mark.parametrize(("size", "arch"), [(PAPER, "lazyformer_m2x6"), (TINY, "bert_base")], ids=["paper", "tiny"])
 def test_fairseq_takes_what_the_pretrainings_become(raw, tmp_path, size, arch):
     [step] = [step for step in steps_of(raw, size, tmp_path) if step.name == f"pretrain_{arch}"]
     assert step.command[1] == "pretrain"

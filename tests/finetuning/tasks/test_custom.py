@@ -231,12 +231,8 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         (GOOD, GOOD, "--text 3 --label 2", "names no column '3', '2', but 'text', 'label'"),
         (GOOD, GOOD, "--text text --label text", "the column 'text' is named twice, of texts or of labels"),
         ("text\tlabel\tlabel\na\tx\ty\n", GOOD, "", r"train.tsv, line 1: 2 columns are called 'label' \(columns 2, 3"),
-        ("text\tlabel\ttext\na\tx\tb\n", GOOD, "", r"train.tsv, line 1: 2 columns are called 'text' \(columns 1, 3\)"),
         (GOOD, "text\tlabel\ttext\na\tx\tb\n", "", r"dev.tsv, line 1: 2 columns are called 'text' \(columns 1, 3\)"),
         ("text\tlabel\na\tx\nb\tNaN\n", GOOD, "", "train.tsv, line 3: the label 'NaN' stands for a missing one; mend"),
-        ("text\tlabel\na\tx\nb\t<NA>\n", GOOD, "", "train.tsv, line 3: the label '<NA>' stands for a missing one"),
-        ("text\tlabel\na\tx\nb\tnull\n", GOOD, "", "train.tsv, line 3: the label 'null' stands for a missing one"),
-        (GOOD, "text\tlabel\na\tx\nb\tnan\n", "", "dev.tsv, line 3: the label 'nan' stands for a missing one"),
         (GOOD, GOOD, "--task gleu", "--task gleu: is none of .*; did you mean glue?"),
         (GOOD, GOOD, "--task squad --text text", "--text: means nothing for SQuAD"),
         ("".join(f"t {n}\tl {n}\n" for n in range(20)), GOOD, "--text 1 --label 2", "20 different labels in 20 rows"),
@@ -259,17 +255,12 @@ def test_what_is_wrong_in_files_is_said_with_file_row_and_remedy(tmp_path, train
         (JSONL, '{"text": "a", "label": 1}\n[1]\n', "line 2: no JSON object"),
         (JSONL, '{"text": "a", "label": 1}\n\n{"text": "b"}\n', "line 3: the label is empty"),
         (JSONL, '{"text": "a", "label": 1}\n{"text": "b", "label": null}\n', "line 2: the label is empty"),
-        (JSONL, '{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n', "line 2: the label is empty"),
         (JSONL, '{"text": "a", "label": ["x", "y"]}\n', r"line 1: the field 'label' is a list, \[.x., .y.\];"),
-        (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": {"x": 1}}\n', "2: the field 'label' is an ob"),
         (JSONL, '{"text": ["a", "b"], "label": "x"}\n', "line 1: the field 'text' is a list, .*; write one text"),
         (JSONL, '{"text": "a", "label": "x", "label": "y"}\n', "line 1: .*key 'label' is there twice"),
         (JSONL, '{"text": "a", "label": true}\n\n{"text": "b", "label": 1}\n', "true or false in line 1, .*line 3"),
-        (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": false}\n', "or false in line 2, .*line 1"),
         (JSONL, '{"text": "a", "label": "x"}\n{"txt": "b", "label": "y"}\n',
          r"line 2: a sentence is empty, in column 'text' \(its fields are 'txt', 'label'\); mend"),
-        (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": "None"}\n',
-         "line 2: the label 'None' stands for a missing one; mend the row"),
         (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": "null"}\n',
          "line 2: the label 'null' stands for a missing one; mend the row"),
         (JSONL, '{"text": "a", "label": "x\\ty"}\n', r"line 1: the label 'x\\ty' holds a tab"),
@@ -321,9 +312,7 @@ def test_any_other_word_is_a_class_as_it_is_written(word, other):
     ("words", "options", "kind", "said"),
     [
         (("0.0", "1.0"), {}, ("0", "1"), "2 classes, 0, 1 (--kind scores for scores); accuracy"),
-        (("0", "1.0", "0.0", "1"), {}, ("0", "1"), "2 classes, 0, 1 (--kind scores for scores); accuracy"),
         (("2.0", "0.0", "1.0", "10"), {}, ("0", "1", "2", "10"), "4 classes, 0, 1, 2, 10 (--kind"),
-        (("1.000000000000000000e+00", "-1.000000000000000000e+00"), {}, ("-1", "1"), "2 classes, -1, 1 (--kind"),
         (("007", "7"), {}, ("007", "7"), "2 classes, 007, 7 (--kind"),
         (
             ("0.0", "0.5"),
@@ -335,12 +324,11 @@ def test_any_other_word_is_a_class_as_it_is_written(word, other):
         (("0.0", "1.0"), {"kind": "scores"}, None, "scores around 0.5, standard deviation 0.5"),
     ],
 )
-@pytest.mark.parametrize("ending", ["tsv", "csv", "jsonl"])
-def test_labels_are_whole_numbers_or_scores_and_the_command_says_which(tmp_path, ending, words, options, kind, said):
+def test_labels_are_whole_numbers_or_scores_and_the_command_says_which(tmp_path, words, options, kind, said):
     header, texts = ("text", "label"), [text for text, _ in sentences(24)]
     rows = [(text, words[n % len(words)]) for n, text in enumerate(texts)]
     for name in ("train", "dev"):
-        write(tmp_path / "numbers" / f"{name}.{ending}", header, *rows)
+        write(tmp_path / "numbers" / f"{name}.tsv", header, *rows)
     benchmark = choose_benchmark(None, settings_of(tmp_path, tmp_path / "numbers", **options))
     assert benchmark.row.labels == (kind or ()) and said in in_words(benchmark.row)
     assert in_words(benchmark.row).endswith("; texts in column 'text', labels in 'label'")
@@ -414,17 +402,6 @@ def test_a_development_set_of_one_class_is_named_beside_its_score(cut_short, tmp
         result.write_text(json.dumps({**json.loads(result.read_text()), "splits": splits}))
         with pytest.raises(UserError, match="result.json: .*splits"):
             invoke("evaluate", tmp_path / "damaged")
-
-
-def test_drawn_rows_of_one_class_are_named(tmp_path):
-    rows = [(text, "calm" if n else "glad") for n, (text, _) in enumerate(sentences(60))]
-    for name in ("train", "dev"):
-        write(tmp_path / "rare" / f"{name}.tsv", ("text", "label"), *rows)
-    given = settings_of(tmp_path, tmp_path / "rare", max_train_rows=3)
-    grid, _ = grid_and_executor(choose_benchmark(None, given), given)
-    assert grid.warnings() == [
-        "rare: all 3 rows of train.tsv have the label 'calm', so nothing can be learnt from them"
-    ]
 
 
 def test_predict_counts_what_was_cut_and_a_caller_is_warned(cut_short, tmp_path):
@@ -501,15 +478,13 @@ def test_a_field_that_tsv_cannot_hold_is_refused_before_any_prediction(run_of_mo
         assert [row["text"] for row in csv.DictReader(written)] == texts
 
 
-@pytest.mark.parametrize("ending", ["tsv", "jsonl"])
-def test_texts_of_unknown_tokens_alone_are_counted(moods, run_of_moods, tmp_path, ending):
+def test_texts_of_unknown_tokens_alone_are_counted(moods, run_of_moods, tmp_path):
     texts = ["anna sees ben", "漢字", "the 漢字", "漢 字", "", "<unk>"]
     rows = [(text, "sad") for text in texts]
-    said = invoke("predict", run_of_moods, write(tmp_path / f"x.{ending}", ("text", "label"), *rows))
-    line = 2 if ending == "jsonl" else 3
+    said = invoke("predict", run_of_moods, write(tmp_path / "x.tsv", ("text", "label"), *rows))
     assert (
         "3 of 6 rows have a text of which the tokenizer knows no token, so the model reads nothing of it; the first in "
-        f"line {line}\n"
+        "line 3\n"
     ) in said
     model = LazyFormerModel.from_pretrained(run_of_moods)
     with pytest.warns(UserWarning, match="2 of 3 texts have no token that is known: their label says nothing"):

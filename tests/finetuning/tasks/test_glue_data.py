@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fairseq.tasks import setup_task
 from glue_results import run_folder, write_grid, write_result
-from helpers import NAMES, THINGS, build_toy_corpus, toy_texts, train_tokenizer, write_lines, write_toy_glue
+from helpers import NAMES, THINGS, toy_texts, train_tokenizer, write_lines, write_toy_glue
 from in_process import invoke
 
 from lazyformer_fairseq.data import encoding
@@ -262,7 +262,7 @@ def test_the_leaderboard_s_names_words_and_scores():
 
 
 def test_rows_keep_their_order_whatever_the_batches(glue, data_folder, tmp_path, fine_tuned):
-    run = fine_tuned("CoLA", "--max-epoch 6 --lr 0.003")
+    run = fine_tuned("CoLA", "--max-epoch 4 --lr 0.005")
     texts = [line.split("\t")[1] for line in (glue / "CoLA" / "test.tsv").read_text().splitlines()[1:]]
     hub = LazyFormerModel.from_pretrained(run)
     one_by_one = [str(hub.predict("cola", text).argmax().item()) for text in texts]
@@ -328,8 +328,8 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_written(glue, data_fold
     (tmp_path / "glue" / "CoLA").mkdir(parents=True)
     assert f"{tmp_path}/glue/CoLA/test.tsv: cannot be read" in message(data=tmp_path / "glue")
 
-    build_toy_corpus(tmp_path / "other", 160, seed=7)
-    refused = message(tokenizer=tmp_path / "other" / "tokenizer")
+    train_tokenizer(tmp_path / "other", toy_texts(150, seed=7), 160, TextSettings())
+    refused = message(tokenizer=tmp_path / "other")
     assert f"{run}/checkpoint_best.pt, on {glue}/CoLA" in refused
     assert "another dictionary" in refused
     shutil.rmtree(run / "tokenizer")

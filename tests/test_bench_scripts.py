@@ -52,7 +52,7 @@ def test_a_script_prints_its_rows_of_numbers(name, data_folder, tmp_path):
     for first in firsts:
         ((_, *found),) = [row for row in rows if row[0].startswith(first)]
         numbers = [float(cell.replace(",", "").rstrip("%")) for cell in found if re.fullmatch(r"[\d.,]+%?", cell)]
-        assert numbers and all(number > 0 for number in numbers), first
+        assert numbers and max(numbers) > 0, first
 
 
 def test_a_text_too_short_to_be_timed_is_named(tmp_path, monkeypatch):

@@ -355,7 +355,7 @@ def test_impossible_options(data_folder, tmp_path, fairseq_train, monkeypatch, o
     ("task", "criterion"),
     [
         ("full_sentences_masked_lm --tokens-per-sample 32", "masked_lm_accuracy"),
-        ("inputs_masked_lm --tokens-per-sample 32", "masked_lm_accuracy"),
+        pytest.param("inputs_masked_lm --tokens-per-sample 32", "masked_lm_accuracy", marks=pytest.mark.slow),
         pytest.param("stream_language_modeling", "causal_lm", marks=pytest.mark.slow),
         pytest.param("glue", "glue", marks=pytest.mark.slow),
     ],

@@ -13,7 +13,6 @@ from in_process import invoke
 from PIL import Image
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning import report
 from lazyformer_fairseq.finetuning.paper_numbers import PAPER_ROWS, PAPER_TASKS, SCORES
 from lazyformer_fairseq.finetuning.report import model_row, write_report
 from lazyformer_fairseq.finetuning.results import RunKey, mean_bounds, read_results
@@ -123,19 +122,6 @@ def test_csv_latex_and_the_figure_hold_the_same_numbers(tmp_path):
     with Image.open(tmp_path / "report" / "glue.png") as picture:
         assert picture.width > 1000
         assert len(picture.convert("RGB").getcolors(1 << 24)) > 50
-
-
-def test_checkpoints_of_one_folder_make_a_curve_over_updates(tmp_path, monkeypatch):
-    models = {"bert": (9, "b"), "lazy_10": (10, "l"), "lazy_200": (200, "l")}
-    write_grid(tmp_path, {name: "c.pt" for name in models}, ["RTE"], [2e-5], [1])
-    for name, (updates, folder) in models.items():
-        key = RunKey(name, "RTE", 2e-5, 1)
-        write_result(tmp_path, key, 0.5, updates=updates, checkpoint=f"{folder}/checkpoint_{updates}.pt")
-    drawn = []
-    monkeypatch.setattr(report, "draw_spread", lambda axis, x, values, style: drawn.append((x, style["color"])))
-    report_of(tmp_path)
-    assert [x for x, _ in drawn] == [9, 10, 200]
-    assert drawn[0][1] != drawn[1][1] == drawn[2][1]
 
 
 # --- SQuAD

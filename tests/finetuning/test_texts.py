@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from fairseq.tasks import setup_task
-from fairseq.utils import apply_to_sample
 from helpers import write_toy_glue
 from torch import nn
 from validation import batches, logged
@@ -177,29 +176,6 @@ def test_user_errors():
         criterion(model, batch)
     with pytest.raises(UserError, match="--task glue alone"):
         GlueCriterion(SimpleNamespace())
-
-
-def test_splits_of_the_folder_s_own_task_are_cut_as_asked_and_scores_exact(glue_config, toy_glue):
-    task = setup_task(glue_config(toy_glue / "CoLA").task)
-    for split in ("train", "valid", "test"):
-        task.load_dataset(split)
-    assert task.objective.description.name == "CoLA"
-    assert [len(task.dataset(split)) for split in ("train", "valid", "test")] == [64, 20, 1]
-    assert task.dataset("train").targets.tolist() == [0, 1] * 32 and task.dataset("test").targets is None
-    assert task.dataset("train")[1]["source"].tolist()[0] == task.source_dictionary.bos()
-    for options, longest in (((), 512), (("--tokens-per-sample", 8), 8)):
-        cfg = glue_config(toy_glue / "MRPC", *options)
-        task = setup_task(cfg.task)
-        task.build_model(cfg.model)
-        task.load_dataset("train")
-        assert task.max_positions() == longest >= (found := task.dataset("train").sizes.max())
-        assert longest in (512, found)
-
-    task = setup_task(glue_config(toy_glue / "STS-B").task)
-    task.load_dataset("valid")
-    batch = task.dataset("valid").collater([task.dataset("valid")[1]])
-    in_half = apply_to_sample(lambda t: t.half() if t.dtype is torch.float32 else t, batch)  # as fairseq's trainer does
-    assert in_half["target"].tolist() == [4.999]
 
 
 def test_tokenizer_is_found_beside_the_checkpoint(toy_glue, glue_config, data_folder, tmp_path):

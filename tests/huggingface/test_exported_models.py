@@ -61,7 +61,7 @@ def test_pre_norm_wherever_padding_stands_with_and_without_a_mask(options, tmp_p
     code = code_in(export_custom(model, tmp_path))
     classes = (code.LazyFormerForMaskedLM, code.LazyFormerModel, code.LazyFormerForSequenceClassification)
     masked_lm, encoder, classifier = (each.from_pretrained(tmp_path) for each in classes)
-    for left, right in ((0, 0), (0, 3), (2, 0), (2, 3)):
+    for left, right in ((0, 0), (2, 3)):
         ids = some_ids(left, right)
         text = ids.ne(1)
         for mask in (text.long(), text, None):

@@ -210,7 +210,7 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", mostly_slow(PATTERNS, "lazy", "recurrence", "span", "absolute", "bands"))
 @torch.no_grad()
 def test_each_step_computes_what_a_pass_over_all_does(name):
     pattern, settings = PATTERNS[name]

@@ -195,15 +195,6 @@ def test_rows_are_drawn_once_for_all_seeds(prepared, glue_config):
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.slow
-def test_every_row_of_the_real_files(real_data, data_folder, tmp_path):
-    wanted = glue_task.GridSettings(data=real_data / "glue", tokenizer=data_folder / "tokenizer", output=tmp_path)
-    for prepared in glue_task.prepare_tasks(wanted):
-        assert not [line for line in glue_task.remarks(prepared) if "is not there" not in line]
-        for split, counts in prepared.manifest["splits"].items():
-            assert counts["rows"] == prepared.task.splits[split].rows
-
-
 # --- The leaderboard's files, from checkpoints as training leaves them
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion glue --batch-size 16"

@@ -22,11 +22,12 @@ from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.fairseq_plugin import registration, replacements
 from lazyformer_fairseq.fairseq_plugin.launcher.commands import pretrain
 from lazyformer_fairseq.fairseq_plugin.replacements import Stage
-from lazyformer_fairseq.finetuning.commands import evaluate, finetune, predict
+from lazyformer_fairseq.finetuning.commands import finetune, predict, report
 from lazyformer_fairseq.huggingface.commands import import_model
 from lazyformer_fairseq.language_modeling.commands import lm
 from lazyformer_fairseq.options import Group, option, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
+from lazyformer_fairseq.zero_shot.commands import evaluate
 
 
 class Program(Group):
@@ -49,7 +50,7 @@ def main() -> None:
 
 for command in (
     *(bench, compare, corpus, curves, demo, evaluate, finetune),
-    *(import_model, lm, pattern, plan, predict, pretrain, reproduce, search),
+    *(import_model, lm, pattern, plan, predict, pretrain, report, reproduce, search),
 ):
     main.add_command(command)
 

@@ -457,8 +457,19 @@ class OptionInSection(click.Option):
         self.section = section
 
 
+def with_kept_lines(text: Optional[str]) -> Optional[str]:
+    r"""Return a help text whose marks ``\b``, two characters in a raw docstring, are click's: it keeps lines below."""
+    if text is None:
+        return None
+    return text.replace(r"\b", "\b")
+
+
 class Command(click.Command):
     """A command whose help has sections, and that looks first whether what it makes can be written."""
+
+    def __init__(self, *args: Any, **more: Any):
+        super().__init__(*args, **more)
+        self.help = with_kept_lines(self.help)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, once it is known that what it makes can be written."""
@@ -490,6 +501,7 @@ class Group(click.Group):
 
     def __init__(self, *args: Any, default: str = "", **more: Any):
         super().__init__(*args, **more)
+        self.help = with_kept_lines(self.help)
         self.default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

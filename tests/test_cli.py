@@ -146,7 +146,9 @@ def all_commands(command: click.Command = main, path: tuple[str, ...] = ()):
 
 def test_help_and_the_version_are_light(run):
     for path in all_commands():
-        assert run(*path, "--help")[0].startswith(f"Usage: {' '.join(('lazyformer', *path))}"), path
+        shown = run(*path, "--help")[0]
+        assert shown.startswith(f"Usage: {' '.join(('lazyformer', *path))}"), path
+        assert "\\b" not in shown, f"{path}: a mark of click's is shown as text"
     assert run("--version")[0] == "lazyformer, version 1.0.0.dev0\n"
 
 
@@ -175,7 +177,8 @@ def test_completion_is_light(run, words, offered):
         "finetune --data tests --tokenizer nowhere --output out",
         "finetune bert=nowhere --output out",
         "finetune README.md --data nowhere --output out",
-        "evaluate nowhere",
+        "evaluate --data nowhere model",
+        "report nowhere",
         "predict nowhere --output out",
         "lm prepare enwik8 nowhere out",
         "lm evaluate nowhere tests",

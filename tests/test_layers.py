@@ -17,7 +17,7 @@ import lazyformer_fairseq
 LAYERS = (
     ("cli",),
     ("experiments",),
-    ("finetuning",),
+    ("finetuning", "zero_shot"),
     ("corpus", "huggingface", "language_modeling"),
     ("lazyformer_fairseq",),  # its __init__.py
     ("fairseq_plugin",),

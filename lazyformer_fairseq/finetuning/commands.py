@@ -1,4 +1,4 @@
-"""The commands ``lazyformer finetune``, ``predict`` and ``evaluate``: one way to fine-tune, whatever the task."""
+"""The commands ``lazyformer finetune``, ``predict`` and ``report``: one way to fine-tune, whatever the task."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -112,7 +112,7 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
 @click.command(cls=Command)
 @click.argument("folder", type=A_PATH)
 @click.option("--output", type=A_PATH, help="Folder of tables and pictures.  [default: FOLDER/report]")
-def evaluate(folder: Path, output: Optional[Path]) -> None:
+def report(folder: Path, output: Optional[Path]) -> None:
     """Bring the runs in FOLDER, which `lazyformer finetune` wrote, to a table: Markdown, CSV, LaTeX and pictures.
 
     An unfinished grid is reported as such.

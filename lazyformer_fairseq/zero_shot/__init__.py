@@ -1,0 +1,1 @@
+"""Zero-shot evaluation: what a language model prefers, without any training on the task."""

@@ -1,0 +1,123 @@
+"""Minimal pairs: two sentences that differ in one point of grammar, of which a model should prefer the first.
+
+BLiMP (Warstadt et al., 2020) is a folder of 67 such files. Any folder of JSON lines works in which each line has
+``sentence_good`` and ``sentence_bad``.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.checked import parse_json
+from lazyformer_fairseq.storage.json_files import read_text
+
+GOOD = "sentence_good"
+BAD = "sentence_bad"
+PARADIGM = "UID"
+PHENOMENON = "linguistics_term"
+# The authors' files have 13 terms for the 12 phenomena of their paper (Warstadt et al., 2020, table 4).
+PHENOMENON_OF_TERM = {"s-selection": "argument_structure"}
+REMEDY = f'give a folder of .jsonl files whose lines are objects with "{GOOD}" and "{BAD}"'
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sentences that differ in one point of grammar."""
+
+    good: str
+    bad: str
+
+
+@dataclass(frozen=True)
+class Paradigm:
+    """The pairs of one file, which all test the same point of grammar.
+
+    Attributes:
+        name: the file's `UID`, else its name.
+        phenomenon: the field of grammar that the paradigm belongs to; "" if the file names none.
+        pairs: in the order of the file.
+    """
+
+    name: str
+    phenomenon: str
+    pairs: tuple[Pair, ...]
+
+
+def read_paradigms(folder: Path, most_pairs: int = 0) -> list[Paradigm]:
+    """Read all files of a folder.
+
+    Args:
+        folder: holds ``*.jsonl``.
+        most_pairs: take so many pairs of each paradigm, evenly spaced over its file; 0 for all.
+
+    Returns:
+        The paradigms, sorted by name.
+
+    Raises:
+        UserError: there are no files, two of them have the same name, or a line is not a pair; the message names file
+            and line.
+    """
+    files = sorted(folder.glob("*.jsonl"))
+    if not files:
+        raise UserError(f"{folder}: holds no .jsonl file; {REMEDY}")
+    paradigms: dict[str, Paradigm] = {}
+    for file in files:
+        paradigm = _read_paradigm(file, most_pairs)
+        if paradigm.name in paradigms:
+            raise UserError(f"{file}: its paradigm {paradigm.name} is in another file of the folder too")
+        paradigms[paradigm.name] = paradigm
+    return [paradigms[name] for name in sorted(paradigms)]
+
+
+def _read_paradigm(file: Path, most_pairs: int) -> Paradigm:
+    rows = list(_rows(file))
+    if not rows:
+        raise UserError(f"{file}: is empty; {REMEDY}")
+    first = rows[0]
+    pairs = [Pair(row[GOOD], row[BAD]) for row in rows]
+    if 0 < most_pairs < len(pairs):
+        places = np.linspace(0, len(pairs) - 1, most_pairs).round().astype(int)
+        pairs = [pairs[place] for place in places]
+    term = first.get(PHENOMENON, "")
+    return Paradigm(
+        name=first.get(PARADIGM, file.stem),
+        phenomenon=PHENOMENON_OF_TERM.get(term, term),
+        pairs=tuple(pairs),
+    )
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file's lines, whose fields that are read here are strings."""
+    for number, line in enumerate(read_text(file, REMEDY).split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{file}:{number}"
+        try:
+            row = parse_json(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}: is no line of JSON ({error}); {REMEDY}") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: is no JSON object; {REMEDY}")
+        for name in (GOOD, BAD):
+            if not str(row.get(name, "")).strip():
+                raise UserError(f"{where}: has no {name}; {REMEDY}")
+        for name in (GOOD, BAD, PARADIGM, PHENOMENON):
+            if not isinstance(row.get(name, ""), str):
+                raise UserError(f"{where}: its {name} is {row[name]!r}, which is no text")
+        yield row
+
+
+def readable(name: str) -> str:
+    """Return the name of a paradigm or phenomenon as words: ``npi_licensing`` is "npi licensing"."""
+    return re.sub(r"[_-]+", " ", name)
+
+
+def sentences_of(paradigms: Sequence[Paradigm]) -> list[str]:
+    """Return every sentence once, in the order in which they first occur."""
+    pairs = [pair for paradigm in paradigms for pair in paradigm.pairs]
+    return list(dict.fromkeys(sentence for pair in pairs for sentence in (pair.good, pair.bad)))

@@ -1,0 +1,138 @@
+"""The answers of models on minimal pairs: computed once per model, kept in a file each, and summed up."""
+
+import hashlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions
+from lazyformer_fairseq.storage.checked import Amount, Count, Finite
+from lazyformer_fairseq.storage.json_files import read_checked_as, write_checked_json
+from lazyformer_fairseq.zero_shot.pairs import Paradigm, sentences_of
+from lazyformer_fairseq.zero_shot.scoring import SentenceScorer
+
+NORMAL_95 = 1.96  # half the width of a 95% interval, in standard errors
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of one model.
+
+    Attributes:
+        model: the name of the model in reports.
+        method: the name of the score.
+        identity: a hash of everything that decides the margins: weights, score, precision and sentences.
+        margins: by paradigm, for each pair the score of the good sentence minus that of the bad one, in nats.
+        cut: sentences that were longer than the model reads.
+        unknown: sentences with a token that the vocabulary lacks.
+        sentences: number of different sentences.
+        tokens: tokens that were scored.
+        seconds: time taken.
+        machine: device and versions.
+    """
+
+    model: str
+    method: str
+    identity: str
+    margins: dict[str, list[Finite]]
+    cut: Count
+    unknown: Count
+    sentences: Count
+    tokens: Count
+    seconds: Amount
+    machine: dict[str, Any]
+
+    def accuracy(self, paradigm: str) -> float:
+        """Return the share of a paradigm's pairs whose good sentence has the higher score; equal ones are wrong."""
+        return float(np.mean(np.array(self.margins[paradigm]) > 0))
+
+    def mean_accuracy(self, paradigms: Sequence[str]) -> float:
+        """Return the mean of the accuracies of some paradigms, each of equal weight."""
+        return float(np.mean([self.accuracy(paradigm) for paradigm in paradigms]))
+
+    def standard_error(self, paradigms: Sequence[str]) -> float:
+        """Return the standard error of :meth:`mean_accuracy`, for pairs that were drawn at random in each paradigm."""
+        right = [np.array(self.margins[paradigm]) > 0 for paradigm in paradigms]
+        return _error_of_mean(right)
+
+    def difference(self, other: "Answers", paradigms: Sequence[str]) -> tuple[float, float]:
+        """Return this model's mean accuracy minus the other's, and the standard error of that for the same pairs."""
+        pairs = [
+            (np.array(self.margins[paradigm]) > 0).astype(float) - (np.array(other.margins[paradigm]) > 0)
+            for paradigm in paradigms
+        ]
+        return float(np.mean([each.mean() for each in pairs])), _error_of_mean(pairs)
+
+
+def _error_of_mean(samples: Sequence[np.ndarray]) -> float:
+    """Return the standard error of the mean of the samples' means."""
+    variances = [sample.var() / len(sample) for sample in samples]
+    return math.sqrt(sum(variances)) / len(samples)
+
+
+def answer(
+    scorer: SentenceScorer,
+    name: str,
+    identity: str,
+    paradigms: Sequence[Paradigm],
+    device: str,
+    max_tokens: int,
+) -> Answers:
+    """Score the pairs of all paradigms."""
+    start = time.perf_counter()
+    scores = scorer.score(sentences_of(paradigms), name, max_tokens)
+    margins = {
+        paradigm.name: [scores.nats[pair.good] - scores.nats[pair.bad] for pair in paradigm.pairs]
+        for paradigm in paradigms
+    }
+    return Answers(
+        model=name,
+        method=scorer.method,
+        identity=identity,
+        margins=margins,
+        cut=scores.cut,
+        unknown=scores.unknown,
+        sentences=len(scores.nats),
+        tokens=scores.tokens,
+        seconds=time.perf_counter() - start,
+        machine={**describe_machine(device), **describe_versions()},
+    )
+
+
+def kept_or_made(path: Path, identity: str, make: Any) -> Answers:
+    """Return the answers in a file if they are of this identity; else make them, and write the file.
+
+    Raises:
+        UserError: the file is damaged, or has the answers of another model or on other pairs.
+    """
+    if path.exists():
+        found = read_checked_as(Answers, path)
+        if found.identity != identity:
+            raise UserError(
+                f"{path}: has answers of another model, by another score or on other pairs; remove it, give the model "
+                "another name (NAME=MODEL), or give another --output"
+            )
+        return found
+    made = make()
+    write_checked_json(path, asdict(made))
+    return made
+
+
+def identity_of(weights: Mapping[str, Tensor], method: str, precision: str, paradigms: Sequence[Paradigm]) -> str:
+    """Return a hash of everything that decides a model's margins."""
+    digest = hashlib.sha256(f"{method}\n{precision}\n".encode())
+    for name, weight in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    for paradigm in paradigms:
+        for pair in paradigm.pairs:
+            digest.update(f"{paradigm.name}\t{pair.good}\t{pair.bad}\n".encode())
+    return digest.hexdigest()

@@ -1,5 +1,6 @@
 """Every command of the pages runs in miniature."""
 
+import json
 import os
 import re
 import shlex
@@ -49,8 +50,9 @@ CONTINUED = "--max-update 2 --sequences-per-update 4 --num-workers 0 --disable-v
 ADDED_OPTIONS = {
     "lazyformer pretrain warm": CONTINUED,
     "lazyformer pretrain results/faster": CONTINUED,
-    **dict.fromkeys((f"lazyformer {name}" for name in "curves export import evaluate plan predict".split()), ""),
+    **dict.fromkeys((f"lazyformer {name}" for name in "curves export import plan predict report".split()), ""),
     **dict.fromkeys((f"lazyformer {name}" for name in ("lm evaluate", "compare report")), ""),
+    "lazyformer evaluate": "--device cpu",
     "lazyformer import imported": "--sublayer-pattern M2",
     "lazyformer import checkpoints": "--sublayer-pattern M4",
     "lazyformer corpus": "--vocab-size 160 --valid-share 0.1",
@@ -175,6 +177,8 @@ def users_folder(tmp_path) -> Path:
         write_lines(tmp_path / "my_reviews" / f"{name}.tsv", ["text\tlabel", *rows])
     shutil.copy(tmp_path / "my_reviews" / "dev.tsv", tmp_path / "texts.tsv")
     write_bert_files(tmp_path / "my_bert")
+    pair = {"sentence_good": "Anna sees Ben.", "sentence_bad": "Anna Ben sees."}
+    write_lines(tmp_path / "blimp" / "order.jsonl", [json.dumps(pair)])
     images = np.random.default_rng(1).random((40, 8, 8))
     (tmp_path / "photographs").mkdir()
     np.save(tmp_path / "photographs" / "images.npy", images)

@@ -49,7 +49,7 @@ def csv_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_a_whole_grid_gives_the_paper_s_table_by_the_command(tmp_path):
-    printed = invoke("evaluate", make_grid(tmp_path, updates=1_000_000))
+    printed = invoke("report", make_grid(tmp_path, updates=1_000_000))
     markdown = (tmp_path / "report" / "glue.md").read_text()
     assert markdown.partition("![")[0] in printed and str(tmp_path / "report") in printed
     row = cells(markdown, "lazy")

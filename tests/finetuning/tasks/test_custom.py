@@ -401,7 +401,7 @@ def test_a_development_set_of_one_class_is_named_beside_its_score(cut_short, tmp
     for splits in ([1], [{"file": "dev.tsv"}], [{**known, "cut": "6"}]):
         result.write_text(json.dumps({**json.loads(result.read_text()), "splits": splits}))
         with pytest.raises(UserError, match="result.json: .*splits"):
-            invoke("evaluate", tmp_path / "damaged")
+            invoke("report", tmp_path / "damaged")
 
 
 def test_predict_counts_what_was_cut_and_a_caller_is_warned(cut_short, tmp_path):

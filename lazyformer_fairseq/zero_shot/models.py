@@ -33,7 +33,7 @@ NO_LIMIT = 10**6  # a tokenizer of transformers that knows no longest input name
 
 @dataclass(frozen=True)
 class ScorerSettings:
-    """How models are run.
+    """The way models are run.
 
     Attributes:
         masks_rest_of_word: see :class:`~lazyformer_fairseq.zero_shot.scoring.MaskedScorer`.

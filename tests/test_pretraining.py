@@ -173,18 +173,6 @@ def test_two_processes_with_experts_resume_bit_for_bit(data_folder, tmp_path, fr
     assert len(experts) == 4 * 4 and not any(torch.equal(one[name], two[name]) for name in experts)
 
 
-def test_the_log_reports_packing_accuracy_and_the_kernels_and_the_tokenizer_is_kept(
-    data_folder, tmp_path, fairseq_train, caplog
-):
-    with caplog.at_level("INFO"):
-        fairseq_train(data_folder, f"{TINY} --max-update 2", tmp_path / "run")
-    assert re.search(r"packing efficiency \d\d\.\d%", caplog.text)
-    assert re.search(r"valid on 'valid' subset \| loss [\d.]+ \| accuracy [\d.]+ \| ppl [\d.]+", caplog.text)
-    assert "optimizer: torch.optim.AdamW(fused=True)" in caplog.text
-    for file in (data_folder / "tokenizer").iterdir():
-        assert (tmp_path / "run" / "tokenizer" / file.name).read_bytes() == file.read_bytes()
-
-
 # --- with `--next-sentence`
 
 EOS, FIRST_WORD = 2, 5
@@ -299,9 +287,10 @@ def test_the_loss_is_the_mean_of_words_and_of_pairs():
     [
         (f"{PAIRS} --criterion glue", "--criterion glue"),
         (f"{PAIRS} --criterion continued_masked_lm --distill .", "--distill: a teacher teaches words alone"),
-        (
+        pytest.param(
             "--next-sentence --criterion masked_lm_accuracy --arch roberta_base --encoder-layers 1",
             "--next-sentence: is for encoders of this package",
+            marks=pytest.mark.slow,
         ),
         (f"{PAIRS} --within-documents", "--within-documents: the two texts of --next-sentence must see each other"),
         (f"{APART} --arch roberta_base --encoder-layers 1", "--within-documents: is for encoders of this package"),

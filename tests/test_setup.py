@@ -64,8 +64,7 @@ def test_bounds_allow_what_is_installed_and_versions_that_stand_in_two_places_ag
     assert str(tried) == f"torch=={choose_torch.torch_builds.BUILDS[0].version}"
 
 
-@pytest.mark.slow
-def test_a_wheel_carries_configs_that_its_launcher_finds(tmp_path):
+def test_a_wheel_carries_configs_that_its_launcher_finds(tmp_path, warm_python):
     build = ("egg_info", "--egg-base", str(tmp_path), "build_py", "--build-lib", str(tmp_path / "lib"))
     done = run(sys.executable, "setup.py", "--quiet", *build)
     assert done.returncode == 0, done.stderr
@@ -73,9 +72,11 @@ def test_a_wheel_carries_configs_that_its_launcher_finds(tmp_path):
     carried = {path.relative_to(package / "configs") for path in package.glob("configs/*/*.yaml")}
     assert carried == {path.relative_to(ROOT / "configs") for path in ROOT.glob("configs/*/*.yaml")}
     assert (package / "py.typed").is_file()
-    command = [sys.executable, *"-m lazyformer_fairseq.cli pretrain bert_base.yaml data --dry-run --no-fit".split()]
+    command = "-m lazyformer_fairseq.cli pretrain bert_base.yaml data --dry-run --no-fit".split()
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib")}
-    launched = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    launched = subprocess.run(
+        [warm_python / "python", *command], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert f"--config-dir {package}/configs/pretraining --config-name bert_base" in launched.stdout, launched.stderr
     assert f"common.user_dir={package}" in launched.stdout.replace("'", "").replace('"', "")
 

@@ -224,7 +224,7 @@ patterns = st.sampled_from(["sfsf", "sflfsf", "sff", "fsf", "sslf"])
 lengths = st.tuples(st.integers(1, 9), st.integers(0, 14), st.sampled_from([0, 3]), st.booleans())
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(patterns, st.integers(1, 90), lengths, st.integers(2, 12))
 def test_every_batch_size_gives_the_number_of_batch_size_1(pattern, count, lengths, batch_size):
     model, tokens = tiny_model(pattern), text(count)

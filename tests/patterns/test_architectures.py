@@ -1,10 +1,8 @@
-import shlex
 from argparse import Namespace
 
 import pytest
 import torch
-from helpers import ROOT, count_parameters
-from omegaconf import OmegaConf
+from helpers import count_parameters
 
 from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -12,7 +10,6 @@ from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import EncoderSizes
 
 PAPER = {name: row for name, row in ARCHITECTURES.items() if row.parameters_in_millions}
-CONFIGS = ROOT / "configs" / "pretraining"
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -132,7 +129,7 @@ def test_image_gpt_counts_what_the_paper_and_the_published_code_count(name, mill
 
 @pytest.mark.parametrize(("rows", "model"), [(ARCHITECTURES, "lazyformer"), (CAUSAL_ARCHITECTURES, "lazyformer_lm")])
 def test_every_arch_is_registered_with_its_row(rows, model):
-    """Without the seconds that it takes to parse a command line, as the tests below do."""
+    """Fairseq finds each arch by its name, with the options of its row."""
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 
     for name, row in rows.items():
@@ -140,54 +137,3 @@ def test_every_arch_is_registered_with_its_row(rows, model):
         ARCH_CONFIG_REGISTRY[name](chosen)
         assert vars(chosen) == row.options(), name
         assert ARCH_MODEL_NAME_REGISTRY[name] == model
-
-
-@pytest.mark.parametrize(
-    ("arch", "command", "given"),
-    [
-        (
-            "par_bert_base",
-            "--sublayer-pattern (sff)x2(f)x2 --encoder-embed-dim 64 --dropout 0.2 --max-positions 1024 "
-            "--encoder-normalize-before --relative-position-buckets 16",
-            dict(encoder_embed_dim=64, dropout=0.2, max_positions=1024, encoder_normalize_before=True)
-            | dict(relative_position_buckets=16),
-        ),
-        (
-            "par_transformer_base",
-            "--sublayer-pattern (sff)x2(f)x2 --decoder-embed-dim 64 --mem-len 0 --clamp-len 400 "
-            "--decoder-normalize-before --adaptive-softmax-factor 2 --adaptive-softmax-cutoff ''",
-            dict(decoder_embed_dim=64, mem_len=0, clamp_len=400, decoder_normalize_before=True)
-            | dict(adaptive_softmax_cutoff="", adaptive_softmax_factor=2),
-        ),
-    ],
-)
-def test_options_override_a_preset(arch, command, given):
-    """All others are the row's."""
-    from fairseq import options
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
-    parser = options.get_training_parser()
-    fixed = "data --task full_sentences_masked_lm --criterion masked_lm_accuracy --arch"
-    words = shlex.split(f"{fixed} {arch} {command}")
-    built_from = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words)).model
-    expected = {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}[arch].options() | {"sublayer_pattern": "(sff)x2(f)x2"} | given
-    assert {key: built_from[key] for key in expected} == expected
-
-
-NAMED = {name for name in ARCHITECTURES if not name.endswith("_tiny")}
-
-
-def test_there_is_one_config_for_every_row_of_the_papers_size():
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} == NAMED | {"base", "shared"}
-
-
-@pytest.mark.parametrize("name", sorted(NAMED))
-def test_configs_are_the_rows(name):
-    base, differs = (OmegaConf.load(CONFIGS / f"{stem}.yaml").model for stem in ("base", name))
-    assert not {option for option, value in differs.items() if base.get(option) == value}
-    usual = {
-        "dropout": 0.1,
-        "max_positions": 512,
-        "_name": "lazyformer",
-    }  # which a row leaves out
-    assert dict(OmegaConf.merge(base, differs)) == {**usual, **ARCHITECTURES[name].options()}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import assert_equal_state, message_of, stopped_at, updates_of
+from helpers import assert_equal_state, message_of, mostly_slow, stopped_at, updates_of
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.errors import UserError
@@ -190,7 +190,7 @@ SMALL = "--arch bert_tiny --sublayer-pattern sf --criterion masked_lm_accuracy -
 BY_WSD = f"{SMALL} --lr-scheduler wsd --warmup-updates 2 --save-interval-updates 1"
 
 
-@pytest.mark.parametrize("more", ["", "--bf16 --optimizer muon"])
+@pytest.mark.parametrize("more", mostly_slow(["", "--bf16 --optimizer muon"], ""))
 def test_a_branch_equals_the_whole_run_to_the_bit(more, fairseq_train, data_folder, tmp_path, interruptible):
     """Dropout and masks draw by update; the branch is stopped, too, and goes on from its own checkpoint."""
     constant, until_6 = (

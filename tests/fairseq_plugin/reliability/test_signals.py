@@ -90,10 +90,11 @@ def test_before_the_first_update_that_is_made_and_saved(stopped_run, before):
     ("task", "options"),
     [
         (PRETRAINING, f"{TINY} --tokens-per-sample 32 --update-freq 3 --dropout 0.2"),
-        (
+        pytest.param(
             "stream_language_modeling --tgt-len 8",
             "--arch par_transformer_tiny --sublayer-pattern sf --mem-len 8 --criterion causal_lm --batch-size 4 "
             "--update-freq 3 --dropout 0.2",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["masked", "streams"],

@@ -20,7 +20,6 @@ from helpers import ROOT, train_words
 # Growth an update that still counts as flat: of a million updates 256 MiB, and less than one file in ten epochs. What
 # is measured jumps about, with the batches that happen to be under way and with what the allocator gives back.
 FLAT = {"memory_mib": 0.25 / 1024, "gpu_mib": 0.25 / 1024, "open_files": 0.001, "threads": 0.0005, "children": 0.0005}
-NAMES = dict(zip(FLAT, ("memory, MiB", "GPU memory, MiB", "open files", "threads", "child processes"), strict=True))
 
 
 @pytest.mark.slow
@@ -50,8 +49,6 @@ def test_memory_and_handles_are_flat_over_20000_updates(data_folder, tmp_path, r
         held={what: [samples[index][what] for index in (0, len(samples) // 2, -1)] for what in FLAT},
         growth_an_update={what: growth(samples, what) for what in FLAT},
     )
-    counts_file = os.environ.get("LAZYFORMER_RELIABILITY_COUNTS")
-    draw(samples, (Path(counts_file).parent if counts_file else tmp_path) / "soak.png")
     assert not [what for what, bound in FLAT.items() if growth(samples, what) > bound], samples
 
 
@@ -61,22 +58,6 @@ def growth(samples: list[dict[str, float]], what: str) -> float:
 
     half = samples[len(samples) // 2 :]
     return float(theilslopes([sample[what] for sample in half], [sample["update"] for sample in half]).slope)
-
-
-def draw(samples: list[dict[str, float]], path: Path) -> None:
-    """One picture of what the process held, against updates."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    shown = [what for what in FLAT if what != "gpu_mib" or samples[-1][what]]
-    all_axes = figure.subplots(len(shown), 1, sharex=True)
-    for axes, what in zip(all_axes, shown, strict=True):
-        axes.plot([sample["update"] for sample in samples], [sample[what] for sample in samples], linewidth=1)
-        axes.set_ylabel(NAMES[what], rotation=0, ha="right", va="center")
-        axes.set_ylim(0, 1.15 * max(sample[what] for sample in samples))
-        axes.spines[["top", "right"]].set_visible(False)
-    all_axes[-1].set_xlabel("updates")
-    figure.savefig(path, dpi=120)
 
 
 def test_meters_keep_nothing_of_an_update(data_folder, tmp_path, fairseq_train):

@@ -192,17 +192,6 @@ def test_buckets_follow_t5(buckets, max_distance):
         assert relative_position_bucket(far, buckets, max_distance).tolist() == [last] * 3
 
 
-@pytest.mark.parametrize("time", [1, 2, 7, 40])
-def test_bias_and_gradient_equal_a_lookup_by_pair(time):
-    bias = RelativePositionBias(num_heads=3, num_buckets=8, max_distance=20).double()
-    torch.nn.init.normal_(bias.table)
-    pairs = relative_position_bucket(torch.arange(time) - torch.arange(time)[:, None], 8, 20)
-    weight = torch.randn(1, 3, time, time, dtype=torch.double)
-    found, naive = bias(time).dense(time, time, bias.table), bias.table[pairs].permute(2, 0, 1)[None]
-    torch.testing.assert_close(found, naive)
-    torch.testing.assert_close(*(torch.autograd.grad((each * weight).sum(), bias.table) for each in (found, naive)))
-
-
 @pytest.mark.parametrize(("buckets", "max_distance"), [(31, 128), (-4, 128), (32, 8)])
 def test_impossible_tables_are_refused(buckets, max_distance):
     with pytest.raises(ValueError, match=str(buckets)):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder, TokenInfo, init_bert_weights
-from lazyformer_fairseq.modules.networks.recomputed import runs_of, segments_of
+from lazyformer_fairseq.modules.networks.recomputed import runs_of
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
@@ -109,22 +109,6 @@ def test_memory_of_segments_is_that_of_the_forward_pass(how):
     kept = [state.clone() for state in network.memory.states]
     gradients(network, random_tokens(2, 18), return_all=True)
     assert len(kept) == 4 and all(map(torch.equal, kept, network.memory.states))
-
-
-@pytest.mark.parametrize(
-    ("pattern", "runs", "segments"),
-    [
-        ("sfsf", ["s", "f", "s", "f"], ["sf", "sf"]),
-        ("sffcf", ["s", "f", "f", "c", "f"], ["sf", "f", "cf"]),
-        ("sflffskf", ["sfl", "f", "f", "sk", "f"], ["sflf", "f", "skf"]),
-        ("ssklf", ["s", "skl", "f"], ["s", "sklf"]),
-    ],
-)
-def test_runs_hand_nothing_on(pattern, runs, segments):
-    planned = plan(pattern)
-    for found, wanted in ((runs_of(planned), runs), (segments_of(planned, ENCODER), segments)):
-        assert ["".join(pattern[place] for place in places) for places in found] == wanted
-        assert [place for places in found for place in places] == list(range(len(pattern)))
 
 
 def test_two_streams_are_the_papers_equations():

@@ -3,14 +3,12 @@
 Whether a kind computes what its paper says is tested in the file of its own.
 """
 
-import json
 import shutil
 from itertools import combinations, product
 
 import pytest
 import torch
 import torch._inductor.config
-from click.testing import CliRunner
 from every_kind import (
     CASES,
     ENCODERS,
@@ -37,7 +35,6 @@ from tiny_networks import loud, make_encoder, vectors
 from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
-from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_flops, count_parameters, flops_by_operator
 from lazyformer_fairseq.experiments.pattern.look import build_network, look
@@ -370,30 +367,6 @@ def assert_resumes_to_the_bit(data, folder, fairseq_train, options: str, *task: 
     resumed = fairseq_train(data, options, folder / "resumed", *task)
     assert_equal_state(resumed["model"], whole["model"])
     assert_equal_state(resumed["last_optimizer_state"], whole["last_optimizer_state"])
-
-
-@pytest.mark.slow
-def test_an_encoder_of_all_kinds_trains_resumes_and_is_exported(data_folder, tmp_path, fairseq_train):
-    from lazyformer_fairseq import LazyFormerModel
-
-    projected = "s[linformer=3,share=layers] f"  # one projection for both
-    pattern = f"{all_in_one(ENCODER)} s[synthesizer=fixed] f {projected} {projected}"
-    options = (
-        f"--arch bert_tiny --sublayer-pattern '{pattern}' --relative-position-buckets 0 --attention-dropout 0 "
-        "--criterion masked_lm_accuracy --batch-size 4 --max-positions 32"
-    )
-    assert_resumes_to_the_bit(data_folder, tmp_path, fairseq_train, options)
-    model = LazyFormerModel.from_pretrained(tmp_path / "whole")
-    done = CliRunner().invoke(main, ["export", str(tmp_path / "whole"), str(tmp_path / "exported")])
-    assert done.exit_code == 0, done.output
-    config = json.loads((tmp_path / "exported" / "config.json").read_text())
-    assert config["model"]["sublayer_pattern"] == pattern
-    exported, text = LazyFormerModel.from_pretrained(tmp_path / "exported"), "Anna sees the house."
-    features = []
-    for each in (model, exported):
-        torch.manual_seed(1)
-        features.append(each.extract_features(text))
-    torch.testing.assert_close(*features)
 
 
 def test_a_causal_model_of_all_kinds_trains_and_resumes(lm_data, tmp_path, fairseq_train):

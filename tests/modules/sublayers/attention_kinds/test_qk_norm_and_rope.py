@@ -211,13 +211,6 @@ def test_in_half_precision_angles_are_in_single(precision):
     torch.testing.assert_close(found.double(), exact, atol=0.001, rtol=2 * torch.finfo(precision).eps)
 
 
-def test_places_may_be_beyond_the_number_of_rows():
-    x, places = torch.randn(1, 1, 4, 8), torch.tensor([90, 7, 40, 3])
-    rows = torch.zeros(1, 1, 91, 8).index_copy(2, places, x)
-    expected = Turn(100)(rows, Scores(), 91)[:, :, places]
-    assert torch.equal(Turn(100)(x, Scores(places_BT=places[None]), 4), expected)
-
-
 def test_heads_of_an_odd_size_are_refused():
     with pytest.raises(UserError, match=r"s\[rope=100\] turns pairs of numbers, and 2 heads of 6 have 3 each"):
         Encoder("s[rope=100]", None, 6, 8, 2)

@@ -74,9 +74,9 @@ def pretrain(*arguments: object) -> CompletedProcess:
     return CompletedProcess([], done.exit_code, done.stdout, done.stderr + error)
 
 
-def dry_run(*arguments: object, by=pretrain) -> tuple[list[str], list[str]]:
+def dry_run(*arguments: object) -> tuple[list[str], list[str]]:
     """The launcher with its options, and the arguments of fairseq-train or fairseq-hydra-train."""
-    run = by(*arguments, "--dry-run", "--no-fit")
+    run = pretrain(*arguments, "--dry-run", "--no-fit")
     assert run.returncode == 0, run.stderr
     command = shlex.split(run.stdout)
     at = next(at for at, word in enumerate(command) if word in TRAINERS)

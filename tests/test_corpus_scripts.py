@@ -291,6 +291,8 @@ def test_the_launcher_is_lazyformer_corpus_with_our_options_last():
     [
         ("preprocess_wiki_books.sh|o|w|b c|--vocab-size|99", "corpus|w|book:b c|o|--vocab-size|32768|--vocab-size|99"),
         ("prepare_enwik8.sh|o|--from|.", "lm|prepare|enwik8|.|o|--official|enwik8"),
+        ("pretrain.sh|bert_base|some data", "pretrain|bert_base|some data"),
+        ("train_language_model.sh|par_transformer_base|data", "pretrain|par_transformer_base|data"),
     ],
 )
 def test_lazyformer_is_that_of_the_checkout_by_its_environment(script, words, tmp_path):

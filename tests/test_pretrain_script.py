@@ -1,4 +1,4 @@
-"""`lazyformer pretrain`, and scripts/pretrain.sh: what it would run, what it cannot run, and runs on this machine."""
+"""`lazyformer pretrain`: what it would run, what it cannot run, and runs of its script on this machine."""
 
 import re
 from functools import partial
@@ -29,7 +29,6 @@ def gpus(tmp_path, monkeypatch):
 
 def test_it_is_table_5():
     words = ("lazyformer_m2x6_s", "some data", "--precision", "fp32")
-    assert dry_run(*words) == dry_run(*words, by=script), "the script is the command"
     cfg = settings_of(*words)
     row = ARCHITECTURES["lazyformer_m2x6_s"].options()
     assert {key: cfg.model[key] for key in row} == row
@@ -306,7 +305,6 @@ def test_the_recipe_may_be_chosen(arch, recipe, trained_by):
 
 def test_options_of_fairseq_train_win():
     words = "par_transformer_base data --max-update 7 --sublayer-pattern (sff)x5 --sequences-per-update 8".split()
-    assert dry_run(*words) == dry_run(*words, by=partial(run_script, "train_language_model.sh"))
     cfg = settings_of(*words)
     assert (cfg.optimization.max_update, cfg.model.sublayer_pattern, cfg.common.cpu) == (7, "(sff)x5", True)
     assert (cfg.dataset.batch_size, cfg.optimization.update_freq) == (4, [2])

@@ -44,7 +44,6 @@ EXTRAS_REQUIRE = {
         "pytorch_optimizer>=4.1,<5",  # its Lamb is what ours is compared with
         # The formatter's output changes between minor versions: keep in step with .pre-commit-config.yaml.
         "ruff>=0.17,<0.18",
-        "x-transformers>=2.31,<3",  # its memory keys are what persistent keys are compared with
     ],
     # `lazyformer corpus`.
     "corpus": [

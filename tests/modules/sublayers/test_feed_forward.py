@@ -1,4 +1,4 @@
-"""Activations by name, against their formulas; gates, against their definition and ModernBERT's."""
+"""Activations by name, against their formulas; gates, against their definition."""
 
 import math
 
@@ -45,20 +45,6 @@ def test_a_gate_multiplies_one_map_by_the_activation_of_another(gate):
     leaves = (x, *module.parameters())
     one, other = (torch.autograd.grad(y.square().sum(), leaves) for y in (module(x, {}, None)[0], expected))
     torch.testing.assert_close([module(x, {}, None)[0], *one], [expected, *other])
-
-
-def test_without_biases_it_is_modernberts_mlp():
-    modernbert = pytest.importorskip("transformers.models.modernbert", reason="transformers is not installed")
-    theirs = modernbert.modeling_modernbert.ModernBertMLP(
-        modernbert.ModernBertConfig(hidden_size=8, intermediate_size=12)
-    )
-    torch.manual_seed(1)
-    sizes = {"encoder_embed_dim": 8, "encoder_ffn_embed_dim": 12, "encoder_attention_heads": 2}
-    options = MaskedLMOptions(sublayer_pattern="f[gate=gelu]", no_linear_bias=True, **sizes)
-    ours = MaskedLM(options, 9).encoder.sentence_encoder.sublayers[0].inner
-    ours.load_state_dict({"fc1.weight": theirs.Wi.weight, "fc2.weight": theirs.Wo.weight})
-    x = torch.randn(2, 5, 8)
-    torch.testing.assert_close(ours(x, {}, None)[0], theirs(x))
 
 
 def test_another_gate_is_refused_with_a_caret():

@@ -1,11 +1,11 @@
-"""All-attention's learned keys and values, and entmax in place of softmax: the papers' equations, others' packages."""
+"""All-attention's learned keys and values, and entmax in place of softmax: the equations of their papers."""
 
 import math
 
 import entmax as package
 import pytest
 import torch
-from attention_by_einsum import BATCH, HEADS, RIGHT, SIZE, WIDTH, Attending, padded_and_with_memory
+from attention_by_einsum import BATCH, HEADS, SIZE, Attending, padded_and_with_memory
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.networks.encoder import Encoder
@@ -48,26 +48,6 @@ def test_vectors_are_the_papers(given, back_end):
 @pytest.mark.parametrize("exponent", ["1.3", "1.5", "2", "learned"])
 def test_entmax_is_the_papers(given, exponent):
     Sparse(f"s[entmax={exponent}]", **given).assert_equations()
-
-
-@pytest.mark.parametrize("padding", [None, RIGHT])
-def test_vectors_are_x_transformers_memory(padding):
-    x_transformers = pytest.importorskip("x_transformers.x_transformers", reason="x-transformers is not installed")
-    theirs = x_transformers.Attention(WIDTH, dim_head=SIZE, heads=HEADS, num_mem_kv=VECTORS).double()
-    ours = Attending(f"s[persistent={VECTORS}]", 7, padding=padding)
-    with torch.no_grad():
-        q, k, v = ours.s.qkv_proj.weight.chunk(3)
-        for weight, value in zip((theirs.to_q, theirs.to_k, theirs.to_v), (q, k, v), strict=True):
-            weight.weight.copy_(value)
-        theirs.to_out.weight.copy_(ours.s.out_proj.weight)
-        ours.s.qkv_proj.bias.zero_()
-        ours.s.out_proj.bias.zero_()
-        theirs.mem_k.copy_(ours.s.choices["persistent"].keys * math.sqrt(SIZE))
-        theirs.mem_v.copy_(ours.s.value_makers["persistent"].values * math.sqrt(VECTORS))
-    found = theirs(ours.x, mask=None if padding is None else ~padding)
-    is_text = torch.ones(BATCH, 7, dtype=torch.bool) if padding is None else ~padding  # theirs has zeros at padding
-    # Its softmax is in single precision.
-    torch.testing.assert_close(ours.outputs()[0][is_text], found[is_text], atol=1e-5, rtol=1e-5)
 
 
 def test_keys_and_values_of_vectors_start_with_a_variance_of_one_and_an_l_has_its_own():

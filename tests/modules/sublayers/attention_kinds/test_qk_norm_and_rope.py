@@ -1,4 +1,4 @@
-"""Norm of queries and keys, and rotary positions: the papers' equations, transformers' ModernBERT and Qwen3."""
+"""Norm of queries and keys, and rotary positions, by the equations of their papers."""
 
 import math
 from collections.abc import Callable
@@ -6,12 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from attention_by_einsum import BATCH, HEADS, SIZE, WIDTH, Attending, padded_and_with_memory
+from attention_by_einsum import BATCH, SIZE, Attending, padded_and_with_memory
 from every_kind import ON_A_CPU, TOKENS, assert_alike, build, run, tokens
 from tiny_networks import loud
 from torch import Tensor, nn
-from transformers.models.modernbert import modeling_modernbert as modernbert
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
@@ -148,17 +146,6 @@ def test_outputs_do_not_depend_on_the_length_of_a_streams_memory(settings):
         torch.testing.assert_close(found, run(decoder, text), rtol=1e-11, atol=1e-12)
 
 
-def test_it_is_qwen3s_norm():
-    theirs = loud(Qwen3RMSNorm(SIZE, eps=1e-6)).float()
-    ours = build(ENCODER, "s[qk_norm]", num_heads=4).float().sublayers[0].inner.query_makers["qk_norm"]
-    assert (ours.weight == 1).all() and ours.weight.shape == (SIZE,)
-    ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(2, HEADS, 5, SIZE) * 9
-    torch.testing.assert_close(ours(x, Scores(), 5), theirs(x))
-    in_half = x.bfloat16()  # with gains in single precision, as under autocast
-    assert torch.equal(ours(in_half, Scores(), 5), ours(in_half.float(), Scores(), 5).bfloat16())
-
-
 @padded_and_with_memory
 @pytest.mark.parametrize("back_end", ON_A_CPU)
 def test_products_are_turned_by_their_distance(given, back_end):
@@ -179,27 +166,6 @@ def test_global_tokens_are_turned_by_their_own_places(direction):
     with_global.sublayers[0].inner.start_copies()
     padding = (torch.arange(TOKENS) < torch.tensor([[0], [4]]),) if direction == ENCODER else ()
     assert_alike(*(run(each, tokens(), *padding) for each in (plain, with_global)))
-
-
-@pytest.mark.parametrize("windowed", [False, True])
-def test_it_is_modernberts(windowed):
-    kind = "sliding_attention" if windowed else "full_attention"
-    config = modernbert.ModernBertConfig(
-        hidden_size=WIDTH, num_attention_heads=HEADS, num_hidden_layers=1, layer_types=[kind], local_attention=8,
-        rope_parameters={kind: {"rope_type": "default", "rope_theta": 160000.0}}, attn_implementation="eager",
-    )  # fmt: skip
-    theirs = loud(modernbert.ModernBertAttention(config, 0), 0.5).float()
-    encoder = Encoder(f"s[{'window=4,' * windowed}rope=160000]", None, WIDTH, 8, HEADS, 64, relative_position_buckets=0)
-    ours = encoder.sublayers[0].inner
-    with torch.no_grad():
-        for linear, source in ((ours.qkv_proj, theirs.Wqkv), (ours.out_proj, theirs.Wo)):
-            linear.weight.copy_(source.weight)
-            linear.bias.zero_()
-    x, places = torch.randn(2, 40, WIDTH), torch.arange(40)
-    turns = modernbert.ModernBertRotaryEmbedding(config)(x, places[None], kind)
-    hidden = (places - places[:, None]).abs() > 4 if windowed else torch.zeros(40, 40, dtype=torch.bool)
-    found, _ = theirs(x, turns, torch.zeros(1, 1, 40, 40).masked_fill(hidden, -math.inf))
-    torch.testing.assert_close(ours(x, {}, encoder.context(x))[0], found, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])

@@ -41,7 +41,6 @@ EXTRAS_REQUIRE = {
         "pytest>=8.3,<10",
         "pytest-timeout>=2.3,<3",
         "pytest-xdist>=3.6,<4",
-        "pytorch_optimizer>=4.1,<5",  # its Lamb is what ours is compared with
         # The formatter's output changes between minor versions: keep in step with .pre-commit-config.yaml.
         "ruff>=0.17,<0.18",
     ],

@@ -12,7 +12,7 @@ from in_process import pretrain, refusal
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.costs import memory
+from lazyformer_fairseq.evaluation.costs import latency, memory
 from lazyformer_fairseq.evaluation.planning import job as job_module
 from lazyformer_fairseq.evaluation.planning.fit import USABLE, Place, fit, possible_back_ends
 from lazyformer_fairseq.evaluation.planning.job import (
@@ -81,11 +81,11 @@ def test_an_update_stays_what_it_is_on_any_number_of_gpus_that_it_divides_among(
 
 
 def test_auto_plans_for_the_hungriest_that_it_may_take():
-    job = short_job("bert_base", "M1x2")
+    job = short_job("bert_base", "M1x4")
     peaks = [job.measure_memory(1, "fp16", "cuda", name, True, 8).peak for name in ("eager", "recompute")]
     assert peaks[0] > peaks[1]
     assert fit(job, V100).memory == fit(job, V100, "eager").memory
-    with pytest.raises(UserError, match="--attention-backend fused: cannot compute M1x2"):  # attention dropout
+    with pytest.raises(UserError, match="--attention-backend fused: cannot compute M1x4"):  # attention dropout
         fit(job, V100, "fused")
     assert fit(short_job("par_transformer_base_0s", "ff"), V100).batch == 32, "nothing attends"
 
@@ -95,7 +95,7 @@ def test_the_arch_and_its_yaml_are_the_same_training(arch):
     by_name, by_file = job_of_arch(arch), job_of_yaml(CONFIGS / "pretraining" / f"{arch}.yaml")
     assert all(getattr(by_name, each) == getattr(by_file, each) for each in ("tokens", "flops", "parameters"))
     if arch == "bert_base":
-        assert fit(by_name, V100) == fit(by_file, V100)
+        assert by_name.measure_memory(16, "fp16", "cuda") == by_file.measure_memory(16, "fp16", "cuda")
     assert (by_name.checkpoints, by_file.checkpoints) == (3 + 2 + 9, 2 + 20), "the file keeps all of its 50,000th"
 
 
@@ -127,7 +127,7 @@ def test_the_data_of_all_shards_counts(tmp_path):
         (tmp_path / shard).mkdir()
         with (tmp_path / shard / "train.bin").open("wb") as file:
             file.truncate(30_000_000)
-    assert "0.06 GB of data" in run("plan", "--arch", "bert_tiny", "--gpus", "8x16GB", "--data", tmp_path).output
+    assert "0.06 GB of data" in run("plan", "--arch", "bert_laptop_tiny", "--gpus", "8x16GB", "--data", tmp_path).output
 
 
 @pytest.mark.parametrize("precision", mostly_slow(["fp32", "bf16"], "bf16"))
@@ -201,8 +201,8 @@ def test_other_files_are_refused(tmp_path: Path, text, message):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("transformer_xl_tiny --gpus 4 --teraflops 60", "weights|memory of streams|eager|--update-freq|--teraflops 60"),
-        ("lazyformer_m2x6_s --gpus 8 --attention-backend fused", "fused needs compute capability 8.0"),
+        ("all_attention_small_tiny --gpus 4 --teraflops 60", "weights|memory of streams|eager|--teraflops 60"),
+        ("lazyformer_small --gpus 8 --attention-backend fused", "fused needs compute capability 8.0"),
         ("bert_base --gpu-memory 1GB", "THIS DOES NOT FIT|Choose shorter sequences or a larger GPU."),
         pytest.param(
             "bert_base --gpu-memory 1GB --precision fp32",
@@ -291,7 +291,8 @@ def test_a_driver_that_does_not_tell(gpus, told):
     assert batch_of("bert_base", "data") == 16
 
 
-def test_without_a_gpu_the_plan_is_for_the_processor(gpus):
+def test_without_a_gpu_the_plan_is_for_the_processor(gpus, monkeypatch):
+    monkeypatch.setattr(latency, "MATRIX_SIZES", {"cpu": (256, 512)})
     gpus(0, 0)
     result = pretrain("bert_base", "data", *"--dry-run --sequences-per-update 32 --sublayer-pattern M1".split())
     assert "--batch-size 4 " in result.stdout and " --cpu " in result.stdout

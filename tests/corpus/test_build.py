@@ -137,21 +137,6 @@ def test_same_input_same_bytes_with_more_workers_after_a_stop_and_another_corpus
     assert f"{raw}/dump.xml.bz2: no <siteinfo> with the names of namespaces" in capsys.readouterr().err
 
 
-def test_what_could_not_be_tidied_up_goes_with_the_next_run(raw, tmp_path, monkeypatch):
-    def fail(path: Path, ignore_errors: bool = False, **how) -> None:
-        if not ignore_errors and Path(path).name.startswith(".out"):
-            raise OSError(f"{path} is busy")
-
-    monkeypatch.setattr(shutil, "rmtree", fail)
-    build_corpus([str(raw / "plain.txt")], tmp_path / "out", SMALL)
-    monkeypatch.undo()
-    assert len(list(tmp_path.iterdir())) == 2
-    (tmp_path / ".out.unfinished").mkdir()  # a run that was killed a moment earlier leaves it under its own name
-    (tmp_path / ".out.unfinished" / "published").touch()
-    build_corpus([str(raw / "plain.txt")], tmp_path / "out", SMALL)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_at_random_moments(raw, built, tmp_path, workers):

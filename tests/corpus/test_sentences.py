@@ -8,7 +8,6 @@ import pytest
 import spacy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spacy.pipeline.sentencizer import Sentencizer
 
 from lazyformer_fairseq.corpus import sentences as sentences_module
 from lazyformer_fairseq.corpus.sentences import QuickSentencizer, SentenceSplitter, SplitSentences
@@ -98,15 +97,6 @@ TEXTS = st.lists(PIECES, max_size=14).map("".join)
 @given(TEXTS)
 def test_quick_sentencizer_is_spacys(text):
     assert quick(text) == plain_starts(text)
-
-
-def test_every_final_mark_is_searched_for_and_what_is_too_much_is_forgotten(monkeypatch):
-    assert all(map(sentences_module.PERHAPS_FINAL.match, Sentencizer.default_punct_chars))
-    monkeypatch.setattr(sentences_module, "KNOWN_CHUNKS", 3)
-    sentencizer = QuickSentencizer()
-    text = " ".join(f"(It was No.{i} of (p.{i}).) Then?!" for i in range(4))
-    assert sentencizer(text) == plain_starts(text)
-    assert len(sentencizer._chunks) <= 3
 
 
 @given(TEXTS)

@@ -155,17 +155,6 @@ def test_what_the_first_call_prepares_does_not_count(clock):
     assert select(clock) == "one"
 
 
-def test_what_a_gpus_compiler_takes_counts_for_nobody(clock, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    for does_nothing in ("synchronize", "current_device", "set_device"):
-        monkeypatch.setattr(torch.cuda, does_nothing, lambda *_: None)
-    first = iter([20.0])
-    clock.taken["two"] = lambda: next(first, 0.005)
-    selector = TimedSelector()
-    assert select(clock, selector) == "two"
-    assert selector.pays("another", is_training=True, candidates=2)
-
-
 def test_inference_times_when_that_is_a_twentieth_of_what_it_has_done(clock):
     selector = TimedSelector()
     passes = 3 * TELLING_ROUNDS / 6 * 20  # a call of each is that of one attention of six

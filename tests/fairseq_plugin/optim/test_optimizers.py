@@ -170,17 +170,6 @@ def train_in_half(optimizer: FP16Optimizer, weights, updates) -> None:
         optimizer.step()
 
 
-def test_mixed_precision_resumes_with_its_loss_scale():
-    expected, weights = make_parameters(torch.half), make_parameters(torch.half)
-    train_in_half(in_half_precision(ADAM, expected), expected, range(10))
-    before, after = (in_half_precision(ADAM, weights) for _ in range(2))
-    train_in_half(before, weights, range(5))
-    after.load_state_dict(copy.deepcopy(before.state_dict()))
-    train_in_half(after, weights, range(5, 10))
-    assert_close(weights, expected, atol=1e-3, rtol=1e-3)
-    assert after.scaler.loss_scale == 8  # grew in the eighth update, three after the break
-
-
 @pytest.mark.parametrize("name", [LAMB, MUON])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_tensors_keep_their_shapes_in_half_precision_and_resume_to_the_bit(name, dtype):

@@ -43,7 +43,7 @@ class Watch(ctypes.Structure):
 @pytest.mark.parametrize(
     ("kills", "within"),
     [
-        pytest.param(2, 1, marks=pytest.mark.slow),
+        (2, 1),
         pytest.param(100, 60, marks=[pytest.mark.slow, pytest.mark.reliability, pytest.mark.timeout(3600)]),
     ],
 )

@@ -52,19 +52,6 @@ def test_it_is_the_papers_equation(width, time, form, is_causal):
     torch.testing.assert_close(run(module, x, Scores(is_causal=is_causal)), expected)
 
 
-@pytest.mark.parametrize("padding_l", [2, 4], ids=["centred", "causal"])
-def test_lightweight_is_fairseqs(padding_l):
-    from fairseq.modules.lightweight_convolution import LightweightConv1dTBC
-
-    theirs = LightweightConv1dTBC(WIDTH, 5, padding_l=padding_l, num_heads=HEADS, weight_softmax=True).double()
-    ours, x = built(5, "lightweight"), torch.randn(2, 9, WIDTH, dtype=torch.float64)
-    theirs.weight.data.copy_(ours.weight.data[:, None])
-    gated = F.glu(ours.in_proj(x), -1).transpose(0, 1).contiguous()
-    expected = ours.out_proj(theirs(gated).transpose(0, 1))
-    found = run(ours, x, Scores(is_causal=padding_l == 4))
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)  # its softmax is in single precision
-
-
 @settings(max_examples=15, deadline=None)
 @given(
     width=st.integers(1, 6),

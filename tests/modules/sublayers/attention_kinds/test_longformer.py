@@ -1,14 +1,11 @@
-"""Longformer's window and global tokens: Hugging Face's layer with copied weights, what is like plain attention."""
+"""Longformer's global tokens: where they are like plain attention, and who marks them."""
 
-import copy
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
 from tiny_networks import HEADS, WIDTH, make_decoder, make_encoder, random_tokens, vectors
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from lazyformer_fairseq.data.text.interface import SpecialIds
 from lazyformer_fairseq.errors import UserError
@@ -19,59 +16,6 @@ from lazyformer_fairseq.modules.networks.encoder import Encoder, TokenInfo, init
 from lazyformer_fairseq.modules.networks.named import build
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, EncoderSizes
-
-
-class HuggingFace(nn.Module):
-    """Its layer with our weights; `window` to either side, `time` must be a multiple of twice that."""
-
-    def __init__(self, encoder: Encoder, window: int):
-        from transformers.models.longformer.modeling_longformer import LongformerConfig, LongformerSelfAttention
-
-        super().__init__()
-        config = LongformerConfig(
-            hidden_size=WIDTH, num_attention_heads=HEADS, attention_window=[2 * window], attention_probs_dropout_prob=0
-        )
-        ours, self.out_proj = encoder.sublayers[0].inner, copy.deepcopy(encoder.sublayers[0].inner.out_proj)
-        self.layer = LongformerSelfAttention(config, 0).double()
-        choice, values = ours.choices["window"], ours.value_makers
-        parts = zip(("query", "key", "value"), ours.qkv_proj.weight.chunk(3), ours.qkv_proj.bias.chunk(3), strict=True)
-        with torch.no_grad():
-            for name, weight, bias in parts:
-                getattr(self.layer, name).weight.copy_(weight)
-                getattr(self.layer, name).bias.copy_(bias)
-        if values:
-            self.layer.query_global, self.layer.key_global, self.layer.value_global = (
-                copy.deepcopy(part) for part in (choice.q_proj, choice.k_proj, values["window"].v_proj)
-            )
-
-    def forward(self, x_BTC: Tensor, padding_BT: Tensor, global_BT: Tensor) -> Tensor:
-        mask = torch.zeros(x_BTC.shape[:2], dtype=torch.double)
-        mask = mask.masked_fill(global_BT, 10_000).masked_fill(padding_BT, -10_000)
-        is_global = bool(global_BT.any())
-        with mock.patch.object(F, "softmax", lambda scores, dim, dtype: torch.softmax(scores, dim)):  # not in float32
-            return self.out_proj(self.layer(x_BTC, mask, padding_BT, global_BT, is_global)[0])
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("tokens", ["", ",global=1", ",global=3", ",global=given"])
-@pytest.mark.parametrize("window", [2, 3])  # theirs fails at 1
-def test_it_is_hugging_faces_layer(window, tokens, padded):
-    time, padding = 12, torch.zeros(2, 12, dtype=torch.bool)
-    padding[0, 9:] = padded
-    encoder = make_encoder(f"s[window={window}{tokens}]")
-    theirs = HuggingFace(encoder, window)
-    given, marked = None, ~padding & ((~padding).cumsum(-1) <= int({"": 0, ",global=3": 3}.get(tokens, 1)))
-    if tokens == ",global=given":
-        given = marked = torch.zeros(2, time, dtype=torch.bool)
-        given[0, 3], given[1, [2, 8, 11]] = True, True
-    shared = encoder.context(vectors(2, time), 0, padding if padded else None, given)
-    results = []
-    for call in (lambda x: encoder.sublayers[0].inner(x, {}, shared)[0], lambda x: theirs(x, padding, marked)):
-        x = vectors(2, time).requires_grad_()
-        y = call(x).masked_fill(padding[..., None], 0)
-        (y * torch.linspace(-1, 1, y.numel()).double().view_as(y)).sum().backward()
-        results.append([y, x.grad])
-    torch.testing.assert_close(*results, atol=1e-10, rtol=1e-8)
 
 
 def with_copies(wide: nn.Module, plain: nn.Module) -> tuple[nn.Module, nn.Module]:

@@ -1,4 +1,4 @@
-"""Hashed attention against Hugging Face's LSHSelfAttention with fixed buckets, and against the paper's sets."""
+"""Hashed attention against the sets and the softmax of its paper, position by position."""
 
 import math
 from unittest import mock
@@ -15,9 +15,6 @@ from torch import Tensor
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.sublayers.attention_kinds import reformer as hashed
 from lazyformer_fairseq.modules.sublayers.attention_kinds.reformer import buckets_of
-
-reformer = pytest.importorskip("transformers.models.reformer.modeling_reformer", reason="transformers is not installed")
-from transformers import ReformerConfig  # noqa: E402
 
 LSH = "s[buckets=4,rounds=2,chunk=4]"
 
@@ -75,64 +72,6 @@ def test_a_token_that_meets_no_other_keeps_its_value_in_single_precision(rounds)
     vectors, v = torch.randn(1, 1, places, SIZE), torch.randn(1, 1, places, 2)
     output, _ = hashed.attend(vectors, v, buckets, places, 4, None, dropout=0.0)
     torch.testing.assert_close(output, v)
-
-
-class HuggingFace(reformer.LSHSelfAttention):
-    """Theirs lets a query look at other buckets in its chunks, and from the first one at the last. The paper does not.
-
-    Attributes:
-        by_place: buckets (B, N, R, K).
-    """
-
-    by_place: Tensor
-
-    def _compute_attn_mask(self, query_indices, key_indices, attention_mask, *others):
-        mask = super()._compute_attn_mask(query_indices, key_indices, attention_mask, *others)
-        rounds, chunks = self.by_place.size(2), query_indices.size(2) // self.by_place.size(2)
-        whose = torch.arange(rounds).repeat_interleave(chunks)  # each chunk's round
-        by_chunk = self.by_place[:, :, whose]
-        query, key = by_chunk.gather(-1, query_indices), by_chunk.gather(-1, key_indices)
-        same = query[..., None] == key[..., None, :]
-        width = query_indices.size(-1)
-        same[:, :, ::chunks, :, :width] = False  # before the first chunk of a round
-        same[:, :, chunks - 1 :: chunks, :, 2 * width :] = False
-        return same if mask is None else same & mask
-
-
-def buckets_that_share_no_pair(rounds: int, side: int) -> Tensor:
-    """(B, N, R, side^2): rows, columns and diagonals of a square that each head shuffles: two places meet at most once.
-
-    Theirs counts a key as often as rounds show it, ours once: here that is the same.
-    """
-    row, column = torch.arange(side).repeat_interleave(side), torch.arange(side).repeat(side)
-    by_round = torch.stack([row, column, (row + column) % side])[:rounds]
-    shuffled = [by_round[:, torch.randperm(side**2)] for _ in range(BATCH * HEADS)]
-    return torch.stack(shuffled).unflatten(0, (BATCH, HEADS))
-
-
-@pytest.mark.parametrize("chunk", [2, 5])  # buckets of 5 end within chunks, or where chunks do
-@pytest.mark.parametrize("rounds", [1, 2, 3])
-@pytest.mark.parametrize("padded", [False, True])
-def test_it_is_hugging_faces(padded, rounds, chunk):
-    side = 5 if chunk == 5 else 4
-    time = side**2
-    torch.manual_seed(0)
-    sizes = dict(hidden_size=WIDTH, num_attention_heads=HEADS, attention_head_size=SIZE, lsh_attn_chunk_length=chunk)
-    hashes = dict(num_buckets=side, num_hashes=rounds, lsh_num_chunks_after=1)
-    config = ReformerConfig(**sizes, **hashes, lsh_attention_probs_dropout_prob=0.0)
-    theirs = HuggingFace(config).double()
-    x = made(BATCH, time, WIDTH)
-    theirs.by_place = buckets_that_share_no_pair(rounds, side)
-    is_padding = torch.arange(time) >= torch.tensor([[time - 6], [time]]) if padded else None
-    if padded:
-        theirs.by_place = theirs.by_place.masked_fill(is_padding[:, None, None], side)
-    numbered = theirs.by_place + (side + padded) * torch.arange(rounds)[:, None]  # theirs sorts all rounds at once
-    expected = theirs(x, attention_mask=None if is_padding is None else ~is_padding, buckets=numbered.flatten(2))
-    vectors, v = split(theirs.query_key(x)), split(theirs.value(x))
-    found, _ = hashed.attend(vectors, v, theirs.by_place, side, chunk, is_padding, 0.0)
-    is_text = 1.0 if is_padding is None else (~is_padding[..., None]).double()
-    found, expected = found.transpose(1, 2).flatten(2) * is_text, expected.hidden_states * is_text
-    assert_same_gradients(found, expected, [x, *theirs.parameters()])
 
 
 class Hashing(Attending):

@@ -19,7 +19,9 @@ from lazyformer_fairseq.corpus.stages import SECONDS_FILE, STAGES, Job, WorkPath
 from lazyformer_fairseq.corpus.steps import BAD_RECORD, DAMAGED_FILE, EXAMPLES, TaskNotes
 from lazyformer_fairseq.corpus.vocabulary import load_unigrams
 from lazyformer_fairseq.corpus.words import NOTES_FILE
+from lazyformer_fairseq.data.count_model import NEIGHBOURS, CountModel, read_tokens
 from lazyformer_fairseq.data.frequencies import cost_in_bits, log_frequencies
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.report.numbers import duration, number
 from lazyformer_fairseq.storage.atomic import write_text
 
@@ -28,6 +30,7 @@ FORMAT_VERSION = 1
 PACKAGES = ("lazyformer_fairseq", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy", "xxhash", "rensa")
 NAMES_OF_DROPPED = 10
 DROPPED = "dropped: "
+MOST_VALIDATED = 200_000  # tokens of the validation split that the counts of neighbours predict
 FLOW = ("documents in", "documents out", "characters in", "characters out")
 
 
@@ -54,6 +57,7 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
         tokens[split] = load_unigrams(parts, vocabulary["size"])
     logarithms = log_frequencies(tokens["train"])
     totals = {split: _split_totals(job, split, counts, logarithms) for split, counts in tokens.items()}
+    totals["valid"]["neighbours_bits"] = _cost_of_neighbours(job)
     kept = {split: of_split.pop("documents") for split, of_split in totals.items()}
 
     duplicates = stage_totals(paths.tasks / "duplicates")["duplicates"]
@@ -187,6 +191,21 @@ def _split_totals(job: Job, split: str, token_counts: np.ndarray, logarithms: np
         sums["unknown_share"] = unknown / sums["tokens"]
         sums["frequencies_bits"] = cost_in_bits(logarithms, token_counts)
     return sums
+
+
+def _cost_of_neighbours(job: Job) -> Optional[float]:
+    """Return bits per token of validation text for counts of neighbouring tokens, all of which are visible.
+
+    None where there is no validation text. Ends of sentences are seen but not predicted.
+    """
+    tokenizer = load_tokenizer(job.paths.tokenizer)
+    train = (job.paths.of("ids", unit, ".train") for unit in range(len(job.units)))
+    valid = (job.paths.of("ids", unit, ".valid") for unit in range(len(job.units)))
+    ids = read_tokens(valid, MOST_VALIDATED)[None]
+    at = ids != tokenizer.special.eos
+    if not at.any():
+        return None
+    return CountModel(NEIGHBOURS, len(tokenizer.symbols), read_tokens(train)).bits(ids, at, ids[at])
 
 
 Manifest = dict[str, Any]

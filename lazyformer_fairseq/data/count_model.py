@@ -12,9 +12,14 @@ and at the end of the chain stands the uniform distribution. A level may hold tw
 the token on the left and the one on the right; the mean of their probabilities counts.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from lazyformer_fairseq.storage.indexed_format import MappedItems, Prefix
+
+MOST_COUNTED = 20_000_000  # tokens of the training text that a yardstick counts: a second per two million
 
 Offsets = tuple[int, ...]  # a context: the places of its tokens, relative to the token that is predicted
 Levels = tuple[tuple[Offsets, ...], ...]  # from the largest contexts to the smallest
@@ -30,6 +35,17 @@ NEIGHBOURS: Levels = (
 def ngram(order: int) -> Levels:
     """Return the contexts of an n-gram model: the `order` - 1 tokens before, down to none."""
     return tuple((tuple(range(-length, 0)),) for length in range(order - 1, -1, -1))
+
+
+def read_tokens(datasets: Iterable[Prefix], most: int = MOST_COUNTED) -> np.ndarray:
+    """Return the tokens of datasets, one after the other, int64 (N,), N at most `most`."""
+    parts = []
+    for dataset in datasets:
+        parts.append(MappedItems(dataset).ids[:most].astype(np.int64))
+        most -= len(parts[-1])
+        if not most:
+            break
+    return np.concatenate(parts or [np.empty(0, np.int64)])
 
 
 class CountModel:
@@ -68,6 +84,10 @@ class CountModel:
                 of_level.append(self.tables[offsets].interpolate(context, targets, probabilities))
             probabilities = np.mean(of_level, axis=0)
         return np.log(probabilities)
+
+    def bits(self, ids_BT: np.ndarray, at_BT: np.ndarray, targets: np.ndarray) -> float:
+        """Return the mean bits per token of what :meth:`log_probabilities` returns."""
+        return float(-self.log_probabilities(ids_BT, at_BT, targets).mean() / math.log(2))
 
 
 class _Table:

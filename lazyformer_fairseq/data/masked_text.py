@@ -6,6 +6,7 @@ for batch in EpochBatches(text.split("train"), batch_size=32, seed=text.seed):
 """
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from lazyformer_fairseq.data import frequencies
+from lazyformer_fairseq.data.count_model import NEIGHBOURS, CountModel, read_tokens
 from lazyformer_fairseq.data.datasets import masked_blocks
 from lazyformer_fairseq.data.datasets.permuted_blocks import PermutedBlocksDataset
 from lazyformer_fairseq.data.datasets.sentence_pairs import SentencePairsDataset
@@ -231,6 +233,22 @@ class MaskedText:
             minlength=len(self.dictionary),
         )
         return frequencies.cost_in_bits(self.log_frequencies, counts)
+
+    @cached_property
+    def neighbour_counts(self) -> CountModel:
+        """The table of counts of neighbouring tokens in the training text, at most its first 20 million tokens."""
+        text = read_tokens(Path(folder) / "train" for folder in self.folders)
+        return CountModel(NEIGHBOURS, len(self.dictionary), text)
+
+    def cost_of_neighbours(self, batches: Iterable[dict[str, Any]]) -> float:
+        """Return bits per target of batches for the table of counts, which sees the masked input that a model sees."""
+        nats = []
+        for batch in batches:
+            targets = batch["target"].numpy()
+            at = targets != self.special.pad
+            ids = batch["net_input"]["src_tokens"].numpy()
+            nats.append(-self.neighbour_counts.log_probabilities(ids, at, targets[at]))
+        return float(np.concatenate(nats).mean() / math.log(2))
 
     @torch.no_grad()
     def start_bias(self, model: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """The language models that score sentences: ours, those that transformers loads, and counts of a corpus."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.arguments import checkpoint_at, named_path
-from lazyformer_fairseq.data.count_model import CountModel, ngram
+from lazyformer_fairseq.data.count_model import CountModel, ngram, read_tokens
 from lazyformer_fairseq.data.shards import data_folders, tokenizer_of
 from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
@@ -18,7 +19,6 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, loading
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.extras import needs_transformers
-from lazyformer_fairseq.storage.indexed_format import MappedItems
 from lazyformer_fairseq.storage.json_files import read_json
 from lazyformer_fairseq.zero_shot.scoring import (
     CausalScorer,
@@ -168,8 +168,7 @@ class CountScorer(CausalScorer):
     def __init__(self, corpus: Path, order: int):
         folders = data_folders(str(corpus))
         self.tokenizer = load_tokenizer(tokenizer_of(folders[0]))
-        parts = [np.asarray(MappedItems(Path(folder) / "train").ids) for folder in folders]
-        self.text = np.concatenate(parts).astype(np.int64)
+        self.text = read_tokens((Path(folder) / "train" for folder in folders), most=sys.maxsize)
         self.model = CountModel(ngram(order), len(self.tokenizer.symbols), self.text)
         self.method = f"log-likelihood by interpolated counts, n = {order}"
 

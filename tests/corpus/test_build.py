@@ -101,6 +101,7 @@ def test_what_is_written(raw, built):
         tokens[split] += sum(int((item != dictionary.eos()).sum()) for item in items)
     manifest = manifest_of(built)
     assert tokens == {split: manifest[split]["tokens"] for split in tokens}
+    assert 0 < manifest["valid"]["neighbours_bits"] < manifest["valid"]["frequencies_bits"]
     assert not list(built.parent.glob(".*"))  # nothing is left of the work
     before = {path: path.stat().st_mtime_ns for path in built.rglob("*")}
     for settings in (SETTINGS, replace(SETTINGS, bad_input="skip")):  # a finished one is left alone

@@ -32,7 +32,8 @@ def made_manifest() -> dict[str, Any]:
         "vocabulary": {"words": 1000, "kept_words": 800, "min_count": 3, "dropped_types_share": 0.2,
                        "dropped_tokens_share": 0.004, "size": 32_768},
         "train": split,
-        "valid": {"sentences": 0, "tokens": 0, "unknown_share": None, "frequencies_bits": None},
+        "valid": {"sentences": 0, "tokens": 0, "unknown_share": None, "frequencies_bits": None,
+                  "neighbours_bits": None},
         "shards": 2,
         "versions": {"python": "3.11.2"},
         "timing": {

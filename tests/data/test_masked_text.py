@@ -130,6 +130,21 @@ def test_permuted_text_is_the_text_whose_last_words_are_asked_for(three_shards):
     assert (blocks[0]["positions"].numpy()[: len(before)] != before).any()
 
 
+def test_counts_of_neighbours_are_of_all_shards_and_see_the_masked_input(three_shards):
+    """The count table reads what the model reads: hiding more of a target's neighbours cannot help it."""
+    text = open_masked_text(three_shards, tokens_per_sample=24)
+    ids = [np.fromfile(path, np.uint16) for path in sorted(three_shards.glob("shard*/train.bin"))]
+    assert text.neighbour_counts.tables[()].context_counts.tolist() == [sum(map(len, ids))]
+    batch = text.split("valid").collater([text.split("valid")[number] for number in range(4)])
+    cost = text.cost_of_neighbours([batch])
+    assert cost < text.cost_of_frequencies([batch])
+    at = batch["target"].numpy() != text.special.pad
+    source = batch["net_input"]["src_tokens"].numpy()
+    assert cost == pytest.approx(text.neighbour_counts.bits(source, at, batch["target"].numpy()[at]))
+    hidden = torch.full_like(batch["net_input"]["src_tokens"], text.special.mask)
+    assert text.cost_of_neighbours([{**batch, "net_input": {"src_tokens": hidden}}]) > cost
+
+
 def test_short_blocks_come_first_with_the_tokens_and_targets_of_whole_ones(three_shards):
     text = open_masked_text(three_shards, 3, max_update=10, tokens_per_sample=40, length_schedule="8:0.3,16:0.75")
     assert [text.length_at(update) for update in range(10)] == [8] * 3 + [16] * 5 + [None] * 2

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import NamedTuple, NoReturn, Optional
+from typing import Any, NamedTuple, NoReturn, Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns.attention_kinds import Value
@@ -49,7 +49,7 @@ class PlannedSublayer:
     producer: Optional["PlannedSublayer"] = None
 
     @property
-    def values(self) -> dict[str, Value]:
+    def values(self) -> dict[str, Any]:
         """All settings by name, defaults included."""
         return {setting.name: setting.default for setting in self.kind.settings} | dict(self.settings)
 

@@ -9,18 +9,21 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Optional, Union
+from typing import Any, ClassVar, Optional, Union, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import AttentionInputs, attend
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
+    Attend,
     Attention,
     AttentionOutput,
+    AttentionVariant,
     build_choices,
     build_values,
     build_vectors,
@@ -68,6 +71,9 @@ class AttentionSublayer(Sublayer):
 
     attends = takes_documents = takes_permuted = True
     projections: ClassVar[Projections]
+    choices: nn.ModuleDict
+    value_makers: nn.ModuleDict
+    query_makers: nn.ModuleDict
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__()
@@ -78,9 +84,14 @@ class AttentionSublayer(Sublayer):
         self.is_key_producer = KEYS_AND_VALUES in planned.consumers
 
     @classmethod
+    @override
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "AttentionSublayer":
-        """Build one for a place of a plan."""
         return cls(options, planned)
+
+    @property
+    def variants(self) -> list[AttentionVariant]:
+        """The modules of its kinds of attention, the outermost first."""
+        return [cast(AttentionVariant, module) for module in self.choices.values()]
 
     @property
     def current_dropout(self) -> float:
@@ -90,7 +101,7 @@ class AttentionSublayer(Sublayer):
         return 0.0
 
     @classmethod
-    def parts(cls, planned: PlannedSublayer) -> Projections:
+    def parts(cls, planned: PlannedSublayer) -> Projections:  # noqa: ARG003 - for those that override it
         """Return `projections` as they are with these settings: some kinds of attention have no queries or keys."""
         return cls.projections
 
@@ -104,11 +115,13 @@ class AttentionSublayer(Sublayer):
         found = {}
         for path, module in self.named_modules():
             for name, projection in getattr(module, "copies", {}).items():
+                if getattr(module, name, None) is None:
+                    continue
                 source, number, parts = self.projections[projection]
-                for kind in ("weight", "bias"):
-                    if getattr(module, name, None) is not None and f"{prefix}{source}.{kind}" in weights:
-                        part = weights[f"{prefix}{source}.{kind}"].chunk(parts)[number]
-                        found[f"{prefix}{path}.{name}.{kind}"] = part
+                for parameter in ("weight", "bias"):
+                    weight = weights.get(f"{prefix}{source}.{parameter}")
+                    if weight is not None:
+                        found[f"{prefix}{path}.{name}.{parameter}"] = weight.chunk(parts)[number]
         return found
 
     @torch.no_grad()
@@ -127,7 +140,8 @@ class AttentionSublayer(Sublayer):
 
     def make_queries(self, q_BTC: Tensor, scores: Scores, keys: int) -> Tensor:
         """Return queries (B, N, T, D) as its kind of attention compares them, of the last T of K positions."""
-        return make_vectors(self.query_makers, split_heads(q_BTC, self.num_heads), scores, keys)
+        q_BNTD = split_heads(q_BTC, self.num_heads)
+        return make_vectors(self.query_makers, q_BNTD, scores, keys)
 
     def attend(self, attention: Attention, shared: Context) -> Output:
         """Return attention (B, T, C), not yet projected; hand on its distribution, from before dropout."""
@@ -136,16 +150,21 @@ class AttentionSublayer(Sublayer):
         def innermost(attention: Attention) -> AttentionOutput:
             if self.is_key_producer:
                 handed_on[KEYS_AND_VALUES] = attention
-            q = attention.q_BNTD
-            k = attention.k_BNKD
-            values = attention.values
-            scores = attention.scores
-            given = AttentionInputs(q, k, values, scores, self.current_dropout, self.consumers)
-            return AttentionOutput(*attend(given, attention.back_end or shared.back_end(given)))
+            inputs = AttentionInputs(
+                q_BNTD=attention.q_BNTD,
+                k_BNKD=attention.k_BNKD,
+                v_BNKD=attention.values,
+                scores=attention.scores,
+                dropout=self.current_dropout,
+                consumers=self.consumers,
+            )
+            back_end = attention.back_end or shared.back_end(inputs)
+            output, distribution = attend(inputs, back_end)
+            return AttentionOutput(output, distribution)
 
-        attend_below = innermost
-        for choice in reversed(self.choices.values()):
-            attend_below = partial(choice.attend, inner=attend_below)
+        attend_below: Attend = innermost
+        for variant in reversed(self.variants):
+            attend_below = partial(variant.attend, inner=attend_below)
         attended = attend_below(attention)
         if shared.observe is not None:
             shared.observe(attended.distribution)
@@ -176,7 +195,7 @@ class ChoosingAttention(AttentionSublayer):
         self.why_no_memory = why_no_memory(planned.values)
         options = replace(options, values=planned.values)
         self.choices = build_choices(options)
-        self.takes_documents = all(each.project is None for each in self.choices.values())
+        self.takes_documents = all(variant.project is None for variant in self.variants)
         # Masks and learned scores go by where a token stands among the others.
         goes_by_index = any(row.choice in (MASK, SCORES) for row in chosen_kinds(planned.values))
         self.takes_permuted = self.takes_documents and not goes_by_index
@@ -190,59 +209,81 @@ class ChoosingAttention(AttentionSublayer):
 
     def make_keys(self, k_BKC: Tensor, scores: Scores, keys: int) -> Tensor:
         """Return keys (B, N, K, D) as its kind of attention compares them."""
-        return make_vectors(self.key_makers, split_heads(k_BKC, self.num_heads), scores, keys)
+        k_BNKD = split_heads(k_BKC, self.num_heads)
+        return make_vectors(self.key_makers, k_BNKD, scores, keys)
 
 
 class SelfAttention(ChoosingAttention):
     """softmax(QK^T / sqrt(D) + bias) V with an output projection, or what its settings make of it."""
 
-    projections: ClassVar[Projections] = {"q": ("qkv_proj", 0, 3), "k": ("qkv_proj", 1, 3), "v": ("qkv_proj", 2, 3)}
+    projections: ClassVar[Projections] = {
+        "q": ("qkv_proj", 0, 3),
+        "k": ("qkv_proj", 1, 3),
+        "v": ("qkv_proj", 2, 3),
+    }
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
-        blocks = self.has_queries + self.has_keys + 1
+        blocks = 1 + self.has_queries + self.has_keys
         self.qkv_proj = Linear(options.embed_dim, blocks * options.embed_dim)
         self.qkv_proj.blocks = blocks
         self.out_proj = Linear(options.embed_dim, options.embed_dim)
         self.start_copies()
 
     @classmethod
+    @override
     def parts(cls, planned: PlannedSublayer) -> Projections:
         """Return where each projection that there is stands in the one linear map."""
         kept = projected(planned.values)
-        names = ["q"] * (QUERIES in kept) + ["k"] * (KEYS in kept) + ["v"]
+        names = []
+        if QUERIES in kept:
+            names.append("q")
+        if KEYS in kept:
+            names.append("k")
+        names.append("v")
         return {name: ("qkv_proj", number, len(names)) for number, name in enumerate(names)}
 
+    @override
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         """Attend among the tokens of the input."""
-        needs_input = self.choices or self.is_key_producer
-        inputs = x_BTC if needs_input else None, self._project(x_BTC, shared.scores)
+        input_of_variants = None
+        if self.choices or self.is_key_producer:
+            input_of_variants = x_BTC
+        inputs = [input_of_variants, self._project(x_BTC, shared.scores)]
         y_BTC, handed_on = by_document(self._attend, inputs, below, shared)
         return self.out_proj(y_BTC), handed_on
 
     def _attend(
         self,
-        x_BTC: Optional[Tensor],
+        x_BTC: Tensor,
         projected: Union[Tensor, Projected],
-        below: SharedState,
+        _below: SharedState,
         shared: Context,
     ) -> Output:
+        """Attend; `x_BTC` is None where neither a kind of attention nor a ``k`` above reads it."""
         if isinstance(projected, Tensor):  # not yet taken apart, which saves a copy of documents in a row
             c = self.out_proj.in_features
-            projected = projected.split((c * self.has_queries, c * self.has_keys, c), dim=-1)
-        q_BTC, k_BKC, v_BKC = projected
+            sizes = (c * self.has_queries, c * self.has_keys, c)
+            q_BTC, k_BKC, v_BKC = projected.split(sizes, dim=-1)
+        else:
+            q_BTC, k_BKC, v_BKC = projected
         time = q_BTC.size(1)
-        q = self.make_queries(q_BTC, shared.scores, time)
-        k = self.make_keys(k_BKC, shared.scores, time)
-        values = self.make_values(x_BTC, v_BKC)
-        makers = self.query_makers, self.key_makers
-        return self.attend(Attention(x_BTC, x_BTC, q, k, values, shared.scores, makers=makers), shared)
+        attention = Attention(
+            x_BTC=x_BTC,
+            x_BKC=x_BTC,
+            q_BNTD=self.make_queries(q_BTC, shared.scores, time),
+            k_BNKD=self.make_keys(k_BKC, shared.scores, time),
+            values=self.make_values(x_BTC, v_BKC),
+            scores=shared.scores,
+            makers=(self.query_makers, self.key_makers),
+        )
+        return self.attend(attention, shared)
 
     def _project(self, x_BTC: Tensor, scores: Scores) -> Union[Tensor, Projected]:
         """Return queries, keys and values, those that there are, side by side; or apart, by a kind of attention."""
-        for choice in self.choices.values():
-            if choice.project is not None:
-                return choice.project(x_BTC, self.qkv_proj, scores)
+        for variant in self.variants:
+            if variant.project is not None:
+                return variant.project(x_BTC, self.qkv_proj, scores)
         return self.qkv_proj(x_BTC)
 
 
@@ -254,26 +295,29 @@ class RelativeAttention(ChoosingAttention):
     adds neither u nor v nor distances.
     """
 
-    projections: ClassVar[Projections] = {"q": ("q_proj", 0, 1), "k": ("kv_proj", 0, 2), "v": ("kv_proj", 1, 2)}
+    projections: ClassVar[Projections] = {
+        "q": ("q_proj", 0, 1),
+        "k": ("kv_proj", 0, 2),
+        "v": ("kv_proj", 1, 2),
+    }
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
         embed_dim = options.embed_dim
+        self.q_proj: Optional[Linear] = None
         if self.has_queries:
             self.q_proj = Linear(embed_dim, embed_dim, bias=False)
-        else:
-            self.q_proj = None
-        self.kv_proj = Linear(embed_dim, (self.has_keys + 1) * embed_dim, bias=False)
-        self.kv_proj.blocks = self.has_keys + 1
+        blocks = 1 + self.has_keys
+        self.kv_proj = Linear(embed_dim, blocks * embed_dim, bias=False)
+        self.kv_proj.blocks = blocks
         self.has_scores = not has_positions(planned.values)
-        compares = self.has_queries and self.has_keys and self.has_scores
-        if compares:
+        self.position_proj: Optional[Linear] = None
+        if self.has_queries and self.has_keys and self.has_scores:
             self.position_proj = Linear(embed_dim, embed_dim, bias=False)
-        else:
-            self.position_proj = None
         self.out_proj = Linear(embed_dim, embed_dim, bias=False)
         self.start_copies()
 
+    @override
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         """Attend to memory and segment."""
         if memory_BMC is not None:
@@ -284,15 +328,21 @@ class RelativeAttention(ChoosingAttention):
         c = x_BTC.size(-1)
         k_BKC, v_BKC = self.kv_proj(x_BKC).split((c * self.has_keys, c), dim=-1)
         keys = x_BKC.size(1)
-        q, scores = self._queries(x_BTC, shared, keys)
-        k = self.make_keys(k_BKC, shared.scores, keys)
-        values = self.make_values(x_BKC, v_BKC)
+        q_BNTD, scores = self._queries(x_BTC, shared, keys)
+        positions = None
         if self.has_scores:
             positions = shared.positions
-        else:
-            positions = None
-        makers = self.query_makers, self.key_makers
-        y_BTC, handed_on = self.attend(Attention(x_BTC, x_BKC, q, k, values, scores, positions, makers), shared)
+        attention = Attention(
+            x_BTC=x_BTC,
+            x_BKC=x_BKC,
+            q_BNTD=q_BNTD,
+            k_BNKD=self.make_keys(k_BKC, shared.scores, keys),
+            values=self.make_values(x_BKC, v_BKC),
+            scores=scores,
+            positions=positions,
+            makers=(self.query_makers, self.key_makers),
+        )
+        y_BTC, handed_on = self.attend(attention, shared)
         return self.out_proj(y_BTC), handed_on
 
     def _within_reach(self, memory_BMC: Tensor, time: int, shared: Context) -> tuple[Tensor, Context]:
@@ -301,24 +351,30 @@ class RelativeAttention(ChoosingAttention):
         What others read of this sublayer is about all keys, so then all stay.
         """
         length = memory_BMC.size(1)
-        kept = min([choice.reach for choice in self.choices.values() if choice.reach is not None], default=length)
-        if kept >= length or self.consumers or self.is_key_producer:
+        kept = length
+        for variant in self.variants:
+            if variant.reach is not None:
+                kept = min(kept, variant.reach)
+        if kept == length or self.consumers or self.is_key_producer:
             return memory_BMC, shared
         memory_BMC = memory_BMC[:, length - kept :]
-        if not self.has_scores:
+        if not self.has_scores or shared.positions is None:
             return memory_BMC, shared
-        positions = shared.positions._replace(encoded=shared.positions.encoded[-(kept + time + 1) :])
+        encoded = shared.positions.encoded[-(kept + time + 1) :]
+        positions = shared.positions._replace(encoded=encoded)
         return memory_BMC, shared._replace(positions=positions)
 
     def _queries(self, x_BTC: Tensor, shared: Context, keys: int) -> tuple[Tensor, Scores]:
         """Return Q + u, and the scores with positions; without keys to compare with, distances add nothing."""
         if self.q_proj is None:
             return split_heads(x_BTC[..., :0], self.num_heads), shared.scores
-        q = self.make_queries(self.q_proj(x_BTC), shared.scores, keys)
+        q_BNTD = self.make_queries(self.q_proj(x_BTC), shared.scores, keys)
         if self.position_proj is not None:
-            q, positions = with_distances(q, self.position_proj, shared)
-            return q, shared.scores.with_own(**positions)
-        return q + shared.positions.content_bias[:, None] if self.has_scores else q, shared.scores
+            q_BNTD, positions = with_distances(q_BNTD, self.position_proj, shared)
+            return q_BNTD, shared.scores.with_own(**positions)
+        if self.has_scores and shared.positions is not None:
+            q_BNTD = q_BNTD + shared.positions.content_bias[:, None]
+        return q_BNTD, shared.scores
 
 
 class LazyAttention(AttentionSublayer):
@@ -332,34 +388,39 @@ class LazyAttention(AttentionSublayer):
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
-        self.v_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
-        self.out_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
+        has_bias = not options.is_causal
+        self.v_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
+        self.out_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
         self.value_makers = build_values(replace(options, values=_values_below(planned)))
         self.start_copies()
 
+    @override
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         """Attend with the given distribution, which includes biases and masks already."""
         x_BKC = with_memory(memory_BMC, x_BTC)
         distribution = below[DISTRIBUTION]
+        one = distribution
         if isinstance(distribution, list):
             one = distribution[0]
-        else:
-            one = distribution
         makes_values = hasattr(one, "project")
-        if makes_values:
-            v_BKC = None
-        else:
+        input_of_makers = None
+        if makes_values or self.value_makers:
+            input_of_makers = x_BKC
+        v_BKC = None
+        if not makes_values:
             v_BKC = self.v_proj(x_BKC)
-        inputs = x_BKC if makes_values or self.value_makers else None, v_BKC
+        inputs = [input_of_makers, v_BKC]
         y_BTC, _ = by_document(self._attend, inputs, {DISTRIBUTION: distribution}, shared)
         return self.out_proj(y_BTC), {}
 
-    def _attend(self, x_BKC: Optional[Tensor], v_BKC: Optional[Tensor], below: SharedState, shared: Context) -> Output:
+    def _attend(self, x_BKC: Tensor, v_BKC: Optional[Tensor], below: SharedState, _shared: Context) -> Output:
+        """Attend; `x_BKC` is None where nothing makes values of it, `v_BKC` where the distribution projects them."""
         distribution = below[DISTRIBUTION]
         if v_BKC is None:
             v_BKC, distribution = distribution.project(x_BKC, self.v_proj, self.num_heads)
         values = self.make_values(x_BKC, v_BKC)
-        return merge_heads(distribution.attend(values, self.current_dropout)), {}
+        output_BNTD = distribution.attend(values, self.current_dropout)
+        return merge_heads(output_BNTD), {}
 
 
 class SharedKeysAttention(AttentionSublayer):
@@ -376,14 +437,16 @@ class SharedKeysAttention(AttentionSublayer):
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
         self.choices = nn.ModuleDict()  # the s has made them
-        self.q_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
-        self.out_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
+        has_bias = not options.is_causal
+        self.q_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
+        self.out_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
         self.position_proj: Optional[Linear] = None
         values = _values_below(planned)
         self.query_makers = build_vectors(replace(options, values=values), are_keys=False)
         if options.is_causal and not has_positions(values):
             self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
 
+    @override
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         """Attend to the keys and values of the ``s`` below."""
         y_BTC, _ = by_document(self._attend, [x_BTC, self.q_proj(x_BTC)], below, shared)
@@ -421,11 +484,17 @@ def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) ->
 def with_distances(q_BNTD: Tensor, position_proj: Linear, shared: Context) -> tuple[Tensor, dict[str, Tensor]]:
     """Return Q + u (B, N, T, D) of projected queries, and what scores have for positions."""
     positions = shared.positions
-    q = q_BNTD.transpose(1, 2)
-    distances_NKD = position_proj(positions.encoded).unflatten(-1, (q.size(2), -1)).transpose(0, 1)
-    about_positions = ((q + positions.position_bias) / math.sqrt(q.size(-1))).transpose(1, 2)
-    about_content = (q + positions.content_bias).transpose(1, 2)
-    return about_content, {"position_queries_BNTD": about_positions, "distances_NKD": distances_NKD}
+    assert positions is not None, "a causal model has them"
+    q_BTND = q_BNTD.transpose(1, 2)
+    num_heads, size = q_BTND.shape[2:]
+    distances_KND = position_proj(positions.encoded).unflatten(-1, (num_heads, -1))
+    about_positions = (q_BTND + positions.position_bias) / math.sqrt(size)
+    about_content = q_BTND + positions.content_bias
+    parts = {
+        "position_queries_BNTD": about_positions.transpose(1, 2),
+        "distances_NKD": distances_KND.transpose(0, 1),
+    }
+    return about_content.transpose(1, 2), parts
 
 
 def split_heads(x_BTC: Tensor, num_heads: int) -> Tensor:

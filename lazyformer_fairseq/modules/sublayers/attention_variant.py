@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, Optional, Protocol
 
 from torch import Tensor, nn
 
-from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.masks import AttentionMask
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
@@ -48,6 +47,7 @@ class Attention:
         """Return the same with a kind's mask, as far back as the network's own lets queries see, and other parts."""
         network = self.scores.mask
         if network is not None:
+            assert network.reach is not None, "a network's own mask has a limit"
             mask = mask.within(network.reach)
         return self.with_scores(mask=mask, **parts)
 
@@ -57,11 +57,12 @@ class AttentionOutput(NamedTuple):
 
     Attributes:
         output_BNTD: of each head.
-        distribution: for the ``l`` above; its ``attend`` takes what the values were.
+        distribution: for the ``l`` above, a ReusableAttention whose ``attend`` takes what the values were, a tuple of
+            them too.
     """
 
     output_BNTD: Tensor
-    distribution: ReusableAttention
+    distribution: Any
 
 
 Attend = Callable[[Attention], AttentionOutput]
@@ -111,7 +112,7 @@ class AttentionVariant(nn.Module):
         return self.mask.reach
 
     @classmethod
-    def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:
+    def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:  # noqa: ARG003 - for those that override it
         """Build what turns plain values into its own, for this ``s`` and for each ``l`` that reads it; None for none.
 
         It is called as (values, x_BKC) -> values, in the table's order.
@@ -119,7 +120,7 @@ class AttentionVariant(nn.Module):
         return None
 
     @classmethod
-    def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> Optional[nn.Module]:
+    def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> Optional[nn.Module]:  # noqa: ARG003 - likewise
         """Build what turns plain queries, or keys, into its own, a VectorMaker; None for plain ones.
 
         An ``s`` has one for its queries and one for its keys, which its global tokens share, each ``k`` one for its
@@ -140,12 +141,14 @@ class VectorMaker(Protocol):
 
 def build_choices(options: SublayerOptions) -> nn.ModuleDict:
     """Build the chosen kinds by name, in the table's order: the first one is outermost."""
-    return nn.ModuleDict({row.name: row.load()(options) for row in chosen_kinds(options.values)})
+    rows = chosen_kinds(options.values)
+    return nn.ModuleDict({row.name: row.load()(options) for row in rows})
 
 
 def build_values(options: SublayerOptions) -> nn.ModuleDict:
     """Build what the chosen kinds need for values, in an ``s`` and in those that read it, by name."""
-    return _without_none({row.name: row.load().build_values(options) for row in chosen_kinds(options.values)})
+    rows = chosen_kinds(options.values)
+    return _without_none({row.name: row.load().build_values(options) for row in rows})
 
 
 def build_vectors(options: SublayerOptions, are_keys: bool) -> nn.ModuleDict:

@@ -6,6 +6,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.sublayers.attention import check_heads
@@ -59,14 +60,17 @@ class Convolution(Sublayer):
             nn.init.normal_(self.weight, std=width**-0.5)  # keeps the variance of independent tokens
 
     @classmethod
+    @override
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Convolution":
-        """Return one with fresh weights."""
-        heads = options.num_heads if planned.values["form"] == LIGHTWEIGHT else 0
+        heads = 0
+        if planned.values["form"] == LIGHTWEIGHT:
+            heads = options.num_heads
         return cls(options.embed_dim, planned.values["width"], heads)
 
+    @override
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
-        """Compute; see :meth:`Sublayer.forward`."""
-        convolved, _ = by_document(partial(self._convolved, memory_BMC), [self._gated(x_BTC)], below, shared)
+        compute = partial(self._convolved, memory_BMC)
+        convolved, _ = by_document(compute, [self._gated(x_BTC)], below, shared)
         return self.out_proj(convolved), {}
 
     def _convolved(
@@ -76,11 +80,15 @@ class Convolution(Sublayer):
         _below: SharedState,
         shared: Context,
     ) -> tuple[Tensor, SharedState]:
-        if (is_padding := shared.scores.is_padding(gated.size(1))) is not None:
-            gated = gated * (~is_padding).to(gated)[..., None]  # on a processor an eighth of masked_fill's time
-        before, after = self.width // 2, (self.width - 1) // 2
+        is_padding = shared.scores.is_padding(gated.size(1))
+        if is_padding is not None:
+            is_text = (~is_padding).to(gated)
+            gated = gated * is_text[..., None]  # on a processor an eighth of masked_fill's time
         if shared.scores.is_causal:  # looks back alone
-            before, after = self.width - 1, 0
+            before = self.width - 1
+        else:
+            before = self.width // 2
+        after = self.width - 1 - before
         if memory_BMC is not None and before:
             # By itself: on a processor products of a multiple of 128 tokens are faster, see modules/linear.py.
             remembered = self._gated(memory_BMC[:, -before:])
@@ -95,7 +103,9 @@ class Convolution(Sublayer):
         """Return the filter of each channel, (C, W)."""
         if not self.num_heads:
             return self.weight
-        return self.weight.softmax(-1).repeat_interleave(self.channels // self.num_heads, 0)
+        by_head = self.weight.softmax(-1)
+        channels_of_head = self.channels // self.num_heads
+        return by_head.repeat_interleave(channels_of_head, 0)
 
 
 def convolve(x_BTC: Tensor, filters_CW: Tensor, before: int, after: int) -> Tensor:
@@ -125,7 +135,13 @@ def convolve(x_BTC: Tensor, filters_CW: Tensor, before: int, after: int) -> Tens
 def _as_image(x_BTC: Tensor, filters_CW: Tensor, padding: int) -> Tensor:
     """Convolve by oneDNN, which takes an image of one row as it is if its channels lie next to each other."""
     image_BC1T = x_BTC.transpose(1, 2)[:, :, None]
-    return F.conv2d(image_BC1T, filters_CW[:, None, None], padding=(0, padding), groups=x_BTC.size(2))[:, :, 0].mT
+    convolved_BC1T = F.conv2d(
+        image_BC1T,
+        filters_CW[:, None, None],
+        padding=(0, padding),
+        groups=x_BTC.size(2),
+    )
+    return convolved_BC1T[:, :, 0].mT
 
 
 class _Convolution(torch.autograd.Function):
@@ -150,7 +166,8 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_x = _as_image(gradient_BTC, filters_CW.flip(1), width - 1 - padding)
         if ctx.needs_input_grad[1]:
-            of_filters = _filter_gradient(F.pad(x_BTC, (0, 0, padding, padding)), gradient_BTC, width)
+            padded_BKC = F.pad(x_BTC, (0, 0, padding, padding))
+            of_filters = _filter_gradient(padded_BKC, gradient_BTC, width)
         return of_x, of_filters, None
 
 
@@ -170,6 +187,7 @@ def _filter_gradient(x_BKC: Tensor, gradient_BTC: Tensor, width: int) -> Tensor:
         for start in range(0, time, rows):
             part_RC = gradient_TC[start : start + rows].to(exact)
             count = part_RC.size(0)
-            met_WRC = x_KC[start : start + count + width - 1].to(exact).unfold(0, count, 1).mT
+            met_KC = x_KC[start : start + count + width - 1].to(exact)
+            met_WRC = met_KC.unfold(0, count, 1).mT
             sums_WRC[:, :count].addcmul_(met_WRC, part_RC)
     return sums_WRC.sum(1).t().to(x_BKC.dtype)

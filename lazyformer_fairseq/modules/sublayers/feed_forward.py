@@ -1,11 +1,12 @@
 """Sublayers of one token at a time, ``f``, its experts and ``-``, and the residual connection around every sublayer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from lazyformer_fairseq.modules.layer_norm import NormOptions, layer_norm
 from lazyformer_fairseq.modules.linear import Linear
@@ -62,32 +63,49 @@ class FeedForward(Sublayer):
         gate: str = "",
     ):
         super().__init__()
-        self.activation = GATES[gate] if gate else activation
+        self.activation = activation
         self.is_gated = bool(gate)
+        if gate:
+            self.activation = GATES[gate]
         self.dropout = dropout
-        self.fc1 = Linear(embed_dim, ffn_embed_dim * (1 + self.is_gated))
-        self.fc1.blocks = 1 + self.is_gated
+        blocks = 1 + self.is_gated
+        self.fc1 = Linear(embed_dim, blocks * ffn_embed_dim)
+        self.fc1.blocks = blocks
         self.fc2 = Linear(ffn_embed_dim, embed_dim)
 
     @classmethod
+    @override
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> Sublayer:
         """Return one with fresh weights, or as many as there are to be experts."""
         values = planned.values
-        sizes = options.embed_dim, options.ffn_embed_dim
-        how = options.activation, options.activation_dropout, values["gate"]
+        feed_forwards = []
+        for _ in range(max(1, values["experts"])):
+            feed_forward = cls(
+                options.embed_dim,
+                options.ffn_embed_dim,
+                activation=options.activation,
+                dropout=options.activation_dropout,
+                gate=values["gate"],
+            )
+            feed_forwards.append(feed_forward)
         if not values["experts"]:
-            return cls(*sizes, *how)
-        feed_forwards = [cls(*sizes, *how) for _ in range(values["experts"])]
-        built = Experts(options.embed_dim, feed_forwards, values["top"], values["capacity"], options.is_causal)
-        options.common.setdefault(EXPERTS, []).append(built)
-        return built
+            return feed_forwards[0]
+        experts = Experts(
+            options.embed_dim,
+            feed_forwards,
+            top=values["top"],
+            capacity=values["capacity"],
+            is_causal=options.is_causal,
+        )
+        options.common.setdefault(EXPERTS, []).append(experts)
+        return experts
 
+    @override
     def last_map(self) -> nn.Module:
-        """Return the map that makes the output."""
         return self.fc2
 
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:  # noqa: ARG002
-        """Compute; see :meth:`Sublayer.forward`."""
+    @override
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         return self.compute(x_BTC), {}
 
     def compute(self, x: Tensor) -> Tensor:
@@ -127,6 +145,20 @@ class Told(NamedTuple):
     loss: Tensor
     dropped: Tensor
     wanted: Tensor
+
+
+class Texts(NamedTuple):
+    """Texts whose tokens stand one behind the other.
+
+    Attributes:
+        number_S: number of each token's text.
+        lengths_G: tokens of each text, padding apart.
+        is_padding_S: True at padding; None where there is none.
+    """
+
+    number_S: Tensor
+    lengths_G: Tensor
+    is_padding_S: Optional[Tensor] = None
 
 
 class Experts(Sublayer):
@@ -174,7 +206,7 @@ class Experts(Sublayer):
         self.capacity = capacity
         self.is_causal = is_causal
         self.gate = nn.Linear(embed_dim, self.count, bias=False)
-        self.experts = nn.ModuleDict({str(number): each for number, each in enumerate(feed_forwards)})
+        self.experts = nn.ModuleDict({str(number): expert for number, expert in enumerate(feed_forwards)})
         self.exchange: Optional[Callable[[Callable, Tensor, Tensor], Tensor]] = None
         self.told: Optional[Told] = None
 
@@ -187,8 +219,8 @@ class Experts(Sublayer):
         self.told = None
         return told
 
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:  # noqa: ARG002
-        """Compute; see :meth:`Sublayer.forward`."""
+    @override
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         x_SC = x_BTC.flatten(0, 1)
         if not has_numbers(x_BTC):
             return self._evenly(x_SC).view_as(x_BTC), {}
@@ -196,27 +228,37 @@ class Experts(Sublayer):
         if not self.training and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
             return self._by_all(x_SC, gates_SE).view_as(x_BTC), {}
         texts = self._texts(x_BTC, shared)
-        found = self.assign(gates_SE, *texts)
-        dropped = found.wanted - found.counts_E.sum()
+        assigned = self.assign(gates_SE, texts)
         self.told = None
         if self.training:
-            self.told = Told(self._balance(gates_SE, *texts), dropped, found.wanted)
-        inputs_PC = x_SC.index_select(0, found.tokens_P)
+            self.told = Told(
+                loss=self._balance(gates_SE, texts),
+                dropped=assigned.wanted - assigned.counts_E.sum(),
+                wanted=assigned.wanted,
+            )
+        inputs_PC = x_SC.index_select(0, assigned.tokens_P)
         if self.exchange is None:
-            outputs_PC = self.compute(inputs_PC, found.counts_E.tolist())
+            outputs_PC = self.compute(inputs_PC, assigned.counts_E.tolist())
         else:
-            outputs_PC = self.exchange(self.compute, inputs_PC, found.counts_E)
-        outputs_PC = outputs_PC * found.weights_P[:, None].to(outputs_PC.dtype)
-        y_SC = outputs_PC.new_zeros(x_SC.shape).index_add(0, found.tokens_P, outputs_PC)
+            outputs_PC = self.exchange(self.compute, inputs_PC, assigned.counts_E)
+        weights_P1 = assigned.weights_P[:, None].to(outputs_PC.dtype)
+        zeros_SC = outputs_PC.new_zeros(x_SC.shape)
+        y_SC = zeros_SC.index_add(0, assigned.tokens_P, outputs_PC * weights_P1)
         return y_SC.view_as(x_BTC), {}
+
+    @property
+    def here(self) -> Mapping[int, FeedForward]:
+        """The experts that are here, by number."""
+        return {int(number): cast(FeedForward, expert) for number, expert in self.experts.items()}
 
     def compute(self, x_PC: Tensor, counts: Sequence[int]) -> Tensor:
         """Return the outputs of the experts that are here, each of its part.
 
         One without tokens learns zeros, as DDP asks.
         """
-        parts = zip(self.experts.values(), x_PC.split(counts), strict=True)
-        return torch.cat([expert.compute(part_PC) for expert, part_PC in parts])
+        parts = x_PC.split(counts)
+        outputs = [expert.compute(part) for expert, part in zip(self.here.values(), parts, strict=True)]
+        return torch.cat(outputs)
 
     def gates(self, x_SC: Tensor) -> Tensor:
         """Return the softmax of the gate's products (S, E), in single precision or better."""
@@ -233,90 +275,95 @@ class Experts(Sublayer):
             best_SK = best_SK / best_SK.sum(-1, keepdim=True)
         return best_SK, experts_SK
 
-    def _texts(self, x_BTC: Tensor, shared: Context) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-        """Return each token's text number (S,), the tokens of each text, and True at padding (S,) or None for none."""
-        (batch, time), device = x_BTC.shape[:2], x_BTC.device
+    def _texts(self, x_BTC: Tensor, shared: Context) -> Texts:
+        """Return the texts of a batch."""
+        batch, time = x_BTC.shape[:2]
+        device = x_BTC.device
         if shared.documents is not None:
             lengths_G = torch.from_numpy(shared.documents.lengths).to(device)
-            return torch.arange(len(lengths_G), device=device).repeat_interleave(lengths_G), lengths_G, None
-        text_S = torch.arange(batch, device=device).repeat_interleave(time)
+            number_S = torch.arange(len(lengths_G), device=device).repeat_interleave(lengths_G)
+            return Texts(number_S, lengths_G)
+        number_S = torch.arange(batch, device=device).repeat_interleave(time)
         lengths_G = torch.full((batch,), time, device=device)
         is_padding = shared.scores.is_padding(time)
         if is_padding is None:
-            return text_S, lengths_G, None
-        return text_S, lengths_G - is_padding.sum(-1), is_padding.flatten()
+            return Texts(number_S, lengths_G)
+        return Texts(number_S, lengths_G - is_padding.sum(-1), is_padding.flatten())
 
-    def assign(
-        self,
-        gates_SE: Tensor,
-        text_S: Tensor,
-        lengths_G: Tensor,
-        is_padding_S: Optional[Tensor] = None,
-    ) -> Assignment:
+    def assign(self, gates_SE: Tensor, texts: Texts) -> Assignment:
         """Return the pairs of token and expert that have a slot; in training second choices are drawn.
 
         Args:
             gates_SE: of each token and expert.
-            text_S: number of each token's text.
-            lengths_G: tokens of each text.
-            is_padding_S: True at padding; None where there is none.
+            texts: that the tokens belong to.
         """
         weights_SK, experts_SK = self._chosen(gates_SE)
         is_wanted_SK = torch.ones_like(experts_SK, dtype=torch.bool)
-        if is_padding_S is not None:
-            is_wanted_SK &= ~is_padding_S[:, None]
+        if texts.is_padding_S is not None:
+            is_wanted_SK &= ~texts.is_padding_S[:, None]
         if self.training and self.top > 1:
             draws_S1 = torch.rand(len(gates_SE), 1, dtype=gates_SE.dtype, device=gates_SE.device)
             is_wanted_SK[:, 1:] &= draws_S1 < 2 * weights_SK[:, 1:]
         tokens_SK = torch.arange(len(gates_SE), device=gates_SE.device)[:, None].expand_as(experts_SK)
         # In the order in which they take slots; then sorted by expert, text and that order, those without a wish last.
-        in_order = []
-        for each_SK in (tokens_SK, experts_SK, weights_SK, is_wanted_SK):
-            in_order.append((each_SK if self.is_causal else each_SK.t()).flatten())
-        tokens_P, experts_P, weights_P, is_wanted_P = in_order
-        texts = len(lengths_G)
-        queues = self.count * texts
-        queue_P = (experts_P * texts + text_S[tokens_P]).where(is_wanted_P, queues)
-        queue_P, order_P = queue_P.sort(stable=True)
-        starts = torch.searchsorted(queue_P, torch.arange(queues + 1, device=queue_P.device))
-        counts_EG = starts.diff().view(self.count, texts)
-        is_taken_P = queue_P < queues
+        tokens_P = self._in_order(tokens_SK)
+        experts_P = self._in_order(experts_SK)
+        weights_P = self._in_order(weights_SK)
+        is_wanted_P = self._in_order(is_wanted_SK)
+        num_texts = len(texts.lengths_G)
+        num_queues = self.count * num_texts
+        queue_P = experts_P * num_texts + texts.number_S[tokens_P]
+        queue_P, order_P = queue_P.where(is_wanted_P, num_queues).sort(stable=True)
+        starts = torch.searchsorted(queue_P, torch.arange(num_queues + 1, device=queue_P.device))
+        counts_EG = starts.diff().view(self.count, num_texts)
+        is_taken_P = queue_P < num_queues
         if self.training:
-            slots_G = self.slots(lengths_G)
+            slots_G = self.slots(texts.lengths_G)
             place_P = torch.arange(len(queue_P), device=queue_P.device) - starts[queue_P]
-            is_taken_P &= place_P < slots_G[queue_P % texts]
+            is_taken_P &= place_P < slots_G[queue_P % num_texts]
             counts_EG = counts_EG.minimum(slots_G)
         taken_P = order_P[is_taken_P]
-        found = (each.index_select(0, taken_P) for each in (tokens_P, experts_P, weights_P))
-        return Assignment(*found, counts_EG.sum(1), is_wanted_P.sum())
+        return Assignment(
+            tokens_P=tokens_P.index_select(0, taken_P),
+            experts_P=experts_P.index_select(0, taken_P),
+            weights_P=weights_P.index_select(0, taken_P),
+            counts_E=counts_EG.sum(1),
+            wanted=is_wanted_P.sum(),
+        )
+
+    def _in_order(self, x_SK: Tensor) -> Tensor:
+        """Return (S K,) of pairs of token and expert in the order in which these take slots."""
+        if self.is_causal:
+            return x_SK.flatten()
+        return x_SK.t().flatten()
 
     def slots(self, lengths_G: Tensor) -> Tensor:
         """Return an expert's slots in texts of so many tokens."""
-        return (lengths_G.double() * (self.capacity * self.top / self.count) - 1e-9).ceil().long()
+        of_a_token = self.capacity * self.top / self.count
+        slots_G = lengths_G.double() * of_a_token - 1e-9  # rounding adds no slot
+        return slots_G.ceil().long()
 
-    def _balance(
-        self,
-        gates_SE: Tensor,
-        text_S: Tensor,
-        lengths_G: Tensor,
-        is_padding_S: Optional[Tensor] = None,
-    ) -> Tensor:
+    def _balance(self, gates_SE: Tensor, texts: Texts) -> Tensor:
         """Return the loss that balances experts; of first choices alone, with a slot or without."""
         is_first_SE = F.one_hot(gates_SE.argmax(-1), self.count).to(gates_SE)
-        if is_padding_S is not None:
-            is_first_SE, gates_SE = (each.masked_fill(is_padding_S[:, None], 0) for each in (is_first_SE, gates_SE))
-        empty_GE = gates_SE.new_zeros(len(lengths_G), self.count)
-        share_GE, mean_GE = (
-            empty_GE.index_add(0, text_S, each) / lengths_G[:, None].clamp(min=1) for each in (is_first_SE, gates_SE)
-        )
+        share_GE = self._mean_of_texts(is_first_SE, texts)
+        mean_GE = self._mean_of_texts(gates_SE, texts)
         return self.count * (share_GE * mean_GE).sum(-1).mean()
+
+    def _mean_of_texts(self, x_SE: Tensor, texts: Texts) -> Tensor:
+        """Return the mean of each text, (G, E), padding apart."""
+        if texts.is_padding_S is not None:
+            x_SE = x_SE.masked_fill(texts.is_padding_S[:, None], 0)
+        zeros_GE = x_SE.new_zeros(len(texts.lengths_G), self.count)
+        sums_GE = zeros_GE.index_add(0, texts.number_S, x_SE)
+        return sums_GE / texts.lengths_G[:, None].clamp(min=1)
 
     def _by_all(self, x_SC: Tensor, gates_SE: Tensor) -> Tensor:
         """Compute all experts on all tokens, of which few count: in a graph shapes must not depend on numbers."""
         weights_SK, experts_SK = self._chosen(gates_SE)
         weights_SE = torch.zeros_like(gates_SE).scatter(-1, experts_SK, weights_SK).to(x_SC.dtype)
-        weighted = (expert.compute(x_SC) * weights_SE[:, int(n), None] for n, expert in self.experts.items())
-        return torch.stack(list(weighted)).sum(0)
+        weighted = [expert.compute(x_SC) * weights_SE[:, number, None] for number, expert in self.here.items()]
+        return torch.stack(weighted).sum(0)
 
     def _evenly(self, x_SC: Tensor) -> Tensor:
         """Return what costs as much, where tensors have no numbers: all experts are chosen equally often."""
@@ -324,7 +371,7 @@ class Experts(Sublayer):
         weights_SK, _ = F.linear(x_SC, self.gate.weight).softmax(-1).topk(self.top, -1)
         tokens_P = torch.arange(tokens, device=x_SC.device).repeat(self.top)
         parts = x_SC.index_select(0, tokens_P).tensor_split(self.count)
-        outputs = [expert.compute(part) for expert, part in zip(self.experts.values(), parts, strict=True)]
+        outputs = [expert.compute(part) for expert, part in zip(self.here.values(), parts, strict=True)]
         outputs_PC = torch.cat(outputs) * weights_SK.t().flatten()[:, None]
         return outputs_PC.new_zeros(x_SC.shape).index_add(0, tokens_P, outputs_PC)
 
@@ -336,12 +383,12 @@ class Identity(Sublayer):
     takes_permuted = True
 
     @classmethod
-    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Identity":  # noqa: ARG003
-        """Return one; it has no settings."""
+    @override
+    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Identity":
         return cls()
 
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:  # noqa: ARG002
-        """Return the input; see :meth:`Sublayer.forward`."""
+    @override
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         return x_BTC, {}
 
 
@@ -379,15 +426,13 @@ class ResidualSublayer(nn.Module):
 
     def branch(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         """Return F alone, after dropout: what is added to x."""
-        has_memory = self.attends and memory_BMC is not None
-        if has_memory:
-            memory = (self._normalised(memory_BMC),)
+        normalised_BTC = self._normalised(x_BTC)
+        if self.attends and memory_BMC is not None:
+            y, handed_on = self.inner(normalised_BTC, below, shared, self._normalised(memory_BMC))
+        elif self.inner.takes_documents:
+            y, handed_on = self.inner(normalised_BTC, below, shared)
         else:
-            memory = ()
-        if has_memory or self.inner.takes_documents:
-            y, handed_on = self.inner(self._normalised(x_BTC), below, shared, *memory)
-        else:
-            y, handed_on = by_document(self.inner, [self._normalised(x_BTC)], below, shared)
+            y, handed_on = by_document(self.inner, [normalised_BTC], below, shared)
         return F.dropout(y, self.dropout, self.training), handed_on
 
     def _normalised(self, x: Tensor) -> Tensor:

@@ -3,20 +3,19 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple, Optional, Union
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.patterns.attention_kinds import Value
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
 # What sublayers below hand on, by name, such as DISTRIBUTION; the nearest one's counts.
 SharedState = Mapping[str, Any]
 Output = tuple[Tensor, SharedState]  # of a sublayer: (B, T, C), and what it hands on
-Settings = Mapping[str, Value]  # what stands in brackets, by name
+Settings = Mapping[str, Any]  # what stands in brackets, by name; the row of a setting says of which type it is
 
 
 @dataclass(frozen=True)
@@ -105,15 +104,15 @@ class Sublayer(nn.Module):
     """
 
     attends: ClassVar[bool] = False
-    has_scores: ClassVar[bool] = True
+    has_scores: bool = True
     is_residual: ClassVar[bool] = True
     takes_documents: bool = False
     takes_permuted: bool = False
 
     @classmethod
-    @abstractmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Sublayer":
         """Return one with fresh weights for this place of a plan; ``planned.values`` has the settings."""
+        raise NotImplementedError
 
     def last_map(self) -> nn.Module:
         """Return the map that makes its output, zero where all weights of the map are: by default `out_proj`.
@@ -121,9 +120,10 @@ class Sublayer(nn.Module):
         Raises:
             UserError: there is none, and its class does not say which one.
         """
-        if (found := getattr(self, "out_proj", None)) is None:
+        out_proj = getattr(self, "out_proj", None)
+        if out_proj is None:
             raise UserError(f"--zero-last-maps: {type(self).__name__} has no out_proj, and no last_map of its own")
-        return found
+        return out_proj
 
     @abstractmethod
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
@@ -142,7 +142,7 @@ class Sublayer(nn.Module):
 
 def by_document(
     compute: Callable[..., Output],
-    inputs: Sequence[Optional[Tensor]],
+    inputs: Sequence[Union[Tensor, tuple[Tensor, ...], None]],
     below: SharedState,
     shared: Context,
 ) -> Output:
@@ -152,20 +152,24 @@ def by_document(
 
     Args:
         compute: mixes tokens; returns (B, T, ...), and what it hands on.
-        inputs: (B, T, ...) each; None stays None.
+        inputs: (B, T, ...) each; None stays None. Only for one document may they be tuples of such.
         below: what sublayers below have handed on.
         shared: context of the pass.
     """
     documents = shared.documents
     if documents is None:
         return compute(*inputs, below, shared)
-    found = []
-    for number, parts in enumerate(zip(*map(documents.split, inputs), strict=True)):
-        of_group = {name: parts[number] for name, parts in below.items()}
+    inputs_by_group = zip(*map(documents.split, inputs), strict=True)
+    outputs = []
+    handed_on: dict[str, list[Any]] = {}
+    for number, inputs_of_group in enumerate(inputs_by_group):
+        below_of_group = {name: by_group[number] for name, by_group in below.items()}
         context = shared._replace(scores=documents.scores[number], documents=None)
-        found.append(compute(*parts, of_group, context))
-    names = found[0][1]
-    return documents.join(y for y, _ in found), {name: [each[name] for _, each in found] for name in names}
+        output, handed_on_by_group = compute(*inputs_of_group, below_of_group, context)
+        outputs.append(output)
+        for name, value in handed_on_by_group.items():
+            handed_on.setdefault(name, []).append(value)
+    return documents.join(outputs), handed_on
 
 
 def build_sublayer(module: type[Sublayer], options: SublayerOptions, planned: PlannedSublayer) -> Sublayer:
@@ -174,5 +178,5 @@ def build_sublayer(module: type[Sublayer], options: SublayerOptions, planned: Pl
     if not options.linear_bias:
         for linear in built.modules():
             if isinstance(linear, nn.Linear):
-                linear.bias = None
+                linear.register_parameter("bias", None)
     return built

@@ -10,6 +10,7 @@ With x_t the input, U what projects it, * a product number by number, and h_0 = 
 Shapes have time first, (T, S, B, ...) for S directions; H is the state of one. It is in single precision or better.
 """
 
+import math
 from functools import partial
 from itertools import pairwise
 from typing import Any, Optional
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from typing_extensions import override
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.linear import Linear
@@ -63,28 +65,39 @@ class Recurrent(Sublayer):
         super().__init__()
         self.cell = cell
         self.longest = longest
-        self.directions = 1 if is_causal else 2
+        self.directions = 2
+        if is_causal:
+            self.directions = 1
         if embed_dim % self.directions:
             raise UserError(f"r[cell={cell}]: an embedding dimension of {embed_dim} must be even, for two directions")
         size = embed_dim // self.directions
-        parts = 2 if cell == MINGRU else 3
+        parts = 3
+        if cell == MINGRU:
+            parts = 2
         self.in_proj = Linear(embed_dim, parts * embed_dim)  # of each direction gates (a, c or z), then what enters
         self.in_proj.blocks = parts * self.directions
         self.out_proj = Linear(embed_dim, embed_dim)
+        self.weight: Optional[nn.Parameter]
         self.register_parameter("weight", None)
         if cell == BRC:
             self.weight = nn.Parameter(torch.ones(self.directions, 2 * size))
         elif cell == NBRC:
             self.weight = nn.Parameter(torch.empty(self.directions, size, 2 * size))
-            nn.init.uniform_(self.weight, -((3 / size) ** 0.5), (3 / size) ** 0.5)
+            bound = (3 / size) ** 0.5
+            nn.init.uniform_(self.weight, -bound, bound)
 
     @classmethod
+    @override
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Recurrent":
-        """Return one with fresh weights."""
-        return cls(options.embed_dim, planned.values["cell"], options.is_causal, options.max_positions)
+        return cls(
+            options.embed_dim,
+            cell=planned.values["cell"],
+            is_causal=options.is_causal,
+            longest=options.max_positions,
+        )
 
+    @override
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
-        """Compute; see :meth:`Sublayer.forward`."""
         projected = self.in_proj(with_memory(memory_BMC, x_BTC))
         states, _ = by_document(self._states, [projected], below, shared)
         return self.out_proj(states[:, -x_BTC.size(1) :]), {}
@@ -92,14 +105,17 @@ class Recurrent(Sublayer):
     def _states(self, projected: Tensor, _below: SharedState, shared: Context) -> tuple[Tensor, SharedState]:
         """Return the states (B, K, C) of all directions from what :attr:`in_proj` gives (B, K, ...)."""
         turn = partial(_turn, lengths_B=shared.scores.lengths_B)
-        ways = projected.chunk(self.directions, -1)
-        ways = [ways[0], *map(turn, ways[1:])]
+        forwards, *backwards = projected.chunk(self.directions, -1)
+        directions = [forwards, *map(turn, backwards)]
         exact = torch.promote_types(projected.dtype, torch.float32)
-        x_TSBG = torch.stack([way.transpose(0, 1) for way in ways], 1).to(exact)
-        weight = None if self.weight is None else self.weight.to(exact)
+        x_TSBG = torch.stack([x_BTG.transpose(0, 1) for x_BTG in directions], 1).to(exact)
+        weight = None
+        if self.weight is not None:
+            weight = self.weight.to(exact)
         states_TSBH = run(x_TSBG, weight, self.longest)
-        first, *others = (way.transpose(0, 1).to(projected.dtype) for way in states_TSBH.unbind(1))
-        return torch.cat([first, *map(turn, others)], -1), {}
+        states = [states_TBH.transpose(0, 1).to(projected.dtype) for states_TBH in states_TSBH.unbind(1)]
+        forwards, *backwards = states
+        return torch.cat([forwards, *map(turn, backwards)], -1), {}
 
 
 def _turn(x_BTE: Tensor, lengths_B: Optional[Tensor]) -> Tensor:
@@ -108,7 +124,8 @@ def _turn(x_BTE: Tensor, lengths_B: Optional[Tensor]) -> Tensor:
         return x_BTE.flip(1)
     places = torch.arange(x_BTE.size(1), device=x_BTE.device)
     lengths_B1 = lengths_B[:, None]
-    from_BT = torch.where(places < lengths_B1, lengths_B1 - 1 - places, places)
+    is_text = places < lengths_B1
+    from_BT = torch.where(is_text, lengths_B1 - 1 - places, places)
     return x_BTE.gather(1, from_BT[..., None].expand_as(x_BTE))
 
 
@@ -129,17 +146,24 @@ def run(x_TSBG: Tensor, weight: Optional[Tensor], longest: int = 0) -> Tensor:
     if not (is_exported or torch.jit.is_tracing()):
         return _States.apply(x_TSBG, weight)
     time = x_TSBG.size(0)
+    is_for_one_length = isinstance(time, int)
     if weight is None:
-        return scan_by_doubling(*_mingru(x_TSBG), time if isinstance(time, int) else longest)
-    if not isinstance(time, int):
+        keep, enters = _mingru(x_TSBG)
+        if is_for_one_length:
+            longest = time
+        return scan_by_doubling(keep, enters, longest)
+    if not is_for_one_length:
         raise ValueError(
             "r with brc or nbrc goes from token to token, and a graph holds as many steps as its example has tokens: "
             "export it for one length, or take r[cell=mingru]"
         )
-    states = [torch.zeros_like(_parts(x_TSBG)[1][0])]
-    for x in x_TSBG:
-        states.append(_step(*_parts(x), states[-1], weight))
-    return torch.stack(states[1:])
+    gates_TSBG, enters_TSBH = _parts(x_TSBG)
+    state = torch.zeros_like(enters_TSBH[0])
+    states = []
+    for gates, enters in zip(gates_TSBG, enters_TSBH, strict=True):
+        state = _step(gates, enters, state, weight)
+        states.append(state)
+    return torch.stack(states)
 
 
 def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,12 +175,13 @@ def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
 def _gates(x: Tensor, before: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return what a and c are made of, after one step (S, B, 2 H) or all."""
     if weight.dim() == 2:
-        of_state = torch.cat([before, before], -1) * weight[:, None]
+        gates = x + torch.cat([before, before], -1) * weight[:, None]
     elif x.dim() == 3:
-        return torch.baddbmm(x, before, weight).chunk(2, -1)
+        gates = torch.baddbmm(x, before, weight)
     else:
-        of_state = torch.einsum("tsbh,shg->tsbg", before, weight)
-    return (x + of_state).chunk(2, -1)
+        gates = x + torch.einsum("tsbh,shg->tsbg", before, weight)
+    a, c = gates.chunk(2, -1)
+    return a, c
 
 
 def _step(gates: Tensor, enters: Tensor, before: Tensor, weight: Tensor, out: Optional[Tensor] = None) -> Tensor:
@@ -175,8 +200,9 @@ def _mingru(x: Tensor) -> tuple[Tensor, Tensor]:
 def _at_a_time(x_TSBG: Tensor) -> list[slice]:
     """Return slices of steps whose numbers stay near a processor's core; elsewhere one of all."""
     time = len(x_TSBG)
-    is_cached = x_TSBG.device.type == "cpu" and has_numbers(x_TSBG)
-    block = max(1, CACHED * time // x_TSBG.numel()) if is_cached else time
+    block = time
+    if x_TSBG.device.type == "cpu" and has_numbers(x_TSBG):
+        block = max(1, CACHED * time // x_TSBG.numel())
     return [slice(start, start + block) for start in range(0, time, block)]
 
 
@@ -189,8 +215,10 @@ class _States(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
-        compute = recurrence if torch.compiler.is_compiling() else _forward
-        states = compute(x_TSBG, weight)
+        if torch.compiler.is_compiling():
+            states = recurrence(x_TSBG, weight)
+        else:
+            states = _forward(x_TSBG, weight)
         ctx.save_for_backward(x_TSBG, weight, states)
         return states
 
@@ -198,9 +226,13 @@ class _States(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_TSBH: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         x_TSBG, weight, states = ctx.saved_tensors
-        compute = recurrence_gradients if torch.compiler.is_compiling() else _backward
-        d_x, *d_weight = compute(d_TSBH, x_TSBG, weight, states)
-        return d_x, (d_weight or [None])[0]
+        if torch.compiler.is_compiling():
+            d_x, *d_weight = recurrence_gradients(d_TSBH, x_TSBG, weight, states)
+        else:
+            d_x, *d_weight = _backward(d_TSBH, x_TSBG, weight, states)
+        if not d_weight:
+            return d_x, None
+        return d_x, d_weight[0]
 
 
 # Operators: torch.compile would write out each step.
@@ -224,12 +256,18 @@ def recurrence_gradients(d: Tensor, x: Tensor, weight: Optional[Tensor], states:
 
 
 @recurrence_gradients.register_fake
-def _(d: Tensor, x: Tensor, weight: Optional[Tensor], states: Tensor) -> list[Tensor]:  # noqa: ARG001
-    return [torch.empty_like(each, memory_format=torch.contiguous_format) for each in (x, weight) if each is not None]
+def _(_d: Tensor, x: Tensor, weight: Optional[Tensor], _states: Tensor) -> list[Tensor]:
+    gradients = [torch.empty_like(x, memory_format=torch.contiguous_format)]
+    if weight is not None:
+        gradients.append(torch.empty_like(weight, memory_format=torch.contiguous_format))
+    return gradients
 
 
 def _states_shape(x: Tensor, weight: Optional[Tensor]) -> tuple[int, ...]:
-    return (*x.shape[:-1], x.size(-1) // (2 if weight is None else 3))
+    parts = 3
+    if weight is None:
+        parts = 2
+    return (*x.shape[:-1], x.size(-1) // parts)
 
 
 def _as_given(x: Tensor) -> torch.autocast:
@@ -240,7 +278,8 @@ def _as_given(x: Tensor) -> torch.autocast:
 def _forward(x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
     states = x_TSBG.new_empty(_states_shape(x_TSBG, weight))
     if not has_numbers(x_TSBG) and weight is not None:  # where costs are counted: all steps in one
-        return _step(*_parts(x_TSBG), states, weight)
+        gates, enters = _parts(x_TSBG)
+        return _step(gates, enters, states, weight)
     before = torch.zeros_like(states[0])
     with _as_given(x_TSBG):
         for part in _at_a_time(x_TSBG):
@@ -251,8 +290,10 @@ def _forward(x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
                 enters[0].addcmul_(keep[0], before)
                 found.copy_(scan(keep, enters))
             else:
-                for *inputs, state in zip(*(each.unbind() for each in (*_parts(x), found)), strict=True):
-                    before = _step(*inputs, before, weight, out=state)
+                gates, enters = _parts(x)
+                steps = zip(gates.unbind(), enters.unbind(), found.unbind(), strict=True)
+                for gates_of_step, enters_step, state in steps:
+                    before = _step(gates_of_step, enters_step, before, weight, out=state)
             before = found[-1]
     return states
 
@@ -261,20 +302,30 @@ def _backward(d_TSBH: Tensor, x_TSBG: Tensor, weight: Optional[Tensor], states: 
     """Compute gradients from the end, block by block: all gates of a block at once."""
     d_x = torch.empty_like(x_TSBG)
     handed = torch.zeros_like(states[0])
-    d_weight = [] if weight is None else [torch.zeros_like(weight)]
+    d_weight = None
+    if weight is not None:
+        d_weight = torch.zeros_like(weight)
     with _as_given(x_TSBG):
         for part in reversed(_at_a_time(x_TSBG)):
-            first = states[part.start - 1 : part.start] if part.start else torch.zeros_like(states[:1])
+            if part.start:
+                first = states[part.start - 1 : part.start]
+            else:
+                first = torch.zeros_like(states[:1])
             before = torch.cat([first, states[part][:-1]])
             by_before, by_enters, by_gates = _derivatives(x_TSBG[part], before, weight)
             g, handed = _hand_back(d_TSBH[part], handed, by_before, by_gates, weight)
             d_gates = by_gates * g[..., None, :]
             torch.cat([d_gates.flatten(-2), by_enters * g], -1, out=d_x[part])
-            if weight is not None and weight.dim() == 2:
-                d_weight[0] += (before[..., None, :] * d_gates).sum((0, 2)).flatten(-2)
-            elif weight is not None:
-                d_weight[0] += torch.einsum("tsbh,tsbg->shg", before, d_gates.flatten(-2))
-    return [d_x, *d_weight]
+            if d_weight is None:
+                continue
+            if d_weight.dim() == 2:
+                by_token = before[..., None, :] * d_gates
+                d_weight += by_token.sum((0, 2)).flatten(-2)
+            else:
+                d_weight += torch.einsum("tsbh,tsbg->shg", before, d_gates.flatten(-2))
+    if d_weight is None:
+        return [d_x]
+    return [d_x, d_weight]
 
 
 def _derivatives(x: Tensor, before: Tensor, weight: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -288,17 +339,21 @@ def _derivatives(x: Tensor, before: Tensor, weight: Optional[Tensor]) -> tuple[T
         gate, enters = x.chunk(2, -1)
         by_enters = gate.sigmoid()
         by_before = 1 - by_enters
-        return by_before, by_enters, (by_enters * by_before * (enters - before))[..., None, :]
+        by_gate = by_enters * by_before * (enters - before)
+        return by_before, by_enters, by_gate[..., None, :]
     gates, enters = _parts(x)
     a, c = _gates(gates, before, weight)
     a = a.tanh()
     c = c.sigmoid()
     entering = torch.addcmul(enters + before, before, a).tanh_()
     by_enters = (1 - c) * (1 - entering * entering)
-    by_gates = torch.stack([by_enters * before * (1 - a * a), (before - entering) * c * (1 - c)], -2)
+    by_a = by_enters * before * (1 - a * a)
+    by_c = (before - entering) * c * (1 - c)
+    by_gates = torch.stack([by_a, by_c], -2)
     by_before = torch.addcmul(c, by_enters, 1 + a)
     if weight.dim() == 2:
-        by_before += (by_gates * weight.unflatten(-1, (2, -1))[:, None]).sum(-2)
+        weight_of_gates = weight.unflatten(-1, (2, -1))[:, None]
+        by_before += (by_gates * weight_of_gates).sum(-2)
     return by_before, by_enters, by_gates
 
 
@@ -318,9 +373,11 @@ def _hand_back(
     found = torch.empty_like(d_TSBH)
     if not has_numbers(d_TSBH):
         return found, handed
-    for d, of_state, of_gates, g in reversed(list(zip(d_TSBH, by_before, by_gates, found, strict=True))):
+    steps = list(zip(d_TSBH, by_before, by_gates, found, strict=True))
+    for d, of_state, of_gates, g in reversed(steps):
         torch.add(d, handed, out=g)
-        handed = torch.baddbmm(of_state * g, (of_gates * g[..., None, :]).flatten(-2), weight.mT)
+        d_gates = (of_gates * g[..., None, :]).flatten(-2)
+        handed = torch.baddbmm(of_state * g, d_gates, weight.mT)
     return found, handed
 
 
@@ -341,30 +398,41 @@ def scan(a_T: Tensor, b_T: Tensor, chunks: Optional[int] = None) -> Tensor:
         chunks = int(time**0.5)
         if a_T.device.type == "cpu":
             chunks = min(chunks, max(1, AT_ONCE * time // a_T.numel()))
-    length = -(-time // chunks)
+    length = math.ceil(time / chunks)
     more = chunks * length - time
-    a, h = (F.pad(each, (0,) * (2 * each.dim() - 1) + (more,)) for each in (a_T, b_T))
-    a = a.unflatten(0, (chunks, length))
-    h = (h if more else h.clone()).unflatten(0, (chunks, length))
+    a = _padded(a_T, 0, more).unflatten(0, (chunks, length))
+    h = _padded(b_T, 0, more)
+    if not more:
+        h = h.clone()
+    h = h.unflatten(0, (chunks, length))
     if not has_numbers(h):
         return h.flatten(0, 1)[:time]
-    for (before, state), keep in zip(pairwise(h.unbind(1)), a.unbind(1)[1:], strict=True):
+    keeps = a.unbind(1)[1:]
+    for (before, state), keep in zip(pairwise(h.unbind(1)), keeps, strict=True):
         state.addcmul_(keep, before)
     if chunks > 1:
         kept = a.clone()
-        for (before, product), keep in zip(pairwise(kept.unbind(1)), a.unbind(1)[1:], strict=True):
+        for (before, product), keep in zip(pairwise(kept.unbind(1)), keeps, strict=True):
             torch.mul(before, keep, out=product)
         for (before, states), keep in zip(pairwise(h), kept[1:], strict=True):
             states.addcmul_(keep, before[-1])
     return h.flatten(0, 1)[:time]
 
 
+def _padded(x_T: Tensor, before: int, after: int) -> Tensor:
+    """Return (T, ...) with zeros before and after it."""
+    other_axes = (0, 0) * (x_T.dim() - 1)
+    return F.pad(x_T, (*other_axes, before, after))
+
+
 def scan_by_doubling(a_T: Tensor, b_T: Tensor, longest: int) -> Tensor:
     """Return the same for at most `longest` steps, in rounds that each double how far a step has looked: for graphs."""
     reach = 1
     while reach < longest:
-        far = [F.pad(each, (0,) * (2 * each.dim() - 2) + (reach, 0))[: each.size(0)] for each in (a_T, b_T)]
-        b_T = torch.addcmul(b_T, a_T, far[1])
-        a_T = a_T * far[0]
+        time = a_T.size(0)
+        far_a = _padded(a_T, reach, 0)[:time]
+        far_b = _padded(b_T, reach, 0)[:time]
+        b_T = torch.addcmul(b_T, a_T, far_b)
+        a_T = a_T * far_a
         reach = 2 * reach
     return b_T

@@ -4,6 +4,7 @@ from typing import Optional
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
@@ -25,17 +26,21 @@ class Entmax(AttentionVariant):
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
         given = options.values["entmax"]
-        self.exponent: Optional[float] = None if given == _LEARNED else given
-        if self.exponent is None:
+        self.exponent: Optional[float] = None
+        if given == _LEARNED:
             self.shape_N = nn.Parameter(torch.randn(options.num_heads))
+        else:
+            self.exponent = given
 
+    @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Attend with alpha-entmax."""
-        return inner(attention.with_scores(exponent_N=self.exponents(attention.q_BNTD)))
+        exponent_N = self.exponents(attention.q_BNTD)
+        return inner(attention.with_scores(exponent_N=exponent_N))
 
     def exponents(self, like: Tensor) -> Tensor:
         """Return alpha (N,), in single precision or better: half has few numbers between 1 and 2."""
         exact = torch.promote_types(like.dtype, torch.float32)
         if self.exponent is not None:
             return torch.full((self.num_heads,), self.exponent, dtype=exact, device=like.device)
-        return (1 + torch.sigmoid(self.shape_N.to(exact))).clamp(_LEAST, _MOST)
+        exponent_N = 1 + torch.sigmoid(self.shape_N.to(exact))
+        return exponent_N.clamp(_LEAST, _MOST)

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
@@ -46,73 +46,90 @@ class WindowWithGlobalTokens(Window):
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
-        self.q_proj: Optional[nn.Module] = None
+        self.q_proj: Optional[Linear] = None
+        self.k_proj: Optional[Linear] = None
         self.first = 0
         if not options.values["global"]:
             return
-        self.q_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
-        self.k_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
+        has_bias = not options.is_causal
+        self.q_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
+        self.k_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
         if options.values["global"] != GIVEN:
             self.first = options.values["global"]
             seen_by_all = Columns(self.first)
-            self.mask = AttentionMask(tuple((heads, (*parts, seen_by_all)) for heads, parts in self.mask.groups))
+            groups = [(heads, (*parts, seen_by_all)) for heads, parts in self.mask.groups]
+            self.mask = AttentionMask(tuple(groups))
 
     @classmethod
+    @override
     def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:
         """Build the values that global tokens see."""
         if options.values["global"]:
             return GlobalValues(options)
         return None
 
+    @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         """Attend twice: for global tokens by their own projections, and for all others."""
         if self.q_proj is None:
             return super().attend(attention, inner)
         tokens = self._global_tokens(attention)
-        v, of_global_tokens = attention.values
-        theirs = inner(self._of(tokens, attention, of_global_tokens))
+        plain_values, their_values = attention.values
+        theirs = inner(self._of(tokens, attention, their_values))
         # A back end whose keys an upper sublayer reads hands the last ones on.
-        if tokens.mask_BK is None:
-            seen = {}
-        else:
-            seen = {"seen_BK": tokens.mask_BK}
-        plain = inner(replace(attention.with_mask(self.mask, **seen), values=v))
+        masked = attention.with_mask(self.mask)
+        if tokens.mask_BK is not None:
+            masked = masked.with_scores(seen_BK=tokens.mask_BK)
+        plain = inner(replace(masked, values=plain_values))
         output = tokens.put(theirs.output_BNTD, plain.output_BNTD)
-        return AttentionOutput(output, GlobalDistribution(tokens, theirs.distribution, plain.distribution))
+        distribution = GlobalDistribution(tokens, theirs.distribution, plain.distribution)
+        return AttentionOutput(output, distribution)
 
     def _global_tokens(self, attention: Attention) -> "GlobalTokens":
         """Return which tokens are global: those given, or the first of the text."""
         scores = attention.scores
-        time = attention.x_BTC.size(1)
         if not self.first:
-            if scores.given_BK is None:
+            if scores.given_BK is None or scores.given_places_BG is None:
                 raise UserError(
                     "global=given: nobody gave positions; pass global_positions, or write global=1, whose weights are "
                     "the same, for the first token"
                 )
             return GlobalTokens(scores.given_places_BG, scores.given_BK)
-        return GlobalTokens(torch.arange(min(self.first, time), device=attention.x_BTC.device)[None], None)
+        num_tokens = min(self.first, attention.x_BTC.size(1))
+        places = torch.arange(num_tokens, device=attention.x_BTC.device)
+        return GlobalTokens(places[None], None)
 
     def _of(self, tokens: "GlobalTokens", attention: Attention, v_BNKD: Tensor) -> Attention:
         """Return what global tokens attend with."""
-        x = tokens.take(attention.x_BTC)
+        assert self.q_proj is not None and self.k_proj is not None, "they have projections of their own"
+        x_BGC = tokens.take(attention.x_BTC)
+        q_BGC = self.q_proj(x_BGC)
+        k_BKC = self.k_proj(attention.x_BKC)
         scores = attention.scores
-        at_distance = None
         keys = attention.x_BKC.size(1)
-        q, k = (split_heads(part, self.num_heads) for part in (self.q_proj(x), self.k_proj(attention.x_BKC)))
-        of_queries, of_keys = attention.makers
-        q = make_vectors(of_queries, q, scores, keys, tokens.places_AG)
-        k = make_vectors(of_keys, k, scores, keys)
-        if attention.positions is not None:
+        makers_of_queries, makers_of_keys = attention.makers
+        q = make_vectors(makers_of_queries, split_heads(q_BGC, self.num_heads), scores, keys, tokens.places_AG)
+        k = make_vectors(makers_of_keys, split_heads(k_BKC, self.num_heads), scores, keys)
+        by_distance = None
+        if attention.positions is not None and scores.distances_NKD is not None:
             about_positions = (q + attention.positions.position_bias[:, None]) / math.sqrt(q.size(-1))
-            at_distance = torch.matmul(about_positions, scores.distances_NKD.transpose(-2, -1))
+            by_distance = torch.matmul(about_positions, scores.distances_NKD.transpose(-2, -1))
             q = q + attention.positions.content_bias[:, None]
-        added = _rows(scores, tokens.places_AG, keys, at_distance)
+        added = _rows(scores, tokens.places_AG, keys, by_distance)
         if scores.is_causal:
+            if added is None:
+                added = q.new_zeros(1)
             is_future = torch.arange(keys, device=q.device) > tokens.places_AG[:, None, :, None]
-            added = (q.new_zeros(1) if added is None else added).masked_fill(is_future, float("-inf"))
-        shape = Scores(lengths_B=scores.lengths_B, learned_BNTK=added)
-        return Attention(x, attention.x_BKC, q, k, v_BNKD, shape, back_end="eager")
+            added = added.masked_fill(is_future, float("-inf"))
+        return Attention(
+            x_BTC=x_BGC,
+            x_BKC=attention.x_BKC,
+            q_BNTD=q,
+            k_BNKD=k,
+            values=v_BNKD,
+            scores=Scores(lengths_B=scores.lengths_B, learned_BNTK=added),
+            back_end="eager",
+        )
 
 
 class GlobalValues(nn.Module):
@@ -123,7 +140,8 @@ class GlobalValues(nn.Module):
     def __init__(self, options: SublayerOptions):
         super().__init__()
         self.num_heads = options.num_heads
-        self.v_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
+        has_bias = not options.is_causal
+        self.v_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
 
     def forward(self, v_BNKD: Tensor, x_BKC: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values that others see, and those that global tokens see."""
@@ -143,27 +161,31 @@ class GlobalTokens(NamedTuple):
 
     def take(self, x_BTC: Tensor) -> Tensor:
         """Return their vectors (B, G, C); some vector for those that are lacking."""
-        places = self.places_AG.clamp(max=x_BTC.size(1) - 1)[..., None]
-        return x_BTC.gather(1, places.expand(x_BTC.size(0), -1, x_BTC.size(2)))
+        batch, time, embed_dim = x_BTC.shape
+        places = self.places_AG.clamp(max=time - 1)
+        return x_BTC.gather(1, places[..., None].expand(batch, -1, embed_dim))
 
     def put(self, theirs_BNGD: Tensor, all_BNTD: Tensor) -> Tensor:
         """Return `all_BNTD` with theirs in their places."""
         with_none = F.pad(all_BNTD, (0, 0, 0, 1))  # those that are lacking go there
         places = self.places_AG[:, None, :, None].expand_as(theirs_BNGD)
-        return with_none.scatter_(2, places, theirs_BNGD.to(with_none.dtype))[:, :, :-1]
+        put = with_none.scatter_(2, places, theirs_BNGD.to(with_none.dtype))
+        return put[:, :, :-1]
 
 
 class GlobalDistribution(NamedTuple):
     """The distribution that an ``l`` reads; its values are a pair, for plain and for global tokens."""
 
     tokens: GlobalTokens
-    theirs: ReusableAttention
-    plain: ReusableAttention
+    theirs: Any
+    plain: Any
 
     def attend(self, values: tuple[Tensor, Tensor], dropout: float) -> Tensor:
         """Return the weighted sums (B, N, T, D)."""
-        v, of_global_tokens = values
-        return self.tokens.put(self.theirs.attend(of_global_tokens, dropout), self.plain.attend(v, dropout))
+        plain_values, their_values = values
+        theirs = self.theirs.attend(their_values, dropout)
+        plain = self.plain.attend(plain_values, dropout)
+        return self.tokens.put(theirs, plain)
 
     @property
     def probabilities(self) -> Tensor:
@@ -171,25 +193,27 @@ class GlobalDistribution(NamedTuple):
         return self.tokens.put(self.theirs.probabilities, self.plain.probabilities)
 
 
-def _rows(scores: Scores, places_AG: Tensor, keys: int, at_distance_BNGK: Optional[Tensor]) -> Optional[Tensor]:
+def _rows(scores: Scores, places_AG: Tensor, keys: int, by_distance_BNGK: Optional[Tensor]) -> Optional[Tensor]:
     """Return what is added to scores of queries in these places, (A or B, N or 1, G, K); None for nothing.
 
     Args:
         scores: of the network.
         places_AG: of the queries.
         keys: K.
-        at_distance_BNGK: scores of Transformer-XL's positions by distance, K + 1 of them: see
+        by_distance_BNGK: scores of Transformer-XL's positions by distance, K + 1 of them: see
             :attr:`Scores.distances_NKD`.
     """
-    added = at_distance_BNGK
-    ahead = torch.arange(keys, device=places_AG.device) - places_AG[..., None]
-    if at_distance_BNGK is not None:
-        columns = (keys - 1 + ahead).clamp(0, keys)[:, None]
-        added = at_distance_BNGK.gather(-1, columns.expand(*at_distance_BNGK.shape[:-1], keys))
-    if scores.table_KN is not None:
-        bias = scores.table_KN[scores.bucket_by_distance[(keys - 1 + ahead).clamp(min=0)]].permute(0, 3, 1, 2)
+    added = None
+    ahead_AGK = torch.arange(keys, device=places_AG.device) - places_AG[..., None]
+    entry_AGK = keys - 1 + ahead_AGK  # of a table by distance
+    if by_distance_BNGK is not None:
+        columns = entry_AGK.clamp(0, keys)[:, None]
+        added = by_distance_BNGK.gather(-1, columns.expand(*by_distance_BNGK.shape[:-1], keys))
+    if scores.table_KN is not None and scores.bucket_by_distance is not None:
+        buckets_AGK = scores.bucket_by_distance[entry_AGK.clamp(min=0)]
+        bias_ANGK = scores.table_KN[buckets_AGK].permute(0, 3, 1, 2)
         if added is None:
-            added = bias
+            added = bias_ANGK
         else:
-            added = added + bias
+            added = added + bias_ANGK
     return added

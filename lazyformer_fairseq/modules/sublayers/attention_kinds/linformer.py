@@ -6,12 +6,12 @@ added after the projection, and E and F start as N(0, 0.02), as all of RoBERTa's
 the projections; here it is zeroed before.
 """
 
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
 from lazyformer_fairseq.modules.sublayers.attention import merge_heads, split_heads
@@ -37,18 +37,24 @@ class Linformer(AttentionVariant):
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
         share = options.values["share"]
-        size = (options.values["linformer"], options.max_positions)
+        positions = options.values["linformer"]
+        size: tuple[int, ...] = (positions, options.max_positions)
         if share == NONE:
             size = (options.num_heads, *size)
+        self.key_projection: nn.Parameter
         if share == LAYERS:  # the one that this network has already, if it has
-            name = f"linformer={options.values['linformer']}"
+            name = f"linformer={positions}"
             if name not in options.common:
                 options.common[name] = _fresh(size)
             self.key_projection = options.common[name]
             self.common_weights = {"key_projection": name}
         else:
             self.key_projection = _fresh(size)
-        self.register_parameter("value_projection", None if share in (KV, LAYERS) else _fresh(size))
+        self.value_projection: Optional[nn.Parameter]
+        if share in (KV, LAYERS):
+            self.register_parameter("value_projection", None)
+        else:
+            self.value_projection = _fresh(size)
 
     def project(self, x_BTC: Tensor, qkv_proj: Linear, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, T, C), keys and values (B, P, C).
@@ -64,32 +70,33 @@ class Linformer(AttentionVariant):
         text_BTC = text_alone(x_BTC, scores.is_padding(time))
         key_projection, value_projection = self._projections(time)
         q = multiply_by_part(qkv_proj, x_BTC, 0, width)
-        if is_first(key_projection.dim() == 2, key_projection.size(-2), time):
+        if is_projected_first(key_projection, time):
             mixed_keys = torch.matmul(key_projection, text_BTC)
-            if self.value_projection is None:
-                mixed_values = mixed_keys
-            else:
+            mixed_values = mixed_keys
+            if self.value_projection is not None:
                 mixed_values = torch.matmul(value_projection, text_BTC)
             k = multiply_by_part(qkv_proj, mixed_keys, width, 2 * width)
-            return q, k, multiply_by_part(qkv_proj, mixed_values, 2 * width, 3 * width)
+            v = multiply_by_part(qkv_proj, mixed_values, 2 * width, 3 * width)
+            return q, k, v
         k, v = multiply_by_part(qkv_proj, text_BTC, width, 3 * width, has_bias=False).chunk(2, dim=-1)
-        k = merge_heads(project_heads(key_projection, split_heads(k, self.num_heads)))
-        v = merge_heads(project_heads(value_projection, split_heads(v, self.num_heads)))
+        k = project_tokens(key_projection, k, self.num_heads)
+        v = project_tokens(value_projection, v, self.num_heads)
         if qkv_proj.bias is not None:
             _, key_bias, value_bias = qkv_proj.bias.chunk(3)
             k = k + key_bias
             v = v + value_bias
         return q, k, v
 
+    @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         """Attend to the projected positions."""
         time = attention.x_BTC.size(1)
         attended = inner(attention.with_scores(lengths_B=None))
-        if self.value_projection is None:
-            projection = self.key_projection
-        else:
+        projection = self.key_projection
+        if self.value_projection is not None:
             projection = self.value_projection
-        distribution = ProjectedDistribution(attended.distribution, projection, attention.scores.is_padding(time))
+        is_padding_BT = attention.scores.is_padding(time)
+        distribution = ProjectedDistribution(attended.distribution, projection, is_padding_BT)
         return attended._replace(distribution=distribution)
 
     def _projections(self, time: int) -> tuple[Tensor, Tensor]:
@@ -100,14 +107,18 @@ class Linformer(AttentionVariant):
                 f"a sequence of {time} tokens is longer than the {longest} positions that Linformer projects"
             )
         keys = first_columns(self.key_projection, time)
-        return keys, keys if self.value_projection is None else first_columns(self.value_projection, time)
+        if self.value_projection is None:
+            return keys, keys
+        return keys, first_columns(self.value_projection, time)
 
 
 def text_alone(x: Tensor, is_padding_BT: Optional[Tensor]) -> Tensor:
     """Return (B, T, ...) with 0 at padding."""
     if is_padding_BT is None:
         return x
-    return x.masked_fill(is_padding_BT.view(*is_padding_BT.shape, *[1] * (x.dim() - 2)), 0)
+    other_axes = [1] * (x.dim() - 2)
+    is_padding = is_padding_BT.view(*is_padding_BT.shape, *other_axes)
+    return x.masked_fill(is_padding, 0)
 
 
 class ProjectedDistribution(NamedTuple):
@@ -119,11 +130,11 @@ class ProjectedDistribution(NamedTuple):
         is_padding_BT: True at padding, to which F does not apply; None where there is none.
     """
 
-    distribution: ReusableAttention
+    distribution: Any
     projection: Tensor
     is_padding_BT: Optional[Tensor]
 
-    def project(self, x_BTC: Tensor, v_proj: Linear, num_heads: int) -> tuple[Tensor, ReusableAttention]:
+    def project(self, x_BTC: Tensor, v_proj: Linear, num_heads: int) -> tuple[Tensor, Any]:
         """Return the values of an ``l`` with this input, F X W + b as those of the ``s``, and P, which weighs them.
 
         F (X W) is (F X) W, cheaper where heads share F and there are fewer projected positions than positions.
@@ -131,15 +142,18 @@ class ProjectedDistribution(NamedTuple):
         time = x_BTC.size(1)
         projection = first_columns(self.projection, time)
         text_BTC = text_alone(x_BTC, self.is_padding_BT)
-        if is_first(projection.dim() == 2, projection.size(-2), time):
+        if is_projected_first(projection, time):
             return v_proj(torch.matmul(projection, text_BTC)), self.distribution
         v_BTC = multiply_by_part(v_proj, text_BTC, 0, v_proj.out_features, has_bias=False)
-        v_BPC = merge_heads(project_heads(projection, split_heads(v_BTC, num_heads)))
-        return v_BPC if v_proj.bias is None else v_BPC + v_proj.bias, self.distribution
+        v_BPC = project_tokens(projection, v_BTC, num_heads)
+        if v_proj.bias is not None:
+            v_BPC = v_BPC + v_proj.bias
+        return v_BPC, self.distribution
 
     def attend(self, v_BNTD: Tensor, dropout: float) -> Tensor:
         """Return P F V (B, N, T, D), after dropout on P."""
-        v_BNTD = split_heads(text_alone(merge_heads(v_BNTD), self.is_padding_BT), v_BNTD.size(1))
+        text_BTC = text_alone(merge_heads(v_BNTD), self.is_padding_BT)
+        v_BNTD = split_heads(text_BTC, v_BNTD.size(1))
         projection = first_columns(self.projection, v_BNTD.size(-2))
         return self.distribution.attend(project_heads(projection, v_BNTD), dropout)
 
@@ -149,12 +163,14 @@ class ProjectedDistribution(NamedTuple):
         probabilities = self.distribution.probabilities
         projection = first_columns(self.projection, probabilities.size(-2))
         projected_BNTT = torch.matmul(probabilities, projection)
-        return text_alone(projected_BNTT.transpose(1, 3), self.is_padding_BT).transpose(1, 3)
+        keys_first = text_alone(projected_BNTT.transpose(1, 3), self.is_padding_BT)
+        return keys_first.transpose(1, 3)
 
 
-def is_first(is_shared: bool, projected: int, time: int) -> bool:
+def is_projected_first(projection: Tensor, time: int) -> bool:
     """Return whether the input is projected along time before it is projected to keys and values."""
-    return is_shared and projected < time
+    is_shared_by_heads = projection.dim() == 2
+    return is_shared_by_heads and projection.size(-2) < time
 
 
 def first_columns(projection: Tensor, time: int) -> Tensor:
@@ -167,11 +183,17 @@ def first_columns(projection: Tensor, time: int) -> Tensor:
     return projection[..., :time]
 
 
+def project_tokens(projection: Tensor, x_BTC: Tensor, num_heads: int) -> Tensor:
+    """Multiply (P, T) or (N, P, T) by (B, T, C): (B, P, C)."""
+    return merge_heads(project_heads(projection, split_heads(x_BTC, num_heads)))
+
+
 def project_heads(projection: Tensor, x_BNTD: Tensor) -> Tensor:
     """Multiply (P, T) or (N, P, T) by (B, N, T, D): (B, N, P, D). What all heads share is one product for all."""
     if projection.dim() == 3:
         return torch.matmul(projection, x_BNTD)
-    return split_heads(torch.matmul(projection, merge_heads(x_BNTD)), x_BNTD.size(1))
+    projected_BPC = torch.matmul(projection, merge_heads(x_BNTD))
+    return split_heads(projected_BPC, x_BNTD.size(1))
 
 
 def _fresh(size: tuple[int, ...]) -> nn.Parameter:

@@ -2,12 +2,20 @@
 
 import math
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
-from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.attention_variant import (
+    Attend,
+    Attention,
+    AttentionOutput,
+    AttentionVariant,
+    VectorMaker,
+)
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
@@ -24,24 +32,27 @@ class Persistent(AttentionVariant):
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
-        size = (options.num_heads, options.values["persistent"], options.head_size)
-        self.keys = nn.Parameter(torch.randn(size) / math.sqrt(options.head_size))
+        drawn_NMD = torch.randn(options.num_heads, options.values["persistent"], options.head_size)
+        self.keys = nn.Parameter(drawn_NMD / math.sqrt(options.head_size))
 
     @classmethod
+    @override
     def build_values(cls, options: SublayerOptions) -> "PersistentValues":
         """Build the learned values."""
         return PersistentValues(options.num_heads, options.values["persistent"], options.head_size)
 
+    @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         """Attend to the tokens and to the learned keys."""
         extra = attention.scores.extra + self.keys.size(1)
         keys_NMD = self.keys * math.sqrt(self.keys.size(-1))
-        _, of_keys = attention.makers
-        for maker in of_keys.values():
-            keys_NMD = maker.without_place(keys_NMD)
+        _, makers_of_keys = attention.makers
+        for maker in makers_of_keys.values():
+            keys_NMD = cast(VectorMaker, maker).without_place(keys_NMD)
         beside = attention.k_BNKD.size(-1) - keys_NMD.size(-1)  # a synthesizer's factors, of which vectors have none
         k_BNKD = _append(attention.k_BNKD, F.pad(keys_NMD, (0, beside)))
-        return inner(replace(attention, k_BNKD=k_BNKD).with_scores(extra=extra))
+        attention = replace(attention, k_BNKD=k_BNKD)
+        return inner(attention.with_scores(extra=extra))
 
 
 class PersistentValues(nn.Module):
@@ -49,11 +60,13 @@ class PersistentValues(nn.Module):
 
     def __init__(self, num_heads: int, vectors: int, head_size: int):
         super().__init__()
-        self.values = nn.Parameter(torch.randn(num_heads, vectors, head_size) / math.sqrt(vectors))
+        drawn_NMD = torch.randn(num_heads, vectors, head_size)
+        self.values = nn.Parameter(drawn_NMD / math.sqrt(vectors))
 
-    def forward(self, v_BNKD: Tensor, x_BKC: Tensor) -> Tensor:
+    def forward(self, v_BNKD: Tensor, _x_BKC: Tensor) -> Tensor:
         """Return the values with the learned ones behind them, (B, N, K + m, D)."""
-        return _append(v_BNKD, self.values * math.sqrt(self.values.size(1)))
+        values_NMD = self.values * math.sqrt(self.values.size(1))
+        return _append(v_BNKD, values_NMD)
 
 
 def _append(tokens_BNKD: Tensor, vectors_NMD: Tensor) -> Tensor:

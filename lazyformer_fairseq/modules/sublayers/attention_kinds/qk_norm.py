@@ -3,6 +3,7 @@
 from typing import Optional
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.sublayers.attention_variant import AttentionVariant
@@ -20,6 +21,7 @@ class QKNorm(AttentionVariant):
     """
 
     @classmethod
+    @override
     def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> "HeadNorm":
         """Build the norm of queries, or of keys."""
         return HeadNorm(options.head_size, eps=1e-6)
@@ -28,12 +30,19 @@ class QKNorm(AttentionVariant):
 class HeadNorm(nn.RMSNorm):
     """The norm of queries or keys, in their precision."""
 
-    def forward(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor] = None) -> Tensor:
+    def forward(  # type: ignore[override]  # a VectorMaker is called with more than a norm is
+        self,
+        x_BNTD: Tensor,
+        _scores: Scores,
+        _keys: int,
+        _places_AG: Optional[Tensor] = None,
+    ) -> Tensor:
         """Return the norm of each head."""
         if x_BNTD.is_meta:  # where shapes alone count, and elementwise work does not
             return x_BNTD
         # Under autocast gains are in single precision, and so is what they multiply.
-        return super().forward(x_BNTD.to(self.weight.dtype)).to(x_BNTD.dtype)
+        normalised = super().forward(x_BNTD.to(self.weight.dtype))
+        return normalised.to(x_BNTD.dtype)
 
     def without_place(self, x_NMD: Tensor) -> Tensor:
         """Return the norm of keys that belong to no token."""

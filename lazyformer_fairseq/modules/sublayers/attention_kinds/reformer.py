@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
@@ -39,32 +40,47 @@ class Reformer(AttentionVariant):
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
-        self.buckets, self.rounds, self.chunk = (options.values[name] for name in ("buckets", "rounds", "chunk"))
+        self.buckets: int = options.values["buckets"]
+        self.rounds: int = options.values["rounds"]
+        self.chunk: int = options.values["chunk"]
         self.dropout = options.attention_dropout
         self.is_turned = bool(options.values.get("rope"))
 
+    @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         """Attend among the positions that hash alike."""
-        vectors = hashed = attention.k_BNKD
-        scores = attention.scores
+        vectors = attention.k_BNKD
+        hashed = attention.k_BNKD
         if self.is_turned:
-            vectors, hashed = vectors.chunk(2, -1)
+            vectors, hashed = attention.k_BNKD.chunk(2, -1)
+        lengths_B = attention.scores.lengths_B
         places = vectors.size(-2)
         if places <= self.chunk:
             chunk = places
             buckets = torch.zeros_like(vectors[..., None, :, 0], dtype=torch.long)
         else:
-            if self.training:
-                generator = None
-            else:
+            chunk = self.chunk
+            generator = None
+            if not self.training:
                 generator = torch.Generator(vectors.device).manual_seed(0)
             rotations = random_rotations(hashed, self.rounds, self.buckets, generator)
-            chunk = self.chunk
             buckets = buckets_of(hashed, rotations)
-            if scores.lengths_B is not None:
-                buckets = buckets.masked_fill((scores.lengths_B <= chunk)[:, None, None, None], 0)
-        how = (self.buckets, chunk, scores.is_padding(places), self.dropout if self.training else 0.0)
-        return AttentionOutput(*attend(vectors, attention.values, buckets, *how))
+            if lengths_B is not None:
+                is_whole = lengths_B <= chunk
+                buckets = buckets.masked_fill(is_whole[:, None, None, None], 0)
+        dropout = 0.0
+        if self.training:
+            dropout = self.dropout
+        output, distribution = attend(
+            vectors,
+            attention.values,
+            buckets,
+            buckets=self.buckets,
+            chunk=chunk,
+            is_padding_BK=attention.scores.is_padding(places),
+            dropout=dropout,
+        )
+        return AttentionOutput(output, distribution)
 
 
 class HashedDistribution(NamedTuple):
@@ -131,9 +147,11 @@ class _Permuted(torch.autograd.Function):
 
 
 def _rows(x_BNKD: Tensor, order_BNK: Tensor) -> Tensor:
-    batch, heads, places, _ = x_BNKD.shape
-    first = torch.arange(batch * heads, device=order_BNK.device).view(batch, heads, 1) * places
-    return x_BNKD.reshape(batch * heads * places, -1).index_select(0, (order_BNK + first).flatten()).view_as(x_BNKD)
+    batch, heads, places, size = x_BNKD.shape
+    groups = torch.arange(batch * heads, device=order_BNK.device)
+    first_of_group = groups.view(batch, heads, 1) * places
+    rows = (order_BNK + first_of_group).flatten()
+    return x_BNKD.reshape(-1, size).index_select(0, rows).view_as(x_BNKD)
 
 
 def random_rotations(like_BNKD: Tensor, rounds: int, buckets: int, generator: Optional[torch.Generator]) -> Tensor:
@@ -174,7 +192,8 @@ def attend(
         Output (B, N, K, D), and the distribution.
     """
     orders, codes = _orders(buckets_BNRK, buckets, chunk, is_padding_BK)
-    keys = vectors_BNKD * torch.rsqrt(vectors_BNKD.square().sum(-1, keepdim=True) + _EPSILON * vectors_BNKD.size(-1))
+    squares = vectors_BNKD.square().sum(-1, keepdim=True)
+    keys = vectors_BNKD * torch.rsqrt(squares + _EPSILON * vectors_BNKD.size(-1))
     reach = int(buckets_BNRK.size(-1) > chunk)
     scores = []
     for number, order in enumerate(orders):
@@ -212,10 +231,13 @@ def _orders(
     found = F.pad(found, (0, more), value=buckets + 1)
     filled = found.size(-1)
     by_place = torch.arange(filled, device=found.device)
-    order = (found * filled + by_place).argsort(-1)
-    ranks = torch.empty_like(order).scatter_(-1, order, by_place.expand_as(order))
-    codes = found * (filled // chunk + 2) + ranks // chunk
-    return [Order(*both) for both in zip(order.unbind(2), ranks.unbind(2), strict=True)], codes.int()
+    sorted_places = (found * filled + by_place).argsort(-1)
+    ranks = torch.empty_like(sorted_places).scatter_(-1, sorted_places, by_place.expand_as(sorted_places))
+    num_chunks = filled // chunk
+    codes = found * (num_chunks + 2) + ranks // chunk
+    rounds = zip(sorted_places.unbind(2), ranks.unbind(2), strict=True)
+    orders = [Order(places_of_round, ranks_of_round) for places_of_round, ranks_of_round in rounds]
+    return orders, codes.int()
 
 
 def _softmax(by_round: list[Tensor], orders: list[Order]) -> list[Tensor]:
@@ -227,7 +249,10 @@ def _softmax(by_round: list[Tensor], orders: list[Order]) -> list[Tensor]:
 
     def of_places(rows: Iterable[Tensor]) -> Tensor:
         """Return (R, B, N, K, 1), from one number per row of each round."""
-        return torch.stack([order.undo(each.flatten(2)[..., None]) for order, each in zip(orders, rows, strict=True)])
+        by_place = []
+        for order, rows_of_round in zip(orders, rows, strict=True):
+            by_place.append(order.undo(rows_of_round.flatten(2)[..., None]))
+        return torch.stack(by_place)
 
     with torch.no_grad():
         best = of_places(scores.amax(-1) for scores in by_round).amax(0)
@@ -255,11 +280,14 @@ def _masked(scores: Tensor, number: int, orders: list[Order], codes: Tensor, rea
         query, key = pairs(by_place.expand_as(order.places))
         is_hidden = ~are_met(codes[:, :, number])
         is_self = query == key
-        rounds = None
+        log_rounds = None
         if len(orders) > 1:
-            rounds = sum(are_met(code).to(scores.dtype) for code in codes.unbind(2)).clamp_(min=1).log_()
-    if rounds is not None:
-        scores = scores - rounds
+            rounds = torch.zeros_like(scores)
+            for code in codes.unbind(2):
+                rounds += are_met(code)
+            log_rounds = rounds.clamp_(min=1).log_()
+    if log_rounds is not None:
+        scores = scores - log_rounds
     return scores.masked_fill(is_hidden, float("-inf")).masked_fill(is_self, SELF_SCORE)
 
 
@@ -267,4 +295,5 @@ def neighbours(chunks: Tensor, reach: int, fill: float = 0) -> Tensor:
     """Join each chunk of (B, N, H, S, D) with its neighbours: (B, N, H, W, D), with `fill` beyond the ends."""
     count = chunks.size(2)
     padded = F.pad(chunks, (0, 0, 0, 0, reach, reach), value=fill)
-    return torch.cat([padded[:, :, first : first + count] for first in range(2 * reach + 1)], dim=3)
+    shifted = [padded[:, :, first : first + count] for first in range(2 * reach + 1)]
+    return torch.cat(shifted, dim=3)

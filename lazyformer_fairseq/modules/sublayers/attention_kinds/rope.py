@@ -7,6 +7,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
@@ -39,17 +40,17 @@ class Rope(AttentionVariant):
             )
 
     @classmethod
+    @override
     def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> "Turn":
         """Build the turn of queries, or of keys."""
         values = options.values
         behind = NOTHING
         if values.get("buckets"):
             behind = UNTURNED
+        elif values.get("persistent") and are_keys:
+            behind = ZEROS
         elif values.get("persistent"):
-            if are_keys:
-                behind = ZEROS
-            else:
-                behind = UNTURNED
+            behind = UNTURNED
         return Turn(values["rope"], behind)
 
 
@@ -90,10 +91,9 @@ class Turn(nn.Module):
     def _turn(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor]) -> Tensor:
         if x_BNTD.is_meta:  # where shapes alone count, and elementwise work does not
             return x_BNTD
-        if places_AG is None:
+        places = places_AG
+        if places is None:
             places = scores.places_BT
-        else:
-            places = places_AG
         make = partial(_cosines_and_sines, self.base, keys, places, x_BNTD)
         # A compiler finds out itself that all sublayers make the same, and would make a graph for each number of keys.
         is_shared = places_AG is None and not torch.compiler.is_compiling()
@@ -101,15 +101,20 @@ class Turn(nn.Module):
             turns = scores.once((self.base, keys, x_BNTD.dtype), make)
         else:
             turns = make()
-        cos, sin = (each[..., -x_BNTD.size(-2) :, :] for each in turns)
-        return torch.addcmul(x_BNTD * cos, x_BNTD.roll(x_BNTD.size(-1) // 2, -1), sin).to(x_BNTD.dtype)
+        time, size = x_BNTD.shape[-2:]
+        cos, sin = (each[..., -time:, :] for each in turns)
+        along = x_BNTD * cos
+        across = x_BNTD.roll(size // 2, -1)
+        turned = torch.addcmul(along, across, sin)
+        return turned.to(x_BNTD.dtype)
 
 
 def _cosines_and_sines(base: int, keys: int, places_BT: Optional[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
     """Return (K, D) each, or (B, 1, T, D) at places; sines of the first half with their sign in the turn."""
     exact = torch.promote_types(like.dtype, torch.float32)
     size = like.size(-1)
-    rates = base ** -(torch.arange(0, size, 2, device=like.device, dtype=exact) / size)
+    exponents = torch.arange(0, size, 2, device=like.device, dtype=exact) / size
+    rates = base**-exponents
     if places_BT is None:
         places = torch.arange(keys, device=like.device)
     else:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
-from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.processor import has_numbers
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
@@ -42,11 +42,14 @@ class Span(AttentionVariant):
         self.penalty_weight = options.values["span_loss"]
         self.is_causal = options.is_causal
         self.shares = nn.Parameter(torch.zeros(options.num_heads))
-        # Where costs are counted without numbers, a span is as long as it may become.
-        self.set_longest(0.0 if has_numbers(self.shares) else 1.0)
+        if has_numbers(self.shares):
+            self.set_longest(0.0)
+        else:  # where costs are counted without numbers, a span is as long as it may become
+            self.set_longest(1.0)
         options.common.setdefault(SPANS, []).append(self)
 
     @property
+    @override
     def reach(self) -> int:
         """Positions before a query's own that the longest span sees."""
         return self.longest - 1
@@ -63,41 +66,44 @@ class Span(AttentionVariant):
 
     def set_longest(self, share: float) -> None:
         """Keep the longest span up to date, given the largest of `shares`."""
-        seen = math.ceil(min(max(share, 0.0), 1.0) * self.limit) + self.ramp
-        self.longest = min(math.ceil(seen / STEP) * STEP, self.limit)
+        share = min(max(share, 0.0), 1.0)
+        seen = math.ceil(share * self.limit) + self.ramp
+        seen_in_steps = math.ceil(seen / STEP) * STEP
+        self.longest = min(seen_in_steps, self.limit)
 
+    @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Attend within the spans."""
+        """Attend within the spans; T5's bias stays in the table by distance."""
+        scores = attention.scores
         keys = attention.x_BKC.size(1)
         time = attention.x_BTC.size(1)
-        return inner(attention.with_mask(**self._parts(attention.scores, keys, time)))
-
-    def _parts(self, scores: Scores, keys: int, time: int) -> dict[str, Any]:
-        """Return its parts of the scores; T5's bias stays in the table by distance."""
         far = min(self.longest, keys)  # the first step beyond all spans
         steps = torch.arange(-far, far + 1, device=self.shares.device)
         table_KN = self._log_mask(steps.abs())
-        if scores.table_KN is not None:
-            of_steps = scores.bucket_by_distance[(steps + keys - 1).clamp(0, keys + time - 2)]
-            table_KN = table_KN + scores.table_KN[of_steps]
+        if scores.table_KN is not None and scores.bucket_by_distance is not None:
+            entries = (steps + keys - 1).clamp(0, keys + time - 2)
+            table_KN = table_KN + scores.table_KN[scores.bucket_by_distance[entries]]
         distances = torch.arange(1 - keys, time, device=steps.device)
+        ahead = self.reach
         if self.is_causal:
             ahead = 0
-        else:
-            ahead = self.reach
-        return {
-            "table_KN": table_KN,
-            "bucket_by_distance": distances.clamp(-far, far) + far,
-            "far": far,
-            "mask": AttentionMask(((self.num_heads, (Band(self.reach, ahead),)),)),
-        }
+        mask = AttentionMask(((self.num_heads, (Band(self.reach, ahead),)),))
+        within = attention.with_mask(
+            mask,
+            table_KN=table_KN,
+            bucket_by_distance=distances.clamp(-far, far) + far,
+            far=far,
+        )
+        return inner(within)
 
     def _log_mask(self, steps_K: Tensor) -> Tensor:
         """Return the logarithm of each head's mask (K, N); -inf, with no gradient, where that is 0."""
         steps = steps_K[:, None]
         mask = ((self.ramp + self.spans - steps) / self.ramp).clamp(0, 1)
-        logarithm = mask.clamp(min=torch.finfo(mask.dtype).tiny).log()
-        return logarithm.masked_fill((mask == 0) | (steps >= self.limit), -math.inf)
+        smallest = torch.finfo(mask.dtype).tiny
+        logarithm = mask.clamp(min=smallest).log()
+        is_hidden = (mask == 0) | (steps >= self.limit)
+        return logarithm.masked_fill(is_hidden, -math.inf)
 
 
 def measure_spans(spans: Iterable[Span]) -> None:

@@ -29,10 +29,16 @@ class Sparse(AttentionVariant):
         if options.values["heads"] == "split":
             if heads < 2:
                 raise UserError("heads=split gives each of two parts heads of its own, but this model has one head")
-            self.mask = AttentionMask(((heads - heads // 2, (local,)), (heads // 2, (summary,))))
+            summarising = heads // 2
+            self.mask = AttentionMask(((heads - summarising, (local,)), (summarising, (summary,))))
         else:
-            parts = {"both": (local, summary), "local": (local,), "summary": (summary,)}
-            self.mask = AttentionMask(((heads, parts[options.values["part"]]),))
+            parts: dict[str, tuple[Part, ...]] = {
+                "both": (local, summary),
+                "local": (local,),
+                "summary": (summary,),
+            }
+            part = options.values["part"]
+            self.mask = AttentionMask(((heads, parts[part]),))
 
 
 class Strided(Sparse):
@@ -41,9 +47,12 @@ class Strided(Sparse):
     def __init__(self, options: SublayerOptions):
         step = options.values["strided"]
         if options.is_causal:
-            super().__init__(options, Band(step, 0), Band(None, 0, dilation=step))
+            local = Band(step, 0)
+            summary = Band(None, 0, dilation=step)
         else:
-            super().__init__(options, Band(step, step), Band(None, None, dilation=step))
+            local = Band(step, step)
+            summary = Band(None, None, dilation=step)
+        super().__init__(options, local, summary)
 
 
 class Fixed(Sparse):
@@ -56,6 +65,10 @@ class Fixed(Sparse):
 
     def __init__(self, options: SublayerOptions):
         block = options.values["fixed"]
-        ahead = 0 if options.is_causal else None
-        summary = min(block, options.values["summary"])  # a block shorter than the default summary is all of it
-        super().__init__(options, Band(None, ahead, block=block), Columns(0, block, summary))
+        ahead = None
+        if options.is_causal:
+            ahead = 0
+        local = Band(None, ahead, block=block)
+        last = min(block, options.values["summary"])  # a block shorter than the default summary is all of it
+        summary = Columns(period=block, last=last)
+        super().__init__(options, local, summary)

@@ -25,13 +25,13 @@ has 16). Position i is the i-th token of the text: padding on the left has none.
 
 import math
 from dataclasses import replace
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
 from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
@@ -41,7 +41,9 @@ DOT = "dot"
 RANDOM = "random"
 FIXED = "fixed"
 FACTORISED_RANDOM = "factorised_random"
-OF_QUERIES = DENSE, FACTORISED_DENSE = "dense", "factorised_dense"
+DENSE = "dense"
+FACTORISED_DENSE = "factorised_dense"
+OF_QUERIES = (DENSE, FACTORISED_DENSE)
 
 
 def terms_of(values: Settings) -> tuple[str, ...]:
@@ -52,7 +54,8 @@ def terms_of(values: Settings) -> tuple[str, ...]:
 def factors_of(length: int) -> tuple[int, int]:
     """Return a and b of ``factorised_dense``: a b >= L, and equal where L is a power of two."""
     a = 2 ** int(math.log2(math.isqrt(length)))
-    return a, -(-length // a)
+    b = math.ceil(length / a)
+    return a, b
 
 
 class Synthesizer(AttentionVariant):
@@ -63,9 +66,13 @@ class Synthesizer(AttentionVariant):
         values = options.values
         heads = options.num_heads
         self.terms = terms_of(values)
-        self.length = length = values["length"] if options.is_causal else options.max_positions
+        length = options.max_positions
+        if options.is_causal:
+            length = values["length"]
+        self.length = length
         if RANDOM in self.terms:
             self.random_NLL = nn.Parameter(_glorot(heads, length, length))
+        self.fixed_NLL: Tensor
         if FIXED in self.terms:
             self.register_buffer("fixed_NLL", _glorot(heads, length, length))
         if FACTORISED_RANDOM in self.terms:
@@ -76,20 +83,20 @@ class Synthesizer(AttentionVariant):
         if FACTORISED_DENSE in self.terms:
             self.factors = factors_of(length)
             self.factorised_dense = Linear(options.head_size, sum(self.factors), bias=False)
+        self.mixture: Optional[nn.Parameter] = None
         if len(self.terms) > 1:
             self.mixture = nn.Parameter(torch.zeros(len(self.terms)))
-        else:
-            self.mixture = None
         self.may_share = _may_share(values)
         self.dropout = options.attention_dropout
 
+    @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         """Attend by learned scores; where all sequences have the same ones, once for all."""
         self._check_length(attention.x_BTC.size(1))
         attention = self._with_scores(attention)
-        scores = attention.scores
-        batch = attention.x_BTC.size(0)
-        if batch == 1 or scores.lengths_B is not None or not self.may_share or (self.training and self.dropout):
+        has_dropout = self.training and self.dropout
+        has_padding = attention.scores.lengths_B is not None
+        if not self.may_share or has_dropout or has_padding or attention.x_BTC.size(0) == 1:
             return inner(attention)
         return _attend_together(attention, inner)
 
@@ -102,38 +109,47 @@ class Synthesizer(AttentionVariant):
 
     def _with_scores(self, attention: Attention) -> Attention:
         """Return the same with its own queries and keys, or none, and with learned scores."""
-        if self.mixture is None:
-            weights = dict.fromkeys(self.terms)
-        else:
-            weights = self._weights(attention.values)
         time = attention.x_BTC.size(1)
-        if not set(OF_QUERIES).isdisjoint(self.terms):
-            hidden_BNTD = attention.q_BNTD.relu()
-        else:
-            hidden_BNTD = None
-        added = [term for term in self.terms if term not in (DOT, FACTORISED_RANDOM)]
-        dense = [_scaled(self._scores(term, hidden_BNTD, time), weights[term]) for term in added]
+        weights = self._weights(attention.values)
         q = attention.q_BNTD
         k = attention.k_BNKD
         scores = attention.scores
+        hidden_BNTD = q
+        if DENSE in self.terms or FACTORISED_DENSE in self.terms:
+            hidden_BNTD = q.relu()
+        learned = None
+        for term in self.terms:
+            if term in (DOT, FACTORISED_RANDOM):
+                continue
+            scores_of_term = _scaled(self._scores(term, hidden_BNTD, time), weights[term])
+            if learned is None:
+                learned = scores_of_term
+            else:
+                learned = learned + scores_of_term
+        if learned is not None:
+            scores = scores.with_own(learned_BNTK=learned.to(attention.values.dtype))
+
         if DOT not in self.terms:
-            q, k = q[..., :0], q[..., :0]
-        elif weights[DOT] is not None:
-            q = q * weights[DOT]
+            q = q[..., :0]
+            k = k[..., :0]
+        else:
+            q = _scaled(q, weights[DOT])
             if scores.position_queries_BNTD is not None:
-                scores = scores.with_own(position_queries_BNTD=scores.position_queries_BNTD * weights[DOT])
+                position_queries = _scaled(scores.position_queries_BNTD, weights[DOT])
+                scores = scores.with_own(position_queries_BNTD=position_queries)
         if FACTORISED_RANDOM in self.terms:
             q, k = self._with_factors(q, k, weights[FACTORISED_RANDOM], time)
-        if dense:
-            scores = scores.with_own(learned_BNTK=sum(dense[1:], dense[0]).to(attention.values.dtype))
         return replace(attention, q_BNTD=q, k_BNKD=k, scores=scores)
 
-    def _weights(self, like: Tensor) -> dict[str, Tensor]:
-        """Return the weight of each term; they sum to 1."""
-        weights = self.mixture.softmax(0, torch.promote_types(self.mixture.dtype, torch.float32))
-        return dict(zip(self.terms, weights.to(like.dtype).unbind(), strict=True))
+    def _weights(self, like: Tensor) -> dict[str, Optional[Tensor]]:
+        """Return the weight of each term; they sum to 1. None for a term alone."""
+        if self.mixture is None:
+            return dict.fromkeys(self.terms)
+        exact = torch.promote_types(self.mixture.dtype, torch.float32)
+        weights = self.mixture.softmax(0, exact).to(like.dtype)
+        return dict(zip(self.terms, weights.unbind(), strict=True))
 
-    def _scores(self, term: str, hidden_BNTD: Optional[Tensor], time: int) -> Tensor:
+    def _scores(self, term: str, hidden_BNTD: Tensor, time: int) -> Tensor:
         """Return a term's scores, (B or 1, N, T, T)."""
         if term == RANDOM:
             return first_rows_and_columns(self.random_NLL, time)
@@ -142,18 +158,21 @@ class Synthesizer(AttentionVariant):
         if term == DENSE:
             return multiply_by_part(self.dense, hidden_BNTD, 0, time)
         a, b = self.factorised_dense(hidden_BNTD).split(self.factors, -1)
-        return (b.unsqueeze(-1) * a.unsqueeze(-2)).flatten(-2)[..., :time]
+        products = b.unsqueeze(-1) * a.unsqueeze(-2)
+        return products.flatten(-2)[..., :time]
 
     def _with_factors(self, q: Tensor, k: Tensor, weight: Optional[Tensor], time: int) -> tuple[Tensor, Tensor]:
         """Put the factors of R behind queries and keys: back ends multiply both in one product."""
-        of_queries, of_keys = (first_rows(each, time) for each in (self.query_factors_NLE, self.key_factors_NLE))
-        of_queries = _scaled(of_queries, weight)
+        query_factors = _scaled(first_rows(self.query_factors_NLE, time), weight)
+        key_factors = first_rows(self.key_factors_NLE, time)
         own = q.size(-1)
-        size = q.size(-1) + of_queries.size(-1)
-        # Back ends divide by sqrt(size).
-        parts = (q * math.sqrt(size / own) if own else q, of_queries.to(q.dtype) * math.sqrt(size))
-        q = torch.cat([each.expand(*q.shape[:-1], -1) for each in parts], -1)
-        return q, torch.cat([each.expand(*k.shape[:-1], -1) for each in (k, of_keys.to(k.dtype))], -1)
+        size = own + query_factors.size(-1)  # back ends divide by its root
+        if own:
+            q = q * math.sqrt(size / own)
+        query_factors = query_factors.to(q.dtype) * math.sqrt(size)
+        key_factors = key_factors.to(k.dtype)
+        with_factors = torch.cat([q, query_factors.expand(*q.shape[:-1], -1)], -1)
+        return with_factors, torch.cat([k, key_factors.expand(*k.shape[:-1], -1)], -1)
 
 
 def _may_share(values: Settings) -> bool:
@@ -174,18 +193,22 @@ def _scaled(x: Tensor, weight: Optional[Tensor]) -> Tensor:
 
 def first_rows(x_NLE: Tensor, time: int) -> Tensor:
     """Return what belongs to each of T positions, (1, N, T, E)."""
-    return (x_NLE if time == x_NLE.size(1) else x_NLE[:, :time]).unsqueeze(0)
+    if time < x_NLE.size(1):
+        x_NLE = x_NLE[:, :time]
+    return x_NLE.unsqueeze(0)
 
 
 def first_rows_and_columns(x_NLL: Tensor, time: int) -> Tensor:
     """Return what belongs to each pair of T positions, (1, N, T, T)."""
-    return first_rows(x_NLL if time == x_NLL.size(1) else x_NLL[..., :time], time)
+    if time < x_NLL.size(2):
+        x_NLL = x_NLL[..., :time]
+    return first_rows(x_NLL, time)
 
 
 class _TogetherAttention(NamedTuple):
     """One distribution for all sequences: the values of all of them stand side by side."""
 
-    distribution: ReusableAttention
+    distribution: Any
     batch: int
 
     @property
@@ -195,13 +218,19 @@ class _TogetherAttention(NamedTuple):
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """Return P V (B, N, T, D); `dropout` is 0."""
-        return _apart(self.distribution.attend(_together(v_BNKD), dropout), self.batch)
+        output = self.distribution.attend(_together(v_BNKD), dropout)
+        return _apart(output, self.batch)
 
 
 def _attend_together(attention: Attention, inner: Attend) -> AttentionOutput:
     batch = attention.x_BTC.size(0)
-    one = {"q_BNTD": attention.q_BNTD[:1], "k_BNKD": attention.k_BNKD[:1], "values": _together(attention.values)}
-    output, distribution = inner(replace(attention, **one))
+    of_one = replace(
+        attention,
+        q_BNTD=attention.q_BNTD[:1],
+        k_BNKD=attention.k_BNKD[:1],
+        values=_together(attention.values),
+    )
+    output, distribution = inner(of_one)
     return AttentionOutput(_apart(output, batch), _TogetherAttention(distribution, batch))
 
 

@@ -1,7 +1,7 @@
 """``s[window=w]``: a window that slides along the text, with gaps on some heads (Longformer, section 3.1)."""
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Part
 from lazyformer_fairseq.modules.sublayers.attention_variant import AttentionVariant
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
@@ -20,11 +20,20 @@ class Window(AttentionVariant):
         super().__init__(options)
         width = options.values["window"]
         dilation = options.values["dilation"]
-        dilated = options.values["dilated_heads"] if dilation > 1 else 0
+        dilated = 0
+        if dilation > 1:
+            dilated = options.values["dilated_heads"]
         if dilated > self.num_heads:
             raise UserError(
                 f"s[window={width},dilation={dilation}]: dilated_heads={dilated}, but there are {self.num_heads} heads"
             )
-        ahead = 0 if options.is_causal else width
-        groups = ((self.num_heads - dilated, (Band(width, ahead),)), (dilated, (Band(width, ahead, dilation),)))
-        self.mask = AttentionMask(tuple(group for group in groups if group[0]))
+        ahead = width
+        if options.is_causal:
+            ahead = 0
+        plain = self.num_heads - dilated
+        groups: list[tuple[int, tuple[Part, ...]]] = []
+        if plain:
+            groups.append((plain, (Band(width, ahead),)))
+        if dilated:
+            groups.append((dilated, (Band(width, ahead, dilation),)))
+        self.mask: AttentionMask = AttentionMask(tuple(groups))

@@ -22,7 +22,7 @@ from lazyformer_fairseq.patterns.kinds import ENCODER, Kind
 
 PACKAGE = "lazyformer_fairseq"
 MODELS = f"{PACKAGE}.huggingface.models.heads"
-LIBRARIES = {"torch", "transformers", "numpy"}  # transformers needs numpy
+LIBRARIES = {"torch", "transformers", "numpy", "typing_extensions"}  # torch needs the last, transformers numpy
 MODELING = '''"""A model made by lazyformer_fairseq, for transformers 4.57 and 5; it also needs torch and numpy.
 
 The files beside this one are modules of the package as they are, but for relative imports. MIT license.

@@ -7,6 +7,7 @@ sees another value.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile
     fast = torch.compile(function, fullgraph=whole)
 
     @functools.wraps(function)
-    def call(*args):
+    def call(*args: Any) -> Any:
         try:
             return fast(*args)
         except TorchDynamoException as error:

@@ -159,14 +159,12 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor], None]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        times_weight: Callable[[Tensor, Tensor], Tensor] = torch.matmul
         if ctx.by_onednn.input_gradient:
             times_weight = _times_by_onednn
-        else:
-            times_weight = torch.matmul
+        times_x = _weight_gradient
         if ctx.by_onednn.weight_gradient:
             times_x = _weight_gradient_by_onednn
-        else:
-            times_x = _weight_gradient
         rows = gradient.flatten(0, -2)
         return (
             times_weight(gradient, weight) if of_x else None,

@@ -26,7 +26,7 @@ def has_onednn() -> bool:
     return (
         torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
 

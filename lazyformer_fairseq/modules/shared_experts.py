@@ -71,7 +71,7 @@ class SharedExperts:
         weights = dict(model.named_parameters())
         self.own = self.stands_for.keys() & weights.keys()
         for name in self.own:
-            weights[name].expert = True
+            weights[name].expert = True  # type: ignore[attr-defined]  # a mark, as fairseq reads it
             weights[name].register_hook(partial(torch.mul, 1 / self.size))
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(self.own))
         logger.info("experts: shared out over %d processes", self.size)
@@ -167,13 +167,11 @@ class SharedExperts:
 
     def _gathered(self, mine: Mapping[str, Any]) -> dict[str, Any]:
         """Return by name what all processes have, on the first; {} on others."""
+        parts: Optional[list[Any]] = None
         if self.rank == 0:
             parts = [None] * self.size
-        else:
-            parts = None
-        if self.group is None:
-            first = 0
-        else:
+        first = 0
+        if self.group is not None:
             first = distributed.get_global_rank(self.group, 0)
         distributed.gather_object(tree_map_only(Tensor, Tensor.cpu, dict(mine)), parts, first, self.group)
         return {name: value for part in parts or () for name, value in part.items()}

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Optional
 
 import numpy as np
@@ -157,12 +158,10 @@ class TimedSelector:
         """Measure in a thread, which escapes the caller's autograd, FLOP counter and transforms."""
         start = time.monotonic()
         spent = self._spent
-        initializer = None
-        arguments: tuple[int, ...] = ()
+        initializer: Optional[Callable[[], None]] = None
         if torch.cuda.is_initialized():  # a thread starts on the first GPU
-            initializer = torch.cuda.set_device
-            arguments = (torch.cuda.current_device(),)
-        with ThreadPoolExecutor(1, initializer=initializer, initargs=arguments) as thread:
+            initializer = partial(torch.cuda.set_device, torch.cuda.current_device())
+        with ThreadPoolExecutor(1, initializer=initializer) as thread:
             found = thread.submit(self._measure, device, shape, names, prepare, largest_error).result()
         self._spent = spent + time.monotonic() - start
         return found

@@ -6,7 +6,7 @@ The rarer a band, the narrower its vectors (Baevski and Auli, 2019; the softmax:
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Optional
+from typing import Optional, cast
 
 import torch
 from torch import Tensor, nn
@@ -96,14 +96,14 @@ class AdaptiveEmbedding(nn.Module):
             )
         self.embed_dim = embed_dim
         starts = [0, *cutoffs]
-        self.bands = nn.ModuleList(
-            Band(start, size, embed_dim // div_val**number, embed_dim)
-            for number, (start, size) in enumerate(zip(starts, sizes, strict=True))
-        )
+        bands = nn.ModuleList()
+        for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            bands.append(Band(start, size, embed_dim // div_val**number, embed_dim))
+        self.bands = cast(Sequence[Band], bands)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Return vectors (B, T, C). An id beyond the vocabulary raises IndexError."""
-        embedded = 0
+        by_band = []
         for number, band in enumerate(self.bands):
             ranks = tokens_BT - band.start
             is_here = ranks >= 0
@@ -111,7 +111,8 @@ class AdaptiveEmbedding(nn.Module):
                 is_here = is_here & (ranks < band.size)
             # Every band looks up every word, other bands' words as its first: picking its own would make a GPU wait.
             vectors = band.embed(ranks.where(is_here, 0))
-            embedded = embedded + vectors.masked_fill(~is_here.unsqueeze(-1), 0)
+            by_band.append(vectors.masked_fill(~is_here.unsqueeze(-1), 0))
+        embedded = sum(by_band[1:], by_band[0])
         return embedded * math.sqrt(self.embed_dim)
 
 

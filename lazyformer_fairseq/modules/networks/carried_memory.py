@@ -80,11 +80,12 @@ def _gather_rows(state_BMC: Tensor) -> Tensor:
     """
     world = distributed.get_world_size()
     first = distributed.get_rank() == 0
-    parts = [torch.empty_like(state_BMC) for _ in range(world)] if first else None
+    if not first:
+        distributed.gather(state_BMC.contiguous(), dst=0)
+        return state_BMC
+    parts = [torch.empty_like(state_BMC) for _ in range(world)]
     distributed.gather(state_BMC.contiguous(), parts, dst=0)
-    if first:
-        return torch.cat(parts).cpu()
-    return state_BMC
+    return torch.cat(parts).cpu()
 
 
 def with_memory(sample: dict[str, Any], memory: StreamMemory) -> dict[str, Any]:

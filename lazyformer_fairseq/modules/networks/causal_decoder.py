@@ -191,7 +191,9 @@ class CausalDecoder(Stack):
 
     def _places(self, seen: int, time: int) -> Tensor:
         """Return vectors (T, C) of the places of T tokens behind those `seen`."""
-        if seen + time > (length := self.positions.size(0)):
+        assert self.positions is not None, "s[positions=absolute] has made the table"
+        length = self.positions.size(0)
+        if seen + time > length:
             raise UserError(
                 f"{seen + time} tokens, but this model's table of positions has {length}: give shorter texts "
                 "(--tgt-len), or train a model with a longer one, s[positions=absolute,length=...]"
@@ -204,7 +206,8 @@ class CausalDecoder(Stack):
         Raises:
             UserError: a sublayer does not say which one.
         """
-        return [sublayer.inner.last_map() for sublayer in self.sublayers if hasattr(sublayer, "inner")]
+        inners = [getattr(sublayer, "inner", None) for sublayer in self.sublayers]
+        return [inner.last_map() for inner in inners if inner is not None]
 
 
 def _check_sizes(embed_dim: int, ffn_embed_dim: int, num_heads: int, mem_len: int, clamp_len: int) -> None:
@@ -252,7 +255,7 @@ def init_transformer_xl_weights(module: nn.Module, std: float = 0.02) -> None:
         nn.init.zeros_(module.bias)
         for band in getattr(module.own, "bands", ()):
             nn.init.zeros_(band.table)
-        if module.band_weight is not None:
+        if module.band_weight is not None and module.band_bias is not None:
             nn.init.normal_(module.band_weight, std=std)
             nn.init.zeros_(module.band_bias)
     if isinstance(module, CausalDecoder):

@@ -73,17 +73,19 @@ class Group(NamedTuple):
         """Return (P, E), rows of its places; at padding that of some token of the document."""
         if self.start is not None:
             return row_SE.narrow(0, self.start, self.width)
+        assert self.from_P is not None, "a group that is no run has indices"
         return row_SE.index_select(0, self.from_P)
 
     def put(self, part_PE: Tensor, row_SE: Tensor) -> None:
         """Write into the row, without what is at padding."""
         if self.start is not None:
             row_SE.narrow(0, self.start, self.width).copy_(part_PE)
-        else:
-            text = part_PE
-            if self.is_padding_DW is not None:
-                text = part_PE.index_select(0, self.text)
-            row_SE.index_copy_(0, self.to, text)
+            return
+        assert self.text is not None and self.to is not None, "a group that is no run has indices"
+        text = part_PE
+        if self.is_padding_DW is not None:
+            text = part_PE.index_select(0, self.text)
+        row_SE.index_copy_(0, self.to, text)
 
 
 class Documents:

@@ -102,12 +102,12 @@ class TokenInfo:
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "TokenInfo":
         """Return the same where `move` puts the tokens in other places."""
-        moved = {}
-        for name in ("global_positions_BT", "token_types_BT"):
-            given = getattr(self, name)
-            if given is not None:
-                moved[name] = move(given)
-        return replace(self, **moved)
+        moved = self
+        if self.global_positions_BT is not None:
+            moved = replace(moved, global_positions_BT=move(self.global_positions_BT))
+        if self.token_types_BT is not None:
+            moved = replace(moved, token_types_BT=move(self.token_types_BT))
+        return moved
 
 
 class TextFirst(NamedTuple):
@@ -233,13 +233,15 @@ class Encoder(Stack):
     @property
     def sizes(self) -> EncoderSizes:
         """Sizes, for counting costs."""
-        given = {}
+        given: dict[str, Any] = {}
+        vocab_size = 0
         if self.embed_tokens is not None:
+            vocab_size = self.embed_tokens.num_embeddings
             given["no_token_positional_embeddings"] = self.embed_positions is None
             if self.embed_token_types is not None:
                 given["token_types"] = self.embed_token_types.num_embeddings
         return EncoderSizes(
-            vocab_size=0 if self.embed_tokens is None else self.embed_tokens.num_embeddings,
+            vocab_size=vocab_size,
             embed_dim=self.embed_dim,
             ffn_embed_dim=self.options.ffn_embed_dim,
             num_heads=self.num_heads,
@@ -330,15 +332,19 @@ class Encoder(Stack):
     ) -> tuple[Tensor, list[Tensor]]:
         """Add the bias of each pair, -inf where a token does not see another, to all scores, as learned ones are."""
         check_takes_permuted(self, "turns")
-        check_turns(info.turns_B3T, info.positions_BT, tokens_BT.shape[:2], self.max_positions)
+        turns_B3T = info.turns_B3T
+        positions_BT = info.positions_BT
+        assert turns_B3T is not None, "permuted tokens have turns"
+        check_turns(turns_B3T, positions_BT, tokens_BT.shape[:2], self.max_positions)
+        assert positions_BT is not None, "and positions, as was checked"
         x = tokens_BT
         if self.embed_tokens is not None:
             x = self.embed(tokens_BT, info.token_types_BT, info.positions_BT)
         if self.relative_position_bias is not None and self.has_scores:
-            added = self.relative_position_bias.of_places(info.positions_BT, self.max_positions).to(x.dtype)
+            added = self.relative_position_bias.of_places(positions_BT, self.max_positions).to(x.dtype)
         else:
             added = x.new_zeros(()).expand(len(x), self.num_heads, x.size(1), x.size(1))
-        added = added.masked_fill(~sees(info.turns_B3T)[:, None], float("-inf"))
+        added = added.masked_fill(~sees(turns_B3T)[:, None], float("-inf"))
         shape = Scores(learned_BNTK=added, places_BT=info.positions_BT)
         return self._run(x, Context(shape, self.back_end()), return_all)
 
@@ -374,6 +380,7 @@ class Encoder(Stack):
             raise ValueError(f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions")
         x = tokens_BT
         if not tokens_BT.is_floating_point():
+            assert self.embed_tokens is not None, "blocks alone take embeddings"
             x = self.embed_tokens(tokens_BT)
         if self.embed_positions is not None:
             if isinstance(positions, np.ndarray):

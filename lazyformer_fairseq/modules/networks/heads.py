@@ -58,7 +58,7 @@ class MaskedLMHead(nn.Module):
         """
         if masked_tokens is not None:
             features = features.flatten(0, 1).index_select(0, as_positions(masked_tokens))
-        if self.dense is not None:
+        if self.dense is not None and self.layer_norm is not None:
             features = self.layer_norm(self.activation(self.dense(features)))
         return F.linear(features, self.weight, self.bias)
 

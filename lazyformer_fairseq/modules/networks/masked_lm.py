@@ -188,9 +188,11 @@ class _EncoderWithHead(nn.Module):
         self.sentence_encoder = Encoder(**encoder_arguments(options, vocab_size, padding_idx))
         self.sentence_encoder.compiles = options.compile
         self.sentence_encoder.checkpoints = options.checkpoint_activations
+        embed_tokens = self.sentence_encoder.embed_tokens
+        assert embed_tokens is not None, "an encoder with a vocabulary has them"
         self.lm_head = heads.MaskedLMHead(
             options.encoder_embed_dim,
-            self.sentence_encoder.embed_tokens,
+            embed_tokens,
             activation=ACTIVATIONS[str(options.head_activation_fn)],
             norm=self.sentence_encoder.norm,
             linear_bias=not options.no_linear_bias,
@@ -209,11 +211,13 @@ class _EncoderWithHead(nn.Module):
         info: TokenInfo,
     ) -> tuple[Tensor, dict[str, Any]]:
         padding_mask: Optional[Tensor] = None
-        is_padded_on_right = None if has_padding is None else True
+        is_padded_on_right = None
+        if has_padding is not None:
+            is_padded_on_right = True
         if has_padding is not False:
             padding_mask = src_tokens.eq(self.sentence_encoder.padding_idx)
-        if has_padding is None and not padding_mask.any():
-            padding_mask = None
+            if has_padding is None and not padding_mask.any():
+                padding_mask = None
         output, inner_states = self.sentence_encoder(
             src_tokens,
             padding_mask,

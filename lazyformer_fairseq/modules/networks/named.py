@@ -1,10 +1,10 @@
 """A named architecture as a network, of plain torch."""
 
-from typing import Any, Union
+from typing import Any, Union, cast
 
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
-from lazyformer_fairseq.modules.networks.options import Options, options_of_arch
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, Options, options_of_arch
 
 
 def build(arch: str, vocab_size: int, padding_idx: int = 1, **options: Any) -> Union[MaskedLM, CausalLM]:
@@ -24,5 +24,6 @@ def build(arch: str, vocab_size: int, padding_idx: int = 1, **options: Any) -> U
 
 def network(options: Options, vocab_size: int, padding_idx: int = 1) -> Union[MaskedLM, CausalLM]:
     """Return the model of these options, or of fairseq's config of them, with fresh weights."""
-    model = MaskedLM if hasattr(options, "encoder_embed_dim") else CausalLM
-    return model(options, vocab_size, padding_idx)
+    if hasattr(options, "encoder_embed_dim"):
+        return MaskedLM(cast(MaskedLMOptions, options), vocab_size, padding_idx)
+    return CausalLM(cast(CausalLMOptions, options), vocab_size, padding_idx)

@@ -221,8 +221,8 @@ def options_of_arch(arch: str, **given: Any) -> Options:
     Raises:
         UserError: as :func:`read_options`, or there is no such architecture.
     """
-    tables = {MaskedLMOptions: ARCHITECTURES, CausalLMOptions: CAUSAL_ARCHITECTURES}
-    kind = next((kind for kind, rows in tables.items() if arch in rows), None)
-    if kind is None:
-        raise UserError(f"no architecture {arch!r}{nearest(arch, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES])}")
-    return read_options(kind, {**tables[kind][arch].options(), **given})
+    if arch in ARCHITECTURES:
+        return read_options(MaskedLMOptions, {**ARCHITECTURES[arch].options(), **given})
+    if arch in CAUSAL_ARCHITECTURES:
+        return read_options(CausalLMOptions, {**CAUSAL_ARCHITECTURES[arch].options(), **given})
+    raise UserError(f"no architecture {arch!r}{nearest(arch, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES])}")

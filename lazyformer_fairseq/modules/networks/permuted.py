@@ -7,6 +7,8 @@ computed `at` one, and is seen `from` one on `until` another, which no longer se
 from_j <= at_i < until_j. Padding is seen at no turn.
 """
 
+from typing import Optional
+
 import torch
 from torch import Tensor, nn
 
@@ -34,7 +36,7 @@ def check_takes_permuted(model: nn.Module, option: str) -> None:
             )
 
 
-def check_turns(turns_B3T: Tensor, positions_BT: Tensor, shape: torch.Size, most: int) -> None:
+def check_turns(turns_B3T: Tensor, positions_BT: Optional[Tensor], shape: torch.Size, most: int) -> None:
     """Raise a UserError for turns or positions of other shapes, or (on a processor) positions beyond `most`."""
     if positions_BT is None or positions_BT.shape != shape or turns_B3T.shape != (shape[0], 3, shape[1]):
         found = [None if each is None else tuple(each.shape) for each in (positions_BT, turns_B3T)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, StackOutput
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read
 from lazyformer_fairseq.patterns.kinds import ENCODER
@@ -145,14 +146,22 @@ def add_up(unit: Unit, x_BTC: Tensor, shared: Context) -> tuple[Tensor, list[Ten
     below: SharedState = {}
     inputs = []
     for place, sublayer in enumerate(unit.sublayers):
-        x = x_BTC if added is None else x_BTC + added
+        x = x_BTC
+        if added is not None:
+            x = x_BTC + added
         inputs.append(x)
         past = None
-        if unit.past is not None and unit.past[place] is not None:
-            past = unit.past[place].to(x)
-        y, handed_on = sublayer.branch(x, below, shared, past)
-        added = y if added is None else added + y
+        if unit.past is not None:
+            past = unit.past[place]
+        if past is not None:
+            past = past.to(x)
+        y, handed_on = cast(ResidualSublayer, sublayer).branch(x, below, shared, past)
+        if added is None:
+            added = y
+        else:
+            added = added + y
         below = {**below, **handed_on}
+    assert added is not None, "a unit has sublayers"
     return added, inputs
 
 
@@ -210,10 +219,10 @@ class _Reversible(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        units,
-        shared,
-        branch,
-        dtype,
+        units: Sequence[Unit],
+        shared: Context,
+        branch: Branch,
+        dtype: torch.dtype,
         inputs: list[Tensor],
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:

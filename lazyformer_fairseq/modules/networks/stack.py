@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Optional, Union
+from typing import Any, ClassVar, Optional, Union, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,7 @@ class Stack(nn.Module):
     """
 
     direction: ClassVar[str]
+    sublayers: Sequence[nn.Module]
     features: frozenset[str] = frozenset()
     _compiles = False
     checkpoints = False
@@ -125,9 +126,10 @@ class Stack(nn.Module):
         if reversible:
             check_reversible(self.plan, self.direction, normalize_before)
 
-    def build_sublayers(self) -> nn.ModuleList:
-        """Return one module per place of the plan, with fresh weights."""
-        return nn.ModuleList(self.build_sublayer(planned) for planned in self.plan)
+    def build_sublayers(self) -> Sequence[nn.Module]:
+        """Return one module per place of the plan, with fresh weights, in an nn.ModuleList."""
+        built = nn.ModuleList(self.build_sublayer(planned) for planned in self.plan)
+        return cast(Sequence[nn.Module], built)
 
     def build_sublayer(self, planned: PlannedSublayer) -> nn.Module:
         """Return one sublayer of this network's sizes, with weights of its own.
@@ -232,7 +234,7 @@ class Stack(nn.Module):
         """
         past = None
         if memory is not None:
-            past = memory.by_sublayer([sublayer.attends for sublayer in self.sublayers])
+            past = memory.by_sublayer([bool(sublayer.attends) for sublayer in self.sublayers])
         run = run_sublayers
         branch = add_up
         if self.compiles and self.training:

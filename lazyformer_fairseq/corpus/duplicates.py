@@ -178,10 +178,22 @@ def _mark_repeated(
             np.flatnonzero((unit[:, 0] >> np.uint64(32)) * partitions >> np.uint64(32) == partition) for unit in units
         ]
         rows = np.concatenate([unit[found] for unit, found in zip(units, places, strict=True)])
-        order = np.lexsort(rows.T)  # stable: of equal rows the earliest comes first
+        candidates = _may_be_repeated(rows[:, -1])
+        order = candidates[np.lexsort(rows[candidates].T)]  # stable: of equal rows the earliest comes first
         repeated = np.zeros(len(rows), dtype=bool)
         repeated[order[1:]] = (rows[order[1:]] == rows[order[:-1]]).all(axis=1)
         ends = np.cumsum([len(found) for found in places])[:-1]
         for of_unit, found, again in zip(decisions, places, np.split(repeated, ends), strict=True):
             marked = found[again]
             of_unit[marked[of_unit[marked] == KEEP]] = mark
+
+
+def _may_be_repeated(hashes: np.ndarray) -> np.ndarray:
+    """Return the places of all hashes that occur more than once; sorting whole rows takes several times as long."""
+    order = np.argsort(hashes)
+    in_order = hashes[order]
+    equals_next = in_order[1:] == in_order[:-1]
+    is_repeated = np.zeros(len(hashes), dtype=bool)
+    is_repeated[1:] = equals_next
+    is_repeated[:-1] |= equals_next
+    return np.sort(order[is_repeated])

@@ -23,7 +23,6 @@ from lazyformer_fairseq.training.warm_start.start import Trained, WarmStart, sta
 SPLIT = "valid"
 MOST_BYTES = 16 << 20  # of raw text; far more than is looked at
 TOKENS = 65_536
-PASSED_OVER = 8_192
 TOKENS_OF_BATCH = 4096
 Batches = Sequence[Mapping[str, Any]]  # as a masked-LM dataset makes them
 
@@ -114,7 +113,10 @@ class Scorer:
             pattern: of the new model.
             from_sublayers: as in :func:`~lazyformer_fairseq.training.warm_start.start.start_from`.
         """
-        key = (pattern, from_sublayers and tuple(from_sublayers))
+        origins = None
+        if from_sublayers:
+            origins = tuple(from_sublayers)
+        key = (pattern, origins)
         if key not in self._known:
             self._known[key] = masked_lm_bits(self.start({"sublayer_pattern": pattern}, from_sublayers).new, self.text)
         return self._known[key]
@@ -139,7 +141,6 @@ def read_text(
     tokenizer: TextTokenizer,
     longest: int,
     tokens: int = TOKENS,
-    passed_over: int = PASSED_OVER,
 ) -> Batches:
     """Draw blocks from text by a fixed seed, the same at each call.
 
@@ -148,8 +149,6 @@ def read_text(
         tokenizer: the model's.
         longest: tokens of a block.
         tokens: so many, some more or fewer, as blocks are whole; fewer where there are fewer.
-        passed_over: of the tokens drawn, the first are left out (heads were matched on them once, and losses stay
-            comparable); fewer in the same proportion where there are fewer.
 
     Raises:
         UserError: it cannot be read, has another dictionary than the model, or fewer than two blocks.
@@ -161,8 +160,8 @@ def read_text(
     blocks = np.random.default_rng(1).permutation(len(dataset))
     if len(blocks) < 2:
         raise UserError(f"{source}: one block of {longest} tokens, too few to measure losses")
-    border = min(-(-passed_over // longest), max(1, len(blocks) * passed_over // (passed_over + tokens)))
-    samples = [dataset[int(block)] for block in sorted(blocks[border : border - (-tokens // longest)])]
+    count = math.ceil(tokens / longest)
+    samples = [dataset[int(block)] for block in sorted(blocks[:count])]
     at_once = max(1, TOKENS_OF_BATCH // longest)
     return [dataset.collater(samples[start : start + at_once]) for start in range(0, len(samples), at_once)]
 

@@ -32,7 +32,7 @@ from lazyformer_fairseq.experiments.search.settings import CompressSettings
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.report.numbers import spread
 from lazyformer_fairseq.storage.atomic import atomic_folder
-from lazyformer_fairseq.training.warm_start.losses import PASSED_OVER, Scorer, read_text
+from lazyformer_fairseq.training.warm_start.losses import Scorer, read_text
 from lazyformer_fairseq.training.warm_start.start import Trained, write_record
 
 SCORES = "scores.json"
@@ -106,12 +106,10 @@ def run_compress(settings: CompressSettings, original: Original, path: Path) -> 
         UserError: the folder holds a search of other settings, or other things; the text is too short or of another
             dictionary; or no pattern is as fast as a budget says.
     """
-    # The text to search with, and twice as much, of which some is in the first.
+    # The text to search with, and twice as much, which begins with the same blocks.
     longest = original.trained.cfg.max_positions
-    passed_over = min(PASSED_OVER, settings.tokens)
     text, more = (
-        read_text(Path(settings.text), original.tokenizer, longest, times * settings.tokens, passed_over)
-        for times in (1, 2)
+        read_text(Path(settings.text), original.tokenizer, longest, times * settings.tokens) for times in (1, 2)
     )
     candidates = Candidates.of(original.trained.plan, read_candidates(settings.candidates))
 

@@ -136,15 +136,10 @@ class RunRecorder:
 
 
 def _named(section: Union[Mapping[str, Any], Namespace]) -> dict[str, Any]:
-    """Return a section of fairseq's settings with its ``_name`` as `name`.
+    """Return a section of fairseq's settings, which begins with its `name`.
 
     fairseq's older models, such as RoBERTa's, have their arguments as a namespace, whose `arch` names the model.
     """
     if isinstance(section, Namespace):
-        options = dict(vars(section))
-        name = options["arch"]
-    else:
-        options = dict(section)
-        name = options["_name"]
-    options.pop("_name", None)
-    return {"name": name, **options}
+        section = {**vars(section), "_name": section.arch}
+    return run_record.named(section)

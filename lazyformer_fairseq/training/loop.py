@@ -289,10 +289,10 @@ class TrainingLoop:
         settings = self.objective.settings()
         return RunRecord(
             command=tuple(sys.argv),
-            model=settings["model"],
+            model=run_record.named(settings["model"]),
             parameters=self.parameters,
-            task={**settings["task"], "vocab_size": len(self.objective.dictionary)},
-            criterion=settings["criterion"],
+            task={**run_record.named(settings["task"]), "vocab_size": len(self.objective.dictionary)},
+            criterion=run_record.named(settings["criterion"]),
             data=run_record.hash_data(self.objective.data_folders()),
             optimizer={"name": optimization.optimizer, **optimization.resolved_optimizer_options()},
             schedule={
@@ -325,6 +325,7 @@ class TrainingLoop:
             values=run_record.finite_values(values),
             epoch=self.batches.epoch,
         )
+        assert self._metrics is not None
         self._metrics.append(line)
 
     def _log_interval(self) -> None:

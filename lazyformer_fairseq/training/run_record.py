@@ -106,7 +106,7 @@ def write_run(folder: Path, record: RunRecord) -> None:
 
 def _by_full_name(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a record by names such as ``schedule.max_update``, without its command."""
-    found = {}
+    found: dict[str, Any] = {}
     for section, options in content.items():
         if isinstance(options, dict):
             found |= {f"{section}.{name}": value for name, value in options.items()}
@@ -127,6 +127,12 @@ def read_run(folder: Path) -> RunRecord:
         UserError: there is none, or it is damaged.
     """
     return read_as(RunRecord, folder / RUN, REMEDY)
+
+
+def named(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a model, task or criterion with their ``_name``, as checkpoints call it, as `name`."""
+    options = dict(section)
+    return {"name": options.pop("_name"), **options}
 
 
 def describe_here(device: Any) -> dict[str, dict[str, Any]]:

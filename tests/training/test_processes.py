@@ -54,7 +54,9 @@ def test_two_processes_train_as_one_with_twice_the_update_frequency(what, data_f
     data = data_folder if what == "masked" else lm_data
     for updates in (UPDATES // 2, UPDATES):  # the second ones resume
         train_in_two(warm_python / "python", what, data, tmp_path / "two", updates)
-    assert read_run(tmp_path / "two").processes == 2
+    record = read_run(tmp_path / "two")
+    tasks = {"masked": "full_sentences_masked_lm", "streams": "stream_language_modeling"}
+    assert (record.processes, record.task["name"]) == (2, tasks[what])
     two = torch.load(tmp_path / "two" / CHECKPOINT, weights_only=True)
     assert two["optimizer_history"][-1]["num_updates"] == UPDATES
     if what == "streams":  # whose rows two processes read side by side: one process reads them all at once

@@ -22,10 +22,10 @@ from lazyformer_fairseq.training.run_record import (
 
 RECORD = RunRecord(
     command=("lazyformer", "pretrain"),
-    model={"_name": "lazyformer", "sublayer_pattern": "M2x6"},
+    model={"name": "lazyformer", "sublayer_pattern": "M2x6"},
     parameters=7,
-    task={"_name": "full_sentences_masked_lm", "data": "data", "seed": 1},
-    criterion={"_name": "masked_lm_accuracy"},
+    task={"name": "full_sentences_masked_lm", "data": "data", "seed": 1},
+    criterion={"name": "masked_lm_accuracy"},
     data={"dict.txt": "0" * 64},
     optimizer={"name": "fused_adam", "adam_betas": "(0.9, 0.98)"},
     schedule={"name": "wsd", "lr": 1e-3, "max_update": 100, "patience": math.inf},

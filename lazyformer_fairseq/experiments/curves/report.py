@@ -91,7 +91,7 @@ class History:
             flops_per_token = count_flops_per_token(record)
         except (KeyError, ValueError) as error:
             flops_per_token = nan
-            self.why_no_flops = f"no formula for --task {name_of(record.task)} and its model ({error!r})"
+            self.why_no_flops = f"no formula for --task {record.task['name']} and its model ({error!r})"
 
         hours = spent["hours"]
         tokens = spent["tokens"]
@@ -113,11 +113,6 @@ class History:
             self.spent["flops"][updates] = spent["flops"] + (tokens - spent["tokens"]) * flops_per_token
 
 
-def name_of(section: Mapping[str, Any]) -> str:
-    """Return the name of the model or task of a record; our own loop writes it as checkpoints do."""
-    return section.get("name") or section.get("_name", "")
-
-
 def read_history(phases: Sequence[Path]) -> History:
     """Read the records of a run, of one folder per phase.
 
@@ -126,8 +121,8 @@ def read_history(phases: Sequence[Path]) -> History:
     """
     records = [read_run(folder) for folder in phases]
     model = records[0].model
-    measure = MEASURES.get(name_of(records[0].task), "validation loss")
-    history = History(name_of(model), str(model.get("sublayer_pattern", "")), measure)
+    measure = MEASURES.get(records[0].task.get("name"), "validation loss")
+    history = History(model["name"], str(model.get("sublayer_pattern", "")), measure)
     for folder, record in zip(phases, records, strict=True):
         lines = []
         if (folder / METRICS).exists():  # else it has begun and measured nothing yet
@@ -143,7 +138,7 @@ def count_flops_per_token(record: RunRecord) -> float:
         KeyError, ValueError: the model or task is of another package.
     """
     model = record.model
-    task = {**record.task, "_name": name_of(record.task)}
+    task = {**record.task, "_name": record.task["name"]}
     sizes = sizes_of(model, task["vocab_size"])
     memory = 0
     predicted = None

@@ -45,9 +45,8 @@ def test_validations_between_and_beyond_the_lines_of_training(tmp_path):
 
 
 def test_the_record_of_our_own_loop_tells_the_same(tmp_path):
-    """It counts the tokens since the line before, and names models and tasks as checkpoints do."""
-    settings = {section: {**options, "_name": options["name"], "name": ""} for section, options in BERT.items()}
-    recorder = Recorder(tmp_path / "ours", settings)
+    """It counts the tokens since the line before."""
+    recorder = Recorder(tmp_path / "ours")
     for updates in (10, 20):
         recorder._append(updates, "train", 36 * updates, loss=9.5, tokens=1000)
         recorder.valid(updates, 36 * updates, 8.0)

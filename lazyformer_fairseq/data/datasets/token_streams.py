@@ -1,6 +1,5 @@
 """One long text as contiguous streams, a row of a batch each, cut into segments (Transformer-XL, section 3.2)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -103,8 +102,23 @@ class TokenStreams(Dataset):
         self.lengths = each + (own < rest)
         self.longest = each + (rest > 0)
         self.shifts = np.zeros(len(own), np.int64)
+        self.set_epoch(self.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, which draws the places where rolled streams start."""
+        self.epoch = epoch
         if self.roll:
-            self.shifts = np.random.default_rng((self.seed, self.epoch, 0)).integers(each, size=self.rows)[own]
+            random = np.random.default_rng((self.seed, epoch, 0))
+            self.shifts = random.integers(self.longest, size=self.rows)[self.own_rows]
+
+    def ordered_indices(self) -> np.ndarray:
+        """Return the segments in order."""
+        return np.arange(len(self))
+
+    def batch_by_size(self, indices: np.ndarray, *limits: Optional[int]) -> list[np.ndarray]:
+        """Return one segment per batch, as a segment is a batch already; the limits of a batch do not apply."""
+        assert limits == (None, 1), limits
+        return np.split(indices, len(indices))
 
     @property
     def own_rows(self) -> slice:
@@ -133,7 +147,7 @@ class TokenStreams(Dataset):
         return _batch(segment, source, target, self.pad)
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return an item is a batch already."""
+        """Return the item, which is a batch already."""
         (sample,) = samples
         return sample
 
@@ -153,11 +167,16 @@ class TokenItems(TokenStreams):
         self.longest = self.tgt_len
         if self.rows < 1 or (count < self.rows and not self.keeps_rest):
             raise UserError(f"{count} images in batches of {self.rows} (batch size x workers); give smaller ones")
-        order = np.arange(count)
+        self.set_epoch(self.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, which draws its own order for training."""
+        self.epoch = epoch
+        order = np.arange(len(self.items))
         if self.keeps_rest:
-            order = np.pad(order, (0, -count % self.rows), constant_values=-1)
+            order = np.pad(order, (0, -len(order) % self.rows), constant_values=-1)
         else:
-            order = np.random.default_rng((self.seed, self.epoch, 2)).permutation(order)
+            order = np.random.default_rng((self.seed, epoch, 2)).permutation(order)
         self.order = order[: len(order) - len(order) % self.rows].reshape(-1, self.rows)
 
     def __len__(self) -> int:
@@ -216,20 +235,11 @@ class EpochSegments(EpochBatches):
     """The segments of streams in order, epoch after epoch, as fairseq-train reads them; every one is a whole batch.
 
     Args:
-        open_streams: returns the streams of an epoch, from 1.
+        streams: those of this process.
     """
 
-    def __init__(self, open_streams: Callable[[int], TokenStreams]):
-        self._open_streams = open_streams
-        super().__init__(open_streams(1), batch_size=1, shuffle=False)
-
-    @property
-    def indices(self) -> list[np.ndarray]:
-        """Numbers of the segments of the epoch, a batch each."""
-        if self._batches[0] != self.epoch:
-            self.dataset = self._open_streams(self.epoch)
-            self._batches = (self.epoch, [np.array([segment]) for segment in range(len(self.dataset))])
-        return self._batches[1]
+    def __init__(self, streams: TokenStreams):
+        super().__init__(streams, batch_size=1, shuffle=False)
 
     def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
         """Return all segments: each process reads its own streams."""

@@ -9,33 +9,26 @@ empty at its start.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data import FairseqDataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
-from lazyformer_fairseq.data.datasets.token_streams import (
-    StreamOptions,
-    TokenStreams,
-    check_memory_fits,
-    cut_tokens,
-    item_length,
-    open_tokens,
-    shape_of,
-)
+from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, TokenStreams
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
-from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask, dictionary_of
-from lazyformer_fairseq.modules.networks.carried_memory import CHECKPOINT_KEY, CarriedMemory, Shape, with_memory
+from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask
+from lazyformer_fairseq.modules.networks.carried_memory import CarriedMemory, with_memory
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.storage.indexed_format import check_items
+from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
+from lazyformer_fairseq.training.processes import Processes
 
 logger = logging.getLogger(__name__)
 
@@ -97,24 +90,22 @@ class SegmentIterator(EpochBatchIterator):
 
 @register_task("stream_language_modeling", dataclass=StreamLanguageModelingConfig)
 class StreamLanguageModelingTask(EncoderTask):
-    """Language modelling of streams, whose memory stays between batches; each worker keeps that of its own rows.
+    """fairseq's task for :class:`~lazyformer_fairseq.training.objectives.stream_lm.StreamLMObjective`.
+
+    The memory stays between batches; each worker keeps that of its own rows.
 
     Attributes:
-        training: the memory in training.
+        objective: cuts the text, and holds the memory in training.
         validation: the memory in validation.
-        mem_len: the model's, set when it is built.
     """
 
     cfg: StreamLanguageModelingConfig
 
-    def __init__(self, cfg: StreamLanguageModelingConfig, dictionary: Dictionary):
-        super().__init__(cfg, dictionary)
-        self.training = CarriedMemory()
+    def __init__(self, cfg: StreamLanguageModelingConfig, objective: StreamLMObjective):
+        super().__init__(cfg, objective.dictionary)
+        self.objective = objective
         self.validation = CarriedMemory()
-        self.mem_len = 0
-        self._streams: Optional[TokenStreams] = None  # of training
-        self._restored: Optional[dict[str, Any]] = None  # from a checkpoint, until the next batch
-        self._gathered: Optional[dict[str, Any]] = None  # for a checkpoint, until it is written
+        self._gathered: dict[str, Any] = {}  # for a checkpoint, until it is written
 
     @classmethod
     def setup_task(cls, cfg: StreamLanguageModelingConfig, **kwargs) -> "StreamLanguageModelingTask":
@@ -123,12 +114,20 @@ class StreamLanguageModelingTask(EncoderTask):
         Raises:
             UserError: there is none.
         """
-        return cls(cfg, dictionary_of(cfg.data))
+        objective = StreamLMObjective(
+            network=None,
+            data=cfg.data,
+            batch_size=0,  # known when fairseq asks for batches
+            seed=1,
+            text={field.name: cfg[field.name] for field in fields(StreamOptions)},
+        )
+        logger.info("dictionary: %d symbols from %s", len(objective.dictionary), cfg.data)
+        return cls(cfg, objective)
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """Build the model."""
         model = super().build_model(cfg, from_checkpoint)
-        self.mem_len = getattr(cfg, "mem_len", 0)
+        self.objective.mem_len = getattr(cfg, "mem_len", 0)
         return model
 
     def load_dataset(self, split: str, **kwargs) -> None:
@@ -137,11 +136,9 @@ class StreamLanguageModelingTask(EncoderTask):
         Raises:
             UserError: a file is missing, damaged, empty or of another dictionary.
         """
-        prefix = Path(self.cfg.data) / split
-        tokens = open_tokens(prefix)
-        check_items(prefix, len(self.dictionary), eos=None)  # characters have no ends
+        tokens = self.objective.tokens(split)
         self.datasets[split] = _Text(split, tokens)
-        logger.info("%s: %d tokens", prefix, len(tokens))
+        logger.info("%s: %d tokens", Path(self.cfg.data) / split, len(tokens))
 
     def get_batch_iterator(
         self,
@@ -157,27 +154,16 @@ class StreamLanguageModelingTask(EncoderTask):
         """
         if max_sentences is None:
             raise UserError("--max-tokens does not determine the number of streams; give --batch-size")
-        is_training = dataset.split == self.cfg.train_subset
+        objective = self.objective
+        objective.batch_size = max_sentences
+        objective.seed = others.get("seed", 1)
+        processes = Processes(rank=others.get("shard_id", 0), count=others.get("num_shards", 1))
         epoch = others.get("epoch", 1)
-        shards = others.get("num_shards", 1)
-        streams = cut_tokens(
-            dataset.tokens,
-            rows=max_sentences * shards,
-            tgt_len=self.cfg.tgt_len if is_training else self.cfg.valid_tgt_len or self.cfg.tgt_len,
-            eos=self.dictionary.eos(),
-            pad=self.dictionary.pad(),
-            item=item_length(self.cfg.data),
-            shards=shards,
-            shard=others.get("shard_id", 0),
-            keeps_rest=not is_training,
-            roll=self.cfg.roll and is_training,
-            seed=others.get("seed", 1),
-            epoch=epoch,
-        )
-        if is_training:
-            self._streams = streams
-            check_memory_fits(self.mem_len, streams)
+        if dataset.split == self.cfg.train_subset:
+            streams = objective.training_streams(dataset.tokens, processes, epoch)
             logger.info("%d streams of %d tokens: %d segments", streams.rows, streams.longest, len(streams))
+        else:
+            streams = objective.held_out_streams(dataset.tokens, processes)
         taken = {name: others[name] for name in ("num_workers", "skip_remainder_batch") if name in others}
         return SegmentIterator(streams, epoch=epoch, buffer_size=others.get("data_buffer_size", 0), **taken)
 
@@ -186,11 +172,10 @@ class StreamLanguageModelingTask(EncoderTask):
         if ignore_grad:  # a dummy, so that this worker keeps step with others
             sample = with_memory(sample, StreamMemory())
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
-        self._restore_memory()
         self.validation.memory.clear()  # it is done, and its memory is large
-        sample = with_memory(sample, self.training.before(sample["segment"]))
+        sample = self.objective.at_update(sample, update_num)
         result = super().train_step(sample, model, criterion, optimizer, update_num)
-        self.training.has_read(sample["segment"])
+        self.objective.memory.has_read(sample["segment"])
         return result
 
     def valid_step(self, sample, model, criterion):
@@ -201,48 +186,31 @@ class StreamLanguageModelingTask(EncoderTask):
         return result
 
     def forget_memory(self) -> None:
-        """Drop the memory after an update that was skipped or undone: what it left there may not be sound."""
-        self._restored = None
-        self.training.memory.clear()  # the streams continue without a past
+        """Drop the memory after an update that was skipped or undone; the streams continue without a past."""
+        self.objective.forget()
 
     def keep_memory(self) -> Callable[[], None]:
         """Return what brings the memory of now back, where the update that follows is given up."""
-        self._restore_memory()
-        states = self.training.memory.state_dict()
-        segment = self.training.next_segment
+        carried = self.objective.memory
+        states = carried.memory.state_dict()
+        segment = carried.next_segment
 
         def bring_back() -> None:
-            self.training.memory.load_state_dict(states)
-            self.training.next_segment = segment
+            carried.memory.load_state_dict(states)
+            carried.next_segment = segment
 
         return bring_back
 
     def gather_memory(self) -> None:
         """Gather the memories of all workers on the one that writes checkpoints; all workers call it."""
-        if self._streams is not None:
-            self._restore_memory()
-            self._gathered = self.training.gather(self._shape())
+        self._gathered = self.objective.state_dict()
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
         """Return what fairseq adds to a checkpoint's extra state."""
         gathered = self._gathered
-        self._gathered = None
-        if gathered is None:
-            return {}
-        return {CHECKPOINT_KEY: gathered}
+        self._gathered = {}
+        return gathered
 
     def take_from_checkpoint(self, extra_state: dict[str, Any]) -> None:
-        """Keep a checkpoint's memory for the next batch, if it ends where that batch starts."""
-        self._restored = extra_state.get(CHECKPOINT_KEY)
-        if self._restored is None:
-            self.training.memory.clear()
-            logger.warning("the checkpoint has no memory of streams: they start with empty memory")
-
-    def _restore_memory(self) -> None:
-        if self._restored is not None:
-            saved = self._restored
-            self._restored = None
-            self.training.restore(saved, self._shape(), self._streams.own_rows)
-
-    def _shape(self) -> Shape:
-        return shape_of(self._streams, self.mem_len, self.cfg)
+        """Take a checkpoint's memory over for the next batch, if it ends where that batch starts."""
+        self.objective.load_state_dict(extra_state)

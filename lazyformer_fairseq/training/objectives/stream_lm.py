@@ -1,10 +1,11 @@
 """Causal language modelling of a text in streams, with a memory carried from segment to segment."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ from lazyformer_fairseq.data.datasets.token_streams import (
 )
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.modules import losses
-from lazyformer_fairseq.modules.networks.carried_memory import CHECKPOINT_KEY, CarriedMemory, with_memory
+from lazyformer_fairseq.modules.networks.carried_memory import CHECKPOINT_KEY, CarriedMemory, Shape, with_memory
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions
 from lazyformer_fairseq.storage.indexed_format import check_items
 from lazyformer_fairseq.training.objectives.interface import (
     Batch,
@@ -35,30 +37,40 @@ from lazyformer_fairseq.training.objectives.interface import (
 from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.processes import ALONE, Processes
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class StreamLMObjective(Objective):
     """Causal language modelling of streams.
 
     Attributes:
-        network: the model.
+        network: the model; None where another trainer builds it and sets `mem_len`.
         data: a folder of `lazyformer lm`.
         batch_size: streams per process.
         seed: the seed of cuts.
         text: options of :class:`StreamOptions`, by name.
+        memory: the memory that the next training batch reads.
+        mem_len: the tokens of that memory, at most.
     """
 
-    network: Network
+    network: Optional[Network]
     data: str
     batch_size: int
     seed: int
     text: Mapping[str, Any]
     CRITERION: ClassVar[str] = "CausalLMCriterion"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.options = StreamOptions(**self.text)
         self.memory = CarriedMemory()
-        self.mem_len = self.network.options.mem_len
+        self.mem_len = 0
+        if self.network is not None:
+            model_options = self.network.options
+            assert isinstance(model_options, CausalLMOptions)
+            self.mem_len = model_options.mem_len
+        self._streams: Optional[TokenStreams] = None  # of training
+        self._saved: Optional[dict[str, Any]] = None  # memory of a checkpoint, until the streams are known
 
     @cached_property
     def dictionary(self) -> Dictionary:
@@ -67,41 +79,53 @@ class StreamLMObjective(Objective):
 
     def build_model(self) -> nn.Module:
         """Build the model with fresh weights."""
-        return self.network.build(self.dictionary)
+        return self.own_network.build(self.dictionary)
 
-    def tokens(self) -> np.ndarray:
-        """Open and check the training text."""
-        prefix = Path(self.data) / "train"
+    def tokens(self, split: str) -> np.ndarray:
+        """Open and check the text of a split.
+
+        Raises:
+            UserError: a file is missing, damaged, empty or of another dictionary.
+        """
+        prefix = Path(self.data) / split
         tokens = open_tokens(prefix)
         check_items(prefix, len(self.dictionary), eos=None)  # characters have no ends
         return tokens
 
     def batches(self, processes: Processes = ALONE) -> EpochSegments:
         """Return the segments of this process's streams, in order."""
-        options = self.options
-        tokens = self.tokens()
-        item = item_length(self.data)
+        return EpochSegments(self.training_streams(self.tokens("train"), processes))
 
-        def open_streams(epoch: int) -> TokenStreams:
-            return cut_tokens(
-                tokens,
-                options.tgt_len,
-                item,
-                rows=self.batch_size * processes.count,
-                eos=self.dictionary.eos(),
-                pad=self.dictionary.pad(),
-                shards=processes.count,
-                shard=processes.rank,
-                roll=options.roll,
-                seed=self.seed,
-                epoch=epoch,
-            )
+    def training_streams(self, tokens: np.ndarray, processes: Processes, epoch: int = 1) -> TokenStreams:
+        """Cut the training text into this process's streams, which the memory is of from here on.
 
-        segments = EpochSegments(open_streams)
-        check_memory_fits(self.mem_len, segments.dataset)
-        self._shape = shape_of(segments.dataset, self.mem_len, options)
-        self._rows = segments.dataset.own_rows
-        return segments
+        Raises:
+            UserError: a segment or the memory is longer than a stream.
+        """
+        streams = self._cut(tokens, self.options.tgt_len, processes, roll=self.options.roll, epoch=epoch)
+        check_memory_fits(self.mem_len, streams)
+        self._streams = streams
+        self._restore_memory()
+        return streams
+
+    def held_out_streams(self, tokens: np.ndarray, processes: Processes) -> TokenStreams:
+        """Cut a held-out text into this process's streams; each token is predicted once."""
+        tgt_len = self.options.valid_tgt_len or self.options.tgt_len
+        return self._cut(tokens, tgt_len, processes, keeps_rest=True)
+
+    def _cut(self, tokens: np.ndarray, tgt_len: int, processes: Processes, **how: Any) -> TokenStreams:
+        return cut_tokens(
+            tokens,
+            tgt_len,
+            item_length(self.data),
+            rows=self.batch_size * processes.count,
+            eos=self.dictionary.eos(),
+            pad=self.dictionary.pad(),
+            shards=processes.count,
+            shard=processes.rank,
+            seed=self.seed,
+            **how,
+        )
 
     def data_folders(self) -> list[Path]:
         """Return the folder of the text."""
@@ -123,23 +147,35 @@ class StreamLMObjective(Objective):
         return next_token_scalars(logs)
 
     def forget(self) -> None:
-        """Empty the memory after an update that was skipped."""
+        """Empty the memory after an update that was skipped: what it left there may not be sound."""
         self.memory.memory.clear()
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return the settings that checkpoints keep."""
         task = {"_name": "stream_language_modeling", "data": self.data, **asdict(self.options)}
-        return {"model": self.network.settings(), "task": task, "criterion": {"_name": "causal_lm"}}
+        return {"model": self.own_network.settings(), "task": task, "criterion": {"_name": "causal_lm"}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the memory."""
-        return {CHECKPOINT_KEY: self.memory.gather(self._shape)}
+        """Return the memory of all processes, on the one that writes checkpoints; all processes call it."""
+        if self._streams is None:
+            return {}
+        return {CHECKPOINT_KEY: self.memory.gather(self._shape(self._streams))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the memory, if the checkpoint has one."""
-        saved = state.get(CHECKPOINT_KEY)
-        if saved is not None:
-            self.memory.restore(saved, self._shape, self._rows)
+        self._saved = state.get(CHECKPOINT_KEY)
+        if self._saved is None:
+            self.memory.memory.clear()
+            logger.warning("the checkpoint has no memory of streams: they start with empty memory")
+        self._restore_memory()
+
+    def _restore_memory(self) -> None:
+        if self._saved is not None and self._streams is not None:
+            self.memory.restore(self._saved, self._shape(self._streams), self._streams.own_rows)
+            self._saved = None
+
+    def _shape(self, streams: TokenStreams) -> Shape:
+        return shape_of(streams, self.mem_len, self.options)
 
 
 def next_token_scalars(logs: Sequence[Log]) -> dict[str, Scalar]:

@@ -3,7 +3,7 @@
 import logging
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,12 +87,12 @@ def recorded_steps() -> Iterator[SimpleNamespace]:
     """What the task's steps read, and the memory after each, in order: of training and of validation."""
     seen = SimpleNamespace(train=[], valid=[])
 
-    def recorder(name: str, carrier: str, records: list):
+    def recorder(name: str, carried: Callable[[StreamLanguageModelingTask], CarriedMemory], records: list):
         original = getattr(StreamLanguageModelingTask, name)
 
         def step(task, sample, *args, **kwargs):
             loss, *rest = original(task, sample, *args, **kwargs)
-            states = [state.clone() for state in getattr(task, carrier).memory.states]
+            states = [state.clone() for state in carried(task).memory.states]
             source, target = sample["net_input"]["src_tokens"], sample["target"]
             found = {"source": source, "target": target, "states": states, "loss": loss.item()}
             records.append(SimpleNamespace(segment=sample["segment"], **found))
@@ -100,7 +100,8 @@ def recorded_steps() -> Iterator[SimpleNamespace]:
 
         return step
 
-    train, valid = recorder("train_step", "training", seen.train), recorder("valid_step", "validation", seen.valid)
+    train = recorder("train_step", lambda task: task.objective.memory, seen.train)
+    valid = recorder("valid_step", lambda task: task.validation, seen.valid)
     with mock.patch.multiple(StreamLanguageModelingTask, train_step=train, valid_step=valid):
         yield seen
 
@@ -253,13 +254,13 @@ def test_dummy_batches_and_skipped_updates_leave_no_trace(lm_data):
 
     step(0)
     step(1)
-    kept = [state.clone() for state in task.training.memory.states]
+    kept = [state.clone() for state in task.objective.memory.memory.states]
     step(0, ignore_grad=True)
-    assert same(task.training.memory.states, kept) and task.training.next_segment == 2
+    assert same(task.objective.memory.memory.states, kept) and task.objective.memory.next_segment == 2
     assert "memory" not in batches[0]["net_input"]
     task.forget_memory()
     step(2)
-    assert task.training.memory.length == 6 and task.training.next_segment == 3
+    assert task.objective.memory.memory.length == 6 and task.objective.memory.next_segment == 3
 
 
 def test_lengths_that_cannot_be_are_said_before_training(lm_data, tmp_path, fairseq_train, monkeypatch):

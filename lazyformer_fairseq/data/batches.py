@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional, Protocol
+from typing import Any, Optional, Protocol, cast
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lazyformer_fairseq.errors import UserError
 
@@ -138,8 +138,8 @@ class EpochBatches:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         rest = [batch.tolist() for batch in self._dealt(self.indices[self.done :])]
-        loader = DataLoader(
-            self.dataset,
+        loader: DataLoader[dict[str, Any]] = DataLoader(
+            cast(Dataset, self.dataset),  # which a protocol cannot say
             batch_sampler=rest,
             collate_fn=self.dataset.collater,
             num_workers=self.workers,

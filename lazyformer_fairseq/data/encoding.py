@@ -10,6 +10,7 @@ from typing import Optional, Union
 import numpy as np
 
 from lazyformer_fairseq.child_process import end_with_parent
+from lazyformer_fairseq.data.datasets.labelled_texts import sizes_of
 from lazyformer_fairseq.data.labelled_files import SplitFile, TaskDescription, read_split
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, load_prepared, targets_of
 from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, told_cut, told_unknown
@@ -39,9 +40,8 @@ def read_examples(
     """
     if PreparedTask.is_at(data):
         examples = load_prepared(data).read(split, longest, tokenizer.special.eos)
-        size = len(examples.inputs)
-        most = int(examples.inputs.sizes.max())
-        logger.info("%s/%s: %d examples, the longest %d tokens", data, split, size, most)
+        most = int(sizes_of(examples.inputs).max())
+        logger.info("%s/%s: %d examples, the longest %d tokens", data, split, len(examples.inputs), most)
         _warn_of_cuts(examples, most, f"{data}/{split}")
         return examples
     file = read_split(task, data, split)
@@ -54,14 +54,14 @@ def read_examples(
         len(inputs),
         100 * counts["unknown_token_share"],
     )
-    examples = EncodedExamples(inputs, targets_of(task, file.examples), counts["truncated"])
+    examples = EncodedExamples(inputs, targets_of(task, file.examples), int(counts["truncated"]))
     _warn_of_cuts(examples, longest, file.path)
     return examples
 
 
 def _warn_of_cuts(examples: EncodedExamples, longest: Optional[int], source: Union[str, Path]) -> None:
     """Log how many inputs of a split were cut, where some were: they are as long as the longest then."""
-    if examples.cut:
+    if examples.cut and longest is not None:
         logger.warning("%s", told_cut(examples.cut, len(examples.inputs), longest, f"rows of {source}"))
 
 

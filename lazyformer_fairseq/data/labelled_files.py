@@ -194,10 +194,13 @@ class TaskDescription:
 
 @dataclass(frozen=True)
 class Example:
-    """One row: one text or two, the class or score (None where the file has none), and the line, from 1."""
+    """One row: one text or two, the class or score (None where the file has none), and the line, from 1.
+
+    While the classes are not known yet, the target is the label's own word.
+    """
 
     texts: tuple[str, ...]
-    target: Optional[Union[int, float]]
+    target: Optional[Union[int, float, str]]
     line: int
 
 
@@ -276,9 +279,10 @@ class RowReader:
             UserError: two columns have one of these names.
         """
         wanted = [column for column in (*texts, label) if column is not None]
-        if isinstance(texts[0], int):
-            width = max(len(first), 1 + max(wanted))
-            return cls(path, [str(number) for number in range(1, width + 1)], tuple(texts), label)
+        numbers = [column for column in wanted if isinstance(column, int)]
+        if numbers:
+            width = max(len(first), 1 + max(numbers))
+            first = [str(number) for number in range(1, width + 1)]
         for name in wanted:
             places = [str(place) for place, other in enumerate(first, start=1) if other == name]
             if len(places) > 1:
@@ -286,10 +290,16 @@ class RowReader:
                     f"{path}, line 1: {len(places)} columns are called {name!r} (columns {', '.join(places)}); rename "
                     "all but the one that is meant"
                 )
+
+        def place_of(column: Column) -> int:
+            if isinstance(column, int):
+                return column
+            return first.index(column)
+
         place_of_label = None
         if label is not None:
-            place_of_label = first.index(label)
-        return cls(path, first, tuple(map(first.index, texts)), place_of_label)
+            place_of_label = place_of(label)
+        return cls(path, first, tuple(map(place_of, texts)), place_of_label)
 
     def texts_of(self, row: FileRow) -> tuple[str, ...]:
         """Return the texts of a row, which may be empty.
@@ -393,7 +403,7 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
             file.empty_lines.append(row.line)
         target = None
         label = reader.label_of(row)
-        if label is not None:
+        if reader.label is not None and label is not None:
             is_boolean = row.whole is not None and isinstance(row.whole.get(reader.names[reader.label]), bool)
             first_line.setdefault(is_boolean, row.line)
             if len(first_line) > 1:

@@ -16,7 +16,6 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils.data import Dataset
 
 from lazyformer_fairseq.data import frequencies
@@ -140,6 +139,7 @@ class MaskedText:
         whole_inputs: an item is a block.
 
     Attributes:
+        permuted_only: see :class:`PermutedTextOptions`; None for blocks that are not permuted.
         is_permuted: whether blocks are.
         special: ids of the special symbols.
         masking: what is masked, and how.
@@ -159,7 +159,8 @@ class MaskedText:
     def __post_init__(self) -> None:
         options = self.options
         dictionary = self.dictionary
-        self.is_permuted = hasattr(options, "permuted_only")
+        self.permuted_only: Optional[bool] = getattr(options, "permuted_only", None)
+        self.is_permuted = self.permuted_only is not None
         for name in ("next_sentence", "within_documents"):
             if self.is_permuted and getattr(options, name):
                 raise UserError(f"--{name.replace('_', '-')}: not of text that is permuted; leave it out")
@@ -250,16 +251,6 @@ class MaskedText:
             nats.append(-self.neighbour_counts.log_probabilities(ids, at, targets[at]))
         return float(np.concatenate(nats).mean() / math.log(2))
 
-    @torch.no_grad()
-    def start_bias(self, model: nn.Module) -> None:
-        """Return where a model of this dictionary asks for it (``--frequency-bias``), sets the bias of its fresh head.
-
-        So it begins on the plateau, whose cost is :meth:`cost_of_frequencies` (Karpathy, 2019, "A Recipe for Training
-        Neural Networks": initialise the final layer's bias).
-        """
-        if getattr(getattr(model, "cfg", None), "frequency_bias", False):
-            model.encoder.lm_head.bias.copy_(torch.from_numpy(self.log_frequencies))
-
     def split(self, name: str) -> "EpochShard":
         """Return a split as samples, checked first (``verify``).
 
@@ -330,7 +321,7 @@ class MaskedText:
             separators = (self.tokenizer or TextTokenizer).separators
             return SentencePairsDataset(**common, separators=separators, has_token_types=types)
         if self.is_permuted:
-            return PermutedBlocksDataset(**common, permuted_only=options.permuted_only)
+            return PermutedBlocksDataset(**common, permuted_only=bool(self.permuted_only))
         return masked_blocks.FullSentencesDataset(
             **common,
             within_documents=options.within_documents,

@@ -262,7 +262,7 @@ class EncodedExamples:
     cut: int = 0
 
 
-class MappedInputs(Sequence):
+class MappedInputs(Sequence[np.ndarray]):
     """Inputs on disk, cut to `longest` ids when they are read.
 
     Attributes:
@@ -280,7 +280,7 @@ class MappedInputs(Sequence):
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def __getitem__(self, index: int) -> np.ndarray:
+    def __getitem__(self, index: int) -> np.ndarray:  # type: ignore[override]  # one at a time, no slices
         ids = self._items[index]
         if self._longest is None:
             return ids
@@ -317,10 +317,10 @@ class PreparedTask(PreparedFolder):
 
     FORMAT = "lazyformer glue task"
     FORMAT_VERSION = 1
-    SETTINGS = ("format_version", "task", "max_length", "tokenizer", "files")
+    SETTINGS: ClassVar[tuple[str, ...]] = ("format_version", "task", "max_length", "tokenizer", "files")
     CONTENT = "a GLUE task"
     COMMAND = "lazyformer finetune"
-    KIND = TaskManifest
+    KIND: ClassVar[type] = TaskManifest
     TABLE: ClassVar[Mapping[str, TaskDescription]] = TASKS
 
     @classmethod

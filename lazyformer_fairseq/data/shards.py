@@ -6,19 +6,18 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Optional
 
 import torch.distributed
 
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.indexed_format import check_items
+from lazyformer_fairseq.storage.indexed_format import How, check_items
 from lazyformer_fairseq.storage.json_files import read_json
 
 logger = logging.getLogger(__name__)
 
-Verify = Literal["quick", "full", "none"]
 SHARD = re.compile(r"shard(0|[1-9]\d*)")
 
 
@@ -26,7 +25,7 @@ def check_data(
     folders: Sequence[str],
     split: str,
     dictionary: Dictionary,
-    verify: Verify = "quick",
+    verify: str = "quick",
     tokenizer: Optional[Path] = None,
 ) -> None:
     """Check a split in every folder it will be read from: all shards now, not when their epoch comes.
@@ -53,6 +52,9 @@ def check_data(
     if torch.distributed.is_initialized():
         part = torch.distributed.get_rank()
         parts = torch.distributed.get_world_size()
+    how: How = "quick"
+    if verify == "full":
+        how = "full"
     tokens: list[int] = []
     for folder in folders:
         prefix = Path(folder) / split
@@ -60,7 +62,7 @@ def check_data(
             raise UserError(
                 f"{prefix}1.idx: further training files are not read; join them with train, or give each a folder"
             )
-        tokens.append(check_items(prefix, len(dictionary), dictionary.eos(), verify, part, parts))
+        tokens.append(check_items(prefix, len(dictionary), dictionary.eos(), how, part, parts))
     check_totals(folders, split, sum(tokens))
     logger.info(
         "%s: %d files of %s checked (--verify %s)",
@@ -88,7 +90,9 @@ def check_shards(folders: Sequence[str]) -> None:
 
 def check_dictionaries(folders: Sequence[str], dictionary: Dictionary, tokenizer: Optional[Path] = None) -> None:
     """Raise a UserError where a folder or the tokenizer has another dict.txt than the first folder."""
-    first, *others = (Path(folder) / "dict.txt" for folder in (*folders, *filter(None, [tokenizer])))
+    first, *others = (Path(folder) / "dict.txt" for folder in folders)
+    if tokenizer is not None:
+        others.append(tokenizer / "dict.txt")
     own = _symbols(first)
     for path in others:
         if path.is_file() and path.read_bytes() != first.read_bytes() and _symbols(path) != own:

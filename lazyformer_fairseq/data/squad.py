@@ -26,12 +26,7 @@ from lazyformer_fairseq.storage.checked import Count
 from lazyformer_fairseq.storage.json_files import read_as
 
 SPLITS: Mapping[str, str] = {"train": "train-v1.1.json", "valid": "dev-v1.1.json"}
-# None: a part of the official file often has no version.
-VERSIONS = (
-    "1.1",
-    "v1.1",
-    None,
-)
+VERSIONS = ("1.1", "v1.1")
 SHOWN = 5  # mistakes in a message
 
 
@@ -137,7 +132,8 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
     """
     path = Path(path)
     official = read_as(OfficialFile, path, "give the official file, as train-v1.1.json, as SQuAD's authors publish it")
-    if official.version not in VERSIONS:
+    # A part of the official file often has no version.
+    if official.version is not None and official.version not in VERSIONS:
         advice = "take that one"
         if "2.0" in official.version:
             advice = "its questions without an answer are not for this task"

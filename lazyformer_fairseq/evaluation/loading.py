@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional, Union, overload
 
 import torch
 from torch import Tensor
@@ -28,6 +28,14 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCH
 logger = logging.getLogger(__name__)
 
 Make = Callable[[Any, Any], Any]
+
+
+@overload
+def model_of(options: MaskedLMOptions, dictionary: Any) -> MaskedLM: ...
+
+
+@overload
+def model_of(options: CausalLMOptions, dictionary: Any) -> CausalLM: ...
 
 
 def model_of(options: Options, dictionary: Any) -> Union[MaskedLM, CausalLM]:

@@ -54,7 +54,7 @@ def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[s
         names = [name.replace("_", "-") for name in LAPTOP]
         raise UserError(f"--without {unknown[0]}: the recipe has {', '.join(names)}{nearest(unknown[0], names)}")
     others = {*left_out, *given}
-    usual = {}
+    usual: dict[str, Any] = {}
     if "optimizer" in others:
         others |= {"muon_scale", "adam_lr", "lr"}
         usual |= {"optimizer": "fused_adam", "lr": LAPTOP["adam_lr"]}

@@ -33,7 +33,15 @@ from lazyformer_fairseq.executors.nvidia_smi import precision_on
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.products import multiply
 from lazyformer_fairseq.options import AMOUNT, PROPORTION, check, option
-from lazyformer_fairseq.training.optimizers import BUCKET, MOMENTS, AdamLike, AdamOptions, ByGroups, buckets
+from lazyformer_fairseq.training.optimizers import (
+    BUCKET,
+    MOMENTS,
+    AdamLike,
+    AdamOptions,
+    ByGroups,
+    buckets,
+    gradients_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +52,7 @@ SCALES = {
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
 }
+OVERRIDES = "optim_overrides"  # fairseq's attribute, which its copies of weights in single precision have too
 ON_PROCESSOR = 2**22  # elements at once: more take new memory for each product, which costs more than they save
 DEFAULTS = {
     "lr": 0.02,
@@ -62,17 +71,17 @@ DEFAULTS = {
 def mark_matrices(model: nn.Module) -> None:
     """Mark the weights of a model's sublayers that are matrices, with their number of blocks.
 
-    Of models from elsewhere these are the maps of their layers. The attribute is fairseq's, whose copies of weights in
-    single precision have it too.
+    Of models from elsewhere these are the maps of their layers.
     """
     for name, module in model.named_modules():
         if isinstance(module, Linear) or (isinstance(module, nn.Linear) and LAYER.search(name)):
-            module.weight.optim_overrides = {"blocks": getattr(module, "blocks", 1)}
+            overrides = {"blocks": getattr(module, "blocks", 1)}
+            setattr(module.weight, OVERRIDES, overrides)
 
 
 def blocks_of(weight: Tensor) -> int:
     """Return the number of matrices that a weight stacks; 0 for one that is no matrix of a sublayer."""
-    return getattr(weight, "optim_overrides", {}).get("blocks", 0)
+    return getattr(weight, OVERRIDES, {}).get("blocks", 0)
 
 
 def orthogonal(
@@ -146,10 +155,10 @@ class Muon(ByGroups):
     def _step_by_muon(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         """Update weights whose matrices have one shape, or that shape turned."""
         (moments,) = self._moments(weights, ("momentum_buffer",))
-        gradients = [weight.grad for weight in weights]
+        gradients = gradients_of(weights)
         torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
         if group["nesterov"]:
-            updates = torch._foreach_lerp(gradients, moments, group["momentum"])
+            updates = list(torch._foreach_lerp(gradients, moments, group["momentum"]))
         else:
             updates = moments
         stacked = torch.cat([_lying(_blocks(each, of)) for each, of in zip(updates, weights, strict=True)])
@@ -165,10 +174,12 @@ class Muon(ByGroups):
         if not weights:
             return
         b1, b2 = group["betas"]
+        first_moments, second_moments = self._moments(weights, MOMENTS)
         torch._fused_adamw_(
             weights,
-            [weight.grad for weight in weights],
-            *self._moments(weights, MOMENTS),
+            gradients_of(weights),
+            first_moments,
+            second_moments,
             [],
             [torch.tensor(float(group["step"]), device=weights[0].device)] * len(weights),
             lr=group["lr"],

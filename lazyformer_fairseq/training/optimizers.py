@@ -22,7 +22,7 @@ Clipping the gradients by their global norm is the caller's: ``FusedLAMB`` clips
 import ast
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -85,10 +85,12 @@ class AdamLike:
     @property
     def optimizer_config(self) -> dict[str, Any]:
         """Return the options of torch's optimizer."""
-        rates = self.cfg.lr
+        rate = self.cfg.lr
+        if isinstance(rate, Sequence):  # fairseq's: of epochs
+            rate = rate[0]
         betas = getattr(self.cfg, f"{self.PREFIX}_betas")
         return {
-            "lr": rates[0] if isinstance(rates, Collection) else rates,
+            "lr": rate,
             "betas": betas_of(betas, f"--{self.PREFIX}-betas"),
             "eps": getattr(self.cfg, f"{self.PREFIX}_eps"),
             "weight_decay": self.cfg.weight_decay,
@@ -106,7 +108,11 @@ class AdamLike:
             {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0},
         ]
 
-    def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
+    def load_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        optimizer_overrides: Optional[Mapping[str, Any]] = None,
+    ) -> None:
         """Load what the same optimizer saved.
 
         Raises:
@@ -299,19 +305,22 @@ class Lamb(ByGroups):
 
     def _tensors_of(self, weight: Tensor) -> list[Tensor]:
         """Return the weight, its gradient, its first and second moments; all but the weight contiguous."""
+        assert weight.grad is not None
         return [weight, weight.grad.contiguous(), *(moment for (moment,) in self._moments([weight], MOMENTS))]
 
     def _step_on_processor(self, group: dict[str, Any], time: Tensor, own: Tensor, *tensors: Tensor) -> None:
         weight = own.contiguous()
         update = self._scratch_like(weight)
         flat = [tensor.view(-1) for tensor in (weight, update, *tensors)]
-        squares = [0.0, 0.0]
+        weight_square = 0.0
+        update_square = 0.0
         for w, u, g, m, v in zip(*(tensor.split(PIECE) for tensor in flat), strict=True):
             torch.mul(w, -group["weight_decay"], out=u)
             _subtract_adams_update(group, [time], [u], [g], [m], [v])
-            squares[0] += torch.dot(w, w).item()
-            squares[1] += torch.dot(u, u).item()
-        flat[0].add_(update, alpha=group["lr"] * _ratio(*map(math.sqrt, squares), group))
+            weight_square += torch.dot(w, w).item()
+            update_square += torch.dot(u, u).item()
+        ratio = _ratio(math.sqrt(weight_square), math.sqrt(update_square), group)
+        flat[0].add_(update, alpha=group["lr"] * ratio)
         if weight is not own:
             own.copy_(weight)
 
@@ -327,7 +336,7 @@ def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
     """Update many tensors in a few kernels, and wait once for their norms."""
     own, *others = map(list, zip(*tensors, strict=True))
     weights = [weight.contiguous() for weight in own]
-    updates = torch._foreach_mul(weights, -group["weight_decay"])
+    updates = list(torch._foreach_mul(weights, -group["weight_decay"]))
     times = [_time_of(group, weights[0].device)] * len(weights)
     _subtract_adams_update(group, times, updates, *others)
     norms = torch.stack([*torch._foreach_norm(weights), *torch._foreach_norm(updates)]).tolist()
@@ -339,13 +348,18 @@ def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
             each.copy_(weight)
 
 
+def gradients_of(weights: Iterable[Tensor]) -> list[Tensor]:
+    """Return the gradients of weights that all have one."""
+    return [weight.grad for weight in weights if weight.grad is not None]
+
+
 def _is_on_gpu(weight: Tensor) -> bool:
     return weight.is_cuda
 
 
 def buckets(weights: Iterable[Tensor], most: int = BUCKET) -> Iterator[list[Tensor]]:
     """Yield the weights in turn, as many together as have `most` elements; those of a bucket on one device."""
-    bucket = []
+    bucket: list[Tensor] = []
     size = 0
     for weight in weights:
         if bucket and (size + weight.numel() > most or weight.device != bucket[0].device):
@@ -363,17 +377,40 @@ def _time_of(group: dict[str, Any], device: torch.device) -> Tensor:
     return torch.tensor(group["step"] if group["bias_correction"] else torch.inf, dtype=torch.float32, device=device)
 
 
-def _subtract_adams_update(group: dict[str, Any], times: list[Tensor], *tensors: list[Tensor]) -> None:
+def _subtract_adams_update(
+    group: dict[str, Any],
+    times: list[Tensor],
+    values: list[Tensor],
+    gradients: list[Tensor],
+    first_moments: list[Tensor],
+    second_moments: list[Tensor],
+) -> None:
     """Update both moments and subtract Adam's update, at rate 1: torch's fused Adam, one kernel.
 
     Args:
         group: its settings.
         times: updates made, for each tensor.
-        tensors: what it is subtracted from, gradients, first and second moments.
+        values: the tensors that it is subtracted from.
+        gradients: of the weights.
+        first_moments: of the gradients.
+        second_moments: of the gradients.
     """
     b1, b2 = group["betas"]
-    rates = {"lr": 1.0, "beta1": b1, "beta2": b2, "eps": group["eps"], "weight_decay": 0.0}
-    torch._fused_adam_(*tensors, [], times, **rates, amsgrad=False, maximize=False)
+    torch._fused_adam_(
+        values,
+        gradients,
+        first_moments,
+        second_moments,
+        [],
+        times,
+        lr=1.0,
+        beta1=b1,
+        beta2=b2,
+        weight_decay=0.0,
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+    )
 
 
 def _ratio(weight_norm: float, update_norm: float, group: dict[str, Any]) -> float:

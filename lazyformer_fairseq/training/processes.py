@@ -34,7 +34,7 @@ class Processes:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
         for dtype in dict.fromkeys(weight.dtype for weight in weights):
-            gradients = [weight.grad for weight in weights if weight.dtype == dtype]
+            gradients = [weight.grad for weight in weights if weight.grad is not None and weight.dtype == dtype]
             message = torch.cat([gradient.flatten() for gradient in gradients])
             distributed.all_reduce(message)
             parts = message.split([gradient.numel() for gradient in gradients])

@@ -84,15 +84,19 @@ class WarmupSchedule(Schedule):
         self.updates_from_epochs: Optional[int] = None
 
     @property
-    def total_updates(self) -> Optional[int]:
-        """Return T, or None as long as only a number of epochs is known."""
-        if self.cfg.max_epoch and self.updates_from_epochs is None:
-            return None
+    def knows_total(self) -> bool:
+        """False as long as only a number of epochs is known."""
+        return not self.cfg.max_epoch or self.updates_from_epochs is not None
+
+    @property
+    def total_updates(self) -> int:
+        """Return T, once it is known."""
+        assert self.knows_total
         return min(filter(None, (self.cfg.max_update, self.updates_from_epochs)))
 
     def set_updates_per_epoch(self, updates: int) -> None:
         """Learn how long an epoch is; a resumed run has the total from its checkpoint."""
-        if self.cfg.max_epoch and self.updates_from_epochs is None:
+        if not self.knows_total:
             self.updates_from_epochs = updates * self.cfg.max_epoch
             logger.info("%s: %d updates in all, %d of them warm-up", self.NAME, self.total_updates, self.warmup_updates)
             self.step_update(self.num_updates)
@@ -105,7 +109,7 @@ class WarmupSchedule(Schedule):
     def step_update(self, num_updates: int) -> float:
         """Set the rate, once the total is known."""
         self.num_updates = num_updates
-        if self.total_updates is None:
+        if not self.knows_total:
             return self.optimizer.get_lr()
         return super().step_update(num_updates)
 

@@ -16,6 +16,7 @@ from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.loading import model_of
 from lazyformer_fairseq.modules.networks.options import options_of_arch
+from lazyformer_fairseq.training.objectives.masked_lm import start_bias
 
 OPTIONS = {
     "plain": {"tokens_per_sample": 24},
@@ -175,11 +176,11 @@ def test_frequencies_are_of_the_training_text_and_their_cost_of_what_is_scored(t
     bits = [-math.log2(counts[id] / sum(counts.values())) for id in targets]
     assert text.cost_of_frequencies(batches) == pytest.approx(sum(bits) / len(bits))
     model = model_of(options_of_arch("bert_laptop_tiny", frequency_bias=True), text.dictionary)
-    text.start_bias(model)
+    start_bias(model, text)
     bias = model.encoder.lm_head.bias
     expected = [math.log(counts.get(id, 1) / sum(counts.values())) for id in range(len(bias))]
     assert bias.tolist() == pytest.approx(expected, abs=1e-6)
-    text.start_bias(other := model_of(options_of_arch("bert_laptop_tiny"), text.dictionary))
+    start_bias(other := model_of(options_of_arch("bert_laptop_tiny"), text.dictionary), text)
     assert not other.encoder.lm_head.bias.any()
 
 

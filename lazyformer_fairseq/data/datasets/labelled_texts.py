@@ -101,14 +101,23 @@ def collate_sources(samples: list[dict[str, Any]], pad: int, width: int = 0) -> 
     """
     tokens = pad_right([sample["source"] for sample in samples], pad, width)
     lengths = torch.tensor([len(sample["source"]) for sample in samples])
-    net_input = {"src_tokens": tokens, "src_lengths": lengths}
-    net_input["has_padding"] = bool((lengths != tokens.size(1)).any())
-    counts = {"nsentences": len(samples), "ntokens": int(lengths.sum())}
     return {
         "id": torch.tensor([sample["id"] for sample in samples]),
-        **counts,
-        "net_input": net_input,
+        "nsentences": len(samples),
+        "ntokens": int(lengths.sum()),
+        "net_input": {
+            "src_tokens": tokens,
+            "src_lengths": lengths,
+            "has_padding": bool((lengths != tokens.size(1)).any()),
+        },
     }
+
+
+def sizes_of(inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the number of ids of each input, int64 (N,), without reading inputs on disk."""
+    if (sizes := getattr(inputs, "sizes", None)) is not None:
+        return sizes
+    return np.array([len(ids) for ids in inputs], np.int64)
 
 
 @dataclass(eq=False, repr=False)
@@ -136,13 +145,7 @@ class LabelledTextsDataset(SizedDataset):
     in_a_row: bool = False
 
     def __post_init__(self) -> None:
-        if hasattr(self.inputs, "sizes"):
-            self.sizes = self.inputs.sizes
-        else:
-            self.sizes = np.array([len(ids) for ids in self.inputs], np.int64)
-        if self.targets is not None:
-            # A copy: a prepared folder's targets are mapped read-only, which torch cannot share.
-            self.targets = torch.tensor(self.targets)
+        self.sizes = sizes_of(self.inputs)
 
     def __getitem__(self, index: int) -> dict:
         example = {
@@ -150,7 +153,7 @@ class LabelledTextsDataset(SizedDataset):
             "source": torch.from_numpy(np.asarray(self.inputs[index], dtype=np.int64)),
         }
         if self.targets is not None:
-            example["target"] = self.targets[index]
+            example["target"] = torch.tensor(self.targets[index])
         return example
 
     def collater(self, samples: list[dict]) -> dict:

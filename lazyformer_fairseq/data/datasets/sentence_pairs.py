@@ -236,8 +236,8 @@ class SentencePairsDataset(MaskedBlocksDataset):
         )
 
     @cached_property
-    def sizes(self) -> np.ndarray:
-        """Tokens a pair in this epoch, all counted."""
+    def sizes(self) -> np.ndarray:  # type: ignore[override]  # drawn when they are asked for
+        """Tokens of each pair in this epoch, all counted."""
         return self.pairs.sizes + (2 + self.separators)
 
     def set_epoch(self, epoch: int) -> None:

@@ -64,7 +64,6 @@ class TextTokenizer(ABC):
         special: ids of the special symbols.
         separators: how many ``</s>`` stand between the texts of a pair: RoBERTa's two, BERT's one.
         second_type: token type of the second text of a pair, for models that have token types; else 0.
-        begins_word: which ids begin a word by their symbols, bool (V,); in byte-level BPE those with a space before it.
         normalise: text -> its words, divided by single spaces. No word's ids depend on another word.
     """
 
@@ -75,7 +74,6 @@ class TextTokenizer(ABC):
     second_type: int = 0
     symbols: Sequence[str]
     special: SpecialIds
-    begins_word: np.ndarray
     normalise: Callable[[str], str]
 
     def __init__(self, folder: Path):
@@ -93,7 +91,7 @@ class TextTokenizer(ABC):
         path = folder / SETTINGS_FILE
         content = read_json(path, f"is {folder} a tokenizer folder, copied whole?")
         refuse_other_version(path, content, cls.FORMAT_VERSION)
-        description = as_kind(cls.DESCRIPTION, content, path, COPY_AGAIN)
+        description: Any = as_kind(cls.DESCRIPTION, content, path, COPY_AGAIN)
         contents = {}
         for name in cls.files[1:]:
             if not (folder / name).is_file():  # to open a pipe is to wait for a writer
@@ -154,6 +152,11 @@ class TextTokenizer(ABC):
     def mask_word(self) -> str:
         """The symbol that a text holds where the model is to fill something in."""
         return self.symbols[self.special.mask]
+
+    @property
+    @abstractmethod
+    def begins_word(self) -> np.ndarray:
+        """Which ids begin a word by their symbols, bool (V,); in byte-level BPE those with a space before it."""
 
     @cached_property
     def dictionary(self) -> Dictionary:

@@ -221,27 +221,26 @@ class Joining:
         second_type: token type of the second text.
     """
 
-    separators: int
-    second_type: int
+    separators: Literal[1, 2]
+    second_type: Literal[0, 1]
 
 
 BERT = Joining(separators=1, second_type=1)
 ROBERTA = Joining(separators=2, second_type=0)
 
 
-def joining_of(values: Any, special: Mapping[str, str], ids: Mapping[str, int]) -> Joining:
+def joining_of(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -> Joining:
     """Return how the post-processor of a ``tokenizer.json`` joins a pair, without running it.
 
     Args:
         values: the post-processor.
-        special: the symbol of each role.
+        bos: the symbol that begins a text.
+        eos: the symbol that ends a text.
         ids: the id of each symbol.
 
     Raises:
         UserError: it is of another kind than those that BERT and RoBERTa have, or puts something else around texts.
     """
-    bos = special["bos"]
-    eos = special["eos"]
     processors = [values]
     if isinstance(values, dict) and values.get("type") == "Sequence" and isinstance(values.get("processors"), list):
         processors = values["processors"]
@@ -272,10 +271,14 @@ def _joining_of_template(template: Template, bos: str, eos: str, ids: Mapping[st
     single = [part.id for parts in template.single for part in parts.values()]
     parts_of_pair = [part for parts in template.pair for part in parts.values()]
     pair = [part.id for part in parts_of_pair]
-    separators = len(pair) - 4
-    if single != [bos, "A", eos] or separators not in (1, 2) or pair != [bos, "A", *[eos] * separators, "B", eos]:
+    separators: Literal[1, 2] = 1
+    if len(pair) > 5:
+        separators = 2
+    if single != [bos, "A", eos] or pair != [bos, "A", *[eos] * separators, "B", eos]:
         raise UserError(f"puts {single[:MOST_SHOWN]} around a text and {pair[:MOST_SHOWN]} around a pair; {AROUND}")
-    return Joining(separators, second_type=min(parts_of_pair[-2].type_id, 1))
+    if parts_of_pair[-2].type_id > 0:
+        return Joining(separators, second_type=1)
+    return Joining(separators, second_type=0)
 
 
 def ids_of(recipe: Mapping[str, Any]) -> dict[str, int]:

@@ -42,6 +42,17 @@ INSIDE_WORD = "##"  # how WordPiece marks a piece that begins no word
 
 MOST_FREE_ROWS = 1 << 16  # of an embedding, which no symbol has; each gets a name
 
+Role = Literal["bos", "pad", "eos", "unk", "mask"]
+SILENT: tuple[Role, ...] = ("bos", "pad", "eos")  # roles that end a text, so that no text may hold their symbols
+# In the files of a model.
+NAMES_OF_ROLES: dict[Role, str] = {
+    "bos": "cls_token",
+    "pad": "pad_token",
+    "eos": "sep_token",
+    "unk": "unk_token",
+    "mask": "mask_token",
+}
+
 
 @dataclass(frozen=True)
 class Description:
@@ -55,7 +66,7 @@ class Description:
         sha256: hashes of the other files.
     """
 
-    special: dict[Literal["bos", "pad", "eos", "unk", "mask"], str]
+    special: dict[Role, str]
     rows: int
     separators: Literal[1, 2]
     second_type: Literal[0, 1]
@@ -104,7 +115,7 @@ class LibraryTokenizer(interface.TextTokenizer):
         self.special = SpecialIds(**{role: ids[symbol] for role, symbol in self._names.items()})
         symbol_of = {index: symbol for symbol, index in ids.items()}
         self.symbols = [symbol_of.get(row, f"<row {row}>") for row in range(description.rows)]
-        silent = tuple(self._names[role] for role in ("bos", "pad", "eos"))
+        silent = tuple(self._names[role] for role in SILENT)
         self._library = library_recipe.build_library(recipe, silent)
         self._model = self._library.model
         for symbol in silent:
@@ -221,21 +232,13 @@ class LibraryTokenizer(interface.TextTokenizer):
             inputs.insert(1, "token_type_ids")
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **{NAMES_OF_ROLES[role]: self._names[role] for role in ("bos", "eos", "pad", "unk", "mask")},
+            **{name: self._names[role] for role, name in NAMES_OF_ROLES.items()},
             "model_input_names": inputs,
             "clean_up_tokenization_spaces": False,
         }
         write_json(folder / "tokenizer_config.json", config, durable=False)
 
 
-# In the files of a model.
-NAMES_OF_ROLES = {
-    "bos": "cls_token",
-    "pad": "pad_token",
-    "eos": "sep_token",
-    "unk": "unk_token",
-    "mask": "mask_token",
-}
 USUAL_NAMES = (
     ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"),
     ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
@@ -286,12 +289,11 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
         if recipe["model"]["type"] == "WordPiece":
             joining = library_recipe.BERT
         if values.get("post_processor") is not None:
-            joining = library_recipe.joining_of(values["post_processor"], special, ids)
+            joining = library_recipe.joining_of(values["post_processor"], special["bos"], special["eos"], ids)
         if rows is None:
-            size = _optional_json(source / "config.json").get("vocab_size")
-            rows = size
-            if type(size) is not int:
-                rows = 1 + max(ids.values())
+            rows = _optional_json(source / "config.json").get("vocab_size")
+        if type(rows) is not int:
+            rows = 1 + max(ids.values())
         description = Description(special, rows, joining.separators, joining.second_type)
         dictionary = LibraryTokenizer(out, recipe, description).dictionary
         model = (json.dumps(recipe, indent=1) + "\n").encode()
@@ -376,14 +378,14 @@ def _byte_level(vocabulary: dict[str, Any], lines: list[str]) -> dict[str, Any]:
     }
 
 
-def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, str]:
-    """Return the symbol of each part: as the files name it, else as BERT or RoBERTa call it."""
+def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str, int]) -> dict[Role, str]:
+    """Return the symbol of each role: as the files name it, else as BERT or RoBERTa call it."""
     named = {**_optional_json(source / "special_tokens_map.json"), **options}
     usual = next(
         (names for names in USUAL_NAMES if all(name in ids for name in names)),
         (None,) * len(NAMES_OF_ROLES),
     )
-    special = {}
+    special: dict[Role, str] = {}
     for (role, name), default in zip(NAMES_OF_ROLES.items(), usual, strict=True):
         symbol = named.get(name)
         if isinstance(symbol, dict):
@@ -407,7 +409,7 @@ def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str,
     return special
 
 
-def _with_added(recipe: dict[str, Any], special: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
+def _with_added(recipe: dict[str, Any], special: Mapping[Role, str], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recipe with all special symbols among the added tokens, which a text may hold whole."""
     ids = ids_of(recipe)
     there = {token["content"] for token in recipe["added_tokens"]}

@@ -309,7 +309,9 @@ class MosesWords:
         # Letters are neither added nor lost, nor do they change places: the gap starts after the last one of `before`.
         start = 0
         for _ in self._letter.findall(before):
-            start = self._letter.search(answer, start).end()
+            letter = self._letter.search(answer, start)
+            assert letter is not None, (before, gap, answer)
+            start = letter.end()
         return answer[start : len(answer) - len(after)]
 
     def _before_stop(self, parts: list[str], place: int) -> str:

@@ -194,9 +194,8 @@ def places_of(words: str, text: str) -> list[Span]:
     """
     raw, raw_places = _units(text)
     normal, word_places = _units(words)
-    if raw == normal:
-        matched = list(range(len(raw)))
-    else:
+    matched: list[Optional[int]] = list(range(len(raw)))
+    if raw != normal:
         matched = _match(raw, normal)
     starts = [len(text)] * len(words)
     ends = [0] * len(words)

@@ -138,6 +138,7 @@ class Tokenizer(interface.TextTokenizer):
     files = (SETTINGS_FILE, MODEL_FILE, DICTIONARY_FILE)
     FORMAT_VERSION = 1
     DESCRIPTION = Description
+    normalise: normalisation.TextNormaliser
 
     def __init__(
         self,

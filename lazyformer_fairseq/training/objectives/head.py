@@ -18,6 +18,7 @@ from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.evaluation import checkpoints, match
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.networks.documents import check_takes_documents
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.training.objectives.interface import Batch, Log, Objective, dealt
 from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.processes import ALONE, Processes
@@ -65,6 +66,7 @@ class HeadObjective(Objective):
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The loaded tokenizer."""
+        assert self.tokenizer_folder is not None
         return load_tokenizer(self.tokenizer_folder)
 
     @property
@@ -74,13 +76,14 @@ class HeadObjective(Objective):
 
     def build_model(self) -> nn.Module:
         """Build the model with the head, and with the weights that it starts from."""
-        model = self.network.build(self.dictionary)
+        model = self.own_network.build(self.dictionary)
+        assert isinstance(model, MaskedLM)
         self.attach(model)
         if self.begins_with is not None:
             match.load_weights(model, checkpoints.load(self.begins_with)["model"])
         return model
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: MaskedLM) -> None:
         """Add the head to a model that reads the inputs.
 
         Raises:
@@ -91,7 +94,7 @@ class HeadObjective(Objective):
         self.observe(model)
         model.register_classification_head(*self.head)
 
-    def observe(self, model: nn.Module) -> None:
+    def observe(self, model: MaskedLM) -> None:
         """Remember how a model reads inputs."""
         if self.longest is None:
             self.longest = model.max_positions()

@@ -5,15 +5,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, ClassVar, Optional, Union
 
 from torch import Tensor, nn
 
 from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.processes import ALONE, Processes
 
-Batch = Mapping[str, Any]
+Batch = dict[str, Any]
 Log = Mapping[str, Any]  # sums over a batch, by name
 Number = Union[int, float, Tensor]
 
@@ -39,16 +40,24 @@ class Objective(ABC):
     """A model's task: the model, the batches, the loss and its metrics. One object serves one training.
 
     Attributes:
+        network: the model; None where another trainer builds it.
         dictionary: the symbols of inputs and targets.
         batch_size: inputs per batch.
         tokenizer_folder: the tokenizer to keep beside checkpoints; None where there is none.
         CRITERION: the name of the loss in checkpoints.
     """
 
+    network: Optional[Network]
     dictionary: Any
     batch_size: int
     tokenizer_folder: Optional[Path] = None
-    CRITERION = ""
+    CRITERION: ClassVar[str] = ""
+
+    @property
+    def own_network(self) -> Network:
+        """The network of an objective that builds its model itself."""
+        assert self.network is not None
+        return self.network
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -140,6 +149,7 @@ def total(logs: Sequence[Log], name: str) -> Number:
 def mean_per_prediction(logs: Sequence[Log], name: str, predictions: str = "sample_size") -> Number:
     """Return the mean of a logged sum; 0, which has no weight, where the batches predict nothing."""
     count = total(logs, predictions)
+    divisor: Number
     if isinstance(count, Tensor):
         divisor = count.clamp(min=1)
     else:

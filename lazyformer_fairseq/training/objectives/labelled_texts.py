@@ -54,7 +54,7 @@ class LabelledTextsObjective(HeadObjective):
     cut: dict[str, int] = field(default_factory=dict)
     CRITERION: ClassVar[str] = "GlueCriterion"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.tokenizer_folder is not None:
             return
         if PreparedTask.is_at(self.data):
@@ -149,7 +149,7 @@ class LabelledTextsObjective(HeadObjective):
             "no_padding": self.no_padding,
             "seed": self.seed,
         }
-        return {"model": self.network.settings(), "task": task, "criterion": {"_name": "glue"}}
+        return {"model": self.own_network.settings(), "task": task, "criterion": {"_name": "glue"}}
 
     def task_state(self) -> dict[str, Any]:
         """Return the names of the head's classes."""

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
+import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.data.batches import EpochBatches
@@ -16,6 +17,7 @@ from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictio
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.networks.documents import check_takes_documents
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted
 from lazyformer_fairseq.training.objectives.interface import (
     Batch,
@@ -125,10 +127,10 @@ class MaskedLMObjective(Objective):
         else:
             name = self.TASK
         task = {"_name": name, "data": self.data, "seed": self.seed, **asdict(self.texts.options)}
-        return {"model": self.network.settings(), "task": task, "criterion": {"_name": "masked_lm_accuracy"}}
+        return {"model": self.own_network.settings(), "task": task, "criterion": {"_name": "masked_lm_accuracy"}}
 
     @property
-    def tokenizer_folder(self) -> Path:
+    def tokenizer_folder(self) -> Path:  # type: ignore[override]  # found when it is asked for
         """The corpus's tokenizer."""
         return tokenizer_of(self.texts.folders[0])
 
@@ -146,8 +148,19 @@ def prepare_model(model: nn.Module, text: MaskedText, task: str, starts_fresh: b
         UserError: the model does not take documents or permuted blocks.
     """
     if starts_fresh:
-        text.start_bias(model)
+        start_bias(model, text)
     if text.options.within_documents:
         check_takes_documents(model, "--within-documents")
     if text.is_permuted:
         check_takes_permuted(model, f"--task {task}")
+
+
+@torch.no_grad()
+def start_bias(model: nn.Module, text: MaskedText) -> None:
+    """Start the output bias at the words' frequencies, if the model asks for it (``--frequency-bias``).
+
+    The training then begins on the plateau, whose cost is :meth:`~MaskedText.cost_of_frequencies` (Karpathy, 2019, "A
+    Recipe for Training Neural Networks": initialise the final layer's bias).
+    """
+    if isinstance(model, MaskedLM) and model.cfg.frequency_bias:
+        model.encoder.lm_head.bias.copy_(torch.from_numpy(text.log_frequencies))

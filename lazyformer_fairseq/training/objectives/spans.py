@@ -40,7 +40,7 @@ class SpansObjective(HeadObjective):
     head_name: str = "squad"
     CRITERION: ClassVar[str] = "SquadCriterion"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._datasets: dict[str, QuestionWindowsDataset] = {}
 
     @property
@@ -123,7 +123,7 @@ class SpansObjective(HeadObjective):
             "no_padding": self.no_padding,
             "seed": self.seed,
         }
-        return {"model": self.network.settings(), "task": task, "criterion": {"_name": "squad"}}
+        return {"model": self.own_network.settings(), "task": task, "criterion": {"_name": "squad"}}
 
 
 def span_loss(logits_BT2: Tensor, targets_B2: Tensor, is_padding_BT: Tensor) -> Tensor:

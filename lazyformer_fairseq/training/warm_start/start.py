@@ -18,7 +18,7 @@ from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.convolution import Convolution
-from lazyformer_fairseq.modules.sublayers.feed_forward import Experts, FeedForward
+from lazyformer_fairseq.modules.sublayers.feed_forward import Experts, FeedForward, ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.recurrent import Recurrent
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
@@ -191,6 +191,7 @@ def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, plan
     One without an old one adds nothing to the residual connection until it learns: its last linear map is zero.
     """
     sublayer = model.encoder.sentence_encoder.sublayers[index]
+    assert isinstance(sublayer, ResidualSublayer)
     if planned.kind.is_identity:
         return Taken({})
     if origin is not None:
@@ -200,7 +201,8 @@ def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, plan
             f"new sublayer {index} ({planned.text}) has no old one to start from, and cannot start without changing "
             f"what the model computes: give an old {planned.kind.letter} by --from-sublayers, or leave it out"
         )
-    is_last = (f"{INNER}{last}", *(f"{INNER}experts.{n}.{last}" for n in range(planned.values.get("experts", 0))))
+    experts = int(planned.values.get("experts", 0))
+    is_last = (f"{INNER}{last}", *(f"{INNER}experts.{n}.{last}" for n in range(experts)))
     fresh = {
         name: torch.zeros_like(weight) if name.startswith(is_last) else weight.clone()
         for name, weight in sublayer.state_dict().items()
@@ -265,7 +267,8 @@ def align(old: Plan, new: Plan) -> Alignment:
             alike = likeness(old[row], new[column])
             depth = ((2 * i - 1) * len(columns) - (2 * j - 1) * len(rows)) ** 2
             one_more = (1, alike, -depth) if alike else (0, 0, 0)
-            together = tuple(map(sum, zip(best[i - 1][j - 1], one_more, strict=True)))
+            pairs, likenesses, depths = best[i - 1][j - 1]
+            together = (pairs + one_more[0], likenesses + one_more[1], depths + one_more[2])
             paired[i, j] = bool(alike) and together >= skipped
             best[i][j] = max(together, skipped)
     found: list[Optional[int]] = [None] * len(new)

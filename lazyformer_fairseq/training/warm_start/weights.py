@@ -80,8 +80,8 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
             "another by --from-sublayers, or - to start fresh"
         )
     taken = Taken({name: weight.clone() for name, weight in fresh.items()})
-    found = set()
-    incomplete = set()
+    found: set[str] = set()
+    incomplete: set[str] = set()
     if isinstance(sublayer.inner, AttentionSublayer):
         found, incomplete = _take_attention(planned, old, taken)
     elif isinstance(sublayer.inner, FeedForward):
@@ -120,8 +120,9 @@ def _take_attention(planned: PlannedSublayer, old: Old, taken: Taken) -> tuple[s
         (taken.kept if source is old else taken.borrowed).append(part)
         for kind in KINDS:
             weight = _read(source.weights, _parts(source.planned)[part], kind)
-            if weight is not None:
-                _read(taken.weights, place, kind).copy_(weight)
+            target = _read(taken.weights, place, kind)
+            if weight is not None and target is not None:
+                target.copy_(weight)
     taken.dropped += [part for part in _parts(old.planned) if part not in places]
     taken.kept.append("out")
     out = (f"{INNER}out_proj.{kind}" for kind in KINDS)
@@ -166,8 +167,9 @@ def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> 
     for kind, number in product(KINDS, range(halves)):
         place = ("fc1", number, halves)
         found = _read(old, place, kind)
-        if found is not None:
-            _read(taken.weights, place, kind)[:width] = found
+        target = _read(taken.weights, place, kind)
+        if found is not None and target is not None:
+            target[:width] = found
     taken.weights[f"{INNER}fc2.weight"].zero_()[:, :width] = old[f"{INNER}fc2.weight"]
     if f"{INNER}fc2.bias" in old:
         taken.weights[f"{INNER}fc2.bias"] = old[f"{INNER}fc2.bias"].clone()

@@ -44,7 +44,7 @@ def test_the_rate_grows_linearly_and_falls_linearly_to_zero():
 @pytest.mark.parametrize("kind", [LinearWarmupSchedule, PolynomialWarmupSchedule])
 def test_epochs_give_the_same_rates_as_updates_and_a_resumed_run_keeps_them(kind):
     schedule = schedule_of(kind, max_epoch=4)
-    assert schedule.total_updates is None
+    assert not schedule.knows_total
     schedule.set_updates_per_epoch(5)
     assert rates(schedule, 20) == pytest.approx(rates(schedule_of(kind, max_update=20), 20))
     resumed = schedule_of(kind, max_epoch=4)

@@ -53,7 +53,7 @@ def main() -> None:
         warmup_ratio=BENCHMARK.usual.warmup_ratio,
         extra=head_settings(None),
     )
-    objective = BENCHMARK.objective(grid.runs[0].request)
+    objective = BENCHMARK.objective(grid.runs[0])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = objective.build_model().to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)

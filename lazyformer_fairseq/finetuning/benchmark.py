@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 import numpy as np
 
@@ -20,12 +20,12 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.metrics import METRICS
 from lazyformer_fairseq.finetuning.results import Results, ScoredTask
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
-from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.training.objectives.head import HeadObjective
 from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
 from lazyformer_fairseq.training.objectives.network import Network
 
-VALID_BATCH_SIZE = 32  # the last digits of scores depend on it
+if TYPE_CHECKING:
+    from lazyformer_fairseq.finetuning.grid import Run
 
 
 @dataclass(frozen=True)
@@ -81,45 +81,6 @@ class TableRow:
     updates: Optional[int]
     scores: Mapping[str, float]
     marks: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """A run's model and data.
-
-    Attributes:
-        data: the task's prepared data.
-        options: the model's options, as pre-trained, with the dropout of fine-tuning.
-        checkpoint: the pre-trained weights.
-        tokens: tokens of the longest input.
-        batch_size: examples per update.
-        seed: the seed of the head, dropout and order.
-        max_train_rows: rows to train on; None for all.
-        no_padding: whether a batch is computed as a row of texts.
-        extra: settings that only this benchmark has, as :meth:`Benchmark.extra_settings` returned them.
-    """
-
-    data: PreparedFolder
-    options: MaskedLMOptions
-    checkpoint: Path
-    tokens: int
-    batch_size: int
-    seed: int
-    max_train_rows: Optional[int] = None
-    no_padding: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def of_objective(self) -> dict[str, Any]:
-        """Return the arguments that every objective takes."""
-        return {
-            "network": Network(self.options),
-            "batch_size": self.batch_size,
-            "batch_size_valid": VALID_BATCH_SIZE,
-            "seed": self.seed,
-            "begins_with": self.checkpoint,
-            "no_padding": self.no_padding,
-            "longest": self.tokens,
-        }
 
 
 class Benchmark(ABC):
@@ -185,10 +146,9 @@ class Benchmark(ABC):
     def load(self, folder: Path, names: Sequence[str]) -> Mapping[str, PreparedFolder]:
         """Return the prepared data of each task in `folder`, checked; UserError where some is missing or damaged."""
 
-    def num_examples(self, request: RunRequest) -> int:
+    def num_examples(self, run: "Run") -> int:
         """Return how many examples an epoch has."""
-        rows, _ = request.data.size_of("train")
-        return min(rows, request.max_train_rows or rows)
+        return run.train_rows
 
     def longest_input(
         self,
@@ -210,11 +170,11 @@ class Benchmark(ABC):
         """Return settings that decide results and that only runs of this benchmark have, as JSON."""
 
     @abstractmethod
-    def objective(self, request: RunRequest) -> HeadObjective:
+    def objective(self, run: "Run") -> HeadObjective:
         """Return what a run learns."""
 
     @abstractmethod
-    def baseline(self, request: RunRequest, split: str) -> dict[str, float]:
+    def baseline(self, run: "Run", split: str) -> dict[str, float]:
         """Return each metric of an answer that needs no model; it may learn from training labels."""
 
     # --- report -------------------------------------------------------------------------------------------------------
@@ -293,25 +253,25 @@ class TextsBenchmark(Benchmark):
         """Return kind and dropout of the head."""
         return head_settings(given.glue_head)
 
-    def objective(self, request: RunRequest) -> LabelledTextsObjective:
+    def objective(self, run: "Run") -> LabelledTextsObjective:
         """Return the classes or scores of a task."""
-        arguments = request.of_objective()
-        dropout = request.extra["head_dropout"]
+        arguments = run.objective_arguments()
+        dropout = run.grid.extra["head_dropout"]
         if dropout is not None:
-            arguments["network"] = Network(replace(request.options, pooler_dropout=dropout))
+            arguments["network"] = Network(replace(run.model.options, pooler_dropout=dropout))
         return LabelledTextsObjective(
-            data=str(request.data.folder),
-            head_kind=request.extra["head"] or "dense",
-            max_train_rows=request.max_train_rows,
+            data=str(run.data.folder),
+            head_kind=run.grid.extra["head"] or "dense",
+            max_train_rows=run.grid.max_train_rows,
             **arguments,
         )
 
-    def baseline(self, request: RunRequest, split: str) -> dict[str, float]:
+    def baseline(self, run: "Run", split: str) -> dict[str, float]:
         """Return the metrics of the best answer of a model that has seen the training labels but no text."""
-        task: TaskDescription = request.data.task
-        seen = request.data.read("train", None, 0).targets
-        seen = seen[drawn_rows(len(seen), request.max_train_rows or len(seen))]
-        targets = request.data.read(split, None, 0).targets
+        task: TaskDescription = run.data.task
+        seen = run.data.read("train", None, 0).targets
+        seen = seen[drawn_rows(len(seen), run.train_rows)]
+        targets = run.data.read(split, None, 0).targets
         if task.is_regression:
             constant = seen.mean()
         else:

@@ -22,7 +22,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, loading
 from lazyformer_fairseq.evaluation.match import dictionary_hash
 from lazyformer_fairseq.finetuning import results
-from lazyformer_fairseq.finetuning.benchmark import Benchmark, RunRequest
+from lazyformer_fairseq.finetuning.benchmark import Benchmark
 from lazyformer_fairseq.finetuning.results import (
     GRID_FILE,
     MODEL_NAME,
@@ -34,8 +34,10 @@ from lazyformer_fairseq.finetuning.results import (
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.storage.json_files import sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences
+from lazyformer_fairseq.training.objectives.network import Network
 
 DROPOUT = 0.1  # LazyFormer, Table 5; whatever pre-training had
+VALID_BATCH_SIZE = 32  # the last digits of scores depend on it
 
 
 def name_checkpoints(texts: Iterable[str]) -> dict[str, Path]:
@@ -232,20 +234,17 @@ class Run:
         """The runs of the same model and task, this one included."""
         return [other for other in self.grid.runs if other.model is self.model and other.task is self.task]
 
-    @property
-    def request(self) -> RunRequest:
-        """The arguments of the run's objective."""
-        return RunRequest(
-            data=self.data,
-            options=self.model.options,
-            checkpoint=self.model.checkpoint,
-            tokens=self.tokens_per_sample,
-            batch_size=self.grid.batch_size,
-            seed=self.seed,
-            max_train_rows=self.grid.max_train_rows,
-            no_padding=self.grid.no_padding,
-            extra=self.grid.extra,
-        )
+    def objective_arguments(self) -> dict[str, Any]:
+        """Return the arguments that every objective takes."""
+        return {
+            "network": Network(self.model.options),
+            "batch_size": self.grid.batch_size,
+            "batch_size_valid": VALID_BATCH_SIZE,
+            "seed": self.seed,
+            "begins_with": self.model.checkpoint,
+            "no_padding": self.grid.no_padding,
+            "longest": self.tokens_per_sample,
+        }
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -281,7 +280,7 @@ class Run:
     @property
     def updates(self) -> int:
         """Updates of all epochs."""
-        return self.epochs * math.ceil(self.grid.benchmark.num_examples(self.request) / self.grid.batch_size)
+        return self.epochs * math.ceil(self.grid.benchmark.num_examples(self) / self.grid.batch_size)
 
     @property
     def train_rows(self) -> int:

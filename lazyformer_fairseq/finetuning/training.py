@@ -115,7 +115,7 @@ def _train(run: Run) -> dict[str, Any]:
         device = "cuda"
     else:
         device = "cpu"
-    objective = run.grid.benchmark.objective(run.request)
+    objective = run.grid.benchmark.objective(run)
     optimization = optimization_of(run, device)
     loop = TrainingLoop(objective, optimization, run.folder)
     write_run(run.folder, replace(loop.describe(), trainer=run.settings))
@@ -123,8 +123,7 @@ def _train(run: Run) -> dict[str, Any]:
     (run.folder / LAST).unlink(missing_ok=True)
 
     baseline = {
-        split_file(run.task, split): run.grid.benchmark.baseline(run.request, split)
-        for split in development_splits(run.task)
+        split_file(run.task, split): run.grid.benchmark.baseline(run, split) for split in development_splits(run.task)
     }
     return {
         "format_version": FORMAT_VERSION,

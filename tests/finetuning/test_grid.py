@@ -67,7 +67,7 @@ def test_every_combination_is_a_run_and_the_grid_on_disk_grows(grid, tmp_path):
 def test_a_run_is_table_5_as_the_yaml_has_it(grid):
     run = grid("MNLI", lrs=(4e-5,), max_train_rows=50).runs[0]
     optimization = optimization_of(run, "cpu")
-    objective = GLUE.objective(run.request)
+    objective = GLUE.objective(run)
     with initialize_config_dir(str(ROOT / "configs" / "finetuning"), version_base="1.1"):
         yaml = compose("mnli")
     assert (optimization.rate, run.epochs, run.updates) == (4e-5, yaml.optimization.max_epoch, 20)
@@ -89,7 +89,7 @@ def test_a_run_is_table_5_as_the_yaml_has_it(grid):
 
 def test_a_head_is_what_was_asked_for(grid):
     def settings_of(head) -> tuple[str, float]:
-        objective = GLUE.objective(grid("CoLA", head=head).runs[0].request)
+        objective = GLUE.objective(grid("CoLA", head=head).runs[0])
         return objective.head_kind, objective.network.options.pooler_dropout
 
     assert settings_of(None) == settings_of("dense") == ("dense", 0.0)
@@ -120,7 +120,7 @@ def test_pars_protocol_is_that_of_its_table_4(prepared, tmp_path, monkeypatch):
         seen: list[GridSettings] = []
         commands.finetune(command, standalone_mode=False)
         runs = grid_and_executor(GLUE, *seen)[0].runs
-        assert runs[0].request.no_padding == ("--no-padding" in words)
+        assert runs[0].grid.no_padding == ("--no-padding" in words)
         return len(runs), runs[0].lr, runs[0].epochs, runs[0].grid.batch_size, runs[0].grid.warmup_ratio
 
     assert settings_of("--protocol", "par") == (5, 2.4e-5, 3, 128, 0.1)

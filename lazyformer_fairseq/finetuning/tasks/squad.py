@@ -26,7 +26,8 @@ from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder, load_t
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, inference, loading
 from lazyformer_fairseq.evaluation.match import heads_in_checkpoint
-from lazyformer_fairseq.finetuning.benchmark import Benchmark, RunRequest, Score, TableRow, TuningProtocol
+from lazyformer_fairseq.finetuning.benchmark import Benchmark, Score, TableRow, TuningProtocol
+from lazyformer_fairseq.finetuning.grid import Run
 from lazyformer_fairseq.finetuning.paper_numbers import SEEDS
 from lazyformer_fairseq.finetuning.results import Results, kept_checkpoint
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
@@ -123,16 +124,16 @@ class Squad(Benchmark):
         """Return the sizes of windows that the data was prepared with."""
         return {name: prepared[SQUAD.name].manifest[name] for name in ("stride", "max_question_length")}
 
-    def num_examples(self, request: RunRequest) -> int:
+    def num_examples(self, run: Run) -> int:
         """Return how many windows an epoch has."""
-        return request.data.manifest["splits"]["train"]["windows"]
+        return run.data.manifest["splits"]["train"]["windows"]
 
-    def objective(self, request: RunRequest) -> SpansObjective:
+    def objective(self, run: Run) -> SpansObjective:
         """Return the spans of answers."""
-        prepared: PreparedSquad = request.data
+        prepared: PreparedSquad = run.data
         settings = {
             "data": str(prepared.folder),
-            "tokens_per_sample": request.tokens,
+            "tokens_per_sample": run.tokens_per_sample,
             "doc_stride": prepared.settings.stride,
             "max_question_tokens": prepared.settings.longest_question,
         }
@@ -140,12 +141,12 @@ class Squad(Benchmark):
             read=prepared.read,
             tokenizer_folder=prepared.tokenizer_folder,
             task_settings=settings,
-            **request.of_objective(),
+            **run.objective_arguments(),
         )
 
-    def baseline(self, request: RunRequest, split: str) -> dict[str, float]:
+    def baseline(self, run: Run, split: str) -> dict[str, float]:
         """Return the metrics of sentences of the context."""
-        return baseline_of(request.data.read(split).file)
+        return baseline_of(run.data.read(split).file)
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
         """Return the baseline, and the models of PAR's Table 4."""

@@ -179,7 +179,7 @@ def test_a_task_of_glue_is_a_folder_of_ones_own_too(toy_glue, prepared, tmp_path
         assert [ids.tolist() for ids in found.inputs] == [ids.tolist() for ids in wanted.inputs]
         assert found.targets.tolist() == wanted.targets.tolist()
     (run,) = grid.runs
-    assert run.grid.benchmark.objective(run.request).task is None  # the folder says what it holds
+    assert run.grid.benchmark.objective(run).task is None  # the folder says what it holds
     assert isinstance(choose_benchmark(None, settings_of(tmp_path, None)).row.labels, tuple)  # as OUTPUT has it
     assert choose_benchmark(None, settings_of(tmp_path / "new", toy_glue)).name == "GLUE"
     assert type(prepared["RTE"]) is PreparedTask

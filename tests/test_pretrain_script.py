@@ -173,6 +173,7 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
         ("bert_base data --update-freq 4", "error: --update-freq: it is worked out; give the size of an update"),
         ("bert_base data --max-tokens=4096", "error: --max-tokens: give --batch-size, in sequences"),
         ("bert_base data --user-dir other", "error: --user-dir: leave it out"),
+        ("bert_base data --tokenizer moses", "error: --tokenizer: leave it out: the tokenizer is the one beside DATA"),
         ("bert_base data --distributed-world-size 2", "error: --distributed-world-size: give --gpus and --nodes"),
         ("bert_base.yaml data optimization.lr=[nan]", "error: --lr nan: must be a number, 0 or more"),
         ("bert_base data --sublayer-pattern= --dry-run --no-fit", "error: sublayer pattern '' is empty"),

@@ -21,9 +21,9 @@ def batch_by_size(
     """Cut an order of samples into batches, each as large as may be; padding counts as tokens.
 
     Args:
-        indices: of the samples in their order, int64 (N,).
+        indices: the samples in their order, int64 (N,).
         sizes: tokens of each of them, (N,).
-        max_tokens: of a batch, its samples times the longest of them.
+        max_tokens: most tokens of a batch, counted as its samples times the longest of them.
         max_sentences: samples of a batch.
 
     Raises:
@@ -98,7 +98,7 @@ class EpochBatches:
         workers: processes that read ahead; ``--num-workers``.
 
     Attributes:
-        epoch: that of the next pass, from 1.
+        epoch: the epoch of the next pass, from 1.
         done: batches of it that were yielded, by all processes together.
         shard: this process among those that share each update, from 0.
         shards: processes; each is dealt every `shards`-th batch.

@@ -76,7 +76,7 @@ def encode_split(
     Args:
         tokenizer: builds the inputs.
         split: the file.
-        max_length: of an input, all ids counted; longer ones are cut, the longer text first; None cuts none.
+        max_length: most ids of an input, all counted; longer ones are cut, the longer text first; None cuts none.
         processes: how many encode side by side; the result does not depend on it.
 
     Raises:

@@ -33,7 +33,7 @@ def log_frequencies(counts: np.ndarray, never: Collection[int] = ()) -> np.ndarr
     """Logarithms of shares that sum to one, float64 (V,), each count one larger, so that no token is impossible.
 
     Args:
-        counts: of the training text, (V,).
+        counts: how often each id occurs in the training text, (V,).
         never: ids that are never scored, such as ``<pad>``; these get the logarithm of a token that did not occur.
     """
     smoothed = counts + 1.0

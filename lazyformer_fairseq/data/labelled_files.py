@@ -74,11 +74,11 @@ class TaskDescription:
         metrics: names in :data:`lazyformer_fairseq.evaluation.metrics.METRICS`; the first selects the checkpoint.
         labels: the words of the label column; a word's place is its class. Empty where scores are predicted.
         score_range: lowest and highest score where scores are predicted.
-        epochs: of fine-tuning.
+        epochs: epochs of fine-tuning.
         has_odd_rows: its official files are known to hold rows with too few fields, which are skipped, and two empty
             sentences, which are kept; both are counted.
         model_of: the task whose model and labels it is predicted with, where it has no training data of its own.
-        official_folder: of the official download, where it is not called as the task.
+        official_folder: the folder of the official download, where it is not called as the task.
         is_custom: a user's task, not a published one.
         standard: mean and standard deviation of the training scores, where the head learns multiples of the second from
             the first: scores of any range train alike.

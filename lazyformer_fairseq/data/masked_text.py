@@ -133,9 +133,9 @@ class MaskedText:
 
     Args:
         data, seed, max_update: as of :func:`open_masked_text`.
-        options: those of :class:`MaskedTextOptions`, which fairseq's config has too, or of a class in
+        options: the options of :class:`MaskedTextOptions`, which fairseq's config has too, or of a class in
             :data:`OPTIONS`.
-        dictionary: of the folders; it gets a ``<mask>`` where it has none.
+        dictionary: the folders' dictionary; it gets a ``<mask>`` where it has none.
         whole_inputs: an item is a block.
 
     Attributes:
@@ -368,8 +368,8 @@ class EpochShard(Dataset):
     trained on stays the same.
 
     Args:
-        open_epoch: of an epoch makes its dataset.
-        shards: of the epochs; 0 for a split that is the same in all.
+        open_epoch: makes the dataset of an epoch.
+        shards: the number of shards that epochs take in turn; 0 for a split that is the same in all.
     """
 
     def __init__(

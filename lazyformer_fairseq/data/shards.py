@@ -31,7 +31,8 @@ def check_data(
     """Check a split in every folder it will be read from: all shards now, not when their epoch comes.
 
     Args:
-        folders: of binarised data, as a task reads them in turn; a split other than ``train`` is in the first one.
+        folders: folders of binarised data, as a task reads them in turn; the first one has the splits other than
+            ``train``.
         split: ``train``, ``valid``, ...
         dictionary: what the ids mean.
         verify: "quick" takes seconds whatever the size; "full" reads every id, with a bar, shared between the processes

@@ -235,7 +235,7 @@ def install(*stages: Stage, strict: bool = False) -> list[Replacement]:
     """Put the rows of some stages in place, in the table's order; skip those already there.
 
     Args:
-        stages: of the rows.
+        stages: the stages whose rows are installed.
         strict: refuse rows whose target is not there, as a run of ours needs all; else warn, as stock tasks need none.
 
     Returns:

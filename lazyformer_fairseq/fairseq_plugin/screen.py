@@ -27,7 +27,7 @@ class Screen:
     """Lines about one trainer's run.
 
     Attributes:
-        seconds: between two lines; 0 for none.
+        seconds: seconds between two lines; 0 for no line.
     """
 
     def __init__(self, trainer: Any):
@@ -89,7 +89,7 @@ class Screen:
 
         Args:
             made: passes of the update under way.
-            of: how many it has.
+            of: the number of passes that the update has.
         """
         now = time.monotonic()
         trainer = self._trainer

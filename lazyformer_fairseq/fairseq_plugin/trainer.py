@@ -64,8 +64,8 @@ class SafeTrainer(fairseq_trainer.Trainer):
         recorder: writes ``run.json`` and ``metrics.jsonl``.
         epoch_iterator: the one in use, for whoever saves between epochs.
         not_saved: why the last save failed, or None.
-        experts: those of the model, shared out over processes; None where each holds all.
-        back_ends: those that ``--attention-backend auto`` has chosen, as all processes know them.
+        experts: the model's experts, shared out over processes; None where each holds all.
+        back_ends: the back ends that ``--attention-backend auto`` has chosen, as all processes know them.
     """
 
     takes_signals = True

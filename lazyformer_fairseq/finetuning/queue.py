@@ -85,7 +85,7 @@ class RunQueue:
 
     Args:
         grid: the grid.
-        executor: where runs go.
+        executor: the place that runs go to.
         keep: checkpoints to keep: those of ``all`` runs, the ``best`` run's of a model and task, or ``none``.
 
     Attributes:

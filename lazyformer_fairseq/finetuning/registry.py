@@ -19,9 +19,9 @@ def benchmark_of_task(name: str, where: Path, description: Optional[dict[str, An
     """Return the benchmark that has a task of this name.
 
     Args:
-        name: of the task.
+        name: the task's name.
         where: the file that names it, for messages.
-        description: of a custom task, as the grid or the result has it.
+        description: a custom task's description, as the grid or the result has it.
 
     Raises:
         UserError: no benchmark has such a task, or the description is damaged.

@@ -41,7 +41,7 @@ class ScoredTask(Protocol):
         name: name of the task.
         splits: fairseq's name of a split (`train`, `valid`, `valid1`, `test`) -> its `file`, and official `rows`.
         metrics: names; fractions in results.
-        selecting_metric: of `metrics`, the one that chooses checkpoint and rate.
+        selecting_metric: the one of `metrics` that chooses checkpoint and rate.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Run:
     Attributes:
         folder: the run's folder.
         model: the model's name.
-        checkpoint: where the run started.
+        checkpoint: the checkpoint that the run started from.
         task: the task's name.
         lr: learning rate.
         seed: random seed.
@@ -176,7 +176,7 @@ class Results:
     Attributes:
         benchmark: the benchmark of the grid.
         grid: the runs that were asked for.
-        runs: those that ended well.
+        runs: the runs that ended well.
         failures: why others failed.
     """
 

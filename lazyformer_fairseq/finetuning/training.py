@@ -67,7 +67,7 @@ def fine_tune(run: Run, threads: int = 1) -> None:
 
     Args:
         run: the run.
-        threads: of torch on a CPU; the last digits of a result depend on their number.
+        threads: torch's threads on a CPU; the last digits of a result depend on their number.
 
     Raises:
         UserError: the folder holds the result of a run of other settings, or what training raises.

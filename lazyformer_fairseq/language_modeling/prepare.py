@@ -40,7 +40,7 @@ class WordsOfLines:
     """WikiText: ``wiki.SPLIT.tokens``, words with spaces between. Every line, an empty one too, ends in ``</s>``.
 
     Args:
-        folder: that holds the three files.
+        folder: the folder that holds the three files.
 
     Raises:
         UserError: a file is missing or empty.

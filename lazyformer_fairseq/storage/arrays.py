@@ -17,8 +17,8 @@ def map_array(path: Path, remedy: str, kinds: str = "iu", ndim: Optional[int] = 
     Args:
         path: path of the file.
         remedy: ends the message.
-        kinds: of dtype that it may have, letters of numpy's ``dtype.kind``.
-        ndim: of the shape that it must have.
+        kinds: the kinds of dtype that it may have, letters of numpy's ``dtype.kind``.
+        ndim: the number of dimensions that it must have.
 
     Raises:
         UserError: the file is none, is shorter than its header says, or holds other numbers or dimensions.

@@ -179,8 +179,8 @@ def remove_leftovers(folder: Union[str, Path], name: str = "*", deep: bool = Fal
 
     Args:
         folder: folder to look in.
-        name: of the file or folder that was being written; all.
-        deep: in all its subfolders too.
+        name: name of the file or folder that was being written; by default all.
+        deep: whether to look into all its subfolders too.
     """
     pattern = f".{name if name == '*' else glob.escape(name)}.{'[0-9a-f]' * 8}{UNFINISHED}"
     for path in Path(folder).rglob(pattern) if deep else Path(folder).glob(pattern):

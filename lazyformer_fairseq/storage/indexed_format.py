@@ -128,7 +128,7 @@ class MappedItems(Sequence):
 
     Attributes:
         sizes: ids of each item, (items,).
-        ids: of all items, one item after the other.
+        ids: the ids of all items, one item after the other.
 
     Raises:
         UserError: see :func:`read_index`.
@@ -179,7 +179,7 @@ def write_items(
     Args:
         prefix: path without ``.bin`` and ``.idx``.
         dtype: numpy's type of the ids in the file.
-        blocks: of any number of items: their ids, one item after the other, and the number of ids of each.
+        blocks: blocks of any number of items: their ids, one item after the other, and the number of ids of each.
         durable: see :func:`~lazyformer_fairseq.storage.atomic.atomic_file`.
     """
     all_sizes = []

@@ -60,7 +60,7 @@ def read_checked_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
     """Read what :func:`write_checked_json` wrote.
 
     Args:
-        path: of the file.
+        path: path of the file.
         remedy: what a user should do about a damaged file; the error ends in it.
 
     Returns:
@@ -119,7 +119,7 @@ def recall(name: str, machine: str, key: str, is_valid: Callable[[Any], bool] = 
     """Return what :func:`remember` kept under a key; None for nothing, or for something that is not valid.
 
     Args:
-        name: of the file in the cache folder.
+        name: name of the file in the cache folder.
         machine: what the value holds for.
         key: what was measured.
         is_valid: whether a value is one that may stand there.

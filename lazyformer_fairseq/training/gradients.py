@@ -37,9 +37,9 @@ class Weights:
         """Multiply gradients by a share and clip them; return their norm before clipping.
 
         Args:
-            share: of each gradient that counts.
+            share: the share of each gradient that counts.
             most: the largest norm; 0 for any.
-            groups: of the optimizer, which has the weights in the order in which they are summed.
+            groups: the optimizer's groups, which have the weights in the order in which they are summed.
         """
         gradients = gradients_of(groups)
         torch._foreach_mul_(gradients, share)
@@ -67,7 +67,7 @@ class HalfWeights(Weights):
     """A model's weights in bf16 or fp16, with copies in single precision that the optimizer updates.
 
     Args:
-        weights: of the model.
+        weights: the model's weights.
         scales: scale the loss.
     """
 

@@ -94,9 +94,9 @@ def orthogonal(
 
     Args:
         x: matrices, (X, M, N), M at most N.
-        steps: of Newton and Schulz.
-        coefficients: of a step.
-        dtype: of the products, and of the result; None for that of `x`.
+        steps: steps of Newton and Schulz.
+        coefficients: the coefficients of a step.
+        dtype: the precision of the products and of the result; None for that of `x`.
     """
     a, b, c = coefficients
     x = torch.div(x, x.norm(dim=(1, 2), keepdim=True) + EPS, out=torch.empty_like(x, dtype=dtype))
@@ -133,7 +133,7 @@ class Muon(ByGroups):
 
     Args:
         params: weights, or groups of them, in single or double precision.
-        dtype: of Muon's products; None for that of the weights.
+        dtype: the precision of Muon's products; None for that of the weights.
     """
 
     def __init__(self, params: Iterable[Any], dtype: Optional[torch.dtype] = None, **settings: Any):

@@ -71,7 +71,7 @@ class OptimizationConfig:
         """Read a config from options by fairseq-train's names, among which those of models and text may be.
 
         Args:
-            options: by name.
+            options: values by name.
             fields: further fields of the config.
         """
         optimizer = options["optimizer"]

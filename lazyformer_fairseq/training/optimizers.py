@@ -195,7 +195,7 @@ def betas_of(value: Any, option: str) -> tuple[float, float]:
 
     Args:
         value: the pair.
-        option: that it is the value of.
+        option: the option whose value it is.
 
     Raises:
         UserError: they are not.
@@ -391,9 +391,9 @@ def _subtract_adams_update(
         group: its settings.
         times: updates made, for each tensor.
         values: the tensors that it is subtracted from.
-        gradients: of the weights.
-        first_moments: of the gradients.
-        second_moments: of the gradients.
+        gradients: the gradients of the weights.
+        first_moments: the running means of the gradients.
+        second_moments: the running means of the squared gradients.
     """
     b1, b2 = group["betas"]
     torch._fused_adam_(

@@ -13,8 +13,8 @@ class Processes:
     """This process among those that share each update.
 
     Attributes:
-        rank: from 0; the first process writes checkpoints and records.
-        count: of processes.
+        rank: its number, from 0; the first process writes checkpoints and records.
+        count: the number of processes.
     """
 
     rank: int = 0

@@ -40,7 +40,7 @@ class RunRecord:
     Attributes:
         command: the words of the command line; empty for a run that a program started.
         model: the model's name, pattern, sizes and other options, by fairseq-train's names.
-        parameters: of the model.
+        parameters: the number of the model's weights.
         task: the objective's name and options, among them `data` and `seed`; and `vocab_size`, the dictionary's.
         criterion: the name of the loss and its options.
         data: the SHA-256 of each file of the data, by path.
@@ -48,10 +48,10 @@ class RunRecord:
         schedule: `name`, `lr`, `max_update`, and its options.
         batch: how an update is made: `batch_size` (sequences) or `max_tokens`, `update_freq`, `clip_norm`.
         precision: ``fp32``, ``bf16`` or ``fp16``.
-        seed: of weights, order and dropout.
-        processes: that share an update.
+        seed: the seed of weights, order and dropout.
+        processes: the number of processes that share an update.
         machine: `device`, and its threads or the version of CUDA.
-        versions: of Python and the packages that affect results.
+        versions: the versions of Python and the packages that affect results.
         trainer: other settings that decide the result, by the trainer's own names.
     """
 
@@ -77,11 +77,11 @@ class MetricsLine:
     """Measurements at one moment of a run.
 
     Attributes:
-        updates: that the run has made.
+        updates: the updates that the run has made.
         split: ``train``, or the name of the held-out split.
-        seconds: of training up to now, over all starts of the run.
-        values: by name, such as `loss`, `lr` or `tokens`; None for what is no finite number.
-        epoch: from 1; None where the trainer counts none.
+        seconds: seconds of training up to now, over all starts of the run.
+        values: numbers by name, such as `loss`, `lr` or `tokens`; None for what is no finite number.
+        epoch: the epoch, from 1; None where the trainer counts none.
     """
 
     updates: Count
@@ -169,8 +169,9 @@ class MetricsLog:
     """The ``metrics.jsonl`` of a run, to which one process appends.
 
     Args:
-        folder: of the run's checkpoints.
-        updates: that the run has made; lines beyond them, of updates that are to be made again, are removed.
+        folder: the folder of the run's checkpoints.
+        updates: the updates that the run has made; lines beyond them, of updates that are to be made again, are
+            removed.
     """
 
     def __init__(self, folder: Path, updates: int = 0):
@@ -213,8 +214,8 @@ def read_metrics(folder: Path, split: Optional[str] = None) -> Sequence[MetricsL
     """Read the ``metrics.jsonl`` of a folder; a last line that a kill or a full disk cut off is left out.
 
     Args:
-        folder: of a run's checkpoints.
-        split: of the lines to return; by default all.
+        folder: the folder of a run's checkpoints.
+        split: the split whose lines to return; by default all.
 
     Raises:
         UserError: there is no such file, or a line of it is damaged; names the line.

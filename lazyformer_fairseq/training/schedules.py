@@ -35,7 +35,7 @@ class Schedule:
     Attributes:
         NAME: the value of ``--lr-scheduler``.
         peak: the highest rate.
-        num_updates: that were made.
+        num_updates: the updates that were made.
         best: as fairseq's schedules have it, the least loss in validation; nothing here depends on it.
     """
 

@@ -50,11 +50,11 @@ class SkippedUpdate:
 
     Attributes:
         update: its number, from 1.
-        epoch: that its data is from; None where nobody counts.
+        epoch: the epoch that its data is from; None where nobody counts.
         reason: why it was skipped.
         loss: per prediction, in the report's unit; None where there was none.
         gradient_norm: before clipping.
-        learning_rate: that it would have had.
+        learning_rate: the learning rate that it would have had.
         samples: indices in the dataset, by batch.
     """
 
@@ -79,7 +79,7 @@ class UpdateGuard:
         skipped, rollbacks: counts over the whole run, saved with checkpoints.
         skipped_in_a_row: since the last good update or rollback.
         first_bad: the number of updates before the first of these.
-        losses: of the last good updates, in nats or the criterion's own unit.
+        losses: the losses of the last good updates, in nats or the criterion's own unit.
         bad: the last bad updates, for the report.
     """
 
@@ -99,7 +99,7 @@ class UpdateGuard:
 
         Args:
             loss: per prediction; None where nothing was predicted.
-            gradient_norm: of the whole gradient.
+            gradient_norm: the norm of the whole gradient.
 
         Raises:
             BadUpdateError: the optimizer must not step.
@@ -153,10 +153,10 @@ class UpdateGuard:
         """Write ``bad_updates.json``.
 
         Args:
-            folder: of the run's checkpoints.
+            folder: the folder of the run's checkpoints.
             bad_of_processes: the last bad updates, as each process has them: they differ in their samples alone.
-            losses: of the last good updates, in the unit.
-            unit: of losses, per unit of sample size, such as bits per masked token.
+            losses: the losses of the last good updates, in the unit.
+            unit: the unit of losses, per unit of sample size, such as bits per masked token.
         """
         updates = [
             {**asdict(same_update[0]), "samples": [of_process.samples for of_process in same_update]}

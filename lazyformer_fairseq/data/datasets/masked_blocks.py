@@ -134,7 +134,7 @@ class Masking:
         mask_index, pad_index: ids of ``<mask>`` and ``<pad>``.
         special: ids never masked and never drawn: ``<s> <pad> </s> <unk> <mask>``.
         probability: share of the other tokens to predict.
-        last: that of the last update, where the share changes; see :func:`at_share`.
+        last: the share of the last update, where the share changes; see :func:`at_share`.
         begins_word: which ids begin a word, bool (V,), where whole words are predicted; text does too after ``</s>``.
         keep: share of these that stay as they are.
         random: share of these that become another word; the rest becomes ``<mask>``.

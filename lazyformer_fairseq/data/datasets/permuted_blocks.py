@@ -32,7 +32,7 @@ def permute(
     Args:
         tokens: ids (T,).
         inputs: the same, with what stands in place of predicted ones.
-        order: of the places, (T,).
+        order: the places in their new order, (T,).
         predicted: P.
         only: id of ``<mask>``, which alone stands where something is predicted; without masks for what is not
             predicted yet (XLNet: Yang et al., 2019, section 2.2). None for MPNet's.

@@ -29,7 +29,8 @@ class Documents:
         item_sizes: tokens an item, its ``</s>`` included; 1 for a boundary. Runs of several count as one.
 
     Attributes:
-        starts, ends: of each document its first item, and one past its last, (documents,).
+        starts: the first item of each document, (documents,).
+        ends: one past the last item of each document, (documents,).
         text_before: tokens of text before each item, and last those of all, int64 (items + 1,).
     """
 
@@ -107,7 +108,7 @@ def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> 
 
     Args:
         random: generator of all that is drawn.
-        documents: at least two.
+        documents: two documents at least.
         room: tokens of text that a pair may have, at least 2.
     """
     chunks = _draw_chunks(documents, room, random)

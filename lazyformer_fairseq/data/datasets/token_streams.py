@@ -235,7 +235,7 @@ class EpochSegments(EpochBatches):
     """The segments of streams in order, epoch after epoch, as fairseq-train reads them; every one is a whole batch.
 
     Args:
-        streams: those of this process.
+        streams: the streams of this process.
     """
 
     def __init__(self, streams: TokenStreams):

@@ -29,7 +29,8 @@ class Dictionary:  # noqa: PLW1641  it grows, so that it has no hash
     """Symbols, and how often each was counted; ids are their places. Attributes and methods are named as fairseq's.
 
     Attributes:
-        symbols, count: of each id.
+        symbols: the symbol of each id.
+        count: how often each symbol was counted.
         indices: the id of each symbol.
         nspecial: as many symbols at the start are the special ones, which dict.txt leaves out.
     """

@@ -60,7 +60,7 @@ class TextTokenizer(ABC):
         DESCRIPTION: dataclass with the fields of tokenizer.json, ``sha256`` of the other two files among them.
         settings: what is done with a text before it is cut into pieces; hashable, and it can be pickled. Its
             ``special_tokens`` are stand-ins such as ``<url>`` that the corpus leaves in the text, one id each.
-        symbols: of all ids; ids are their places.
+        symbols: the symbols of all ids; ids are their places.
         special: ids of the special symbols.
         separators: how many ``</s>`` stand between the texts of a pair: RoBERTa's two, BERT's one.
         second_type: token type of the second text of a pair, for models that have token types; else 0.
@@ -156,7 +156,7 @@ class TextTokenizer(ABC):
     @property
     @abstractmethod
     def begins_word(self) -> np.ndarray:
-        """Which ids begin a word by their symbols, bool (V,); in byte-level BPE those with a space before it."""
+        """Return which ids begin a word by their symbols, bool (V,); in byte-level BPE those with a space before it."""
 
     @cached_property
     def dictionary(self) -> Dictionary:

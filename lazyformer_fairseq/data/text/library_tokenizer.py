@@ -264,8 +264,8 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
         source: folder with ``tokenizer.json``, or ``vocab.txt`` (WordPiece), or ``vocab.json`` and ``merges.txt``
             (byte-level BPE); beside it perhaps ``tokenizer_config.json``, ``special_tokens_map.json``, ``config.json``.
         out: must not exist yet, or be empty.
-        rows: of the model's word embedding; by default those of ``config.json``, else as many as there are ids. A row
-            without a symbol gets a name of its own.
+        rows: rows of the model's word embedding; by default those of ``config.json``, else as many as there are ids. A
+            row without a symbol gets a name of its own.
 
     Raises:
         UserError: no tokenizer there, one of another kind (SentencePiece, say), without one of the five special

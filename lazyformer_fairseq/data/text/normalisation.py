@@ -207,7 +207,7 @@ def places_of(words: str, text: str) -> list[Span]:
 
 
 def cover(spans: list[Span]) -> Optional[Span]:
-    """From the first character to the last one of spans; None where there is none."""
+    """Return the span from the first character of spans to the last one; None where there is none."""
     filled = [span for span in spans if span[0] < span[1]]
     if filled:
         return (min(filled)[0], max(last for _, last in filled))

@@ -245,7 +245,7 @@ def load_original(path: str, task: FairseqTask) -> nn.Module:
 
     Args:
         path: a checkpoint, or a folder that holds one.
-        task: whose dictionary must be the checkpoint's.
+        task: the task, whose dictionary must be the checkpoint's.
 
     Raises:
         UserError: as `load_safely`, or it is no encoder of ours, or has another dictionary.

@@ -132,7 +132,7 @@ class Launch:
 
         Args:
             job: what is trained.
-            otherwise: where there is no GPU, where its memory is not known, and with ``--no-fit``.
+            otherwise: the size where there is no GPU, where its memory is not known, and with ``--no-fit``.
         """
         memory = self.memory if self.found and self.fit else None
         if memory is None:

@@ -46,9 +46,9 @@ class Phase:
     """A phase of a recipe.
 
     Attributes:
-        name: of the phase, and of its folder.
-        recipe: of ``lazyformer pretrain``.
-        options: of the phase, which come before those that are given for all.
+        name: the name of the phase, and of its folder.
+        recipe: a recipe of ``lazyformer pretrain``.
+        options: the phase's options, which come before those that are given for all.
         own: the user's options for this phase alone, as one text, which win.
     """
 
@@ -65,7 +65,7 @@ def pretrain_in_phases(arch: str, data: str, given: list[str], phases: Sequence[
         arch: the model's.
         data: folders of binarised data.
         given: options of ``lazyformer pretrain`` and of fairseq-train, for all phases.
-        phases: in their order.
+        phases: the phases in their order.
         is_dry: print the commands alone.
 
     Raises:

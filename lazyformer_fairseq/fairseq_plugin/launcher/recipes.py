@@ -22,10 +22,10 @@ class Recipe:
     """Sizes and options of a pre-training.
 
     Attributes:
-        tokens: of a sequence; None for as many as the arch has positions.
-        sequences: of an update.
-        updates: of the whole run.
-        options: of fairseq-train, beside these.
+        tokens: tokens of a sequence; None for as many as the arch has positions.
+        sequences: sequences of an update.
+        updates: updates of the whole run.
+        options: further options of fairseq-train.
     """
 
     tokens: Optional[int]
@@ -55,7 +55,7 @@ def with_warmup_of(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
 
     Args:
         schedule: a name of ``--lr-scheduler``.
-        options: by name, those that differ from a recipe's.
+        options: the options that differ from a recipe's, by name.
     """
     from lazyformer_fairseq.fairseq_plugin.optim.others import options_of_others  # imports fairseq
 
@@ -126,7 +126,7 @@ def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[
     updates, and then keeps its rate.
 
     Args:
-        pattern: of the first phase.
+        pattern: the first phase's pattern.
         given: options for all phases: --tgt-len and --lr are the first one's, others stay as they are.
 
     Raises:
@@ -165,8 +165,8 @@ def causal_options(row: CausalArchitecture, choice: Optional[str]) -> str:
     """Return options of fairseq-train for a causal model.
 
     Args:
-        row: of the model.
-        choice: of CAUSAL_CHOICES; None for the row's own.
+        row: the model's row.
+        choice: one of CAUSAL_CHOICES; None for the row's own.
     """
     name = row.recipe if choice is None else choice.replace("-", "_")
     return CAUSAL_RECIPES[row.recipe if row.recipe.startswith(name) else name]

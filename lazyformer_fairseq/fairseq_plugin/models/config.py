@@ -19,7 +19,7 @@ def as_fairseq_reads(options: type, name: str, more: Sequence[tuple] = (), base:
 
     Args:
         options: a dataclass of ours.
-        name: of the class.
+        name: the name of the class.
         more: fields beside those, as (name, type, default).
         base: has some of them already.
     """

@@ -122,7 +122,7 @@ def load_safely(path: Union[str, Path], overrides: Optional[dict[str, Any]] = No
     """Load a checkpoint as fairseq does, whole and checked, without running what it holds; works outside a run too.
 
     Args:
-        path: of the file.
+        path: path of the file.
         overrides: options in place of the checkpoint's.
 
     Raises:

@@ -47,7 +47,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         """Learn from the task how batches are made.
 
         Args:
-            size: of the batches.
+            size: the size of the batches.
             make: makes batches of all samples, of a size.
             cut: makes batches of some samples, in their order, of a size.
         """

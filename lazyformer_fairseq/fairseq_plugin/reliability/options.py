@@ -343,7 +343,7 @@ def log_to(folder: Path, log_seconds: float = 0) -> None:
     Nothing is appended where the output goes to that file already.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
         log_seconds: unless 0, the screen has from here on warnings, scores and what ``screen.py`` says alone.
 
     Raises:

@@ -22,7 +22,7 @@ class EncoderTask(FairseqTask):
     """A task that reads and predicts symbols of one dictionary.
 
     Attributes:
-        dictionary: of inputs and targets alike.
+        dictionary: the symbols of inputs and targets alike.
         after_validation: called with the scores of a held-out split, if a trainer sets it.
     """
 

@@ -258,7 +258,8 @@ def overview(prepared: Sequence[PreparedTask], positions: Collection[int] = ()) 
 
     Args:
         prepared: tasks of one length.
-        positions: of the models that will read them: rows that are cut are counted at the length that each reads.
+        positions: the positions of the models that will read them: rows that are cut are counted at the length that
+            each reads.
     """
     longest = prepared[0].longest
     lengths = sorted({min(longest, each) for each in positions or [longest]})

@@ -85,7 +85,7 @@ class Scorer:
     Args:
         old: the encoder.
         text: masked once.
-        seed: of weights that start fresh.
+        seed: the seed of weights that start fresh.
 
     Raises:
         UserError: its masked-LM head never trained, so that its losses say nothing of a pattern.
@@ -110,7 +110,7 @@ class Scorer:
         """Return the masked-LM loss of the old model as this pattern, before any update.
 
         Args:
-            pattern: of the new model.
+            pattern: the new model's pattern.
             from_sublayers: as in :func:`~lazyformer_fairseq.training.warm_start.start.start_from`.
         """
         origins = None

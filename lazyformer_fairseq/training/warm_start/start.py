@@ -86,7 +86,7 @@ class Trained:
     Attributes:
         cfg: its options.
         dictionary: its symbols.
-        weights: by the names of :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`.
+        weights: its weights, by the names of :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`.
     """
 
     cfg: MaskedLMOptions
@@ -128,11 +128,11 @@ def start_from(
 
     Args:
         old: the encoder that it starts from.
-        changes: of `sublayer_pattern`, `encoder_ffn_embed_dim` and `max_positions`; the old weights fit no other
-            width, number of heads or place of LayerNorm.
+        changes: new values of `sublayer_pattern`, `encoder_ffn_embed_dim` and `max_positions`; the old weights fit no
+            other width, number of heads or place of LayerNorm.
         from_sublayers: for each new sublayer the old one whose weights it takes, or "-"; by default as :func:`align`
             finds.
-        seed: of what starts fresh.
+        seed: the seed of what starts fresh.
 
     Raises:
         UserError: a pattern that cannot be built, a new sublayer that can neither take weights nor start without

@@ -284,7 +284,7 @@ def test_in_half_precision_the_original_is_too(tmp_path, precision):
     for precision_here in (torch.float32, precision):
         criterion = make_criterion(distill=path).to(precision_here)
         loss = criterion(make_model("sflf", 2).to(precision_here), make_batch())
-        assert next(criterion.teacher[0].parameters()).dtype == precision_here
+        assert next(criterion.distillation.teacher.parameters()).dtype == precision_here
         losses.append(loss[0].float())
         losses[-1].backward()
     torch.testing.assert_close(*losses, rtol=0.05, atol=0.0)

@@ -10,6 +10,7 @@ poorer side (``token_is_max_context``). All allowed spans are compared; run_squa
 starts and the 20 best ends.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -298,12 +299,12 @@ class SpanCollector:
     n_best: int = USUAL_ANSWERS
 
     def __post_init__(self) -> None:
-        self._found: list[list[FoundAnswer]] = [[] for _ in self.file.questions]
+        self._found: dict[int, list[FoundAnswer]] = defaultdict(list)  # by question
 
     def add(self, index: np.ndarray, starts_BT: np.ndarray, ends_BT: np.ndarray) -> None:
         """Take the logits of the windows `index` (B,); inputs may be padded on the right."""
         for window, start_T, end_T in zip(index.tolist(), starts_BT, ends_BT, strict=True):
-            self._found[self.windows.question[window]] += self.answers_in(window, start_T, end_T)
+            self._found[int(self.windows.question[window])] += self.answers_in(window, start_T, end_T)
 
     def answers_in(self, window: int, start_T: np.ndarray, end_T: np.ndarray) -> list[FoundAnswer]:
         """Return the best answers in a window, the best first, without probabilities (nan).
@@ -341,7 +342,8 @@ class SpanCollector:
         A text that stands in several places counts once, at the best.
         """
         answers = []
-        for found in self._found:
+        for question in range(len(self.file.questions)):
+            found = self._found[question]
             of_text: dict[str, FoundAnswer] = {}
             for answer in sorted(found, key=lambda answer: (-answer.score, answer.start, answer.end)):
                 of_text.setdefault(answer.text, answer)
@@ -397,17 +399,3 @@ class QuestionWindowsDataset(LabelledTextsDataset):
     def collector(self, n_best: int) -> SpanCollector:
         """Return what takes logits of the windows and gives the `n_best` answers to each question."""
         return SpanCollector(self.windows, self.file, self.longest_answer, n_best)
-
-    def best_answers(self, index: np.ndarray, logits_BT2: np.ndarray) -> list[Optional[FoundAnswer]]:
-        """Return the best answer in each of the windows `index` (B,); None if a window has none.
-
-        Args:
-            index: numbers of the windows.
-            logits_BT2: logits of starts and ends; inputs may be padded on the right.
-        """
-        collector = self.collector(n_best=1)
-        best: list[Optional[FoundAnswer]] = []
-        for window, logits_T2 in zip(index.tolist(), logits_BT2, strict=True):
-            found = collector.answers_in(window, logits_T2[:, 0], logits_T2[:, 1])
-            best.append(found[0] if found else None)
-        return best

@@ -83,13 +83,15 @@ class SpansObjective(HeadObjective):
 
     def _rows(self, batch: Batch, logits_BT2: np.ndarray) -> np.ndarray:
         dataset = self.dataset(batch["split"])
-        windows = batch["id"].cpu().numpy()
+        collector = dataset.collector(n_best=1)
         rows = []
-        for window, answer in zip(windows.tolist(), dataset.best_answers(windows, logits_BT2), strict=True):
+        for window, logits_T2 in zip(batch["id"].tolist(), logits_BT2, strict=True):
             question = int(dataset.windows.question[window])
-            if answer is None:
+            found = collector.answers_in(window, logits_T2[:, 0], logits_T2[:, 1])
+            if not found:
                 rows.append((question, window, -np.inf, *[0.0] * len(METRICS)))
                 continue
+            answer = found[0]
             right = dataset.file.questions[question].answer_texts
             rows.append((question, window, answer.score, *(metric(answer.text, right) for metric in METRICS.values())))
         return np.array(rows, np.float64)

@@ -162,14 +162,16 @@ class Grid:
         combinations = itertools.product(self.models, self.tasks, self.lrs, self.seeds)
         return [Run(self, model, self.benchmark.tasks[task], lr, seed) for model, task, lr, seed in combinations]
 
+    @property
+    def one_of_each(self) -> list["Run"]:
+        """One run of each model and task."""
+        return list({(run.model.name, run.task.name): run for run in self.runs}.values())
+
     def warnings(self) -> list[str]:
         """Return sentences on the data that the reader of its scores must know, one of each."""
-        sentences: dict[str, None] = {}
-        for model, task in itertools.product(self.models, self.tasks):
-            run = Run(self, model, self.benchmark.tasks[task], self.lrs[0], self.seeds[0])
-            for facts in run.facts:
-                sentences |= dict.fromkeys(f"{task}: {sentence}" for sentence in facts.warnings(model.name))
-        return list(sentences)
+        return results.warnings_on(
+            (run.model.name, run.task.name, facts) for run in self.one_of_each for facts in run.facts
+        )
 
     def asked_before(self) -> Optional[results.Grid]:
         """Return what an existing grid.json asks for, None without one; UserError where that is of other tasks."""

@@ -113,7 +113,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
     )
     for run in grid.runs:
         run.result()  # refuses one of other settings
-    for run in {(run.model.name, run.task.name): run for run in grid.runs}.values():
+    for run in grid.one_of_each:
         run.refuse_other_settings()
     for warning in grid.warnings():
         click.echo(f"note: {warning}")

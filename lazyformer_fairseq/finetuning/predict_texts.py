@@ -5,6 +5,7 @@ import io
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Optional
@@ -15,6 +16,7 @@ import torch
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.labelled_files import (
     MOST_SHOWN,
+    Column,
     FileRow,
     RowReader,
     TaskDescription,
@@ -81,7 +83,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
             for row, answer in zip(chunk, answers, strict=True):
                 tally.add(row, answer)
                 file.write(line_of(output, names, row, fields_added(answer, task)).encode())
-        if tally.rows == tally.without_text:
+        if tally.rows == tally.without_text.count:
             raise UserError(f"{texts}: has no text in it{tally.fields_in_place()}")
     return [f"{output}: {tally.rows:,} rows", *tally.lines()]
 
@@ -123,14 +125,12 @@ def open_rows(
         raise UserError(f"{path}: is empty; write a line that names its columns, and a text in each line under it")
     header = first.fields
     layout = task.splits.get("valid")
+    trained: tuple[Column, ...] = ()
+    label = None
     if layout is not None and set(layout.texts) <= set(header):
         trained = layout.texts
-    else:
-        trained = ()
     if layout is not None and layout.label in header:
         label = layout.label
-    else:
-        label = None
     texts, label = columns_of(path, header, text or trained, label, is_labelled=False)
     if task.splits and len(texts) != 1 + task.is_pair:
         if task.is_pair:
@@ -196,6 +196,19 @@ def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str,
     return "\t".join(map(str, fields)) + "\n"
 
 
+@dataclass
+class CountedRows:
+    """Rows of one kind: how many there are, and the line of the first one."""
+
+    count: int = 0
+    first_line: int = 0
+
+    def add(self, row: FileRow) -> None:
+        """Count a row."""
+        self.count += 1
+        self.first_line = self.first_line or row.line
+
+
 class Tally:
     """Counts of the rows, of those that lack a text or were cut, and marks where the file has labels.
 
@@ -208,12 +221,9 @@ class Tally:
         self.reader = reader
         self.longest = longest
         self.rows = 0
-        self.without_text = 0
-        self.cut = 0
-        self.unknown = 0
-        self.first_without_text: Optional[int] = None  # lines
-        self.first_unknown: Optional[int] = None
-        self.first_cut: Optional[int] = None
+        self.without_text = CountedRows()
+        self.unknown = CountedRows()
+        self.cut = CountedRows()
         self.fields_instead: dict[str, None] = {}  # of rows that lack the field of the text
         self.pairs = array("d")  # answer, target, answer, target ...
         self.why_not = ""
@@ -222,14 +232,11 @@ class Tally:
         """Count a row and its answer."""
         self.rows += 1
         if answer.is_cut:
-            self.cut += 1
-            self.first_cut = self.first_cut or row.line
+            self.cut.add(row)
         if answer.is_unknown:
-            self.unknown += 1
-            self.first_unknown = self.first_unknown or row.line
+            self.unknown.add(row)
         if answer.label is None:
-            self.without_text += 1
-            self.first_without_text = self.first_without_text or row.line
+            self.without_text.add(row)
             if row.whole is not None and not set(self._text_columns) <= set(row.whole):
                 self.fields_instead.update(dict.fromkeys(islice(row.whole, MOST_SHOWN)))
         elif not self.why_not:
@@ -269,19 +276,19 @@ class Tally:
     def lines(self) -> list[str]:
         """Return sentences on the rows, for the user."""
         said = []
-        if self.without_text:
-            if self.without_text == 1:
+        if count := self.without_text.count:
+            have = "have"
+            if count == 1:
                 have = "has"
-            else:
-                have = "have"
             said.append(
-                f"{self.without_text:,} of {self.rows:,} rows {have} no text and got no prediction, the first in line "
-                f"{self.first_without_text}{self.fields_in_place()}"
+                f"{count:,} of {self.rows:,} rows {have} no text and got no prediction, the first in line "
+                f"{self.without_text.first_line}{self.fields_in_place()}"
             )
-        if self.unknown:
-            said.append(told_unknown(self.unknown, self.rows, self.first_unknown))
-        if self.cut:
-            said.append(f"{told_cut(self.cut, self.rows, self.longest, 'rows')}, first in line {self.first_cut}")
+        if self.unknown.count:
+            said.append(told_unknown(self.unknown.count, self.rows, self.unknown.first_line))
+        if self.cut.count:
+            cut = told_cut(self.cut.count, self.rows, self.longest, "rows")
+            said.append(f"{cut}, first in line {self.cut.first_line}")
         return [*said, *self._marks()]
 
     def _marks(self) -> list[str]:

@@ -213,11 +213,7 @@ class Results:
 
     def warnings(self) -> list[str]:
         """Return sentences on the data of all runs that the reader of their scores must know, one of each."""
-        sentences: dict[str, None] = {}
-        for run in self.runs.values():
-            for facts in run.splits:
-                sentences |= dict.fromkeys(f"{run.task}: {sentence}" for sentence in facts.warnings(run.model))
-        return list(sentences)
+        return warnings_on((run.model, run.task, facts) for run in self.runs.values() for facts in run.splits)
 
     def baseline(self, task: str, split: str, metric: str) -> Optional[float]:
         """Return the baseline of a task's development set, in percent; None where no run of it has ended well."""
@@ -225,6 +221,18 @@ class Results:
             if run.task == task:
                 return 100 * run.baseline[split_file(self.benchmark.tasks[task], split)][metric]
         return None
+
+
+def warnings_on(facts: Iterable[tuple[str, str, SplitFacts]]) -> list[str]:
+    """Return sentences on data that the reader of scores must know, one of each.
+
+    Args:
+        facts: the names of a model and of a task, and facts on one of its splits.
+    """
+    sentences: dict[str, None] = {}
+    for model, task, on_split in facts:
+        sentences |= dict.fromkeys(f"{task}: {sentence}" for sentence in on_split.warnings(model))
+    return list(sentences)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.reliability.options import SCREEN
+from lazyformer_fairseq.fairseq_plugin.reliability.run_log import SCREEN
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import FullSentencesMaskedLMTask
 from lazyformer_fairseq.storage.indexed_format import write_items
 

@@ -1,7 +1,7 @@
 """Lines of ``--log-seconds``: what is about to be trained, then how far the run is, every so many seconds.
 
 All that fairseq and this package log goes to ``train.log`` in ``--save-dir`` as ever. The screen has warnings and
-scores too; see :func:`~lazyformer_fairseq.fairseq_plugin.reliability.options.log_to`.
+scores too; see :func:`~lazyformer_fairseq.fairseq_plugin.reliability.run_log.log_to`.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lazyformer_fairseq.arguments import options_by_name
-from lazyformer_fairseq.fairseq_plugin.reliability.options import LOG, SCREEN
+from lazyformer_fairseq.fairseq_plugin.reliability.run_log import LOG, SCREEN
 from lazyformer_fairseq.report.numbers import duration
 
 logger = logging.getLogger(SCREEN)

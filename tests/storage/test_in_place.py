@@ -55,10 +55,10 @@ KINDS = {
 
 @contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
-    options = pytest.importorskip("lazyformer_fairseq.fairseq_plugin.reliability.options", reason="no fairseq")
+    run_log = pytest.importorskip("lazyformer_fairseq.fairseq_plugin.reliability.run_log", reason="no fairseq")
     handlers = list(logging.getLogger().handlers)
     with mock.patch.object(logging.getLogger(), "handlers", handlers):
-        options.log_to(folder)
+        run_log.log_to(folder)
         yield
         logging.getLogger().handlers[-1].close()
 

@@ -1,7 +1,6 @@
 """Runs of ours: their options, which of fairseq's own cannot be met, how a run is recognized and started.
 
-fairseq runs many tasks, and those of others must stay as they are. What a run logs goes to ``train.log`` in
-``--save-dir``, too, over all its starts; ``lazyformer curves`` reads it.
+fairseq runs many tasks, and those of others must stay as they are.
 """
 
 import functools
@@ -13,11 +12,10 @@ import sys
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from typing import Any, Optional, TextIO
+from typing import Any, Optional
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -30,10 +28,10 @@ from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.executors.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.fairseq_plugin.option_bounds import BOUNDS
+from lazyformer_fairseq.fairseq_plugin.reliability.run_log import log_to
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install, start_run
 from lazyformer_fairseq.options import refuse_out_of_bounds
-from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE, refuse_unwritable
-from lazyformer_fairseq.storage.in_place import own_file
+from lazyformer_fairseq.storage.atomic import refuse_unwritable
 from lazyformer_fairseq.storage.run_lock import lock_for_process
 
 logger = logging.getLogger(__name__)
@@ -202,12 +200,6 @@ def _say(words: str) -> None:
     logger.info(words)
 
 
-LOG = "train.log"
-SCREEN = f"{PACKAGE}.fairseq_plugin.screen"  # the logger
-FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
-TIME = "%Y-%m-%d %H:%M:%S"  # both as fairseq prints them
-
-
 def names_task_of_ours(settings: Any) -> bool:
     """Return whether options (``--task`` as parsed) or a config (``cfg.task``) are for a task of this package."""
     task = getattr(settings, "task", None)
@@ -335,74 +327,3 @@ def _claim_folder(checkpoint: Any, distributed_training: Any, log_seconds: float
         torch.distributed.broadcast_object_list(problem)
     if problem[0]:
         raise UserError(problem[0])
-
-
-def log_to(folder: Path, log_seconds: float = 0) -> None:
-    """Append all that this process logs from here on to the folder's log; let the folder of an earlier run go.
-
-    Nothing is appended where the output goes to that file already.
-
-    Args:
-        folder: the run's folder.
-        log_seconds: unless 0, the screen has from here on warnings, scores and what ``screen.py`` says alone.
-
-    Raises:
-        UserError: the log cannot be written, or something else than a plain file has its name.
-    """
-    path = (folder / LOG).absolute()
-    root = logging.getLogger()
-    _leave_to_log(log_seconds)
-    for handler in [handler for handler in root.handlers if isinstance(handler, _LogFile)]:
-        if handler.baseFilename == str(path):
-            return
-        root.removeHandler(handler)
-        handler.close()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            if os.path.samestat(os.fstat(stream.fileno()), path.stat()):
-                return
-    try:
-        log = _LogFile(path, encoding="utf-8")
-    except OSError as error:
-        if error.errno in OUT_OF_SPACE:
-            raise
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another folder") from error
-    log.setFormatter(logging.Formatter(FORMAT, TIME))
-    root.addHandler(log)
-
-
-def _leave_to_log(seconds: float) -> None:
-    for handler in logging.getLogger().handlers:
-        handler.removeFilter(_is_shown)  # of an earlier run of this process
-        if seconds and not isinstance(handler, logging.FileHandler):
-            handler.addFilter(_is_shown)
-            handler.setFormatter(_Plain())
-
-
-def _is_shown(record: logging.LogRecord) -> bool:
-    is_validation = record.module == "progress_bar" and record.name not in ("train", "train_inner")
-    is_end = record.getMessage().startswith("done training")
-    return record.levelno >= logging.WARNING or record.name == SCREEN or is_validation or is_end
-
-
-class _Plain(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        message = super().format(record)
-        if record.levelno >= logging.WARNING:
-            return f"{record.levelname.lower()}: {message}"
-        return message
-
-
-class _LogFile(logging.FileHandler):
-    """A log that a full disk does not disturb: what a run logs goes to its output too."""
-
-    def _open(self) -> TextIO:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=own_file)
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
-        """Say nothing."""
-
-    def close(self) -> None:
-        """Close the file, on a full disk too."""
-        with suppress(OSError):
-            super().close()

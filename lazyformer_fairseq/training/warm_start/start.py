@@ -190,10 +190,10 @@ def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, plan
 
     One without an old one adds nothing to the residual connection until it learns: its last linear map is zero.
     """
-    sublayer = model.encoder.sentence_encoder.sublayers[index]
-    assert isinstance(sublayer, ResidualSublayer)
     if planned.kind.is_identity:
         return Taken({})
+    sublayer = model.encoder.sentence_encoder.sublayers[index]
+    assert isinstance(sublayer, ResidualSublayer)
     if origin is not None:
         return take(planned, sublayer, _old(origin, old))
     if (last := _last_map(type(sublayer.inner))) is None:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 
@@ -18,14 +18,12 @@ from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder, PreparedTask, drawn_rows
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.metrics import METRICS
+from lazyformer_fairseq.finetuning.grid import Run
 from lazyformer_fairseq.finetuning.results import Results, ScoredTask
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
 from lazyformer_fairseq.training.objectives.head import HeadObjective
 from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
 from lazyformer_fairseq.training.objectives.network import Network
-
-if TYPE_CHECKING:
-    from lazyformer_fairseq.finetuning.grid import Run
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ class Benchmark(ABC):
     def load(self, folder: Path, names: Sequence[str]) -> Mapping[str, PreparedFolder]:
         """Return the prepared data of each task in `folder`, checked; UserError where some is missing or damaged."""
 
-    def num_examples(self, run: "Run") -> int:
+    def num_examples(self, run: Run) -> int:
         """Return how many examples an epoch has."""
         return run.train_rows
 
@@ -170,11 +168,11 @@ class Benchmark(ABC):
         """Return settings that decide results and that only runs of this benchmark have, as JSON."""
 
     @abstractmethod
-    def objective(self, run: "Run") -> HeadObjective:
+    def objective(self, run: Run) -> HeadObjective:
         """Return what a run learns."""
 
     @abstractmethod
-    def baseline(self, run: "Run", split: str) -> dict[str, float]:
+    def baseline(self, run: Run, split: str) -> dict[str, float]:
         """Return each metric of an answer that needs no model; it may learn from training labels."""
 
     # --- report -------------------------------------------------------------------------------------------------------
@@ -253,7 +251,7 @@ class TextsBenchmark(Benchmark):
         """Return kind and dropout of the head."""
         return head_settings(given.glue_head)
 
-    def objective(self, run: "Run") -> LabelledTextsObjective:
+    def objective(self, run: Run) -> LabelledTextsObjective:
         """Return the classes or scores of a task."""
         arguments = run.objective_arguments()
         dropout = run.grid.extra["head_dropout"]
@@ -266,7 +264,7 @@ class TextsBenchmark(Benchmark):
             **arguments,
         )
 
-    def baseline(self, run: "Run", split: str) -> dict[str, float]:
+    def baseline(self, run: Run, split: str) -> dict[str, float]:
         """Return the metrics of the best answer of a model that has seen the training labels but no text."""
         task: TaskDescription = run.data.task
         seen = run.data.read("train", None, 0).targets

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 import torch
 
@@ -22,18 +22,19 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, loading
 from lazyformer_fairseq.evaluation.match import dictionary_hash
 from lazyformer_fairseq.finetuning import results
-from lazyformer_fairseq.finetuning.benchmark import Benchmark
 from lazyformer_fairseq.finetuning.results import (
     GRID_FILE,
     MODEL_NAME,
     RESULT,
     RunKey,
     ScoredTask,
+    TaskFamily,
     development_splits,
 )
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.storage.json_files import sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences
+from lazyformer_fairseq.training.objectives.head import HeadObjective
 from lazyformer_fairseq.training.objectives.network import Network
 
 DROPOUT = 0.1  # LazyFormer, Table 5; whatever pre-training had
@@ -127,6 +128,21 @@ def _load_start_model(name: str, path: Path, tokenizer_folder: Path, symbols: to
     )
 
 
+class RunBenchmark(TaskFamily, Protocol):
+    """A benchmark as far as runs need it; see :class:`~lazyformer_fairseq.finetuning.benchmark.Benchmark`."""
+
+    rows_worth_resuming: int
+
+    def num_examples(self, run: "Run") -> int:
+        """Return how many examples an epoch has."""
+
+    def objective(self, run: "Run") -> HeadObjective:
+        """Return what a run learns."""
+
+    def baseline(self, run: "Run", split: str) -> dict[str, float]:
+        """Return each metric of an answer that needs no model."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grid:
     """The requested grid: every combination of models, tasks, rates and seeds, and what all its runs share.
@@ -142,7 +158,7 @@ class Grid:
         extra: settings that only runs of this benchmark have.
     """
 
-    benchmark: Benchmark
+    benchmark: RunBenchmark
     output: Path
     models: Sequence[StartModel]
     tasks: Mapping[str, PreparedFolder]

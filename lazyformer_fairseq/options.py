@@ -22,6 +22,7 @@ from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.storage.atomic import refuse_unwritable
 
 OUTPUTS = ("out", "output", "json")  # arguments and options of commands that name what is made
+COUNT_UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 MOST_GPUS = 10**6
 LONGEST = 10**7
@@ -167,6 +168,18 @@ def read_size(text: str) -> int:
     if not 0 < size < 2**60:
         raise UserError(f"{text!r} is no size; write for example 16GB, 16GiB or 800MB")
     return int(size)
+
+
+def read_count(text: str) -> int:
+    """Return a number of things: 10M is 10,000,000; likewise k and B.
+
+    Raises:
+        UserError: the text is no such number.
+    """
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)([kMB]?)", text.strip())
+    if found is None or float(found[1]) == 0:
+        raise UserError(f"{text}: give a number, such as 500k, 10M or 1B")
+    return round(float(found[1]) * COUNT_UNITS[found[2]])
 
 
 def duration(text: str) -> float:

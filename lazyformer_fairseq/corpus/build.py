@@ -20,6 +20,7 @@ from lazyformer_fairseq.corpus.sentences import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.steps import BAD_RECORD, NOT_UTF8
 from lazyformer_fairseq.corpus.wiki_words import TABLE
+from lazyformer_fairseq.corpus.words import WordStore
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -54,6 +55,7 @@ def build_corpus(
     folder: Union[str, Path],
     settings: CorpusSettings = CorpusSettings(),  # noqa: B008 (frozen)
     workers: int = 1,
+    word_budget: Optional[int] = None,
 ) -> dict[str, Any]:
     """Make ``folder`` from raw ``inputs``: shards, dictionary, tokenizer, manifest.json and report.html.
 
@@ -65,6 +67,7 @@ def build_corpus(
         settings: all that decides its bytes.
         inputs: files or folders, each with ``FORMAT:`` before it or without.
         workers: tasks at the same time.
+        word_budget: most words between spaces, of both splits together, after cleaning; None for any number.
 
     Returns:
         the manifest.
@@ -117,6 +120,7 @@ def build_corpus(
             if stage == "duplicates":
                 _refuse_empty_split(paths, settings.valid_share)
                 _refuse_empty_shard(job)
+                _refuse_too_many_words(job, word_budget)
         manifest = describe(job, plan, origins, workers)
         shutil.copytree(paths.tokenizer, paths.result / "tokenizer", copy_function=copy_file, dirs_exist_ok=True)
         copy_file(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
@@ -272,6 +276,17 @@ def _refuse_empty_shard(job: stages.Job) -> None:
     for rank in range(job.shards):
         if not any(has_text[rank :: job.shards]):
             raise UserError(f"--shards {job.shards}: no training document is left for shard{rank}; give fewer shards")
+
+
+def _refuse_too_many_words(job: stages.Job, budget: Optional[int]) -> None:
+    """Refuse text beyond a budget of words, such as that of BabyLM's rules."""
+    words = 0
+    for unit in range(len(job.units)):
+        stored = WordStore(job.paths.of("words", unit)).running_words
+        for documents in job.documents_of_splits(unit).values():
+            words += int(stored[documents].sum(dtype="int64"))
+    if budget is not None and words > budget:
+        raise UserError(f"--word-budget {budget:,}: the text has {words:,} words; give less text, or a larger budget")
 
 
 def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, Any]]:

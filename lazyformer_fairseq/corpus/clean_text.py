@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Optional, Union
 
+from lazyformer_fairseq.corpus.readers.formats import FORMATS
 from lazyformer_fairseq.corpus.steps import Document, DocumentStep, has_words, length_in_letters
 from lazyformer_fairseq.corpus.wiki_words import LEFT_OUT_NAMESPACES, PICTURE_OPTIONS, SMALL_PICTURE
 
@@ -264,6 +265,8 @@ SENTENCE_END_OR_SPACE = (
     re.compile(r".*[.!?][\"'”’)\]]* |.*[。！？।]", re.DOTALL),
     re.compile(r".* ", re.DOTALL),
 )
+SELECTED = {name for name, row in FORMATS.items() if row.is_selected}
+LOOKS = ("heading", "table", "few letters", "short, not a sentence")  # reasons to drop a line that nobody selected
 
 
 @dataclass
@@ -282,7 +285,8 @@ class CleanText(DocumentStep):
         max_line_characters: a longer line is divided, after the last sentence that fits, or at a space, and its parts
             count as lines. One without any such place is dropped.
 
-    Words and characters are counted as ``steps.py`` does, so that they fit the script.
+    Words and characters are counted as ``steps.py`` does, so that they fit the script. Text of a format whose text is
+    selected loses no line or document for its looks.
     """
 
     name = "clean"
@@ -294,12 +298,15 @@ class CleanText(DocumentStep):
     def process(self, document: Document) -> Optional[str]:
         """Clean the lines of a document; drop it if too little is left."""
         counts = self.counts
+        is_selected = document.metadata.get("format") in SELECTED
         kept = []
         characters = 0
         characters_of_few_letters = 0
         paragraphs = document.text.split("\n")
         for part in chain.from_iterable(divided(paragraph, self.max_line_characters) for paragraph in paragraphs):
             line, reason = self._cleaned(part, counts)
+            if is_selected and reason in LOOKS:
+                reason = None
             characters += len(line)
             counts["lines in"] += 1
             if reason is None:
@@ -310,6 +317,8 @@ class CleanText(DocumentStep):
                 characters_of_few_letters += len(line)
         counts["lines out"] += len(kept)
         document.text = "\n".join(kept)
+        if is_selected and document.text:
+            return None
         if characters_of_few_letters > characters / 2:
             return "few letters"
         if length_in_letters(document.text) < self.min_document_characters:

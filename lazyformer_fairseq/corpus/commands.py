@@ -12,7 +12,7 @@ from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.options import Group, takes
+from lazyformer_fairseq.options import Group, read_count, takes
 
 
 @click.group(cls=Group, default="build")
@@ -33,6 +33,12 @@ def corpus() -> None:
     help="Keep upper case.  [default: lower-case, as the paper]",
 )
 @click.option(
+    "--word-budget",
+    metavar="N",
+    callback=lambda _context, _option, text: text and read_count(text),
+    help="Refuse text of more words, as in 10M; words are what stands between spaces.",
+)
+@click.option(
     "--workers",
     type=click.IntRange(1),
     help="Tasks at the same time.  [default: the CPU cores there are]",
@@ -42,6 +48,7 @@ def build(
     out: Path,
     workers: Optional[int],
     cased: bool,
+    word_budget: Optional[int],
     settings: CorpusSettings,
 ) -> None:
     """Turn INPUTs into OUT, binarised.
@@ -50,8 +57,9 @@ def build(
 
     An INPUT is a file or a folder: a MediaWiki dump (.xml, .xml.bz2), WikiExtractor's output, JSON lines, plain text
     with documents divided by blank lines or `= Title =` lines; all also as .gz, .bz2 or .zst. The format is found from
-    the content; FORMAT:INPUT sets it (mediawiki, wikiextractor, jsonl, text, wikitext, book).
-    Say book:INPUT for plain-text books, one document a file. Of equal documents the first in the order given stays.
+    the content; FORMAT:INPUT sets it (mediawiki, wikiextractor, jsonl, text, wikitext, book, babylm). Say book:INPUT
+    for plain-text books, one document a file, and babylm:INPUT for text whose lines people selected, such as BabyLM's:
+    no line of it is dropped, and each is a paragraph. Of equal documents the first in the order given stays.
 
     Stop it at any time; rerun to resume.
     """
@@ -64,10 +72,10 @@ def build(
         raise UserError("--cased: the settings of --tokenizer decide this; leave it out")
     settings = replace(settings, text=replace(settings.text, lower_case=not cased))
     with stoppable(f"{out}: stopped; rerun to resume"):
-        manifest = build_corpus(inputs, out, settings, workers or len(os.sched_getaffinity(0)))
+        manifest = build_corpus(inputs, out, settings, workers or len(os.sched_getaffinity(0)), word_budget)
     documents = manifest["documents"]
     train, valid = (
-        f"{of['sentences']:,} sentences, {of['tokens']:,} tokens" if of["tokens"] else "empty"
+        f"{of['sentences']:,} sentences, {of['words']:,} words, {of['tokens']:,} tokens" if of["tokens"] else "empty"
         for of in (manifest["train"], manifest["valid"])
     )
     dropped = Counter(documents["dropped"])

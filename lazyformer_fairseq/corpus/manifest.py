@@ -183,7 +183,8 @@ def _timing(paths: WorkPaths, workers: int, steps: list[dict[str, Any]]) -> dict
 def _split_totals(job: Job, split: str, token_counts: np.ndarray, logarithms: np.ndarray) -> dict[str, Any]:
     """Return the totals of a split; the logarithms are those of the ids' frequencies in the training text."""
     parts = [json.loads(job.paths.of("ids", unit, ".json").read_text())[split] for unit in range(len(job.units))]
-    sums = {name: sum(part[name] for part in parts) for name in ("documents", "sentences", "tokens", "unknown")}
+    names = ("documents", "sentences", "words", "tokens", "unknown")
+    sums = {name: sum(part[name] for part in parts) for name in names}
     unknown = sums.pop("unknown")
     sums["unknown_share"] = None  # the split is empty
     sums["frequencies_bits"] = None

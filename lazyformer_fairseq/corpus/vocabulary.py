@@ -176,7 +176,8 @@ def write_ids(
         prefix: path without endings.
 
     Returns:
-        by split, counts that may be added up over units: ``documents``; ``sentences``; ``tokens``, ``</s>`` left out;
+        by split, counts that may be added up over units: ``documents``; ``sentences``; ``words`` between spaces, before
+        normalisation; ``tokens``, ``</s>`` left out;
         ``unknown`` ones among these.
     """
     hashes = word_hashes(store.vocabulary)
@@ -189,6 +190,7 @@ def write_ids(
             spelt &= is_frequent
         pieces = WordPieces(store.vocabulary, tokenizer, spelt)
         counts[split] = _write_part(selected, pieces, tokenizer, f"{prefix}.{split}")
+        counts[split]["words"] = int(store.running_words[documents].sum(dtype=np.int64))
     return counts
 
 

@@ -3,6 +3,7 @@
     STORE/words.npy               uint32 (words,): rows of the unit's vocabulary, in the order of the text
     STORE/sentence_lengths.npy    uint32 (sentences,): words of each sentence
     STORE/document_sentences.npy  uint32 (documents,): sentences of each document
+    STORE/running_words.npy       uint32 (documents,): words of each document between spaces, before normalisation
     STORE/fingerprints.npy        uint64 (documents, 2): xxh3_128 of each document, high and low half
     STORE/bands.npy               uint64 (documents, bands): for near-duplicates; no columns without them
     STORE/vocabulary.bin          the unit's distinct words in UTF-8, sorted by their bytes, a line feed between them
@@ -55,6 +56,7 @@ class NormaliseWords(DocumentStep):
     def process(self, document: Document) -> Optional[str]:
         """Process a document; see the class."""
         text = document.text
+        document.metadata["running_words"] = len(text.split())
         normalise = load_normaliser(self.settings)
         if "<" in text:
             keep_unknown = document.metadata["format"] == WIKITEXT
@@ -110,6 +112,7 @@ class WordStore:
         self.words = self._array("words")
         self.sentence_lengths = self._array("sentence_lengths")
         self.document_sentences = self._array("document_sentences")
+        self.running_words = self._array("running_words")
         self.fingerprints = self._array("fingerprints")
         self.bands = self._array("bands")
 
@@ -135,8 +138,9 @@ class WordStore:
 class StoreWords(DocumentStep):
     """The last step of a unit: writes ``folder``, whole or not at all, after the last document.
 
-    Takes documents of one sentence a line, words divided by single spaces; their metadata hold ``fingerprint``, two
-    numbers of 64 bits, and perhaps ``bands``, as many such numbers for every document.
+    Takes documents of one sentence a line, words divided by single spaces. Their metadata hold ``running_words``, the
+    number of words before normalisation, ``fingerprint``, two numbers of 64 bits, and perhaps ``bands``, as many such
+    numbers for every document.
     """
 
     name = "store"
@@ -148,6 +152,7 @@ class StoreWords(DocumentStep):
         self._words = array("I")
         self._sentence_lengths = array("I")
         self._document_sentences = array("I")
+        self._running_words = array("I")
         self._fingerprints = array("Q")
         self._bands = array("Q")
 
@@ -168,6 +173,7 @@ class StoreWords(DocumentStep):
             self._words.extend(map(self._ids.__getitem__, words))
             self._sentence_lengths.append(len(words))
         self._document_sentences.append(len(sentences))
+        self._running_words.append(document.metadata["running_words"])
         self._fingerprints.extend(document.metadata["fingerprint"])
         self._bands.extend(document.metadata.get("bands", ()))
         return None
@@ -182,6 +188,7 @@ class StoreWords(DocumentStep):
             "words": sorted_id[np.frombuffer(self._words, dtype=np.uint32)],
             "sentence_lengths": self._sentence_lengths,
             "document_sentences": self._document_sentences,
+            "running_words": self._running_words,
             "fingerprints": np.reshape(self._fingerprints, (documents, 2)),
             "bands": np.reshape(self._bands, (documents, len(self._bands) // max(documents, 1))),
         }

@@ -33,6 +33,7 @@ from lazyformer_fairseq.corpus.settings import VOCAB_SIZE, CorpusSettings
 from lazyformer_fairseq.corpus.stages import WORKERS_LOCK, run_tasks, wait_for_workers
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.options import read_count
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 from lazyformer_fairseq.storage.run_lock import run_lock
 
@@ -87,6 +88,25 @@ def content(folder: Path) -> dict[str, str]:
 
 def manifest_of(folder: Path) -> dict:
     return json.loads((folder / "manifest.json").read_text())
+
+
+def test_selected_text_stays_whole_and_a_budget_of_words_is_kept(tmp_path):
+    """BabyLM's rules: no line is dropped for its looks, words are counted between spaces, and more is refused."""
+    lines = ["*CHI: no .", "*MOT: 12 !", "= = ="]
+    blocks = ["\n".join([f"*CHI: {text.splitlines()[0]}", *lines]) for text in toy_texts(40)]
+    (tmp_path / "childes.train").write_text("\n\n".join(blocks))
+    words = sum(len(block.split()) for block in blocks)
+    settings = replace(SETTINGS, vocab_size=None, valid_share=0.1, shards=None)
+    given = ([f"babylm:{tmp_path / 'childes.train'}"], tmp_path / "out", settings)
+    with pytest.raises(UserError, match=f"--word-budget {words - 1:,}: the text has {words:,} words; give less text"):
+        build_corpus(*given, word_budget=words - 1)
+    manifest = build_corpus(*given, word_budget=words)
+    assert manifest["documents"]["dropped"] == {}
+    assert manifest["train"]["words"] + manifest["valid"]["words"] == words
+    assert read_count("10M") == 10**7
+    for wrong in ("", "ten", "-1", "0", "1e6", "²"):
+        with pytest.raises(UserError, match="give a number, such as 500k, 10M or 1B"):
+            read_count(wrong)
 
 
 def test_what_is_written(raw, built):

@@ -13,7 +13,8 @@ from lazyformer_fairseq.corpus.manifest import write_report
 
 
 def made_manifest() -> dict[str, Any]:
-    split = {"sentences": 120_000, "tokens": 2_345_678, "unknown_share": 0.0123, "frequencies_bits": 9.5}
+    split = {"sentences": 120_000, "words": 1_987_654, "tokens": 2_345_678, "unknown_share": 0.0123}
+    split |= {"frequencies_bits": 9.5}
     return {
         "format_version": 1,
         "settings": {"vocab_size": 32_768, "spacy_model": None, "text": {"lower_case": True}},
@@ -32,7 +33,7 @@ def made_manifest() -> dict[str, Any]:
         "vocabulary": {"words": 1000, "kept_words": 800, "min_count": 3, "dropped_types_share": 0.2,
                        "dropped_tokens_share": 0.004, "size": 32_768},
         "train": split,
-        "valid": {"sentences": 0, "tokens": 0, "unknown_share": None, "frequencies_bits": None,
+        "valid": {"sentences": 0, "words": 0, "tokens": 0, "unknown_share": None, "frequencies_bits": None,
                   "neighbours_bits": None},
         "shards": 2,
         "versions": {"python": "3.11.2"},
@@ -71,8 +72,8 @@ def test_it_says_what_the_manifest_knows_needs_nothing_else_and_runs_nothing(tmp
         "duplicate 9 9% raw/books/a.txt:1",
         "bad file – – raw/b.txt: ends early",
         "The 200 of them (20%) that occur fewer than 3 times become <unk>: 0.4% of all words",
-        "train 80 120,000 2,345,678 1.2% 9.50",
-        "valid: empty 5 0 0 – –",
+        "train 80 120,000 1,987,654 2,345,678 1.2% 9.50",
+        "valid: empty 5 0 0 0 – –",
         "words 8 60 s",
         "see http://a.org now see <url> now",
         "text.lower_case True",

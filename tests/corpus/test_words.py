@@ -55,7 +55,8 @@ TEXT = st.lists(st.lists(WORD, min_size=1, max_size=6).map(" ".join), min_size=1
 
 
 def document(text, number=0, **metadata):
-    return Document(text, f"d:{number}", metadata={"fingerprint": (number, 2**64 - 1 - number), **metadata})
+    known = {"running_words": len(text.split()), "fingerprint": (number, 2**64 - 1 - number)}
+    return Document(text, f"d:{number}", metadata={**known, **metadata})
 
 
 def write(folder, documents, rank=0):

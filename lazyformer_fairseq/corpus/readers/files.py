@@ -202,6 +202,7 @@ class Format:
         starts_document: whether one starts with a line: (line, whether the one before it is blank or there is none).
         parse: (text, metadata) of the documents in a block, and a BadInputError in the place of each that is broken.
         read_whole: in place of these two, where a file is one document: the same of a piece.
+        is_selected: whether people chose its text line by line, so that no line or document is dropped for its looks.
     """
 
     document: str
@@ -210,6 +211,7 @@ class Format:
     starts_document: Optional[StartsDocument] = None
     parse: Optional[Callable[[Block, Piece, Watch], Parsed]] = None
     read_whole: Optional[Callable[[Piece, Watch], Parsed]] = None
+    is_selected: bool = False
 
 
 def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block]:

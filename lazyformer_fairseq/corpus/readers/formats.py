@@ -184,6 +184,13 @@ def parse_paragraph(block: files.Block, _piece: files.Piece, watch: files.Watch)
         yield text, {}
 
 
+def parse_lines(block: files.Block, _piece: files.Piece, watch: files.Watch) -> files.Parsed:
+    """Return the lines between blank ones, each a paragraph of its own."""
+    text = lines_to_paragraphs(files.decode(block.content, watch))
+    if text or not block.is_preamble:
+        yield text, {}
+
+
 # Books break "well-known" after its hyphen, never inside "known": the hyphen is the word's own and stays.
 HYPHEN_AT_LINE_END = re.compile(r"-(?<=[^\W\d_]-)[^\S\n]*\n\s*(?=[a-zß-öø-ÿ])")
 BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
@@ -274,6 +281,15 @@ FORMATS: dict[str, files.Format] = {
         names="(?!)",
         recognises=is_gutenberg,
         read_whole=read_book,
+    ),
+    # Transcripts and articles of BabyLM, a sentence or an utterance a line; known by ``babylm:PATH`` alone.
+    "babylm": files.Format(
+        document="what stands between blank lines, a paragraph a line",
+        names="(?!)",
+        recognises=lambda _content, _file: False,
+        starts_document=lambda line, after_blank: after_blank and not line.isspace(),
+        parse=parse_lines,
+        is_selected=True,
     ),
     "text": files.Format(
         document="what stands between blank lines (books: say book:PATH)",

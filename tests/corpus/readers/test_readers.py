@@ -67,6 +67,10 @@ SAMPLES = {
         ["One é.\nTwo.", "", "T"],
     ),
     "mediawiki": (PAGES, ["x < y &nbsp;\n\n''é''", "#REDIRECT [[A & B]]", ""]),
+    "babylm": (
+        "*CHI: no é .\n*MOT: [laughs]  yes .\n \n\n= a title =\nA line.\n",
+        ["*CHI: no é .\n*MOT: [laughs] yes .", "= a title =\nA line."],
+    ),
     "book": (
         "CHAPTER I\n\n  It was\r\na dark é\n\t\nnight.  A self-\nmade man-\nBut no.\n",
         ["CHAPTER I\nIt was a dark é\nnight. A self-made man- But no."],
@@ -166,6 +170,7 @@ RECORDS = {
         },
     ),
     "text": ("{0}\n\n", {}),
+    "babylm": ("{0}\n\n", {}),
     "wikitext": (" = T = \n\n{0}\n\n", {}),
     "book": ("{0}\n\n", {}),
 }
@@ -417,6 +422,7 @@ WORDS = st.text("ab é.\t\r", max_size=12)
 TITLES = st.sampled_from([" = Title = ", "= A =", " = = Part = = ", ""])
 CONTENTS = {
     "text": st.lists(WORDS),
+    "babylm": st.lists(WORDS),
     "wikitext": st.lists(st.one_of(WORDS, TITLES)),
     "jsonl": st.lists(st.sampled_from(['{"text": "one"}', '{"text": "a\\nb"}', "", " "])),
     "wikiextractor": st.lists(st.sampled_from(['<doc id="1" title="T">\nT\n\nText.\n</doc>', "", " "])),

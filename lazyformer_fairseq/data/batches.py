@@ -96,6 +96,7 @@ class EpochBatches:
         shuffle: whether batches come in random order, another in each epoch. In validation they do not, and each pass
             is the first epoch.
         workers: processes that read ahead; ``--num-workers``.
+        part: numbers of the samples that are read; None for all.
 
     Attributes:
         epoch: the epoch of the next pass, from 1.
@@ -110,6 +111,7 @@ class EpochBatches:
     seed: int = 1
     shuffle: bool = True
     workers: int = 0
+    part: Optional[range] = None
 
     def __post_init__(self) -> None:
         if not (self.batch_size or self.max_tokens):
@@ -126,6 +128,8 @@ class EpochBatches:
         if self._batches[0] != self.epoch:
             self.dataset.set_epoch(self.epoch)
             order = self.dataset.ordered_indices()
+            if self.part is not None:
+                order = order[(order >= self.part.start) & (order < self.part.stop)]
             batches = self.dataset.batch_by_size(order, self.max_tokens, self.batch_size)
             if self.shuffle:  # as np.random.shuffle after np.random.seed, which fairseq calls
                 np.random.RandomState(self.seed + self.epoch).shuffle(batches)

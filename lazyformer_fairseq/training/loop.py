@@ -68,13 +68,17 @@ class TrainingLoop:
         seconds: per update, including those before a stop.
         history: values by name that checkpoints keep of all updates so far, `seconds` among them.
         log: what the objective logged of the last batch that it trained on.
+        clip_norm: the norm that the next update's gradients are clipped to; 0 for never.
         guard: judges updates.
         stop: what signals asked for, for a driver that listens to them.
         processes: that share each update.
+        RATE_OPTION: the option of the learning rate, for an error.
 
     Raises:
         UserError: what is found there is damaged, or of another model.
     """
+
+    RATE_OPTION = "--lr"
 
     def __init__(
         self,
@@ -88,6 +92,7 @@ class TrainingLoop:
         self.optimization = optimization
         self.folder = folder
         self.processes = join_processes(optimization.device)
+        self.clip_norm = optimization.clip_norm
         self.guard = UpdateGuard()
         self.stop = StopRequest()
         self.updates = 0
@@ -211,7 +216,7 @@ class TrainingLoop:
         loss, size = self._sum_over_processes(logs, sizes)
         # A batch may predict nothing; it is an update all the same, of zero gradients.
         share = 1 / (size.clamp(min=1).float() if torch.is_tensor(size) else float(size) or 1.0)
-        norm = self.weights.clip(share, self.optimization.clip_norm, self.optimizer.param_groups)
+        norm = self.weights.clip(share, self.clip_norm, self.optimizer.param_groups)
 
         numbers = torch.stack([norm, loss.to(norm) * share]).tolist()  # one copy from the device
         if not np.isfinite(numbers[0]) and self.weights.lower_scale():
@@ -264,7 +269,7 @@ class TrainingLoop:
             self.guard.write_report(self.folder, [list(self.guard.bad)], list(self.guard.losses), "nats")
             raise DivergedError(
                 f"{self.folder}: {self.guard.skipped_in_a_row} updates in a row, up to update {self.updates + 1}, "
-                "had a loss or gradient that is NaN or Inf; try a lower --lr"
+                f"had a loss or gradient that is NaN or Inf; try a lower {self.RATE_OPTION}"
             )
 
     @torch.no_grad()

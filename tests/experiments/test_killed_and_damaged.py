@@ -16,11 +16,11 @@ from in_process import invoke
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.demo.run import run_demo
 from lazyformer_fairseq.experiments.demo.settings import DemoSettings
-from lazyformer_fairseq.experiments.search import latency
+from lazyformer_fairseq.experiments.search import latency, training
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.storage.json_files import read_checked_json
 
-KINDS = ["compare", "search", "demo"]
+KINDS = ["compare", "search", "supernet", "demo"]
 MOST_KILLS = 12
 COMPARE = (
     "--task masked-lm --model bert=(sf)x2 --model mine=sff --embed-dim 8 --ffn-embed-dim 16 --heads 2 "
@@ -30,6 +30,11 @@ SEARCH = (
     "--task masked-lm --arch bert_tiny --sublayers 4 --candidates s,l,f,identity --device cpu --batch-size 128 "
     "--max-updates 8 --tokens-per-sample 16 --max-positions 16 --encoder-embed-dim 8 --encoder-ffn-embed-dim 16 "
     "--evaluations 3 --budgets 0.8 --rungs 2 --no-control --validation-tokens 256"
+)
+SUPERNET = (
+    "--task masked-lm --arch bert_tiny --sublayers 4 --candidates s,l,f,identity --device cpu --batch-size 64 "
+    "--max-updates 12 --constant-updates 4 --tokens-per-sample 16 --max-positions 16 --encoder-embed-dim 8 "
+    "--encoder-ffn-embed-dim 16"
 )
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
 
@@ -41,6 +46,10 @@ def losses_of_comparison(folder: Path) -> Any:
 
 def losses_of_search(folder: Path) -> Any:
     return read_checked_json(folder / "result.json")["trained"]
+
+
+def probabilities_of_search(folder: Path) -> Any:
+    return read_checked_json(folder / "result.json")["probabilities"]
 
 
 def rows_of_demo(folder: Path) -> Any:
@@ -63,6 +72,10 @@ def experiments(data_folder, tmp_path_factory) -> dict[str, tuple[Callable[[Path
             lambda out: invoke("search", data_folder, out, *SEARCH.split(), "--latencies", prices),
             losses_of_search,
         ),
+        "supernet": (
+            lambda out: invoke("search", data_folder, out, *SUPERNET.split(), "--latencies", prices),
+            probabilities_of_search,
+        ),
         "demo": (lambda out: run_demo(demo, out), rows_of_demo),
     }
 
@@ -73,6 +86,7 @@ def whole(experiments, tmp_path_factory) -> dict[str, Path]:
     folders = {}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(latency, "ROUNDS_OF_FRONTS", 3)
+        patched.setattr(training, "SAVE_INTERVAL", 2)
         for kind, (run, _) in experiments.items():
             folders[kind] = tmp_path_factory.mktemp(kind) / "out"
             run(folders[kind])
@@ -106,6 +120,7 @@ def is_killed_at(rename: int, run: Callable[[Path], object], folder: Path) -> bo
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_again_and_again_it_ends_as_if_nothing_had_been(kind, experiments, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(latency, "ROUNDS_OF_FRONTS", 3)
+    monkeypatch.setattr(training, "SAVE_INTERVAL", 2)
     run, losses = experiments[kind]
     out = tmp_path / "out"
     kills = 0
@@ -150,6 +165,7 @@ DAMAGE = [empty, cut, flip_the_last_digit, make_it_another_object, make_it_a_fol
 FILES = {
     "compare": ["settings.json", "lengths.json", "costs.json", "results.json", "runs/bert-seed1*/result.json"],
     "search": ["settings.json", "result.json", "table.md", "trainings/000/*/result.json", "trainings/*/8/*.pt"],
+    "supernet": ["settings.json", "result.json", "probabilities.png", "supernet/result.json", "supernet/run.json"],
     "demo": ["text.json", "*/result.json", "finetuned/*/result.json", "table.md", "data/shard0/valid.bin"],
 }
 

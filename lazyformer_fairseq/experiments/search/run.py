@@ -5,8 +5,10 @@ it. Without budgets a supernet finds one pattern by gradient descent.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, Optional
@@ -22,11 +24,14 @@ from lazyformer_fairseq.experiments.search.material import Material
 from lazyformer_fairseq.experiments.search.report import write_report
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.space import Space, bands_of, by_layer, compact, letters, most_probable
-from lazyformer_fairseq.experiments.search.training import SupernetTraining
+from lazyformer_fairseq.experiments.search.supernet_objective import ARCHITECTURE, WEIGHTS, side_at
+from lazyformer_fairseq.experiments.search.training import SupernetOptimization, SupernetTraining
+from lazyformer_fairseq.experiments.trainings import Job, train
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.report.numbers import spread
 
 RESULT = "result.json"
+SUPERNET = "supernet"
 CONTROLS_SEED = 1000  # added to the seed: the control draws other patterns
 RATIO = "sff"  # as a hand would write it: an s for two f (arXiv 2510.00379)
 
@@ -75,9 +80,15 @@ def run_search(settings: SearchSettings, path: Path) -> dict[str, Any]:
     if settings.budgets:
         compared.describe_data()
     else:
-        material.parts()
+        material.supernet_objective().batches()
     kept_settings = asdict(settings) | hashes_as_settings(compared.hash_data())
     return search_in(path, kept_settings, "**/*.pt", lambda: Search(material, path).result(), write_report)
+
+
+def supernet_job(material: Material, path: Path) -> Job:
+    """Return the training of the supernet of the search in the folder `path`."""
+    optimization = SupernetOptimization.of(material.settings)
+    return Job(SUPERNET, material.supernet_objective(), optimization, path / SUPERNET)
 
 
 class Search:
@@ -110,18 +121,14 @@ class Search:
             fronts = self._fronts()
             unigram_loss = self.material.compared.describe_data()["frequencies_bits"]["valid"]
         else:
-            training = SupernetTraining(
-                self.material.build_supernet(),
-                settings,
-                self.material.loss_of,
-                self.material.parts(),
-            )
-            training.run_in(self.path)
-            rows = training.supernet.architecture.probabilities().tolist()
+            job = supernet_job(self.material, self.path)
+            train([job], partial(SupernetTraining, settings), SUPERNET)
+            rows = job.result()["probabilities"]
             probabilities = [rows]
             subnet = most_probable(rows, settings.candidates)
             point = {"budget": None, "pattern": letters(subnet), "by_layer": by_layer(subnet)}
-            cost = {"weights_updates": training.made.weights, "architecture_updates": training.made.architecture}
+            made = Counter(side_at(update, settings.constant_updates) for update in range(settings.max_updates))
+            cost = {f"{side}_updates": made[side] for side in (WEIGHTS, ARCHITECTURE)}
             fronts = {"found": {"method": "gradient", "points": [point], "cost": cost}}
 
         points = [point for front in fronts.values() for point in front["points"] if point["pattern"]]

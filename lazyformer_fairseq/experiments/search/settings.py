@@ -90,7 +90,8 @@ class SearchSettings:
     constant_updates: int = of_gradient(10_000, "Updates of the weights alone, before the architecture learns.", low=0)
     update_freq: int = of_gradient(
         1,
-        "Chunks of an update, one after the other, of which memory holds one; each draws its own mixture.",
+        "Chunks of an update, one after the other, of which memory holds one; each draws its own mixture. Of streams "
+        "of text there are as many times fewer, and a chunk is the next segment of each.",
         low=1,
     )
     weights_lr: Optional[float] = of_gradient(

@@ -2,8 +2,10 @@
 
 import functools
 import json
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +14,19 @@ from helpers import assert_equal_state, golden_experiments
 from in_process import invoke, refusal
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search import latency, material, training
+from lazyformer_fairseq.experiments.search import latency, material, supernet_objective, training
 from lazyformer_fairseq.experiments.search.halving import Trainings
 from lazyformer_fairseq.experiments.search.latency import latency_of
+from lazyformer_fairseq.experiments.search.run import supernet_job
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
+from lazyformer_fairseq.experiments.search.supernet_objective import WEIGHTS
+from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.storage.json_files import read_checked_json
+from lazyformer_fairseq.training import loop
 from lazyformer_fairseq.training.loop import TrainingLoop
-from lazyformer_fairseq.training.muon import mark_matrices
+from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
+from lazyformer_fairseq.training.run_record import read_metrics, read_run
 
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
 CANDIDATES = "--candidates s,l,f,identity"
@@ -34,12 +41,11 @@ WORDS = {"front": FRONT.split(), "gradient": []}
 
 @pytest.fixture(autouse=True, scope="module")
 def small():
-    """Few rounds, and rows of the history; enough data for the architecture."""
+    """Few rounds, many lines of metrics; enough data for the architecture."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(latency, "ROUNDS_OF_FRONTS", 3)
-        patched.setattr(training, "LOG_INTERVAL", 2)
-        for module in (training, material):
-            patched.setattr(module, "ARCHITECTURE_SHARE", 0.4)
+        patched.setattr(loop, "LOG_INTERVAL", 2)
+        patched.setattr(supernet_objective, "ARCHITECTURE_SHARE", 0.4)
         yield
 
 
@@ -156,9 +162,8 @@ class Killed(BaseException):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gradient", "front"])
 def test_a_search_killed_anywhere_ends_as_one_that_was_not(kind, search, finished, tmp_path, monkeypatch):
-    places = {"gradient": (training, "save_state"), "front": (TrainingLoop, "save")}
-    (where, name), saves, whole, out = places[kind], [], finished(kind), tmp_path / "killed"
-    save = getattr(where, name)
+    saves, whole, out = [], finished(kind), tmp_path / "killed"
+    save = TrainingLoop.save
 
     def save_and_die(*given, **more):
         save(*given, **more)
@@ -167,7 +172,7 @@ def test_a_search_killed_anywhere_ends_as_one_that_was_not(kind, search, finishe
             raise Killed
 
     monkeypatch.setattr(training, "SAVE_INTERVAL", 2)
-    monkeypatch.setattr(where, name, save_and_die)
+    monkeypatch.setattr(TrainingLoop, "save", save_and_die)
     kills = 0
     while not (out / "result.json").exists():
         try:
@@ -202,13 +207,20 @@ def test_one_pattern_is_the_most_probable_after_so_many_updates(data_folder, tmp
     assert point["by_layer"] == by_layer
     assert point["predicted"] == pytest.approx(latency_of(prices, expand(point["pattern"])))
     assert (out / "probabilities.png").read_bytes().startswith(b"\x89PNG")
-    rows = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    lines = read_metrics(out / "supernet", "train")
     golden = golden_experiments("search gradient")["history"]
-    assert [row["loss"] for row in rows] == pytest.approx(golden, rel=1e-3)
-    assert rows[-1]["update"] == 20 and all(row["temperature"] == 5.0 for row in rows if row["update"] <= 4)
+    assert [line.values["loss"] for line in lines] == pytest.approx(golden, rel=1e-3)
+    assert lines[-1].updates == 20
+    curve = read_checked_json(out / "supernet" / "result.json")["curve"]
+    assert curve["updates"] == [0, 20]
+    assert curve["temperature"] == pytest.approx([5.0, 0.087])
+    assert curve["entropy"][0] == pytest.approx((math.log2(3) + 3 * 2) / 4)
+    record = read_run(out / "supernet")
+    assert record.model["candidates"] == ["s", "l", "f", "identity"] and record.task["constant_updates"] == 4
+    assert record.optimizer["name"] == "nvlamb" and record.optimizer["architecture_lr"] == 0.01
 
 
-def test_by_the_recipe_laptop_a_supernet_of_one_pattern_learns_as_that_pattern_does(data_folder):
+def test_by_the_recipe_laptop_a_supernet_of_one_pattern_learns_as_that_pattern_does(data_folder, tmp_path):
     """With all weight on one candidate of each layer, on the same batches; it resumes once."""
     names, chosen = ("s", "l", "f", "identity"), ("s", "f", "l", "f")
     how = {"recipe": "laptop", "max_updates": 10, "constant_updates": 9, "batch_size": 32}
@@ -218,65 +230,67 @@ def test_by_the_recipe_laptop_a_supernet_of_one_pattern_learns_as_that_pattern_d
     given = material.Material(settings)
     rows = torch.eye(4)[[names.index(name) for name in chosen]]
 
-    def fresh() -> training.SupernetTraining:
-        made = training.SupernetTraining(given.build_supernet(), settings, given.loss_of, given.parts())
-        made.supernet.architecture.forward = lambda: rows
+    def supernet_training() -> training.SupernetTraining:
+        made = training.SupernetTraining(settings, supernet_job(given, tmp_path))
+        made.model.architecture.forward = lambda: rows
         return made
 
-    trained = fresh()
-    model, network = given.build_model("".join(chosen))
-    model.load_state_dict(trained.supernet.model.state_dict(), strict=False)
-    for own, mixture, name in zip(network.sublayers, trained.supernet.mixtures, chosen, strict=True):
-        own.load_state_dict(mixture.candidate(name).state_dict())
+    def pairs_of_weights() -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Of the pattern's own model and the supernet."""
+        shared = dict(trained.model.model.named_parameters())
+        pairs = [(own, shared[name]) for name, own in alone.model.named_parameters() if name in shared]
+        for own, mixture, name in zip(network.sublayers, trained.model.mixtures, chosen, strict=True):
+            pairs += zip(own.parameters(), mixture.candidate(name).parameters(), strict=True)
+        assert len(pairs) == len([*alone.model.parameters()])
+        return pairs
+
+    trained = supernet_training()
     (spec,) = given.compared.settings.specs.values()
     optimization = given.compared.optimization(spec, 1, *given.compared.settings.rates_of(spec), 10)
-    assert trained.optimization == optimization
-    mark_matrices(model)
-    optimizer, batches = optimization.build_optimizer(model.parameters()), training.Batches(given.parts()[0])
-    schedule = optimization.build_schedule(optimizer)
+    alone = TrainingLoop(of_weights(given, "".join(chosen)), optimization, tmp_path / "alone")
+    network = next(module for module in alone.model.modules() if isinstance(module, Stack))
+    with torch.no_grad():
+        for own, learned in pairs_of_weights():
+            own.copy_(learned)
     for update in range(7):  # the rate falls from the sixth on
         trained.update()
-        schedule.step_update(update)
-        ((loss, count),) = [given.loss_of(model, piece) for piece in batches.next()]
-        (loss / count).backward()
-        optimizer.optimizer.step()
-        optimizer.optimizer.zero_grad()
+        alone.update()
+        assert trained.optimizer.get_lr() == alone.optimizer.get_lr()
         if update == 3:
-            state, trained = trained.state_dict(), fresh()
-            trained.load_state_dict(state)
-    shared = dict(trained.supernet.model.named_parameters())
-    pairs = [(own, shared[name]) for name, own in model.named_parameters() if name in shared]
-    for own, mixture, name in zip(network.sublayers, trained.supernet.mixtures, chosen, strict=True):
-        pairs += zip(own.parameters(), mixture.candidate(name).parameters(), strict=True)
-    assert len(pairs) == len([*model.parameters()])
-    for own, learned in pairs:
+            trained.save()
+            trained = supernet_training()
+    for own, learned in pairs_of_weights():
         torch.testing.assert_close(own, learned, atol=1e-4, rtol=1e-3)
 
 
-OF_TEXT = ("--tgt-len", "8", "--mem-len", "8", "--adaptive-softmax-cutoff", "")
+def of_weights(given: material.Material, pattern: str) -> MaskedLMObjective:
+    """The objective of one pattern on the text of a supernet's weights."""
+    side = given.supernet_objective().sides[WEIGHTS]
+    return replace(side, network=replace(side.network, options=replace(given.options, sublayer_pattern=pattern)))
 
 
-@pytest.mark.parametrize(
-    ("task", "arch", "options"),
-    [("masked-lm", "bert_tiny", SMALL.split()), ("language-model", "transformer_xl_tiny", OF_TEXT)],
-)
-def test_an_update_in_chunks_is_that_of_the_whole(task, arch, options, data_folder, lm_data):
-    """Except for rounding; of masked text, whose chunks predict unequal numbers of words, the losses are."""
-    found = []
+def test_an_update_in_chunks_reads_as_much_as_the_whole_and_keeps_its_memory(lm_data, tmp_path):
+    """Each chunk has its share of the streams."""
+    read = []
     for chunks in (1, 2):
-        data, dropless = lm_data if "xl" in arch else data_folder, ("--dropout", "0", "--activation-dropout", "0")
-        more = {"batch_size": 8, "update_freq": chunks, "prices": PRICES}
-        settings = SearchSettings(str(data), task, arch, "sfsf", **more, fairseq_options=(*options, *dropless))
-        given = material.Material(settings)
-        trained = training.SupernetTraining(given.build_supernet(), settings, given.loss_of, given.parts())
-        trained.supernet.architecture.eval()  # else each chunk draws its own mixture
-        losses = [trained.find_gradients(trained.batches[0].next()) for _ in range(2)]
-        weights = trained.supernet.model.parameters()
-        found.append((losses, [weight.grad for weight in weights if weight.grad is not None]))
-    (whole, gradients), (divided, others) = found
-    torch.testing.assert_close(whole, divided, atol=1e-5, rtol=1e-5)
-    if task == "language-model":
-        torch.testing.assert_close(gradients, others, atol=1e-6, rtol=1e-4)
+        settings = SearchSettings(
+            str(lm_data),
+            "language-model",
+            "transformer_xl_tiny",
+            "sfsf",
+            batch_size=8,
+            update_freq=chunks,
+            fairseq_options=OF_TEXT,
+        )
+        job = supernet_job(material.Material(settings), tmp_path / str(chunks))
+        trained = training.SupernetTraining(settings, job)
+        read.append([trained.update() for _ in range(2)])
+        memory = job.objective.sides[WEIGHTS].memory.memory
+        assert memory.length == 8 and memory.states[0].shape[0] == 8 // chunks
+    assert read == [[64, 64], [64, 64]]
+
+
+OF_TEXT = ("--tgt-len", "8", "--mem-len", "8", "--adaptive-softmax-cutoff", "")
 
 
 @pytest.mark.slow
@@ -303,7 +317,12 @@ def test_a_front_of_language_models_which_remember(lm_data, tmp_path):
             "checkpoint_last.pt: truncated",
             marks=pytest.mark.slow,
         ),
-        pytest.param("gradient", "state.pt", "state.pt: truncated", marks=pytest.mark.slow),
+        pytest.param(
+            "gradient",
+            "supernet/checkpoint_last.pt",
+            "checkpoint_last.pt: truncated",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_path, kind, name, message):

@@ -35,7 +35,9 @@ from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.training import STATE, load_state
+from lazyformer_fairseq.experiments.search.material import Material
+from lazyformer_fairseq.experiments.search.settings import SearchSettings
+from lazyformer_fairseq.experiments.search.training import SupernetOptimization
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import read_setting
 from lazyformer_fairseq.fairseq_plugin.replacements import EVALUATING_MODULES
 from lazyformer_fairseq.finetuning.grid import load_start_models
@@ -44,6 +46,7 @@ from lazyformer_fairseq.finetuning.tasks.glue import predict_task
 from lazyformer_fairseq.language_modeling.evaluate import load_model
 from lazyformer_fairseq.storage.checkpoint_file import UNSAFE_LOADS
 from lazyformer_fairseq.storage.indexed_format import check_items, read_index
+from lazyformer_fairseq.training.loop import TrainingLoop
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol", "ignore:invalid escape sequence")
 
@@ -138,12 +141,13 @@ def test_every_entry_refuses(tmp_path, victim, trained, data_folder, fairseq_tra
     """To resume, to start from, to use, to fine-tune, to predict, to evaluate, to go on with a search."""
     folder, tokenizer = tmp_path / "folder", trained / "tokenizer"
     shutil.copytree(tokenizer, folder / "tokenizer")
-    for name in ("checkpoint_last.pt", "checkpoint_best.pt", "model.pt", STATE):
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt", "model.pt"):
         UNTRUSTED["torch, in the weights"](folder / name, victim)
     cola = write_toy_glue(tmp_path / "glue", train=4, valid=4) / "CoLA"
     evil = folder / "model.pt"
     train = f"{TINY} --max-update 2"
     tuning = f"--arch lazyformer_m2x6_s_tiny --criterion glue --batch-size 4 --finetune-from-model {evil}"
+    search = Material(SearchSettings(str(data_folder), "masked-lm", "bert_tiny", "sf", batch_size=2))
     for entry in (
         lambda: fairseq_train(data_folder, f"{train} --restore-file {evil}", tmp_path / "restored"),
         lambda: fairseq_train(data_folder, f"{train} --finetune-from-model {evil}", tmp_path / "tuned"),
@@ -156,7 +160,7 @@ def test_every_entry_refuses(tmp_path, victim, trained, data_folder, fairseq_tra
         lambda: predict_task(TASKS["CoLA"], folder, cola, folder, PredictSettings(tokenizer=tokenizer)),
         lambda: load_model(evil, data_folder),
         lambda: checkpoint_utils.load_model_ensemble([str(evil)]),
-        lambda: load_state(folder / STATE),
+        lambda: TrainingLoop(search.supernet_objective(), SupernetOptimization.of(search.settings), folder),
     ):
         assert "refused, nothing of it was run" in message_of(entry)
         assert not victim.exists()

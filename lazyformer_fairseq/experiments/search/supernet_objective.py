@@ -1,0 +1,214 @@
+"""The objective of a supernet: its weights learn from one part of the training text, its architecture from the rest.
+
+The two take turns, update by update (PAR Transformer, section 2.2).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lazyformer_fairseq.data.batches import EpochBatches
+from lazyformer_fairseq.data.datasets.token_streams import item_length
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.search.settings import SearchSettings
+from lazyformer_fairseq.experiments.search.supernet import Architecture, Supernet
+from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.training.objectives.interface import Batch, Log, Number, Objective, Scalar, dealt
+from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
+from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
+from lazyformer_fairseq.training.processes import ALONE, Processes
+
+# The two sides that learn, by which the parts of the text are named.
+WEIGHTS = "weights"
+ARCHITECTURE = "architecture"
+SIDE = "side"  # the key of a batch that says whose it is
+ARCHITECTURE_SHARE = 0.2  # of the training data is held apart for the architecture
+
+
+def side_at(update: int, constant_updates: int) -> str:
+    """Return the side that learns in an update, counted from 0.
+
+    After the constant phase every n-th update is one of the architecture, where n is the inverse of its data's share.
+    """
+    every = round(1 / ARCHITECTURE_SHARE)
+    if update >= constant_updates and update % every == every - 1:
+        return ARCHITECTURE
+    return WEIGHTS
+
+
+def part_of(side: str, count: int, what: str) -> range:
+    """Return the numbers of the blocks or tokens that a side learns from; the last ones are the architecture's.
+
+    Raises:
+        UserError: a part would be empty.
+    """
+    border = count - round(count * ARCHITECTURE_SHARE)
+    if not 0 < border < count:
+        raise UserError(
+            f"the training data's {count} {what} make no second part of {ARCHITECTURE_SHARE:.0%} for the architecture; "
+            "give more text"
+        )
+    if side == WEIGHTS:
+        return range(border)
+    return range(border, count)
+
+
+@dataclass
+class BlocksPart(MaskedLMObjective):
+    """Masked language modelling on the blocks of one side; of several shards it reads the first alone."""
+
+    side: str = WEIGHTS
+
+    def batches(self, processes: Processes = ALONE) -> EpochBatches:
+        """Return the training batches of this side."""
+        blocks = self.texts.split("train").now
+        part = part_of(self.side, len(blocks), "blocks")
+        return dealt(EpochBatches(blocks, self.batch_size, seed=self.seed, part=part), processes)
+
+
+@dataclass
+class StreamsPart(StreamLMObjective):
+    """Causal language modelling on the text of one side, with a memory of its own."""
+
+    side: str = WEIGHTS
+
+    def tokens(self) -> np.ndarray:
+        """Open the training text of this side."""
+        if item_length(self.data):
+            raise UserError(f"{self.data}: holds images, and a search divides a text; give one that holds a text")
+        tokens = super().tokens()
+        part = part_of(self.side, len(tokens), "tokens")
+        return tokens[part.start : part.stop]
+
+
+class BatchesInTurn:
+    """The batches of the two sides, in the order in which a supernet's updates read them, without end.
+
+    An update at the end of a side's epoch may have fewer batches than others; empty ones then stand for the rest.
+
+    Args:
+        sides: the batches of each side.
+        per_update: batches per update.
+        constant_updates: updates of the weights alone, at the beginning.
+
+    Attributes:
+        updates: updates whose batches were read.
+    """
+
+    shuffle = True
+
+    def __init__(self, sides: Mapping[str, EpochBatches], per_update: int, constant_updates: int):
+        self.sides = sides
+        self.per_update = per_update
+        self.constant_updates = constant_updates
+        self.updates = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the weights' text."""
+        return self.sides[WEIGHTS].epoch
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        passes = {side: iter(batches) for side, batches in self.sides.items()}
+        while True:
+            side = side_at(self.updates, self.constant_updates)
+            batches = list(islice(passes[side], self.per_update))
+            if not batches:  # the epoch is over
+                passes[side] = iter(self.sides[side])
+                batches = list(islice(passes[side], self.per_update))
+            self.updates += 1
+            for batch in batches:
+                yield {**batch, SIDE: side}
+            for _ in range(self.per_update - len(batches)):
+                yield {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the text of each side."""
+        sides = {side: batches.state_dict() for side, batches in self.sides.items()}
+        return {**sides[WEIGHTS], "updates": self.updates, "sides": sides}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the last update whose batches were read."""
+        self.updates = state["updates"]
+        for side, batches in self.sides.items():
+            batches.load_state_dict(state["sides"][side])
+
+
+@dataclass
+class SupernetObjective(Objective):
+    """The objective of a supernet whose two sides learn in turn.
+
+    Attributes:
+        sides: the objective of each side; that of the weights builds the model whose sublayers are mixed.
+        search: the settings of the search.
+    """
+
+    sides: Mapping[str, Objective]
+    search: SearchSettings
+
+    def __post_init__(self):
+        self.batch_size = self.sides[WEIGHTS].batch_size
+        self.CRITERION = self.sides[WEIGHTS].CRITERION
+
+    @property
+    def dictionary(self) -> Dictionary:
+        """The symbols of inputs and targets."""
+        return self.sides[WEIGHTS].dictionary
+
+    def build_model(self) -> Supernet:
+        """Build the supernet with fresh weights, and an architecture that prefers no candidate."""
+        model = self.sides[WEIGHTS].build_model()
+        network = next(module for module in model.modules() if isinstance(module, Stack))
+        return Supernet(model, network, Architecture(self.search.layers, self.search.candidates))
+
+    def batches(self, processes: Processes = ALONE) -> BatchesInTurn:
+        """Return the batches of both sides in turn.
+
+        Raises:
+            UserError: there is too little text, or it does not fit the model.
+        """
+        sides = {side: objective.batches(processes) for side, objective in self.sides.items()}
+        return BatchesInTurn(sides, self.search.update_freq, self.search.constant_updates)
+
+    def data_folders(self) -> list[Path]:
+        """Return the folders that the data is read from."""
+        return self.sides[WEIGHTS].data_folders()
+
+    def at_update(self, batch: Batch, update: int) -> Batch:
+        """Return a batch as its side reads it."""
+        return self.sides[batch[SIDE]].at_update(batch, update)
+
+    def loss(self, model: Supernet, batch: Batch) -> tuple[Tensor, Number, dict[str, Any]]:
+        """Compute the loss of a batch by the objective of its side."""
+        return self.sides[batch[SIDE]].loss(model, batch)
+
+    def scalars(self, logs: Sequence[Log]) -> dict[str, Scalar]:
+        """Return what the sides' objectives log."""
+        return self.sides[WEIGHTS].scalars(logs)
+
+    def forget(self) -> None:
+        """Drop what an update that was skipped has left behind."""
+        for objective in self.sides.values():
+            objective.forget()
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return the settings that checkpoints keep."""
+        settings = self.sides[WEIGHTS].settings()
+        own = {"_name": "supernet", "candidates": list(self.search.candidates), "layers": self.search.layers}
+        turns = {"constant_updates": self.search.constant_updates, "architecture_share": ARCHITECTURE_SHARE}
+        return settings | {"model": settings["model"] | own, "task": settings["task"] | turns}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what each side carries from batch to batch."""
+        return {"sides": {side: objective.state_dict() for side, objective in self.sides.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+        for side, objective in self.sides.items():
+            objective.load_state_dict(state["sides"][side])

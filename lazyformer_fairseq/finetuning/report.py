@@ -10,9 +10,9 @@ import numpy as np
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.benchmark import Benchmark, TableRow
 from lazyformer_fairseq.finetuning.registry import benchmark_of_grid
-from lazyformer_fairseq.finetuning.results import Measurement, Results, RunKey, mean_bounds, read_results
+from lazyformer_fairseq.finetuning.results import Measurement, Results, RunKey, read_results
 from lazyformer_fairseq.report.figures import draw_spread, handles, picture, styles
-from lazyformer_fairseq.report.numbers import NOTHING
+from lazyformer_fairseq.report.numbers import NOTHING, mean_bounds
 from lazyformer_fairseq.report.page import Notes, Picture, write_page
 from lazyformer_fairseq.report.tables import Table, write_csv
 

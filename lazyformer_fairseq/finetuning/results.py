@@ -20,7 +20,6 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.checked import Amount, Count, PositiveAmount, PositiveCount, as_kind
 from lazyformer_fairseq.storage.json_files import read_as, read_json, refuse_other_version
 
-CONFIDENCE = 0.95
 FORMAT_VERSION = 1
 GRID_FILE = "grid.json"
 RESULT = "result.json"  # of a run
@@ -317,20 +316,6 @@ class Measurement:
     def selects(self) -> bool:
         """True for the metric that chooses epoch and rate."""
         return self.metric == self.found.task.selecting_metric
-
-
-def mean_bounds(values: np.ndarray) -> Optional[tuple[float, float]]:
-    """Return Student's two-sided 95% interval for the mean over seeds; None for fewer than two seeds."""
-    if len(values) < 2:
-        return None
-    from scipy import stats  # takes a second
-
-    middle = float(np.mean(values))
-    error = float(stats.sem(values))
-    if error == 0:
-        return middle, middle  # scipy answers nan
-    low, high = stats.t.interval(CONFIDENCE, len(values) - 1, loc=middle, scale=error)
-    return float(low), float(high)
 
 
 def read_results(folder: Path, benchmark: TaskFamily) -> Results:

@@ -1,11 +1,13 @@
 """Numbers as a reader wants them: few digits, and how far several of them lie apart."""
 
 from collections.abc import Mapping, Sequence
+from typing import Optional
 
 import numpy as np
 
 NOTHING = "-"  # a cell that has no value
 FEWEST_FOR_QUARTILES = 3
+CONFIDENCE = 0.95
 
 
 def number(value: float) -> str:
@@ -43,6 +45,20 @@ def with_range(values: Sequence[float]) -> str:
     if len(values) < 2:
         return f"{middle:.{digits}f}"
     return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def mean_bounds(values: Sequence[float]) -> Optional[tuple[float, float]]:
+    """Return Student's two-sided 95% interval for the mean over seeds; None for fewer than two seeds."""
+    if len(values) < 2:
+        return None
+    from scipy import stats  # takes a second
+
+    middle = float(np.mean(values))
+    error = float(stats.sem(values))
+    if error == 0:
+        return middle, middle  # scipy answers nan
+    low, high = stats.t.interval(CONFIDENCE, len(values) - 1, loc=middle, scale=error)
+    return float(low), float(high)
 
 
 def duration(seconds: float) -> str:

@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from glue_results import run_folder, write_failure, write_grid, write_result
 from in_process import invoke
@@ -15,7 +14,7 @@ from PIL import Image
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.paper_numbers import PAPER_ROWS, PAPER_TASKS, SCORES
 from lazyformer_fairseq.finetuning.report import model_row, write_report
-from lazyformer_fairseq.finetuning.results import RunKey, mean_bounds, read_results
+from lazyformer_fairseq.finetuning.results import RunKey, read_results
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 
 RATES, SEEDS = [2e-5, 5e-5], [1, 2, 3]
@@ -206,12 +205,6 @@ def test_the_matched_set_chooses_the_rate_for_the_mismatched_one(asked):
     results = read_results(asked, GLUE)
     assert results.of("lazy", "MNLI").values("valid1", "accuracy").tolist() == pytest.approx([10] * 3)
     assert model_row(results, GLUE, "lazy").scores == pytest.approx({"MNLI-m": 60, "MNLI-mm": 10})
-
-
-def test_bounds_are_student_s():
-    assert mean_bounds(np.array([1.0, 2.0, 3.0])) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
-    assert mean_bounds(np.array([2.0, 2.0])) == (2.0, 2.0)
-    assert mean_bounds(np.array([2.0])) is None
 
 
 GRID = {"models": {}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}

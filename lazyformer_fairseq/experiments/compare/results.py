@@ -22,7 +22,7 @@ import numpy as np
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.folder import RESULTS
-from lazyformer_fairseq.finetuning.results import mean_bounds
+from lazyformer_fairseq.report.numbers import mean_bounds
 from lazyformer_fairseq.storage.json_files import read_json
 
 # What a curve may be drawn against, as results.json calls it.

@@ -27,10 +27,10 @@ def experiment(
     """Make the folder, keep other processes out of it, and keep its settings, which may change until work has begun.
 
     Args:
-        folder: of the experiment.
+        folder: the folder of the experiment.
         settings: all that decides the results, :func:`hashes_as_settings` of the data included.
-        of_what: "a comparison", say, for the error.
-        begun: a glob pattern; work has begun where something in the folder answers to it.
+        of_what: the experiment in words for an error, such as "a comparison".
+        begun: a glob pattern; work has begun where a file of the folder matches it.
         made_by_them: names of files to remove where the settings change.
 
     Raises:

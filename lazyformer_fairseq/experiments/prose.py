@@ -177,9 +177,9 @@ def write_acceptability_task(
 
     Args:
         documents: clean and with their fingerprints, see :func:`~lazyformer_fairseq.corpus.stages.clean_documents`.
-        folder: of the task.
-        valid_share: of the corpus: documents that it trains on are left out here.
-        seed: of the corpus.
+        folder: the folder of the task.
+        valid_share: the corpus's share: documents that it trains on are left out here.
+        seed: the seed of the corpus.
         sizes: rows of both files, at most.
 
     Returns:

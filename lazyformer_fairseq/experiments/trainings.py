@@ -41,7 +41,7 @@ class Finished:
     """The part that the results of all trainings share.
 
     Attributes:
-        curve: by validation.
+        curve: a list per measure, with a value per validation.
     """
 
     curve: Curve
@@ -52,10 +52,10 @@ class Job:
     """One training.
 
     Attributes:
-        name: in progress and errors.
+        name: the name that progress and errors show.
         objective, optimization: what is learned, and how.
-        folder: for checkpoint, curve and result.
-        group: of jobs that take turns; one group follows the other.
+        folder: the folder of its checkpoint, record and result.
+        group: jobs of one group take turns; one group follows the other.
         start: a checkpoint of another training, to go on from if it is there.
     """
 
@@ -100,8 +100,8 @@ class Training(TrainingLoop):
     """The training of a job, whose validations make a curve, kept with its checkpoints.
 
     Attributes:
-        curve: by validation, lists: `updates`, `seconds` (of training alone), and what else is measured.
-        tokens: of each update.
+        curve: lists with a value per validation: `updates`, `seconds` (of training alone), and what else is measured.
+        tokens: the tokens of each update.
         validations: points of a curve, beside the one before the first update; the training is saved at each.
         may_diverge: whether the curve of a training that diverges ends in NaN; else its error ends all.
     """
@@ -118,10 +118,10 @@ class Training(TrainingLoop):
 
     @abstractmethod
     def measure(self) -> Mapping[str, float]:
-        """Measure what a point of the curve has beside updates and seconds; the first is shown as progress."""
+        """Return the measures of a point of the curve, beside updates and seconds; progress shows the first."""
 
     def result(self) -> dict[str, Any]:
-        """Return what is known when the training is over."""
+        """Return the result of the finished training."""
         return {"parameters": self.parameters, "curve": self.curve, "seconds": self.seconds}
 
     def is_due(self) -> bool:
@@ -177,10 +177,10 @@ def train(
     """Do all jobs that have no result yet, and show how far they are.
 
     Args:
-        jobs: trainings; one that comes twice is done once.
-        open_training: starts or resumes a job's training.
-        description: of the progress bar.
-        workers: processes, each with a job alone, to which `open_training` goes; 0 for turns in this one.
+        jobs: the trainings; one that comes twice is done once.
+        open_training: a function that starts or resumes a job's training.
+        description: the label of the progress bar.
+        workers: the number of processes, each with a job alone; 0 for turns in this one.
         device: ``cpu``, or ``cuda`` where each process gets a GPU.
 
     Raises:
@@ -220,8 +220,8 @@ def train_in_turn(trainings: Sequence[Training], progress: Progress) -> None:
     """Train all to their ends; the one farthest behind is next, so that equal totals mean strict turns.
 
     Args:
-        trainings: that take turns.
-        progress: counts updates.
+        trainings: the trainings that take turns.
+        progress: the bar that counts updates.
 
     Raises:
         SystemExit: a signal asked for it; all are saved after the update under way, and the same command resumes.

@@ -28,6 +28,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return found
 
 
+def in_milliseconds(seconds: Sequence[float]) -> dict[str, float]:
+    """Return the :func:`spread` of seconds, in milliseconds."""
+    return spread([1000 * each for each in seconds])
+
+
 def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
     """Return the median and, in brackets, `low` and `high`, or how few values there were, of what `spread` returns."""
     median = f"{of['median']:.{digits}f}"

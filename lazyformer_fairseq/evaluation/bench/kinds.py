@@ -12,7 +12,7 @@ from lazyformer_fairseq.evaluation.costs.latency import Things, measure_in_turn,
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
 from lazyformer_fairseq.modules.attention.selection import AUTO
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.report.numbers import spread, with_spread
+from lazyformer_fairseq.report.numbers import in_milliseconds, with_spread
 from lazyformer_fairseq.report.tables import markdown_table
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def measure_kinds(settings: KindSettings, heads: tuple[int, int]) -> tuple[str, 
             {
                 "attention": name,
                 "n": length,
-                "ms": with_spread(spread([1000 * seconds for seconds in timing.samples])),
+                "ms": with_spread(in_milliseconds(timing.samples)),
                 "speed-up": f"{full.median / timing.median:.2f}x" if full else "",
                 "MiB": f"{memory[name] / 2**20:.1f}",
             }

@@ -17,7 +17,7 @@ from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, 
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
 from lazyformer_fairseq.patterns.kinds import CausalSizes
-from lazyformer_fairseq.report.numbers import spread
+from lazyformer_fairseq.report.numbers import in_milliseconds
 from lazyformer_fairseq.training.loop import CHECKPOINT, TrainingLoop
 from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
@@ -32,8 +32,8 @@ class LanguageModel(ComparedTask):
 
     OPTIONS = (CausalLMOptions, StreamOptions)
 
-    def objective(self, spec: ModelSpec, seed: int, updates: int) -> StreamLMObjective:  # noqa: ARG002
-        """Return the objective of a model, pre-norm by default as in the PAR paper's equations 1 and 2.
+    def network(self, spec: ModelSpec) -> Network:
+        """Return what builds a model, pre-norm by default as in the PAR paper's equations 1 and 2.
 
         Post-norm needs far more updates of Adam than a miniature gets to learn more than word frequencies.
         """
@@ -50,9 +50,21 @@ class LanguageModel(ComparedTask):
             activation_dropout=0.0,
             adaptive_softmax_cutoff=",".join(map(str, sizes["adaptive_softmax_cutoff"])),
         )
-        network = Network(replace(options, **self.given(CausalLMOptions, spec)))
-        text = {"tgt_len": sizes["tgt_len"], **self.given(StreamOptions, spec)}
-        return StreamLMObjective(network, self.settings.data, sizes["batch_size"], seed, text)
+        return Network(replace(options, **self.given(CausalLMOptions, spec)))
+
+    def training_text(self, spec: ModelSpec) -> dict[str, Any]:
+        """Return the options of streams."""
+        return {"tgt_len": self.settings.sizes["tgt_len"], **self.given(StreamOptions, spec)}
+
+    def objective_of(
+        self,
+        network: Network,
+        text: Mapping[str, Any],
+        seed: int,
+        updates: int,  # noqa: ARG002
+    ) -> StreamLMObjective:
+        """Return the objective of any network."""
+        return StreamLMObjective(network, self.settings.data, self.settings.sizes["batch_size"], seed, text)
 
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> CausalSizes:
         """Return a model's sizes for formulas."""
@@ -138,7 +150,7 @@ class LanguageModel(ComparedTask):
             tokens_BT = middle["net_input"]["src_tokens"].to(device)
             scorings[name] = next_segment(model, tokens_BT, middle["target"].to(device), mem_len)
         for name, timing in measure(scorings, ROUNDS, device=device).items():
-            costs[name]["latency_milliseconds"] = spread([1000 * seconds for seconds in timing.samples])
+            costs[name]["latency_milliseconds"] = in_milliseconds(timing.samples)
         return costs
 
     def _evaluate(self, training: TrainingLoop, split: str, most: int | None = None) -> Evaluation:

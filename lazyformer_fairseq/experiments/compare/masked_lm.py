@@ -1,6 +1,7 @@
 """Masked language modelling, on fixed blocks under fixed masks."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import cached_property
 from typing import Any
@@ -21,7 +22,7 @@ from lazyformer_fairseq.options import mask_shares
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, PARTS
 from lazyformer_fairseq.patterns.kinds import EncoderSizes, sizes_of
 from lazyformer_fairseq.training.loop import TrainingLoop, moved
-from lazyformer_fairseq.training.objectives.interface import NOTHING_PREDICTED, Objective
+from lazyformer_fairseq.training.objectives.interface import NOTHING_PREDICTED
 from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 from lazyformer_fairseq.training.objectives.network import Network
 
@@ -39,11 +40,9 @@ class MaskedLM(ComparedTask):
         """The tokens of an input."""
         return self.settings.sizes["tokens_per_sample"]
 
-    def objective(self, spec: ModelSpec, seed: int, updates: int) -> Objective:
-        """Return the objective of a model."""
-        settings = self.settings
-        text = vars(self._training_text(spec))
-        return MaskedLMObjective(self.network(spec), settings.data, settings.sizes["batch_size"], seed, updates, text)
+    def objective_of(self, network: Network, text: Mapping[str, Any], seed: int, updates: int) -> MaskedLMObjective:
+        """Return the objective of any network."""
+        return MaskedLMObjective(network, self.settings.data, self.settings.sizes["batch_size"], seed, updates, text)
 
     def network(self, spec: ModelSpec) -> Network:
         """Return what builds a model: a `Network`, or a `FairseqNetwork` for a model of fairseq's."""
@@ -107,15 +106,17 @@ class MaskedLM(ComparedTask):
 
     def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
         """Return the lengths of the recipe's length schedule, each with the share of the updates that ends it."""
-        return (*lengths_of(self._training_text(spec).length_schedule, self.longest), (self.longest, 1.0))
+        schedule = MaskedTextOptions(**self.training_text(spec)).length_schedule
+        return (*lengths_of(schedule, self.longest), (self.longest, 1.0))
 
     def predicted(self, spec: ModelSpec, length: int) -> int:
         """Return the tokens of an input that the head sees, at first."""
-        return max(1, round(length * mask_shares(self._training_text(spec).mask_prob)[0]))
+        return max(1, round(length * mask_shares(MaskedTextOptions(**self.training_text(spec)).mask_prob)[0]))
 
-    def _training_text(self, spec: ModelSpec) -> MaskedTextOptions:
+    def training_text(self, spec: ModelSpec) -> dict[str, Any]:
+        """Return the options of masked text: the recipe's, and the user's."""
         of_recipe = self._options(MaskedTextOptions, spec, self.settings.recipe_of(spec).options)
-        return MaskedTextOptions(**{"tokens_per_sample": self.longest, **of_recipe})
+        return {"tokens_per_sample": self.longest, **of_recipe}
 
     def measure(self, training: TrainingLoop) -> dict[str, float]:
         """Return `loss`, bits per masked piece, and `accuracy`, in percent."""

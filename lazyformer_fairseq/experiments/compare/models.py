@@ -27,14 +27,14 @@ class ModelSpec:
     """A model to compare.
 
     Attributes:
-        name: in tables; without its share.
+        name: the name in tables, without its share.
         what: ``pattern``, ``arch``, ``fairseq`` or ``huggingface``.
         pattern: its sublayers; an external's have the FLOPs of its layers.
-        arch: of an arch or an external, its name.
+        arch: the name of an arch or an external.
         embed_dim, ffn_embed_dim, heads: its sizes.
         own_sizes: whether an arch keeps its widths and heads, and for encoders its positions and dropout in attention.
         without: parts of the recipe that it goes without, by name.
-        rates: of its own, in place of the comparison's.
+        rates: learning rates of its own, in place of the comparison's.
         options: words of further options, of its model, text, optimizer and schedule.
     """
 

@@ -32,9 +32,9 @@ def write_report(
 
     Args:
         comparison: all models.
-        folder: of the files.
+        folder: the folder of the files.
         target: a value of the measure, or ``baseline`` for where the baseline ended.
-        against: of AXES, panels of the curves.
+        against: the axes of the curves' panels, of AXES.
     """
     times = results.times_to_target(comparison, target)
     draw_curves(comparison, times, folder / "curves.png", against)

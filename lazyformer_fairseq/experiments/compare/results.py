@@ -81,10 +81,10 @@ class Model:
     Attributes:
         name: ``NAME``, or ``NAME@0.7`` for one that was trained for this share of the updates.
         family: NAME.
-        share: of the updates, 1 for all.
+        share: the share of the updates, 1 for all.
         baseline: the family that it is compared with.
         facts: its entry in results.json.
-        runs: by seed.
+        runs: the runs by seed.
     """
 
     name: str
@@ -108,8 +108,8 @@ class Comparison:
     """A comparison.
 
     Attributes:
-        measure: by which models are compared.
-        models: by name.
+        measure: the measure by which models are compared.
+        models: the models by name.
         facts: the rest of results.json, which all models share.
     """
 
@@ -292,7 +292,7 @@ class Ratio:
     """The time that a model took, in units of its baseline's own.
 
     Attributes:
-        by_seed: of runs of equal seed; NEVER where the model did not reach the target.
+        by_seed: the ratio of the runs of each seed; NEVER where the model did not reach the target.
     """
 
     by_seed: Mapping[int, float]
@@ -338,8 +338,8 @@ class TimeToTarget:
         model: the family.
         clock: one of CLOCKS.
         target: a value of the measure.
-        times: by seed and cost.
-        ratios: by cost, to the baseline's own; empty where the baseline has no time of its own.
+        times: the times by seed and cost.
+        ratios: the ratios to the baseline's own, by cost; empty where the baseline has no time of its own.
     """
 
     model: str
@@ -391,7 +391,7 @@ def _times(models: Sequence[Model], clock: str, target: float, measure: Measure)
     """Return what it cost each seed to reach the target; NEVER where it did not.
 
     Args:
-        models: of a family, the shortest training first.
+        models: the models of a family, the shortest training first.
         clock: one of CLOCKS.
         target: a value of the measure.
         measure: says whether less is better.

@@ -25,7 +25,7 @@ from lazyformer_fairseq.experiments.folder import RESULTS, experiment, hashes_as
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
 from lazyformer_fairseq.patterns.grammar import count_kinds
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.report.numbers import spread
+from lazyformer_fairseq.report.numbers import in_milliseconds
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.training.loop import CHECKPOINT, TrainingLoop
 
@@ -43,9 +43,9 @@ def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> 
     The trained models go to `runs`, tries of rates that are shorter to `tries`.
 
     Args:
-        settings: of the comparison.
-        folder: of the comparison.
-        command: as it was given, for the record.
+        settings: the settings of the comparison.
+        folder: the folder of the comparison.
+        command: the command line, for the record.
 
     Raises:
         UserError: the folder holds a comparison of other settings or other data, the data or a size does not fit, or a
@@ -93,10 +93,10 @@ class Jobs:
     """The jobs of a comparison.
 
     Attributes:
-        compared: its task.
-        folder: of the comparison.
-        specs: by name, their widths decided.
-        lengths: by name in the results, such as ``mine@0.7``, the model's own, and updates.
+        compared: the task of the comparison.
+        folder: the folder of the comparison.
+        specs: the models by name, their widths decided.
+        lengths: the model's own name and its updates, by name in the results, such as ``mine@0.7``.
     """
 
     compared: ComparedTask
@@ -238,7 +238,7 @@ def _describe(jobs: Mapping[int, CompareJob]) -> dict[str, Any]:
         **{size: getattr(job.spec, size) for size in WIDTHS},
         "tokens_per_update": tokens / len(seconds),
         "updates": job.updates,
-        "milliseconds_per_update": spread(1000 * np.array(seconds)),
+        "milliseconds_per_update": in_milliseconds(seconds),
         "runs": runs,
     }
 
@@ -322,7 +322,7 @@ def parameters_of_sublayers(compared: ComparedTask, spec: ModelSpec, width: Opti
     Args:
         compared: the task.
         spec: the model.
-        width: of the feed-forward sublayers, in place of its own.
+        width: a width of the feed-forward sublayers, in place of the model's own.
     """
     if width is not None:
         spec = replace(spec, ffn_embed_dim=width)

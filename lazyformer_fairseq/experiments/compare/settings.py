@@ -23,16 +23,16 @@ class Task:
     """A task, and its defaults in a comparison.
 
     Attributes:
-        name: of ``--task``.
-        direction: of the models, ENCODER or CAUSAL.
+        name: the value of ``--task``.
+        direction: the direction of the models, ENCODER or CAUSAL.
         implementation: ``MODULE:CLASS`` in this folder, a `ComparedTask`.
-        measure: of the points of a curve.
+        measure: the measure of the points of a curve.
         holds: the file by which a folder of its data is known.
         prepares: the command that writes such a folder.
-        presets: by number of sublayers, the models that are compared unless the user names some; the baseline first.
+        presets: the models that are compared unless the user names some, by number of sublayers; the baseline first.
         sizes: options of the command that set the sizes of models and data, by name, with defaults.
-        rates: of each recipe, unless the user gives some.
-        clip_norm: of all.
+        rates: the rate of each recipe, unless the user gives some.
+        clip_norm: the norm that all clip gradients to.
         updates, budget: the default length of a training, the latter in seconds; one of them.
         takes_externals: whether models of fairseq and transformers can do it.
     """
@@ -139,7 +139,7 @@ class Recipe:
         help: one line.
         warmup_ratio: share of the updates until the highest rate.
         decayed_to: share of the highest rate that is left in the end.
-        optimizer, options: as fairseq-train's options of these names; also of models, text and schedule.
+        optimizer, options: fairseq-train's options of these names; also options of models, text and schedule.
     """
 
     help: str
@@ -247,11 +247,11 @@ class CompareSettings:
 
     Attributes:
         models: SPEC by NAME; empty for the task's smallest presets.
-        sizes: of the task's row, each with its value.
-        updates: of each model; or
+        sizes: the sizes that the task's row names, each with its value.
+        updates: the updates of each model; or
         budget: seconds of training for each model.
-        shares: of the baseline's seconds; the others train once for each. Empty: once, as `updates` or `budget` say.
-        fairseq_options: further ones, of every model.
+        shares: shares of the baseline's seconds; the others train once for each. Empty: once, by `updates` or `budget`.
+        fairseq_options: further options of every model.
 
     Raises:
         UserError: values that do not fit together, or a model that cannot be read.

@@ -17,6 +17,7 @@ from lazyformer_fairseq.options import chosen, option, read_words
 from lazyformer_fairseq.patterns.kinds import Sizes
 from lazyformer_fairseq.training.loop import TrainingLoop
 from lazyformer_fairseq.training.objectives.interface import Objective
+from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.optimization import OPTIMIZERS, SCHEDULES, OptimizationConfig, row_of
 from lazyformer_fairseq.training.run_record import hash_data
 
@@ -32,7 +33,7 @@ class CompareJob(Job):
 
     Attributes:
         spec: the model.
-        seed: of weights, order and dropout.
+        seed: the seed of weights, order and dropout.
         rate: the highest learning rate.
         is_try: whether it tries a rate, in fewer updates than a run.
     """
@@ -59,7 +60,7 @@ class ComparedTask(ABC):
     """The task that the models of one comparison are trained and measured on.
 
     Args:
-        settings: of the comparison.
+        settings: the settings of the comparison.
 
     Attributes:
         OPTIONS: dataclasses of the options of its models and text, as fairseq-train takes them.
@@ -78,18 +79,30 @@ class ComparedTask(ABC):
         """Do the jobs that have no result yet, in turn or alone as the settings say.
 
         Args:
-            jobs: of models of this task.
-            description: of the progress bar.
-            kind: of training, by default that of a comparison.
+            jobs: trainings of models of this task.
+            description: the label of the progress bar.
+            kind: the class of the trainings, by default that of a comparison.
         """
         settings = self.settings
         workers = count_workers(settings.in_turn, settings.device)
         if jobs:
             train(jobs, partial(kind or ComparedTraining, self), description, workers, settings.device)
 
-    @abstractmethod
     def objective(self, spec: ModelSpec, seed: int, updates: int) -> Objective:
         """Return the objective of a model for so many updates."""
+        return self.objective_of(self.network(spec), self.training_text(spec), seed, updates)
+
+    @abstractmethod
+    def network(self, spec: ModelSpec) -> Network:
+        """Return the part of the objective that builds the model."""
+
+    @abstractmethod
+    def training_text(self, spec: ModelSpec) -> dict[str, Any]:
+        """Return the options, by name, by which a model reads the training text."""
+
+    @abstractmethod
+    def objective_of(self, network: Network, text: Mapping[str, Any], seed: int, updates: int) -> Objective:
+        """Return the objective of any network, and any options of the training text, for so many updates."""
 
     @abstractmethod
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> Sizes:

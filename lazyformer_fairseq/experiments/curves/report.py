@@ -34,13 +34,13 @@ class History:
     """The history of a run of one phase, or of several, which follow each other: updates count on from phase to phase.
 
     Attributes:
-        arch, pattern: of the first phase.
+        arch, pattern: the architecture and the pattern of the first phase.
         measure: what the losses are, in words.
         splits: losses by held-out split.
         training: mean training losses of the updates since the line before.
         borders: the updates at which one phase ends and the next begins.
-        spent: by axis, what had been spent at some updates.
-        why_no_flops: in words, where those of a phase cannot be counted; else empty.
+        spent: what had been spent at some updates, by axis.
+        why_no_flops: why the FLOPs of a phase cannot be counted; else empty.
     """
 
     arch: str

@@ -27,7 +27,7 @@ from lazyformer_fairseq.experiments.trainings import Job, Training, train
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.report.figures import picture
-from lazyformer_fairseq.report.numbers import spread, with_spread
+from lazyformer_fairseq.report.numbers import in_milliseconds, with_spread
 from lazyformer_fairseq.report.page import write_page
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
@@ -224,7 +224,7 @@ def report(pretrained: Results, finetuned: Results, unigram_loss: float, folder:
         finetuned: results of fine-tuning by model; that after the last update counts, so that none is chosen by the
             split that it is measured on.
         unigram_loss: loss of a model that knows how often tokens occur, and nothing else.
-        folder: of the files.
+        folder: the folder of the files.
     """
     rows = []
     for name, result in pretrained.items():
@@ -234,7 +234,7 @@ def report(pretrained: Results, finetuned: Results, unigram_loss: float, folder:
                 "model": name,
                 "parameters": f"{result['parameters']:,}",
                 "updates": f"{curve['updates'][-1]:,}",
-                "ms per update (quartiles)": with_spread(spread([1000 * each for each in result["seconds"]])),
+                "ms per update (quartiles)": with_spread(in_milliseconds(result["seconds"])),
                 "validation loss, bits": f"{curve['loss'][-1]:.2f}",
                 "masked accuracy": f"{curve['accuracy'][-1]:.1f}%",
                 "acceptability, Matthews": f"{finetuned[name]['curve']['matthews'][-1]:.3f}",

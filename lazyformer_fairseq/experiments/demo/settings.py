@@ -17,7 +17,7 @@ class DemoSettings:
         tokens_per_sample: longest block.
         sequences: per update.
         finetuning_updates: on the acceptability task.
-        seed: of everything.
+        seed: the seed of everything.
     """
 
     corpus: Optional[str] = option(

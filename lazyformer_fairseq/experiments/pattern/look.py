@@ -71,12 +71,12 @@ def build_network(
     """Return a narrow network of a pattern, in double precision, whose weights are all alike to :func:`look`.
 
     Args:
-        pattern: of its sublayers.
+        pattern: the pattern of its sublayers.
         direction: ENCODER or CAUSAL.
         num_heads: N.
         tokens: longest input of an encoder.
         memory: M, tokens that a causal model remembers.
-        bias_buckets: of T5's bias in an encoder, which is 0 and shows nothing: what cannot stand with it is refused.
+        bias_buckets: buckets of T5's bias in an encoder. It is 0 and shows nothing; what cannot go with it is refused.
 
     Raises:
         UserError: the pattern cannot be built for this direction, these heads or so many tokens.
@@ -112,7 +112,7 @@ def look(network: Stack, tokens: int, memory: int = 0) -> list[Seen]:
     ``l`` looks at what its ``s`` looks at, and is left out.
 
     Args:
-        network: as of :func:`build_network`.
+        network: a network that :func:`build_network` returned.
         tokens: T.
         memory: M, remembered positions of a causal model.
     """
@@ -188,8 +188,8 @@ def plan_table(pattern: str, sizes: Sizes, time: int, memory: int = 0) -> str:
     """Return a Markdown table: a row per sublayer, one for what is around them, one for all.
 
     Args:
-        pattern: of the sublayers.
-        sizes: of the model, its direction included.
+        pattern: the pattern of the sublayers.
+        sizes: the sizes of the model, its direction included.
         time: T, tokens of the sequence whose FLOPs count; the head predicts all of them.
         memory: M, remembered positions.
 

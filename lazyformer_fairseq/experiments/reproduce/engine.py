@@ -85,9 +85,9 @@ class Reproduction:
     Attributes:
         paper: its name.
         settings: values that must stay the same when the reproduction resumes.
-        steps: in the order in which they run.
-        sections: of the page, by title.
-        introduction: of the page.
+        steps: the steps, in the order in which they run.
+        sections: functions that write the sections of the page, by title.
+        introduction: the introduction of the page.
         note: a sentence for the plan.
         flops_per_second: speed that the plan assumes for one device.
         is_tiny: whether it is the miniature.
@@ -171,7 +171,7 @@ class Reproduction:
 
         Args:
             out: folder of the reproduction.
-            patterns: of names of steps.
+            patterns: patterns of names of steps.
             speed: FLOP/s of training that all devices reach together.
         """
         steps = self.chosen(patterns)
@@ -283,7 +283,7 @@ def show_losses(folders: Sequence[Path], report: Path, steps: str) -> str:
     """Return a table of validation losses with their picture, and write loss.png and loss.csv.
 
     Args:
-        folders: of trainings, which may not have begun.
+        folders: folders of trainings, which may not have begun.
         report: the page's folder.
         steps: to name where nothing was measured yet.
     """

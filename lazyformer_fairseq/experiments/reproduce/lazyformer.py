@@ -46,8 +46,9 @@ class Printed:
     Attributes:
         arch: our name.
         name: the paper's name.
-        seconds: of 100 updates on eight V100s; no table has any for Table 4's models ("the same pre-training cost").
-        average: of GLUE.
+        seconds: the seconds of 100 updates on eight V100s; no table has any for Table 4's models ("the same
+            pre-training cost").
+        average: the average over GLUE.
         mnli: matched/mismatched, where Table 4 has it.
     """
 
@@ -82,13 +83,13 @@ class Size:
     Attributes:
         corpus, pretraining, bench, finetuning: further options of `lazyformer corpus`, `pretrain`, `bench`, `finetune`,
             dashes written as underscores.
-        updates: of pre-training.
+        updates: the updates of pre-training.
         kept: updates at which checkpoints are kept and fine-tuned, as in Figure 2; the paper prints 500,000 alone.
         validate_every: updates between validations.
         length: tokens of a sequence.
         sequences: per update.
-        tasks: of GLUE.
-        lengths: of Figure 3.
+        tasks: tasks of GLUE.
+        lengths: the lengths of Figure 3.
         flops_per_second: speed that the plan assumes for one device.
         shrink: number by which widths are divided.
     """
@@ -204,7 +205,7 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
     Args:
         raw: folder, in which `glue` is GLUE's download; or "demo".
         out: folder of the reproduction.
-        size: of the reproduction.
+        size: the sizes of the reproduction.
         models: none for those of Tables 1 and 4; "all" for Table 3's too.
         tasks: none for the size's, in miniature as many of them as are there.
 
@@ -260,10 +261,10 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
     """Return the reproduction of the paper.
 
     Args:
-        size: of everything.
+        size: the sizes of everything.
         inputs: texts, tasks, models.
         out: folder of the results.
-        precision: of the benchmarks; all other commands take that of the machine.
+        precision: the precision of the benchmarks; all other commands take the machine's.
     """
     page = _Page(size, inputs, out)
     settings = {

@@ -46,13 +46,13 @@ class Printed:
     """A model of a table, and what the paper prints of it.
 
     Attributes:
-        corpus: of CORPORA.
+        corpus: one of CORPORA.
         arch: our name.
         name: the paper's name.
         measure: test perplexity on WikiText-103, else bits per character.
         milliseconds: latency on an A100.
-        parameters: of a base model, in millions (Table 6).
-        gigaflops: of a base model (Table 6).
+        parameters: parameters of a base model, in millions (Table 6).
+        gigaflops: gigaFLOPs of a base model (Table 6).
         valid_40k, valid_140k: validation perplexity of a base model after so many updates (Table 7).
     """
 
@@ -134,7 +134,7 @@ class Size:
 
     Attributes:
         pretraining, evaluation, bench, search: further options of the commands, dashes written as underscores.
-        updates: of each training; None for the architecture's own.
+        updates: the updates of each training; None for the architecture's own.
         longer: updates of Table 7.
         flops_per_second: speed that the plan assumes for one device.
         is_tiny: whether it is the miniature.
@@ -206,8 +206,8 @@ class Training:
     """A training of the tables.
 
     Attributes:
-        corpus: of CORPORA.
-        arch: of CAUSAL_ARCHITECTURES.
+        corpus: one of CORPORA.
+        arch: a key of CAUSAL_ARCHITECTURES.
         is_longer: whether it is one of Table 7.
     """
 
@@ -269,7 +269,7 @@ def reproduction(size: Size, inputs: Mapping[str, Path], out: Path) -> Reproduct
     """Return the reproduction of the paper.
 
     Args:
-        size: of everything.
+        size: the sizes of everything.
         inputs: folders of texts by name.
         out: folder of the results.
     """

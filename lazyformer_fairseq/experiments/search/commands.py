@@ -133,7 +133,7 @@ def compress(
     if latency_tokens > cfg.max_positions:
         raise UserError(f"--latency-tokens {latency_tokens}: the model reads {cfg.max_positions} at most")
     if candidates:
-        found = of_compress.read_candidates(candidates)
+        found = of_compress.read_encoder_candidates(candidates)
     else:
         found = of_compress.default_candidates(old_plan, cfg.max_positions)
     by_place = of_compress.Candidates.of(old_plan, found)

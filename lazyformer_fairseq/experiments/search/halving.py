@@ -67,13 +67,13 @@ class Trainings:
     """The trainings of patterns by rung; each has a folder of its own, so that all resume.
 
     Args:
-        material: of the search.
-        folder: of the search.
+        material: the models and objectives of the search.
+        folder: the folder of the search.
 
     Attributes:
-        losses: by pattern, in bits by rung; infinite for a training that diverged.
-        parameters: by pattern.
-        made: updates that a rung adds to those of the one before.
+        losses: the losses of each pattern in bits, one per rung; infinite for a training that diverged.
+        parameters: the number of parameters of each pattern.
+        made: the updates that each rung adds to those of the one before.
     """
 
     def __init__(self, material: Material, folder: Path):

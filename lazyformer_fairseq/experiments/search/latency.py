@@ -10,12 +10,13 @@ from scipy.stats import kendalltau, spearmanr
 from torch import nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.costs.latency import Timing, measure, measure_sublayers, next_segment
+from lazyformer_fairseq.evaluation.costs.latency import measure, measure_sublayers, next_segment
 from lazyformer_fairseq.experiments.folder import kept
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan, read_sublayer
 from lazyformer_fairseq.patterns.kinds import kinds
+from lazyformer_fairseq.report.numbers import in_milliseconds
 from lazyformer_fairseq.storage.checked import Amount
 from lazyformer_fairseq.storage.json_files import read_as
 from lazyformer_fairseq.training.warm_start.losses import global_positions
@@ -68,9 +69,9 @@ class Models(Protocol):
     """The models whose latency is measured.
 
     Attributes:
-        dictionary: of the words that a model reads.
-        latency_tokens: T of one sequence.
-        latency_memory: M of one sequence; 0 for encoders.
+        dictionary: the symbols that a model reads.
+        latency_tokens: T, the tokens of the one sequence that is measured.
+        latency_memory: M, the tokens of its memory; 0 for encoders.
     """
 
     dictionary: Any
@@ -81,11 +82,20 @@ class Models(Protocol):
         """Build a model of a pattern, whatever its weights; return it and its stack."""
 
 
-def prices_of(models: Models, pattern: str, sublayers: Mapping[str, PlannedSublayer], folder: Path) -> Prices:
-    """Return median milliseconds of single sublayers by text, and of a model of `pattern` around them, at batch 1.
+def prices_of(
+    models: Models,
+    pattern: str,
+    sublayers: Mapping[str, PlannedSublayer],
+    folder: Path,
+    given: Optional[Prices] = None,
+) -> Prices:
+    """Return the prices that are given, or else median milliseconds at batch 1.
 
-    The first measurement is kept in `folder`, because a search that resumes must pay the same.
+    Those are of single sublayers by text, and of a model of `pattern` around them. The first measurement is kept in
+    `folder`, because a search that resumes must pay the same.
     """
+    if given is not None:
+        return given
 
     def measured() -> dict[str, float]:
         model, network = models.build_model(pattern)
@@ -104,12 +114,20 @@ def prices_of(models: Models, pattern: str, sublayers: Mapping[str, PlannedSubla
     return kept(folder / LATENCIES, measured)
 
 
-def measure_models(models: Models, patterns: Sequence[str], rounds: Optional[int] = None) -> dict[str, Timing]:
-    """Return seconds of a forward pass of whole models at batch 1, by pattern, measured in turn."""
+def measure_models(
+    models: Models,
+    patterns: Sequence[str],
+    rounds: Optional[int] = None,
+) -> dict[str, dict[str, float]]:
+    """Return milliseconds of a forward pass of whole models at batch 1, by pattern, with their spread.
+
+    The models are measured in turn.
+    """
     built = {pattern: models.build_model(pattern)[0] for pattern in dict.fromkeys(patterns)}
     things = {pattern: _forward(models, model) for pattern, model in built.items()}
     device = _device(next(iter(built.values())))
-    return measure(things, rounds or ROUNDS, device=device, description="whole models")
+    timings = measure(things, rounds or ROUNDS, device=device, description="whole models")
+    return {pattern: in_milliseconds(timing.samples) for pattern, timing in timings.items()}
 
 
 def _forward(models: Models, model: nn.Module) -> Callable[[], object]:

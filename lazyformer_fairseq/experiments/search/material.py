@@ -11,6 +11,7 @@ from torch import nn
 
 from lazyformer_fairseq.data.datasets.token_streams import StreamOptions
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.experiments.compare.settings import RECIPES, CompareSettings
@@ -78,7 +79,7 @@ class Material:
     """The models, data and losses of a search; raises a UserError as the data and :func:`read_given` do.
 
     Attributes:
-        options: of models.
+        options: options of the models.
         text: options of the data by name.
         training_lengths: T and M in training; M is 0 for encoders.
         predicted_share: share of a sequence's tokens that are predicted in training.
@@ -90,10 +91,9 @@ class Material:
     def __init__(self, settings: SearchSettings):
         self.settings = settings
         self.options, self.text = read_given(settings.task, settings.arch, settings.fairseq_options, settings.recipe)
-        objective = self.objective(settings.baseline)
-        self.dictionary = objective.dictionary
-        if isinstance(objective, MaskedLMObjective):
-            text = objective.texts.options
+        _, data_options, _, _ = OPTIONS_OF_TASK[settings.task]
+        text = data_options(**self.text)
+        if isinstance(text, MaskedTextOptions):
             first, last = mask_shares(text.mask_prob)
             if first != last or text.length_schedule:
                 if first != last:
@@ -108,30 +108,25 @@ class Material:
                 "relative_position_buckets": self.options.relative_position_buckets,
             }
         else:
-            self.training_lengths = (objective.options.tgt_len, objective.mem_len)
+            self.training_lengths = (text.tgt_len, self.options.mem_len)
             self.predicted_share = 1.0
             self.sizes = {
-                "tgt_len": objective.options.tgt_len,
-                "mem_len": objective.mem_len,
+                "tgt_len": text.tgt_len,
+                "mem_len": self.options.mem_len,
                 "adaptive_softmax_cutoff": self.options.adaptive_softmax_cutoff,
             }
         time, self.latency_memory = self.training_lengths
         self.latency_tokens = settings.latency_tokens or time
 
+    @cached_property
+    def dictionary(self) -> Dictionary:
+        """The symbols of the text."""
+        return self.objective(self.settings.baseline).dictionary
+
     def objective(self, pattern: str) -> Union[MaskedLMObjective, StreamLMObjective]:
         """Return the objective of a model of a pattern."""
-        settings = self.settings
         network = Network(replace(self.options, sublayer_pattern=pattern))
-        if settings.task == "masked-lm":
-            return MaskedLMObjective(
-                network,
-                settings.data,
-                settings.batch_size,
-                settings.seed,
-                settings.max_updates,
-                self.text,
-            )
-        return StreamLMObjective(network, settings.data, settings.batch_size, settings.seed, self.text)
+        return self.compared.objective_of(network, self.text, self.settings.seed, self.settings.max_updates)
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
         """Build a fresh seeded model of any pattern, on the search's device; return it and its stack."""

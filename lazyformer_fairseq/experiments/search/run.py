@@ -28,7 +28,6 @@ from lazyformer_fairseq.experiments.search.supernet_objective import ARCHITECTUR
 from lazyformer_fairseq.experiments.search.training import SupernetOptimization, SupernetTraining
 from lazyformer_fairseq.experiments.trainings import Job, train
 from lazyformer_fairseq.patterns.grammar import read_sublayer
-from lazyformer_fairseq.report.numbers import spread
 
 RESULT = "result.json"
 SUPERNET = "supernet"
@@ -46,11 +45,11 @@ def search_in(
     """Return the result of `search` in the folder `path`; of a finished one there, what result.json holds.
 
     Args:
-        path: of the folder.
+        path: the folder.
         settings: all that decides the result.
-        begun: the files that show that work has begun; until then settings may change.
-        search: finds the result.
-        write: writes tables and pictures from the result; of a finished search it does so again.
+        begun: a glob pattern of files that show that work has begun; until then settings may change.
+        search: a function that finds the result.
+        write: a function that writes tables and pictures from the result, also of a search that was finished before.
 
     Raises:
         UserError: the folder holds a search begun with other settings, or other things, or is not writable.
@@ -99,10 +98,8 @@ class Search:
         self.settings = material.settings
         self.path = path
         baseline = self.settings.baseline
-        self.prices = self.settings.prices
-        if self.prices is None:
-            sublayers = {name: read_sublayer(name) for name in self.settings.priced}
-            self.prices = latency.prices_of(material, baseline, sublayers, path)
+        sublayers = {name: read_sublayer(name) for name in self.settings.priced}
+        self.prices = latency.prices_of(material, baseline, sublayers, path, self.settings.prices)
         self.space = Space(self.settings.candidates, self.settings.layers, self.prices)
         self.bands = []
         if self.settings.budgets:
@@ -249,10 +246,10 @@ class Search:
         """Return what a method chose for each budget, and its cost in updates of the baseline.
 
         Args:
-            method: its name.
-            chosen: a pattern for each budget.
-            trained: all that it trained.
-            cost: None for that of the whole trainings.
+            method: the method's name.
+            chosen: the pattern that it chose for each budget, the lowest budget first.
+            trained: all patterns that it trained.
+            cost: what they cost; None for the cost of the whole trainings.
         """
         whole = [pattern for pattern in trained if self.trainings.losses[pattern][-1] is not None]
         if cost is None:
@@ -265,11 +262,11 @@ class Search:
     def _describe(self, patterns: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return by pattern `predicted` and `measured` ms of a forward pass at batch 1; its loss, if it was trained."""
         found = {}
-        for pattern, timing in latency.measure_models(self.material, patterns, latency.ROUNDS_OF_FRONTS).items():
+        for pattern, measured in latency.measure_models(self.material, patterns, latency.ROUNDS_OF_FRONTS).items():
             found[pattern] = {
                 "pattern": compact(pattern),
                 "predicted": self._latency(pattern),
-                "measured": spread([1000 * sample for sample in timing.samples]),
+                "measured": measured,
             }
             losses = self.trainings.losses.get(pattern)
             if losses:

@@ -1,5 +1,6 @@
 """Settings of searches, which are options of the commands; the folder of a search keeps them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Optional
@@ -25,12 +26,12 @@ class SearchSettings:
 
     Attributes:
         data: the folder that training reads.
-        task: of TASKS.
+        task: one of TASKS.
         arch: gives sizes, dropout and norm position.
         baseline: written-out pattern to compare with; it has as many sublayers as there are layers.
         prices: milliseconds by sublayer, if the user gives them.
-        device: where everything runs.
-        fairseq_options: of task and model, as given.
+        device: the device that everything runs on.
+        fairseq_options: options of task and model, as given.
 
     Raises:
         UserError: values that do not fit together.
@@ -197,7 +198,7 @@ def read_candidates(words: tuple[str, ...]) -> tuple[str, ...]:
         UserError: an unknown one, fewer than two, or one that reads what no other hands on.
     """
     text = ",".join(words)
-    given = [_read(name, text) for name in divided(text)]
+    given = read_sublayers(words)
     handed_on = {what for candidate in given for what in candidate.kind.hands_on}
     for candidate in given:
         if candidate.kind.reads and candidate.kind.reads not in handed_on:
@@ -207,18 +208,28 @@ def read_candidates(words: tuple[str, ...]) -> tuple[str, ...]:
                 f"add {letters}"
             )
     in_order = sorted(given, key=lambda candidate: kinds().index(candidate.kind))
-    names = tuple(dict.fromkeys(candidate_name(candidate) for candidate in in_order))
+    names = tuple(candidate_name(candidate) for candidate in in_order)
     if len(names) < 2:
         raise UserError(f"--candidates {text}: with fewer than two there is nothing to choose")
     return names
 
 
-def _read(name: str, text: str) -> PlannedSublayer:
-    try:
-        return read_sublayer(name)
-    except UserError as error:
-        known = ", ".join(candidate_name(PlannedSublayer(kind)) for kind in kinds())
-        raise UserError(f"--candidates {text}: unknown {name!r}; choose from {known}\n{error}") from None
+def read_sublayers(words: Sequence[str]) -> list[PlannedSublayer]:
+    """Read candidates as written in a pattern, or by name, each once.
+
+    Raises:
+        UserError: one is no sublayer.
+    """
+    text = ",".join(words)
+    found = {}
+    for name in divided(text):
+        try:
+            candidate = read_sublayer(name)
+        except UserError as error:
+            known = ", ".join(candidate_name(PlannedSublayer(kind)) for kind in kinds())
+            raise UserError(f"--candidates {text}: unknown {name!r}; choose from {known}\n{error}") from None
+        found[candidate.text] = candidate
+    return list(found.values())
 
 
 def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_sublayers: int) -> str:

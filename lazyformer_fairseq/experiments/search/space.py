@@ -31,9 +31,9 @@ class Space:
     """Valid patterns of `layers` layers: each consumer has something below it to read, and one layer is a sublayer.
 
     Args:
-        candidates: names, at least two.
-        layers: of a pattern.
-        prices: of the candidates, in ms.
+        candidates: names of the candidates, at least two.
+        layers: the number of layers of a pattern.
+        prices: the candidates' prices, in ms.
     """
 
     def __init__(self, candidates: Sequence[str], layers: int, prices: Prices):
@@ -124,7 +124,7 @@ def bands_of(budgets: Sequence[float], baseline: float) -> list[Band]:
 
     Args:
         budgets: shares of the baseline's latency, each once.
-        baseline: its latency in ms.
+        baseline: the baseline's latency in ms.
     """
     highs = sorted(baseline * budget * (1 + ROUNDING) for budget in budgets)
     widths = [high - low for low, high in pairwise(highs)]

@@ -95,7 +95,7 @@ class Architecture(nn.Module):
     Attributes:
         logits: the parameter, (L, K).
         allowed: (L, K); False in the first layer for kinds that read, as nothing is below: their weight is exactly 0.
-        temperature: of the Gumbel-softmax; the search lowers it.
+        temperature: the temperature of the Gumbel-softmax, which the search lowers.
     """
 
     def __init__(self, layers: int, candidates: tuple[str, ...]):
@@ -142,7 +142,7 @@ class Mixture(nn.Module):
 
     Args:
         sublayers: its candidates by name.
-        candidates: of all layers, in the order of :attr:`weights`.
+        candidates: names of the candidates of all layers, in the order of :attr:`weights`.
 
     Attributes:
         weights: (K,); :class:`Supernet` sets them for each forward pass.

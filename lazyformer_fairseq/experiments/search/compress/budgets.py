@@ -48,9 +48,9 @@ class Losses:
     """Losses of patterns, each measured when it is not known yet.
 
     Args:
-        path: of the file, which another run may have begun.
-        scorer: measures losses.
-        candidates: of all places.
+        path: the file that keeps them, which an earlier run may have begun.
+        scorer: the model and text that losses are measured with.
+        candidates: the candidates of all places.
     """
 
     def __init__(self, path: Path, scorer: Scorer, candidates: Candidates):
@@ -101,10 +101,10 @@ def measure_on_other_text(
     """Measure patterns that were selected by their losses on text that had no part in it; none where there is no more.
 
     Args:
-        patterns: that were selected.
-        candidates: of all places.
-        scorer: of more text.
-        used: the part of it that is left out.
+        patterns: the patterns that were selected.
+        candidates: the candidates of all places.
+        scorer: a scorer with more text.
+        used: the batches of that text which are left out.
     """
     before = {int(block) for batch in used for block in batch["id"]}
     blocks = [int(block) for batch in scorer.text for block in batch["id"]]
@@ -146,12 +146,12 @@ class Budgets:
     """A search, from scores to patterns.
 
     Attributes:
-        candidates: of all places.
-        losses: of patterns.
-        ticks: prices, see :func:`in_ticks`.
-        limits: of each budget, in ticks.
-        scores: of single changes; empty before :meth:`score`.
-        searched: patterns that were measured.
+        candidates: the candidates of all places.
+        losses: the losses of patterns.
+        ticks: the prices, see :func:`in_ticks`.
+        limits: the limit of each budget, in ticks.
+        scores: the scores of single changes; empty before :meth:`score`.
+        searched: the patterns that were measured, in the keys.
     """
 
     candidates: Candidates

@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import NamedTuple, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, is_possible, places_read, read_sublayer
+from lazyformer_fairseq.experiments.search.settings import read_sublayers
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, is_possible, places_read
 from lazyformer_fairseq.patterns.kinds import ENCODER, kinds
 from lazyformer_fairseq.training.warm_start.start import NONE, can_start_fresh, likeness
 
@@ -23,8 +24,8 @@ class Placed(NamedTuple):
     """A sublayer of a pattern.
 
     Attributes:
-        place: of the trained model's sublayer that it replaces or is.
-        text: of the sublayer.
+        place: the place of the trained model's sublayer that it replaces or is.
+        text: the text of the sublayer.
         producer: the place that it reads from; None where it reads nothing.
     """
 
@@ -38,7 +39,7 @@ class Candidates:
     """The sublayers that may stand at each place.
 
     Attributes:
-        options: by place, the trained model's own sublayer first, each without consumers and producer.
+        options: the sublayers by place, the trained model's own first, each without consumers and producer.
     """
 
     options: tuple[tuple[PlannedSublayer, ...], ...]
@@ -131,19 +132,14 @@ def default_candidates(trained: Sequence[PlannedSublayer], longest: int) -> list
     return found
 
 
-def read_candidates(words: Sequence[str]) -> list[PlannedSublayer]:
+def read_encoder_candidates(words: Sequence[str]) -> list[PlannedSublayer]:
     """Read candidates as written in a pattern, or by name, each once.
 
     Raises:
         UserError: one is no sublayer, or not for encoders.
     """
-    found: dict[str, PlannedSublayer] = {}
-    for word in words:
-        try:
-            candidate = read_sublayer(word)
-        except UserError as error:
-            raise UserError(f"--candidates: {error}") from None
+    found = read_sublayers(words)
+    for candidate in found:
         if ENCODER not in candidate.kind.modules:
-            raise UserError(f"--candidates: {word}: {candidate.kind.name} is not for encoders")
-        found[candidate.text] = candidate
-    return list(found.values())
+            raise UserError(f"--candidates: {candidate.text}: {candidate.kind.name} is not for encoders")
+    return found

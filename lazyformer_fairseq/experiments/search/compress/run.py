@@ -24,13 +24,12 @@ from lazyformer_fairseq.experiments.search.compress.budgets import (
     in_ticks,
     measure_on_other_text,
 )
-from lazyformer_fairseq.experiments.search.compress.candidates import ByPlace, Candidates, read_candidates
+from lazyformer_fairseq.experiments.search.compress.candidates import ByPlace, Candidates, read_encoder_candidates
 from lazyformer_fairseq.experiments.search.compress.report import write_report
 from lazyformer_fairseq.experiments.search.compress.selection import summed
 from lazyformer_fairseq.experiments.search.run import search_in
 from lazyformer_fairseq.experiments.search.settings import CompressSettings
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.report.numbers import spread
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.training.warm_start.losses import Scorer, read_text
 from lazyformer_fairseq.training.warm_start.start import Trained, write_record
@@ -45,7 +44,7 @@ class Original:
     Attributes:
         trained: its weights and settings.
         tokenizer: its tokenizer.
-        latency_tokens: of a sequence, for latency.
+        latency_tokens: the tokens of the sequence that latency is measured with.
     """
 
     trained: Trained
@@ -111,13 +110,11 @@ def run_compress(settings: CompressSettings, original: Original, path: Path) -> 
     text, more = (
         read_text(Path(settings.text), original.tokenizer, longest, times * settings.tokens) for times in (1, 2)
     )
-    candidates = Candidates.of(original.trained.plan, read_candidates(settings.candidates))
+    candidates = Candidates.of(original.trained.plan, read_encoder_candidates(settings.candidates))
 
     def search() -> dict[str, Any]:
-        prices = settings.prices
-        if prices is None:
-            pattern = candidates.pattern(candidates.original)
-            prices = latency.prices_of(original, pattern, candidates.sublayers, path)
+        pattern = candidates.pattern(candidates.original)
+        prices = latency.prices_of(original, pattern, candidates.sublayers, path, settings.prices)
         scorer = Scorer(original.trained, text, settings.seed)
         limits = [int(share * TICKS) for share in settings.budgets]
         losses = Losses(path / SCORES, scorer, candidates)
@@ -156,7 +153,7 @@ def _patterns(
     candidates = budgets.candidates
     losses = budgets.losses.original
     own = candidates.pattern(candidates.original)
-    seconds = latency.measure_models(original, [own, *map(candidates.pattern, found.values())])
+    milliseconds = latency.measure_models(original, [own, *map(candidates.pattern, found.values())])
 
     def describe(by_place: ByPlace) -> dict[str, Any]:
         pattern = candidates.pattern(by_place)
@@ -171,12 +168,15 @@ def _patterns(
         }
 
     def describe_timed(by_place: ByPlace) -> dict[str, Any]:
-        timing = seconds[candidates.pattern(by_place)]
+        measured = milliseconds[candidates.pattern(by_place)]
+        other = None
+        if by_place in on_other_text:
+            other = asdict(on_other_text[by_place])
         return {
             **describe(by_place),
-            "on_other_text": asdict(on_other_text[by_place]) if by_place in on_other_text else None,
-            "measured_ms": spread([1000 * sample for sample in timing.samples]),
-            "measured_share": timing.median / seconds[own].median,
+            "on_other_text": other,
+            "measured_ms": measured,
+            "measured_share": measured["median"] / milliseconds[own]["median"],
         }
 
     scored = {scoring.by_place for scoring in budgets.scorings}  # others were measured for their promising sums

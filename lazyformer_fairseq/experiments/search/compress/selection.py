@@ -86,9 +86,9 @@ def scores_of(
     """Return scores from measured losses: of each pattern what the other changes in it leave unexplained.
 
     Args:
-        candidates: of all places.
-        scorings: of :func:`list_scorings`, in its order.
-        above: by pattern, bits above the trained model's loss.
+        candidates: the candidates of all places.
+        scorings: what :func:`list_scorings` returned, in its order.
+        above: how many bits the loss of each pattern is above the trained model's.
     """
     scores: dict[Placed, float] = {}
     for scoring in scorings:
@@ -114,8 +114,8 @@ class Producer(NamedTuple):
 
     Attributes:
         what: it hands on.
-        place: of it.
-        text: of it.
+        place: its place.
+        text: its text.
         is_read: whether keeping it for consumers is paid already.
     """
 
@@ -188,11 +188,11 @@ def select(
     No pattern is left out but those with a sublayer that has no score, and the empty one.
 
     Args:
-        candidates: of all places.
-        scores: of sublayers.
-        ticks: whole numbers as prices: of sublayers alone, with READ where another one reads them, and of the REST.
-        limits: in ticks.
-        count: patterns per limit.
+        candidates: the candidates of all places.
+        scores: the scores of sublayers.
+        ticks: prices as whole numbers: of sublayers alone, with READ where another one reads them, and of the REST.
+        limits: the limits, in ticks.
+        count: the number of patterns per limit.
     """
     costs = Costs(candidates, scores, ticks)
     last_consumer: dict[int, int] = {}  # from there on nobody needs to know of a place

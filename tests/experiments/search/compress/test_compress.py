@@ -31,7 +31,7 @@ from lazyformer_fairseq.training.warm_start.start import Trained, start_from
 def candidates_of(pattern: str, *names: str, longest: int = 128) -> compress.Candidates:
     own = plan(pattern, ENCODER)
     return compress.Candidates.of(
-        own, compress.read_candidates(names) if names else compress.default_candidates(own, longest)
+        own, compress.read_encoder_candidates(names) if names else compress.default_candidates(own, longest)
     )
 
 
@@ -53,15 +53,15 @@ def test_by_default_whatever_takes_the_weights_and_a_feed_forward_for_an_attenti
         letter = LOCAL_MEAN.letter
         assert all(letter not in options for options in texts(candidates_of("sf")))
         assert texts(candidates_of(f"s{letter}"))[1] == [letter, "-"]
-    with pytest.raises(UserError, match="--candidates: 'x' is no sublayer"):
-        compress.read_candidates(["x"])
+    with pytest.raises(UserError, match="--candidates x: unknown 'x'; choose from s, "):
+        compress.read_encoder_candidates(["x"])
 
 
 @pytest.mark.parametrize("pattern", ["ssfs", "sls[window=2]", "skf"])
 def test_every_pattern_that_is_scored_starts_from_the_weights(pattern):
     old = trained(pattern)
     candidates = compress.Candidates.of(
-        old.plan, compress.read_candidates(["s", "l", "k", "s[window=3]", "f", "identity"])
+        old.plan, compress.read_encoder_candidates(["s", "l", "k", "s[window=3]", "f", "identity"])
     )
     for scoring in selection.list_scorings(candidates, reach=2):
         pattern = candidates.pattern(scoring.by_place)

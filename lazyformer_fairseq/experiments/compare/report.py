@@ -126,13 +126,15 @@ def time_table(times: Sequence[results.TimeToTarget]) -> Table:
         row = {
             "model": time.model,
             "clock": time.clock,
-            "seconds": number(seconds) if seconds < results.NEVER else NOT_REACHED,
+            "seconds": NOT_REACHED,
             "ratio (range)": _ratio_with_range(ratio),
             "95% bounds": NOTHING,
             "updates": _ratio(time.ratios.get("updates")),
             "FLOPs": _ratio(time.ratios.get("flops")),
             "seeds": f"{reached} of {len(time.times)}",
         }
+        if seconds < results.NEVER:
+            row["seconds"] = number(seconds)
         if ratio and ratio.bounds:
             row["95% bounds"] = "{:.3f} to {:.3f}".format(*ratio.bounds)
         rows.append(row)

@@ -271,7 +271,9 @@ def _side_by_side(comparisons: Mapping[str, Comparison]) -> dict[str, Model]:
     for label, one in comparisons.items():
         called = {}
         for family in one.families:
-            called[family] = f"{family} [{label}]" if counts[family] > 1 else family
+            called[family] = family
+            if counts[family] > 1:
+                called[family] = f"{family} [{label}]"
         for model in one.models.values():
             family = called[model.family]
             name = family + model.name.removeprefix(model.family)

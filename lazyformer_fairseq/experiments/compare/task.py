@@ -189,7 +189,10 @@ class ComparedTask(ABC):
         words = self.settings.words_of(spec)
         parts: list[str] = []
         for word in words:
-            parts += word.split("=", 1) if word.startswith("--") else [word]
+            if word.startswith("--"):
+                parts += word.split("=", 1)
+            else:
+                parts.append(word)
         by_flag = dict(pairwise(parts))
         recipe = self.settings.recipe_of(spec)
         optimizer = by_flag.get("--optimizer", recipe.optimizer)
@@ -205,8 +208,11 @@ class ComparedTask(ABC):
         for number, folder in enumerate(folders):
             for path, sha256 in hash_data([folder]).items():
                 name = Path(path).name
-                if name.startswith(DATA_FILES):
-                    found[name if len(folders) == 1 else f"{number}/{name}"] = sha256
+                if not name.startswith(DATA_FILES):
+                    continue
+                if len(folders) > 1:
+                    name = f"{number}/{name}"
+                found[name] = sha256
         return found
 
 
@@ -218,7 +224,10 @@ class ComparedTraining(Training):
     def __init__(self, compared: ComparedTask, job: CompareJob):
         super().__init__(job)
         self.compared = compared
-        self.points = frozenset(points(job.updates, POINTS_OF_TRY if job.is_try else POINTS))
+        count = POINTS
+        if job.is_try:
+            count = POINTS_OF_TRY
+        self.points = frozenset(points(job.updates, count))
         symbols = len(self.objective.dictionary)
         phases = compared.phases(job.spec, job.updates)
         self.flops = [(compared.flops_of_update(job.spec, symbols, length), updates) for length, updates in phases]

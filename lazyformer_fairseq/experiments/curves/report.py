@@ -103,7 +103,8 @@ class History:
                 loss = nan
             self.spent["hours"].setdefault(updates, hours + line.seconds / 3600)
             if line.split != "train":
-                if updates > start or not start:  # the weights that the phase begins with end the one before
+                is_another = updates > start or not start  # the weights that a phase begins with end the one before
+                if is_another and "loss" in line.values:
                     self.splits.setdefault(line.split, {})[updates] = loss
                 continue
             self.training[updates] = loss
@@ -282,7 +283,9 @@ def draw(shown: Runs, axes: Sequence[str], path: Path, training: bool = False) -
                     panel.axvline(border, color=colour, linewidth=0.8, linestyle="--")
             label_cost(panel, axis)
         measure = next(iter(shown.values())).measure
-        panels[0].set_ylabel(f"{measure} (thin: of training)" if training else measure)
+        if training:
+            measure += " (thin: of training)"
+        panels[0].set_ylabel(measure)
         legend += drawn.values()
         if any(history.borders for history in shown.values()):
             legend.append(Line2D([], [], color="0.4", linewidth=0.8, linestyle="--", label="a phase ends"))

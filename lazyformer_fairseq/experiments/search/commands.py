@@ -141,12 +141,15 @@ def compress(
         raise UserError(
             f"--candidates {','.join(candidates)}: no sublayer of {cfg.sublayer_pattern} becomes any of them"
         )
+    prices = None
+    if latencies:
+        prices = dict(read_price_list(latencies, list(by_place.sublayers)))
     settings = CompressSettings(
         checkpoint=str(checkpoint.absolute()),
         weights=sha256_of(checkpoint_at(checkpoint)),
         text=str(text.absolute()),
         candidates=tuple(each.text for each in found),
-        prices=dict(read_price_list(latencies, list(by_place.sublayers))) if latencies else None,
+        prices=prices,
         latency_tokens=latency_tokens,
         **given,
     )

@@ -130,8 +130,10 @@ class Trainings:
         for pattern, job in jobs.items():
             result = job.result()
             loss = result["curve"]["loss"][-1]
+            if not math.isfinite(loss):
+                loss = math.inf
             losses = self.losses.setdefault(pattern, [None] * len(self.lengths))
-            losses[rung] = loss if math.isfinite(loss) else math.inf
+            losses[rung] = loss
             self.parameters[pattern] = result["parameters"]
 
     def halve(self, drawn: Sequence[Sequence[str]]) -> None:

@@ -102,8 +102,11 @@ def prices_of(
         things = {}
         for text, sublayer in sublayers.items():
             # A sublayer that reads tokens which a caller marks is timed with the first one marked.
-            settings = tuple((name, 1 if value == GIVEN else value) for name, value in sublayer.settings)
-            things[text] = replace(sublayer, settings=settings)
+            settings = dict(sublayer.settings)
+            for name, value in sublayer.settings:
+                if value == GIVEN:
+                    settings[name] = 1
+            things[text] = replace(sublayer, settings=tuple(settings.items()))
             if sublayer.kind.kept_for_consumers:
                 things[text + READ] = replace(things[text], consumers=sublayer.kind.kept_for_consumers)
         timings = measure_sublayers(network, things, models.latency_tokens, models.latency_memory, rounds=ROUNDS)

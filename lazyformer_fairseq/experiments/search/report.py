@@ -65,7 +65,7 @@ def _front_table(baseline: Result, fronts: Sequence[Result]) -> Table:
 def _row(name: str, point: Result, baseline: Result) -> dict[str, str]:
     row = {
         "": name,
-        "budget": "" if point.get("budget") is None else f"{point['budget']:.0%}",
+        "budget": "",
         "pattern": "none found",
         "parameters": "",
         "predicted, ms": "",
@@ -73,6 +73,8 @@ def _row(name: str, point: Result, baseline: Result) -> dict[str, str]:
         "of the baseline": "",
         "loss, bits": "",
     }
+    if point.get("budget") is not None:
+        row["budget"] = f"{point['budget']:.0%}"
     if point["pattern"] is not None:
         row["pattern"] = f"`{point['pattern']}`"
         row["predicted, ms"] = f"{point['predicted']:.2f}"

@@ -113,7 +113,10 @@ class SearchSettings:
         check(self)
         read_candidates(self.candidates)
         if self.weights_lr is None:
-            object.__setattr__(self, "weights_lr", LAPTOP["lr"] if self.recipe == "laptop" else LAMB_LR)
+            rate = LAMB_LR
+            if self.recipe == "laptop":
+                rate = LAPTOP["lr"]
+            object.__setattr__(self, "weights_lr", rate)
         if self.budgets:
             if self.lengths[0] < 2:
                 raise UserError(
@@ -226,8 +229,7 @@ def read_sublayers(words: Sequence[str]) -> list[PlannedSublayer]:
         try:
             candidate = read_sublayer(name)
         except UserError as error:
-            known = ", ".join(candidate_name(PlannedSublayer(kind)) for kind in kinds())
-            raise UserError(f"--candidates {text}: unknown {name!r}; choose from {known}\n{error}") from None
+            raise UserError(f"--candidates {text}: {error}") from None
         found[candidate.text] = candidate
     return list(found.values())
 

@@ -44,6 +44,14 @@ def test_validations_between_and_beyond_the_lines_of_training(tmp_path):
     assert history.at("hours", history.losses) == pytest.approx([0, 0.15, 0.3])
 
 
+def test_a_split_that_measures_no_loss_has_no_curve(tmp_path):
+    """Such as that of a supernet, which measures the entropy of its architecture."""
+    recorder = Recorder(tmp_path)
+    recorder.train(10, 360)
+    recorder._append(10, "valid", 360, entropy=1.5)
+    assert read_history([tmp_path]).splits == {}
+
+
 def test_the_record_of_our_own_loop_tells_the_same(tmp_path):
     """It counts the tokens since the line before."""
     recorder = Recorder(tmp_path / "ours")

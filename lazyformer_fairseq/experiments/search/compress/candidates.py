@@ -88,8 +88,10 @@ class Candidates:
         """Return for each sublayer of a pattern the old one that it starts from, as ``--from-sublayers`` takes them."""
         origins = []
         for place, planned in self.kept(by_place):
-            has_weights = likeness(self.options[place][0], planned)
-            origins.append(str(place) if has_weights else NONE)
+            if likeness(self.options[place][0], planned):
+                origins.append(str(place))
+            else:
+                origins.append(NONE)
         return origins
 
     def is_possible(self, by_place: ByPlace) -> bool:
@@ -99,9 +101,12 @@ class Candidates:
     def placed(self, by_place: ByPlace) -> list[Placed]:
         """Return one sublayer for each place of a possible pattern, those that go among them."""
         kept = list(self.kept(by_place))
+        read_from = places_read([planned for _, planned in kept])
         producers = {}
-        for (place, _), at in zip(kept, places_read([planned for _, planned in kept]), strict=True):
-            producers[place] = None if at is None else kept[at][0]
+        for (place, _), at in zip(kept, read_from, strict=True):
+            if at is not None:
+                producer, _ = kept[at]
+                producers[place] = producer
         return [Placed(place, text, producers.get(place)) for place, text in enumerate(by_place)]
 
 

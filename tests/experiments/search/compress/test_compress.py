@@ -53,7 +53,7 @@ def test_by_default_whatever_takes_the_weights_and_a_feed_forward_for_an_attenti
         letter = LOCAL_MEAN.letter
         assert all(letter not in options for options in texts(candidates_of("sf")))
         assert texts(candidates_of(f"s{letter}"))[1] == [letter, "-"]
-    with pytest.raises(UserError, match="--candidates x: unknown 'x'; choose from s, "):
+    with pytest.raises(UserError, match="--candidates x: 'x' is no sublayer: use s "):
         compress.read_encoder_candidates(["x"])
 
 
@@ -343,7 +343,7 @@ def test_a_bert_of_the_hub_is_to_be_imported_first(tmp_path):
     ("words", "message"),
     [
         ("--candidates k", "--budgets 0.1: no selection of --candidates makes the model so fast"),
-        ("--candidates f[width=2]", "--candidates: .*has no setting"),
+        ("--candidates f[width=2]", r"--candidates f\[width=2\]: .* has no setting"),
         ("--candidates s", "--candidates s: no sublayer of .* becomes any of them"),
         ("--latency-tokens 99", "--latency-tokens 99: the model reads 32 at most"),
         ("", "is a causal language model; search compress takes masked-LM encoders"),

@@ -45,7 +45,7 @@ def test_telling_texts(text):
     assert pickle.loads(pickle.dumps(english)) is english  # with its tables
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(texts | st.text(max_size=60))
 @example("\U0010ff00 and \U0010ff06.")
 def test_english_is_equal_to_sacremoses(text):

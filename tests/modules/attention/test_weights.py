@@ -22,7 +22,7 @@ def made(seed: int, *shape: int, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     heads=st.integers(1, 3),

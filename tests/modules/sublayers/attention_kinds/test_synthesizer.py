@@ -77,7 +77,7 @@ class Synthesized(Attending):
         return by_place[..., : self.time]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     terms=st.lists(st.sampled_from(TERMS), min_size=1, max_size=3, unique=True).filter(lambda terms: terms != ["dot"]),
     causal=st.booleans(),

@@ -34,7 +34,7 @@ def mask_of(text: str, causal: bool, time: int, keys: int) -> Tensor:
     return mask & torch.ones(time, keys, dtype=torch.bool).tril(keys - time) if causal else mask
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["strided", "fixed"]),
     st.sampled_from(["both", "local", "summary"]),

@@ -155,6 +155,22 @@ def data_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def two_shards(tmp_path_factory) -> Path:
+    """A corpus of two shards, to be read."""
+    folder = tmp_path_factory.mktemp("two_shards") / "corpus"
+    build_toy_corpus(folder, vocab_size=160, shards=2)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def three_shards(tmp_path_factory) -> Path:
+    """A corpus of three shards, to be read."""
+    folder = tmp_path_factory.mktemp("three_shards") / "corpus"
+    build_toy_corpus(folder, vocab_size=160, shards=3)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def lm_data(tmp_path_factory) -> Path:
     """A folder that ``lazyformer lm prepare`` wrote, of toy text."""
     folder = tmp_path_factory.mktemp("language modelling")

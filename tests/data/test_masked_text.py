@@ -2,12 +2,11 @@
 
 import math
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import assert_equal_state, build_toy_corpus
+from helpers import assert_equal_state
 from torch.utils.data import DataLoader
 
 from lazyformer_fairseq import open_masked_text
@@ -26,12 +25,6 @@ OPTIONS = {
     "permuted": {"tokens_per_sample": 24, "permuted_only": False, "whole_word_masks": True},
 }
 PERMUTED = {"task": "masked_permuted_lm", "seed": 3, "tokens_per_sample": 60, "mask_prob": 0.2}
-
-
-@pytest.fixture(scope="module")
-def three_shards(tmp_path_factory) -> Path:
-    build_toy_corpus(folder := tmp_path_factory.mktemp("text") / "corpus", vocab_size=160, shards=3)
-    return folder
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fairseq_plugin.reliability.damage import TINY
-from helpers import build_toy_corpus, message_of, updates_of
+from helpers import message_of, updates_of
 
 from lazyformer_fairseq.data.shards import check_data
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
@@ -23,17 +23,10 @@ SHARDS = 3
 Damage = Callable[[Path], object]
 
 
-@pytest.fixture(scope="session")
-def whole_corpus(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("whole") / "corpus"
-    build_toy_corpus(folder, vocab_size=160, shards=SHARDS)
-    return folder
-
-
 @pytest.fixture
-def corpus(whole_corpus, tmp_path) -> Path:
+def corpus(three_shards, tmp_path) -> Path:
     """A corpus of three shards to do damage to."""
-    return Path(shutil.copytree(whole_corpus, tmp_path / "corpus"))
+    return Path(shutil.copytree(three_shards, tmp_path / "corpus"))
 
 
 def check(corpus: Path, split: str = "train", verify: str = "quick", **options) -> None:

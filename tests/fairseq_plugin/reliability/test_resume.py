@@ -16,7 +16,7 @@ from fairseq.data import FairseqDataset, iterators
 from fairseq.logging import metrics
 from fairseq.logging.progress_bar import SimpleProgressBar
 from fairseq_plugin.reliability.damage import TINY
-from helpers import assert_equal_state, build_toy_corpus, mostly_slow, updates_of
+from helpers import assert_equal_state, mostly_slow, updates_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -53,13 +53,6 @@ def watched(stop: int = -1) -> Iterator[SimpleNamespace]:
     logs = mock.patch.multiple(SimpleProgressBar, log=log, print=log)
     with mock.patch.object(SafeTrainer, "train_step", step), logs:
         yield seen
-
-
-@pytest.fixture(scope="module")
-def two_shards(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus") / "data"
-    build_toy_corpus(folder, vocab_size=160, shards=2)
-    return folder
 
 
 def assert_goes_on_bit_for_bit(fairseq_train, data, folder, options: str, choose_stops) -> list[int]:

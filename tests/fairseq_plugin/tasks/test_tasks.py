@@ -13,7 +13,6 @@ import pytest
 import torch
 from helpers import (
     assert_equal_state,
-    build_toy_corpus,
     mostly_slow,
     train_in_two_processes,
     train_words,
@@ -42,11 +41,9 @@ def test_a_corpus_stands_for_its_shards_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("given", mostly_slow(["corpus", "shards"], "corpus"))
-def test_pretraining_takes_a_shard_an_epoch(given, tmp_path, fairseq_train, caplog):
-    corpus = tmp_path / "corpus"
-    build_toy_corpus(corpus, 160, shards=2)
-    assert tokenizer_of(f"{corpus}/shard1") == tokenizer_of(str(corpus)) == corpus / "tokenizer"
-    data = corpus if given == "corpus" else f"{corpus}/shard0:{corpus}/shard1"
+def test_pretraining_takes_a_shard_an_epoch(given, two_shards, tmp_path, fairseq_train, caplog):
+    assert tokenizer_of(f"{two_shards}/shard1") == tokenizer_of(str(two_shards)) == two_shards / "tokenizer"
+    data = two_shards if given == "corpus" else f"{two_shards}/shard0:{two_shards}/shard1"
     options = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 32"
     with caplog.at_level("INFO"):
         fairseq_train(data, f"{options} --max-epoch 3", tmp_path / "run")
@@ -55,7 +52,7 @@ def test_pretraining_takes_a_shard_an_epoch(given, tmp_path, fairseq_train, capl
     assert re.search(r"packing efficiency \d\d\.\d%", caplog.text)
     assert re.search(r"valid on 'valid' subset \| loss [\d.]+ \| accuracy [\d.]+ \| ppl [\d.]+", caplog.text)
     assert "optimizer: torch.optim.AdamW(fused=True)" in caplog.text
-    for file in (corpus / "tokenizer").iterdir():
+    for file in (two_shards / "tokenizer").iterdir():
         assert (tmp_path / "run" / "tokenizer" / file.name).read_bytes() == file.read_bytes()
 
 

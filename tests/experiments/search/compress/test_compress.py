@@ -247,7 +247,7 @@ def test_a_search_and_what_it_writes(model, data_folder, latencies, tmp_path):
     assert {path.name for path in out.iterdir()} == set(files.split())
     result = json.loads((out / "result.json").read_text())
     old = LazyFormerModel.from_pretrained(model)
-    text = read_text(data_folder, old.tokenizer, 32, 96, 96)
+    text = read_text(data_folder, old.tokenizer, 32, 96)
     original = bits(old, text)
     assert result["original"]["bits"] == pytest.approx(original)
     whole = latency_of(PRICES, "sfsf")
@@ -270,8 +270,8 @@ def bits(hub, text) -> float:
 
 def rise_on_other_text(old, new, data_folder) -> float:
     """From losses of single tokens of the blocks that the search did not see."""
-    more = read_text(data_folder, old.tokenizer, 32, 192, 96)
-    used = read_text(data_folder, old.tokenizer, 32, 96, 96)
+    more = read_text(data_folder, old.tokenizer, 32, 192)
+    used = read_text(data_folder, old.tokenizer, 32, 96)
     seen = {int(block) for batch in used for block in batch["id"]}
     rises = []
     for batch in more:

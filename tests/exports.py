@@ -79,17 +79,14 @@ SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "
 OF_ENCODERS = {"max_position_embeddings": 12, "type_vocab_size": 2, "num_labels": 3}
 
 
-def fresh_model(name: str, pattern: str = "(sflf)x2", is_exported: bool = False) -> nn.Module:
-    """Build a class of transformers, the package's or the one in the exported code, with fresh weights."""
+def fresh_model(name: str, pattern: str = "(sflf)x2") -> nn.Module:
+    """Build a model of transformers with our networks and fresh weights."""
     torch.manual_seed(1)
     if name == "LazyFormerForCausalLM":
         config = lazyformer_fairseq.LazyFormerCausalConfig(sublayer_pattern=pattern, **SIZES)
         return lazyformer_fairseq.LazyFormerForCausalLM(config)
     config = lazyformer_fairseq.LazyFormerConfig(sublayer_pattern=pattern, **SIZES, **OF_ENCODERS)
-    if not is_exported:
-        return getattr(huggingface, name)(config)
-    code = code_of(pattern)
-    return getattr(code, name)(code.LazyFormerConfig(**config.to_dict()))
+    return getattr(huggingface, name)(config)
 
 
 def some_ids(left: int = 0, right: int = 0, time: int = 11) -> Tensor:

@@ -22,14 +22,10 @@ NO_TARGETS = {
 COUNTS = (None, 0, 5, torch.tensor(0), torch.tensor(5))
 
 
-PACKAGE = [(name, False) for name in NO_TARGETS]
-EXPORTED = [(name, True) for name in NO_TARGETS if name != "LazyFormerForCausalLM"]  # which has no code of its own
-
-
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize(("name", "is_exported"), [*PACKAGE, *EXPORTED])
-def test_loss_and_gradients_are_zero(name, is_exported, pattern):
-    model = fresh_model(name, pattern, is_exported)
+@pytest.mark.parametrize("name", NO_TARGETS)
+def test_loss_and_gradients_are_zero(name, pattern):
+    model = fresh_model(name, pattern)
     for count in COUNTS:
         assert model.eval()(IDS, **NO_TARGETS[name], num_items_in_batch=count).loss == 0
         model.train()(IDS, **NO_TARGETS[name], num_items_in_batch=count).loss.backward()
@@ -41,7 +37,7 @@ def test_loss_and_gradients_are_zero(name, is_exported, pattern):
 @pytest.mark.parametrize("name", NO_TARGETS)
 def test_what_is_not_predicted_changes_no_mean(name):
     """One row with targets has the same loss alone and beside rows without."""
-    model = fresh_model(name, "(sf)x2", is_exported=False).eval()
+    model = fresh_model(name, "(sf)x2").eval()
     alone, beside = {}, {}
     for argument, ignored in NO_TARGETS[name].items():
         of_row = IDS[:1] % 3 if ignored.dim() == 2 else torch.tensor([2])

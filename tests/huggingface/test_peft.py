@@ -51,8 +51,6 @@ def models() -> dict[str, Callable[[], nn.Module]]:
     """Return what builds each class of model that users get, by name."""
     heads = ("LazyFormerModel", *TASKS)
     found = {name: functools.partial(fresh_model, name) for name in heads}
-    exported = [name for name in heads if name != "LazyFormerForCausalLM"]  # which has no code of its own
-    found |= {f"exported {name}": functools.partial(fresh_model, name, is_exported=True) for name in exported}
     plain = ("lazyformer_m2x6_s_tiny", "transformer_xl_tiny")
     return found | {arch: functools.partial(lazyformer_fairseq.build, arch, 40) for arch in plain}
 
@@ -109,10 +107,9 @@ def test_an_adapter_brings_the_head_of_a_base_without_one(name, tmp_path):
     assert_close(again(IDS, **labels).loss, model(IDS, **labels).loss, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("is_exported", [False, True], ids=["package", "exported"])
-def test_adapters_of_every_map_learn(is_exported):
+def test_adapters_of_every_map_learn():
     """None is passed by where a sublayer reads a part of a map's weight."""
-    model = fresh_model("LazyFormerForMaskedLM", ALL_KINDS, is_exported)
+    model = fresh_model("LazyFormerForMaskedLM", ALL_KINDS)
     targets = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and "lm_head" not in name]
     tables = [name for name, part in model.named_modules() if isinstance(part, nn.Embedding)]
     config = peft.LoraConfig(target_modules=[*targets, *tables])

@@ -226,7 +226,6 @@ register(Kind({!r}, "mine", "", "", dict.fromkeys((ENCODER, CAUSAL), "mine:Gone"
             "",
             "LAZYFORMER_KINDS=gone: ModuleNotFoundError: No module named 'gone'; install it, or *",
         ),
-        ("entry point", "gone", "", "entry point mine = gone of my-kinds: ModuleNotFoundError: *"),
         ("variable", "my_kinds, mine", "1 / 0", "LAZYFORMER_KINDS=mine: ZeroDivisionError: division by zero"),
         ("variable", "mine", "", "LAZYFORMER_KINDS=mine: mine registers no kind; *"),
         (

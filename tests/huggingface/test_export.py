@@ -301,7 +301,6 @@ def our_outputs(model, head, ids, given) -> dict[str, torch.Tensor]:
     }[head]
 
 
-@pytest.mark.parametrize("right", [0, 3])
 @pytest.mark.parametrize(
     ("head", "options", "classes"),  # the first one is that of the folder, the others find all their weights too
     [
@@ -315,7 +314,7 @@ def our_outputs(model, head, ids, given) -> dict[str, torch.Tensor]:
     ],
 )
 @torch.no_grad()
-def test_outputs_and_hidden_states_are_exact(head, options, classes, right, tmp_path):
+def test_outputs_and_hidden_states_are_exact(head, options, classes, tmp_path):
     model, names = tiny_model(head, **options), classes.split()
     source = source_of(model)
     assert (choose_form(source, AUTO), choose_form(source, CUSTOM)) == (BERT, CUSTOM)
@@ -326,7 +325,7 @@ def test_outputs_and_hidden_states_are_exact(head, options, classes, right, tmp_
         assert not loading["unexpected_keys"] or name != "BertForPreTraining"
         if name == ("BertModel" if head == "pooler" else names[0]):
             theirs = bert
-    ids = some_ids(right=right)
+    ids = some_ids(right=3)
     text, types = ids.ne(1), torch.arange(11).gt(5).long().expand(3, -1)
     given, same = ({"token_types": types}, {"token_type_ids": types}) if options.get("token_types") == 2 else ({}, {})
     found = theirs(ids, attention_mask=text.long(), output_hidden_states=True, **same)

@@ -32,6 +32,13 @@ def make_grid(folder: Path, models=("lazy",), tasks=PAPER_TASKS, rates=RATES, se
     return folder
 
 
+@pytest.fixture(autouse=True)
+def figures_where_they_are_tested_alone(request, monkeypatch):
+    """Drawing takes most of a report's time."""
+    if "figure" not in request.node.name:
+        monkeypatch.setattr("lazyformer_fairseq.finetuning.report.draw", lambda *_: None)
+
+
 def report_of(folder: Path) -> str:
     return write_report(folder, folder / "report")
 

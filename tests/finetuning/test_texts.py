@@ -214,8 +214,9 @@ def test_other_models_are_refused(glue_config, toy_glue, arch):
 
 def test_it_learns_and_a_checkpoint_goes_on_to_another_task(data_folder, fairseq_train, tmp_path):
     glue = write_toy_glue(tmp_path / "glue")  # the label of CoLA says whether a sentence starts with "the"
-    shared = "--criterion glue --arch bert_tiny --batch-size 16 --maximize-best-checkpoint-metric"
-    options = f"{shared} --lr 0.003 --max-epoch 6 --best-checkpoint-metric matthews"
+    shared = "--criterion glue --arch bert_tiny --sublayer-pattern sfsf --batch-size 16"
+    shared += " --maximize-best-checkpoint-metric"
+    options = f"{shared} --lr 0.006 --max-epoch 4 --best-checkpoint-metric matthews"
     tokenizer = f"--tokenizer-folder {data_folder / 'tokenizer'}"
     state = fairseq_train(glue / "CoLA", options, tmp_path / "cola", task=f"glue {tokenizer}")
     assert state["extra_state"]["best"] > 0.9

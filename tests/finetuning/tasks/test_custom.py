@@ -302,10 +302,11 @@ def test_a_whole_number_names_one_class_however_it_is_written(number, way):
 
 
 @for_all(st.text(max_size=12).filter(lambda word: not re.fullmatch(r"[+-]?\d+(\.0*)?([eE].*)?", word, re.ASCII)))
-@pytest.mark.parametrize("word", ["007", "1.5", "-0.25", "0x1", "1e-1", "1_0", "1.0.0", "v1.0", "", "10%"])
-def test_any_other_word_is_a_class_as_it_is_written(word, other):
-    assert class_name(word) == word
+def test_any_other_word_is_a_class_as_it_is_written(other):
+    """Only whole numbers are written anew."""
     assert class_name(other) == other or float(other).is_integer()
+    for word in ("007", "1.5", "-0.25", "0x1", "1e-1", "1_0", "1.0.0", "v1.0", "", "10%"):
+        assert class_name(word) == word
 
 
 @pytest.mark.parametrize(

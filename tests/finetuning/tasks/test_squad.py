@@ -118,8 +118,9 @@ def config(folders):
     """``config(options ...)``: fairseq's configuration for a command line of the task."""
 
     def build(*arguments, data=folders):
-        words = "--task squad --criterion squad --arch bert_tiny --max-epoch 1 --optimizer fused_adam --batch-size 16"
-        return config_of(data, *words.split(), "--lr-scheduler", "linear_warmup", "--no-save", *arguments)
+        words = "--task squad --criterion squad --arch bert_tiny --sublayer-pattern sf --optimizer fused_adam"
+        more = "--lr-scheduler linear_warmup --max-epoch 1 --batch-size 16 --no-save"
+        return config_of(data, *words.split(), *more.split(), *arguments)
 
     return build
 

@@ -183,8 +183,11 @@ class _Pass:
             )
             self.shared = Context(Scores(is_causal=True), back_end, positions)
         else:
-            given = {"given_BK": _empty(batch, time), "given_places_BG": _empty(batch, 1, dtype=torch.long)}
-            self.shared = Context(Scores(**given), back_end)
+            scores = Scores(
+                given_BK=_empty(batch, time),
+                given_places_BG=_empty(batch, 1, dtype=torch.long),
+            )
+            self.shared = Context(scores, back_end)
 
     def count(self, planned: PlannedSublayer) -> Counter[Any]:
         """Run a sublayer and what it reads; return its own FLOPs by operator."""
@@ -202,13 +205,13 @@ class _Pass:
     def handed_on(self, producer: PlannedSublayer, what: str) -> SharedState:
         """Return what a sublayer hands on to those that read `what`."""
         below: SharedState = {}
-        if producer.producer:
+        if producer.producer and producer.kind.reads:
             below = self.handed_on(producer.producer, producer.kind.reads)
         return self.run(self.build(replace(producer, consumers=(what,))), below)[0]
 
     def run(self, sublayer: nn.Module, below: SharedState) -> tuple[SharedState, Counter[Any]]:
         """Return what a sublayer hands on, and its FLOPs by operator."""
-        memory = ()
+        memory: tuple[Tensor, ...] = ()
         if sublayer.attends and self.memory_BMC is not None:
             memory = (self.memory_BMC,)
         with torch.no_grad(), _Counter() as counter:
@@ -276,10 +279,11 @@ class _Parameters:
 def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> _Parameters:
     options = _options(sizes)
     with _WithoutNumbers():
-        sublayer = build_sublayer(planned.kind.module(sizes.direction), options, planned)
-        if sublayer.is_residual:
+        inner = build_sublayer(planned.kind.module(sizes.direction), options, planned)
+        sublayer: nn.Module = inner
+        if inner.is_residual:
             norm = NormOptions(kind=sizes.norm, has_bias=sizes.norm_bias)
-            sublayer = ResidualSublayer(sublayer, sizes.embed_dim, norm=norm)
+            sublayer = ResidualSublayer(inner, sizes.embed_dim, norm=norm)
     shared = {name: each for name, each in options.common.items() if isinstance(each, nn.Parameter)}
     own = set(sublayer.parameters()) - set(shared.values())
     experts = nn.ModuleList(each.experts for each in sublayer.modules() if isinstance(each, Experts))
@@ -311,7 +315,7 @@ def _outside(sizes: Sizes) -> _Outside:
 @lru_cache
 def _outside_of_any(sizes: Sizes) -> _Outside:
     """Count on a network of one identity, with its head, whatever the width of feed-forwards."""
-    how = {
+    how: dict[str, Any] = {
         "pattern": next(kind.letter for kind in kinds() if kind.is_identity),
         "vocab_size": sizes.vocab_size,
         "embed_dim": sizes.embed_dim,
@@ -324,31 +328,38 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
     token = _empty(1, 1, dtype=torch.long)
     features = _empty(1, sizes.embed_dim)
     if isinstance(sizes, CausalSizes):
-        bands = {"cutoffs": sizes.cutoffs, "div_val": sizes.div_val}
         with _WithoutNumbers():
-            network = CausalDecoder(mem_len=0, normalize_before=sizes.normalize_before, **bands, **how)
+            decoder = CausalDecoder(
+                mem_len=0,
+                normalize_before=sizes.normalize_before,
+                cutoffs=sizes.cutoffs,
+                div_val=sizes.div_val,
+                **how,
+            )
             own = None
             if sizes.untied_softmax:
-                own = AdaptiveEmbedding(sizes.vocab_size, sizes.embed_dim, **bands)
-            head = AdaptiveSoftmax(network.embedding, own)
-        of_input = _count(lambda: [band.embed(token) for band in network.embedding.bands])
-        of_prediction = _count(lambda: head.first_scores(features, network.embedding))
+                own = AdaptiveEmbedding(sizes.vocab_size, sizes.embed_dim, sizes.cutoffs, sizes.div_val)
+            softmax = AdaptiveSoftmax(decoder.embedding, own)
+        of_input = _count(lambda: [band.embed(token) for band in decoder.embedding.bands])
+        of_prediction = _count(lambda: softmax.first_scores(features, decoder.embedding))
+        parts: tuple[nn.Module, nn.Module] = (decoder, softmax)
     else:
         assert isinstance(sizes, EncoderSizes)
         with _WithoutNumbers():
-            network = Encoder(
+            encoder = Encoder(
                 max_positions=sizes.max_positions,
-                padding_idx=None,
+                padding_idx=None,  # type: ignore[arg-type]  # a vocabulary of one token has none
                 relative_position_buckets=sizes.relative_position_buckets,
                 token_types=sizes.token_types,
                 no_token_positional_embeddings=sizes.no_token_positional_embeddings,
                 **how,
             )
+            assert encoder.embed_tokens is not None, "it has a vocabulary"
             head = MaskedLMHead(
                 sizes.embed_dim,
-                network.embed_tokens,
+                encoder.embed_tokens,
                 activation=nn.Identity(),
-                norm=network.norm,
+                norm=encoder.norm,
                 linear_bias=sizes.linear_bias,
                 is_plain=sizes.plain_lm_head,
                 is_untied=sizes.untied_lm_head,
@@ -356,7 +367,8 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
         dense = head.dense or nn.Identity()
         of_input = 0
         of_prediction = _count(lambda: F.linear(dense(features), head.weight))
-    parameters = {*network.parameters(), *head.parameters()}  # shared ones are in it once
+        parts = (encoder, head)
+    parameters = {parameter for part in parts for parameter in part.parameters()}  # shared ones are in it once
     return _Outside(_count_numbers(parameters), of_input, of_prediction)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Optional, TypeVar
+from typing import Any, NamedTuple, Optional, TypeVar, cast
 
 # The profiler logs its start and stop to standard error. It reads this variable at first use.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -82,7 +82,7 @@ def measure(
     """
     begin = time.perf_counter()
     chance = random.Random(seed)
-    samples = {name: [] for name in things}
+    samples: dict[str, list[float]] = {name: [] for name in things}
     try:
         for turn in Progress(range(warm_up + rounds), desc=description, unit=" rounds", leave=False):
             if seconds is not None and turn > warm_up and time.perf_counter() - begin > seconds:
@@ -257,10 +257,10 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
 def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
     """Return products of two square matrices by each library that models use; measure them in turn with models."""
     kind = torch.device(device).type
-    libraries = {"matrix product": torch.matmul}
+    libraries: dict[str, Callable[..., Tensor]] = {"matrix product": torch.matmul}
     if (kind, dtype) == ("cpu", torch.float32) and has_onednn():
         libraries["matrix product by oneDNN"] = linear_by_onednn
-    things = {}
+    things: dict[str, Callable[[], Tensor]] = {}
     sizes = SLOW_SIZES if (kind, dtype) == ("cpu", torch.float16) else MATRIX_SIZES[kind]
     for size in sizes:
         pair = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(2)]
@@ -300,7 +300,7 @@ def measure_sublayers(
     sublayers: Mapping[str, PlannedSublayer],
     time: int,
     memory: int = 0,
-    **how,
+    **how: Any,
 ) -> dict[str, Timing]:
     """Measure the inference latency of single sublayers at batch 1, in a network's sizes.
 
@@ -312,7 +312,7 @@ def measure_sublayers(
         how: `rounds`, `warm_up`, `seed` of :func:`measure`.
     """
     weight = next(network.parameters())
-    like = {"device": weight.device, "dtype": weight.dtype}
+    like: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
     x, x_memory = (torch.randn(1, length, network.embed_dim, **like) for length in (time, memory))
     keys = memory + time
     uniform = StoredDistribution(torch.full((1, network.num_heads, time, keys), 1 / keys, **like))
@@ -324,7 +324,7 @@ def measure_sublayers(
         measured = {name: network.build_sublayer(planned).to(**like).eval() for name, planned in sublayers.items()}
         # What they would share in a network of theirs: one that attends to nothing computes no bias and no positions.
         own = network.sublayers
-        network.sublayers = nn.ModuleList(measured.values())
+        network.sublayers = cast(Sequence[nn.Module], nn.ModuleList(measured.values()))
         try:
             shared = network.context(x, memory)
         finally:

@@ -12,7 +12,7 @@ MKL) and what an allocator cannot use of what it holds are left out.
 import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.named import network
@@ -120,8 +121,9 @@ def measure_update_memory(
 
         memory = StreamMemory()
         if batch.memory:
-            attending = sum(sublayer.attends for sublayer in model.decoder.sublayers)
-            shape = batch.sequences, batch.memory, model.decoder.embed_dim
+            decoder = cast(CausalDecoder, model.decoder)
+            attending = sum(bool(sublayer.attends) for sublayer in decoder.sublayers)
+            shape = (batch.sequences, batch.memory, decoder.embed_dim)
             memory.states = [torch.empty(shape, dtype=PRECISIONS[precision]) for _ in range(attending)]
         carried = sum(map(tracker.hold, memory.states))
 
@@ -187,6 +189,7 @@ class _Tracker(TorchDispatchMode):
 
     def count_gradient(self, weight: nn.Parameter) -> None:
         """Count the gradient that a weight has got."""
+        assert weight.grad is not None, "the hook runs where there is one"
         self.gradients += weight.grad.nbytes
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -244,7 +244,13 @@ class SelfAttention(ChoosingAttention):
         return {name: ("qkv_proj", number, len(names)) for number, name in enumerate(names)}
 
     @override
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(
+        self,
+        x_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+        memory_BMC: Tensor | None = None,
+    ) -> Output:
         """Attend among the tokens of the input."""
         input_of_variants = None
         if self.choices or self.is_key_producer:
@@ -318,7 +324,13 @@ class RelativeAttention(ChoosingAttention):
         self.start_copies()
 
     @override
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(
+        self,
+        x_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+        memory_BMC: Tensor | None = None,
+    ) -> Output:
         """Attend to memory and segment."""
         if memory_BMC is not None:
             if self.why_no_memory:
@@ -345,7 +357,12 @@ class RelativeAttention(ChoosingAttention):
         y_BTC, handed_on = self.attend(attention, shared)
         return self.out_proj(y_BTC), handed_on
 
-    def _within_reach(self, memory_BMC: Tensor, time: int, shared: Context) -> tuple[Tensor, Context]:
+    def _within_reach(
+        self,
+        memory_BMC: Tensor,
+        time: int,
+        shared: Context,
+    ) -> tuple[Tensor, Context]:
         """Leave out memory that no query sees, and its positions.
 
         What others read of this sublayer is about all keys, so then all stay.
@@ -395,7 +412,13 @@ class LazyAttention(AttentionSublayer):
         self.start_copies()
 
     @override
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(
+        self,
+        x_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+        memory_BMC: Tensor | None = None,
+    ) -> Output:
         """Attend with the given distribution, which includes biases and masks already."""
         x_BKC = with_memory(memory_BMC, x_BTC)
         distribution = below[DISTRIBUTION]
@@ -413,7 +436,13 @@ class LazyAttention(AttentionSublayer):
         y_BTC, _ = by_document(self._attend, inputs, {DISTRIBUTION: distribution}, shared)
         return self.out_proj(y_BTC), {}
 
-    def _attend(self, x_BKC: Tensor, v_BKC: Optional[Tensor], below: SharedState, _shared: Context) -> Output:
+    def _attend(
+        self,
+        x_BKC: Tensor,
+        v_BKC: Optional[Tensor],
+        below: SharedState,
+        _shared: Context,
+    ) -> Output:
         """Attend; `x_BKC` is None where nothing makes values of it, `v_BKC` where the distribution projects them."""
         distribution = below[DISTRIBUTION]
         if v_BKC is None:
@@ -447,12 +476,24 @@ class SharedKeysAttention(AttentionSublayer):
             self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
 
     @override
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(
+        self,
+        x_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+        memory_BMC: Tensor | None = None,
+    ) -> Output:
         """Attend to the keys and values of the ``s`` below."""
         y_BTC, _ = by_document(self._attend, [x_BTC, self.q_proj(x_BTC)], below, shared)
         return self.out_proj(y_BTC), {}
 
-    def _attend(self, x_BTC: Tensor, q_BTC: Tensor, below: SharedState, shared: Context) -> Output:
+    def _attend(
+        self,
+        x_BTC: Tensor,
+        q_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+    ) -> Output:
         attention: Attention = replace(below[KEYS_AND_VALUES], x_BTC=x_BTC)
         q_BNTD = self.make_queries(q_BTC, shared.scores, attention.x_BKC.size(1))
         if self.position_proj is None:
@@ -481,7 +522,11 @@ def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) ->
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(like.dtype)
 
 
-def with_distances(q_BNTD: Tensor, position_proj: Linear, shared: Context) -> tuple[Tensor, dict[str, Tensor]]:
+def with_distances(
+    q_BNTD: Tensor,
+    position_proj: Linear,
+    shared: Context,
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return Q + u (B, N, T, D) of projected queries, and what scores have for positions."""
     positions = shared.positions
     assert positions is not None, "a causal model has them"

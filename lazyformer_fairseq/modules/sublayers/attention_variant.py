@@ -132,7 +132,13 @@ class AttentionVariant(nn.Module):
 class VectorMaker(Protocol):
     """A module that turns queries, or keys, into the form that a kind of attention compares them in."""
 
-    def __call__(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor] = None) -> Tensor:
+    def __call__(
+        self,
+        x_BNTD: Tensor,
+        scores: Scores,
+        keys: int,
+        places_AG: Optional[Tensor] = None,
+    ) -> Tensor:
         """Return the vectors of tokens in that form; :func:`make_vectors` has the arguments."""
 
     def without_place(self, x_NMD: Tensor) -> Tensor:

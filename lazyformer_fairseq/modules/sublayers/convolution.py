@@ -68,7 +68,13 @@ class Convolution(Sublayer):
         return cls(options.embed_dim, planned.values["width"], heads)
 
     @override
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(
+        self,
+        x_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+        memory_BMC: Tensor | None = None,
+    ) -> Output:
         compute = partial(self._convolved, memory_BMC)
         convolved, _ = by_document(compute, [self._gated(x_BTC)], below, shared)
         return self.out_proj(convolved), {}

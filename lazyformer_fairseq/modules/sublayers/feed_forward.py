@@ -105,7 +105,13 @@ class FeedForward(Sublayer):
         return self.fc2
 
     @override
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(
+        self,
+        x_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+        memory_BMC: Tensor | None = None,
+    ) -> Output:
         return self.compute(x_BTC), {}
 
     def compute(self, x: Tensor) -> Tensor:
@@ -220,7 +226,13 @@ class Experts(Sublayer):
         return told
 
     @override
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(
+        self,
+        x_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+        memory_BMC: Tensor | None = None,
+    ) -> Output:
         x_SC = x_BTC.flatten(0, 1)
         if not has_numbers(x_BTC):
             return self._evenly(x_SC).view_as(x_BTC), {}
@@ -388,7 +400,13 @@ class Identity(Sublayer):
         return cls()
 
     @override
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(
+        self,
+        x_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+        memory_BMC: Tensor | None = None,
+    ) -> Output:
         return x_BTC, {}
 
 
@@ -413,7 +431,13 @@ class ResidualSublayer(nn.Module):
         self.normalize_before = normalize_before
         self.layer_norm = layer_norm(embed_dim, *norm)
 
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(
+        self,
+        x_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+        memory_BMC: Tensor | None = None,
+    ) -> Output:
         """Compute; see :meth:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer.forward`.
 
         `memory_BMC` comes from before any LayerNorm; sublayers that do not attend ignore it.
@@ -424,7 +448,13 @@ class ResidualSublayer(nn.Module):
             x_BTC = self.layer_norm(x_BTC)
         return x_BTC, handed_on
 
-    def branch(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def branch(
+        self,
+        x_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+        memory_BMC: Tensor | None = None,
+    ) -> Output:
         """Return F alone, after dropout: what is added to x."""
         normalised_BTC = self._normalised(x_BTC)
         if self.attends and memory_BMC is not None:

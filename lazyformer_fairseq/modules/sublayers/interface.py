@@ -126,7 +126,13 @@ class Sublayer(nn.Module):
         return out_proj
 
     @abstractmethod
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(
+        self,
+        x_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+        memory_BMC: Tensor | None = None,
+    ) -> Output:
         """Compute.
 
         Args:
@@ -172,7 +178,11 @@ def by_document(
     return documents.join(outputs), handed_on
 
 
-def build_sublayer(module: type[Sublayer], options: SublayerOptions, planned: PlannedSublayer) -> Sublayer:
+def build_sublayer(
+    module: type[Sublayer],
+    options: SublayerOptions,
+    planned: PlannedSublayer,
+) -> Sublayer:
     """Build a sublayer of any type, without the biases of linear maps where the network has none."""
     built = module.build(options, planned)
     if not options.linear_bias:

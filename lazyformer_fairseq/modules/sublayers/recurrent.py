@@ -97,12 +97,23 @@ class Recurrent(Sublayer):
         )
 
     @override
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(
+        self,
+        x_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+        memory_BMC: Tensor | None = None,
+    ) -> Output:
         projected = self.in_proj(with_memory(memory_BMC, x_BTC))
         states, _ = by_document(self._states, [projected], below, shared)
         return self.out_proj(states[:, -x_BTC.size(1) :]), {}
 
-    def _states(self, projected: Tensor, _below: SharedState, shared: Context) -> tuple[Tensor, SharedState]:
+    def _states(
+        self,
+        projected: Tensor,
+        _below: SharedState,
+        shared: Context,
+    ) -> tuple[Tensor, SharedState]:
         """Return the states (B, K, C) of all directions from what :attr:`in_proj` gives (B, K, ...)."""
         turn = partial(_turn, lengths_B=shared.scores.lengths_B)
         forwards, *backwards = projected.chunk(self.directions, -1)
@@ -184,7 +195,13 @@ def _gates(x: Tensor, before: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return a, c
 
 
-def _step(gates: Tensor, enters: Tensor, before: Tensor, weight: Tensor, out: Optional[Tensor] = None) -> Tensor:
+def _step(
+    gates: Tensor,
+    enters: Tensor,
+    before: Tensor,
+    weight: Tensor,
+    out: Optional[Tensor] = None,
+) -> Tensor:
     """Return h_t of brc or nbrc."""
     a, c = _gates(gates, before, weight)
     entering = torch.addcmul(enters + before, before, a.tanh()).tanh()
@@ -250,7 +267,12 @@ def _(x: Tensor, weight: Optional[Tensor]) -> Tensor:
 
 
 @torch.library.custom_op("lazyformer::recurrence_gradients", mutates_args=())
-def recurrence_gradients(d: Tensor, x: Tensor, weight: Optional[Tensor], states: Tensor) -> list[Tensor]:
+def recurrence_gradients(
+    d: Tensor,
+    x: Tensor,
+    weight: Optional[Tensor],
+    states: Tensor,
+) -> list[Tensor]:
     """Return the gradients of the inputs and, if there is one, of the weight."""
     return _backward(d, x, weight, states)
 
@@ -298,7 +320,12 @@ def _forward(x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
     return states
 
 
-def _backward(d_TSBH: Tensor, x_TSBG: Tensor, weight: Optional[Tensor], states: Tensor) -> list[Tensor]:
+def _backward(
+    d_TSBH: Tensor,
+    x_TSBG: Tensor,
+    weight: Optional[Tensor],
+    states: Tensor,
+) -> list[Tensor]:
     """Compute gradients from the end, block by block: all gates of a block at once."""
     d_x = torch.empty_like(x_TSBG)
     handed = torch.zeros_like(states[0])
@@ -328,7 +355,11 @@ def _backward(d_TSBH: Tensor, x_TSBG: Tensor, weight: Optional[Tensor], states: 
     return [d_x, d_weight]
 
 
-def _derivatives(x: Tensor, before: Tensor, weight: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _derivatives(
+    x: Tensor,
+    before: Tensor,
+    weight: Optional[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return derivatives of each state by the one before it and by what enters, (T, S, B, H), and by the gates.
 
     Those by the gates are (T, S, B, gates, H).

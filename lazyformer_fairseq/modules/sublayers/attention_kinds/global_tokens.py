@@ -193,7 +193,12 @@ class GlobalDistribution(NamedTuple):
         return self.tokens.put(self.theirs.probabilities, self.plain.probabilities)
 
 
-def _rows(scores: Scores, places_AG: Tensor, keys: int, by_distance_BNGK: Optional[Tensor]) -> Optional[Tensor]:
+def _rows(
+    scores: Scores,
+    places_AG: Tensor,
+    keys: int,
+    by_distance_BNGK: Optional[Tensor],
+) -> Optional[Tensor]:
     """Return what is added to scores of queries in these places, (A or B, N or 1, G, K); None for nothing.
 
     Args:

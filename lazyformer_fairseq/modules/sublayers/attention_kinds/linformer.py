@@ -56,7 +56,12 @@ class Linformer(AttentionVariant):
         else:
             self.value_projection = _fresh(size)
 
-    def project(self, x_BTC: Tensor, qkv_proj: Linear, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self,
+        x_BTC: Tensor,
+        qkv_proj: Linear,
+        scores: Scores,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, T, C), keys and values (B, P, C).
 
         E (X W) is (E X) W: where heads share E and there are fewer projected positions than positions, the second one

@@ -102,9 +102,11 @@ class HashedDistribution(NamedTuple):
         """Return P V (B, N, T, D); each call draws its own dropout mask."""
         output: Any = 0
         for order, probabilities in zip(self.orders, self.by_round, strict=True):
-            chunks = order.sort(v_BNKD, probabilities.size(-2))
+            size = probabilities.size(-2)
+            chunks = order.sort(v_BNKD, size)
             seen = neighbours(chunks, self.reach)
-            of_chunks = torch.matmul(F.dropout(probabilities, dropout), seen)
+            kept = F.dropout(probabilities, dropout)
+            of_chunks = torch.matmul(kept, seen)
             output = output + order.undo(of_chunks.flatten(2, 3))
         return output[:, :, : self.places]
 
@@ -154,7 +156,12 @@ def _rows(x_BNKD: Tensor, order_BNK: Tensor) -> Tensor:
     return x_BNKD.reshape(-1, size).index_select(0, rows).view_as(x_BNKD)
 
 
-def random_rotations(like_BNKD: Tensor, rounds: int, buckets: int, generator: Optional[torch.Generator]) -> Tensor:
+def random_rotations(
+    like_BNKD: Tensor,
+    rounds: int,
+    buckets: int,
+    generator: Optional[torch.Generator],
+) -> Tensor:
     """Draw rotations (N, D, R, buckets / 2), each head's and round's, from a standard normal distribution."""
     exact = torch.promote_types(like_BNKD.dtype, torch.float32)
     size = (like_BNKD.size(1), like_BNKD.size(-1), rounds, buckets // 2)
@@ -256,12 +263,23 @@ def _softmax(by_round: list[Tensor], orders: list[Order]) -> list[Tensor]:
 
     with torch.no_grad():
         best = of_places(scores.amax(-1) for scores in by_round).amax(0)
-    powers = [torch.exp(scores - order.sort(best, size)) for order, scores in zip(orders, by_round, strict=True)]
-    mass = of_places(each.sum(-1) for each in powers).sum(0)
-    return [each / order.sort(mass, size) for order, each in zip(orders, powers, strict=True)]
+    powers = []
+    for order, scores in zip(orders, by_round, strict=True):
+        powers.append(torch.exp(scores - order.sort(best, size)))
+    mass = of_places(powers_of_round.sum(-1) for powers_of_round in powers).sum(0)
+    probabilities = []
+    for order, powers_of_round in zip(orders, powers, strict=True):
+        probabilities.append(powers_of_round / order.sort(mass, size))
+    return probabilities
 
 
-def _masked(scores: Tensor, number: int, orders: list[Order], codes: Tensor, reach: int) -> Tensor:
+def _masked(
+    scores: Tensor,
+    number: int,
+    orders: list[Order],
+    codes: Tensor,
+    reach: int,
+) -> Tensor:
     """Return scores (B, N, H, S, W) of a round: other buckets and padding out, keys of N rounds with -log N."""
     with torch.no_grad():
         size = scores.size(-2)

@@ -75,7 +75,13 @@ class Turn(nn.Module):
         self.base = base
         self.behind = behind
 
-    def forward(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor] = None) -> Tensor:
+    def forward(
+        self,
+        x_BNTD: Tensor,
+        scores: Scores,
+        keys: int,
+        places_AG: Optional[Tensor] = None,
+    ) -> Tensor:
         """Return the turned vectors, and behind them what persistent keys or hashes need."""
         turned_BNTD = self._turn(x_BNTD, scores, keys, places_AG)
         if self.behind == UNTURNED:
@@ -88,7 +94,13 @@ class Turn(nn.Module):
         """Return keys that belong to no token, to meet the queries behind the turned ones."""
         return F.pad(x_NMD * math.sqrt(2), (x_NMD.size(-1), 0))
 
-    def _turn(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor]) -> Tensor:
+    def _turn(
+        self,
+        x_BNTD: Tensor,
+        scores: Scores,
+        keys: int,
+        places_AG: Optional[Tensor],
+    ) -> Tensor:
         if x_BNTD.is_meta:  # where shapes alone count, and elementwise work does not
             return x_BNTD
         places = places_AG
@@ -109,7 +121,12 @@ class Turn(nn.Module):
         return turned.to(x_BNTD.dtype)
 
 
-def _cosines_and_sines(base: int, keys: int, places_BT: Optional[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
+def _cosines_and_sines(
+    base: int,
+    keys: int,
+    places_BT: Optional[Tensor],
+    like: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Return (K, D) each, or (B, 1, T, D) at places; sines of the first half with their sign in the turn."""
     exact = torch.promote_types(like.dtype, torch.float32)
     size = like.size(-1)

@@ -161,7 +161,13 @@ class Synthesizer(AttentionVariant):
         products = b.unsqueeze(-1) * a.unsqueeze(-2)
         return products.flatten(-2)[..., :time]
 
-    def _with_factors(self, q: Tensor, k: Tensor, weight: Optional[Tensor], time: int) -> tuple[Tensor, Tensor]:
+    def _with_factors(
+        self,
+        q: Tensor,
+        k: Tensor,
+        weight: Optional[Tensor],
+        time: int,
+    ) -> tuple[Tensor, Tensor]:
         """Put the factors of R behind queries and keys: back ends multiply both in one product."""
         query_factors = _scaled(first_rows(self.query_factors_NLE, time), weight)
         key_factors = first_rows(self.key_factors_NLE, time)

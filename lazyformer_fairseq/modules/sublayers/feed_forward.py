@@ -63,10 +63,10 @@ class FeedForward(Sublayer):
         gate: str = "",
     ):
         super().__init__()
+        if gate:
+            activation = GATES[gate]
         self.activation = activation
         self.is_gated = bool(gate)
-        if gate:
-            self.activation = GATES[gate]
         self.dropout = dropout
         blocks = 1 + self.is_gated
         self.fc1 = Linear(embed_dim, blocks * ffn_embed_dim)

@@ -49,7 +49,7 @@ def results_of(models: Mapping[str, dict], baseline: str, **more) -> dict[str, A
         "data": {
             "folder": "data",
             "checksums": {"train.bin": "aa", "valid.bin": "bb"},
-            "frequencies_bits": {"valid": 9.0},
+            "yardsticks": {"unigram": 9.0, "counts": 4.5, "context": "the two tokens on either side"},
         },
         "baseline": baseline,
         "measure": {"name": "loss", "unit": "bits", "lower_is_better": True},

@@ -1,10 +1,13 @@
 """Causal language modelling: perplexity over every token, and latency at batch 1."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from lazyformer_fairseq.data.count_model import MOST_COUNTED, CountModel, ngram
 from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, cut_tokens, item_length, open_tokens
 from lazyformer_fairseq.data.frequencies import cost_in_bits, count_pieces, log_frequencies
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
@@ -13,6 +16,7 @@ from lazyformer_fairseq.evaluation.costs.latency import measure, next_segment
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.trainings import Training
+from lazyformer_fairseq.experiments.yardsticks import BEFORE, Yardsticks
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
@@ -104,18 +108,22 @@ class LanguageModel(ComparedTask):
         return values
 
     def describe_data(self) -> dict[str, Any]:
-        """Return the data's manifest, and its unigram losses as bits and as perplexity."""
+        """Return the data's manifest, and its yardsticks."""
         folder = Path(self.settings.data)
-        texts = {split: open_tokens(folder / split) for split in ("train", *SPLITS)}
+        train = open_tokens(folder / "train")
+        valid = open_tokens(folder / "valid")[None].astype(np.int64)
         dictionary = load_dictionary(folder / "dict.txt")
-        counts = {split: count_pieces([tokens], len(dictionary)) for split, tokens in texts.items()}
-        logarithms = log_frequencies(counts["train"], (dictionary.bos(), dictionary.pad()))
-        bits = {split: cost_in_bits(logarithms, counts[split]) for split in SPLITS}
+        logarithms = log_frequencies(count_pieces([train], len(dictionary)), (dictionary.bos(), dictionary.pad()))
+        before = CountModel(ngram(5), len(dictionary), train[:MOST_COUNTED].astype(np.int64))
+        yardsticks = Yardsticks(
+            unigram=cost_in_bits(logarithms, np.bincount(valid[0], minlength=len(dictionary))),
+            counts=before.bits(valid, np.ones(valid.shape, dtype=bool), valid[0]),
+            context=BEFORE,
+        )
         return {
             "manifest": read_manifest(folder),
-            "frequencies_bits": bits,
-            "frequencies_perplexity": {split: 2**found for split, found in bits.items()},
-            "validation": {"tokens": min(len(texts["valid"]), self.settings.validation_tokens)},
+            "yardsticks": asdict(yardsticks),
+            "validation": {"tokens": min(valid.size, self.settings.validation_tokens)},
         }
 
     def unit(self) -> dict[str, str]:

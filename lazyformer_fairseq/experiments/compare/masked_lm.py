@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask
+from lazyformer_fairseq.experiments.yardsticks import yardsticks_of
 from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBertOptions
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
@@ -147,10 +148,10 @@ class MaskedLM(ComparedTask):
         return {"loss": nats / predicted / math.log(2), "accuracy": 100 * right / predicted}
 
     def describe_data(self) -> dict[str, Any]:
-        """Return the unigram loss of the pieces that are to be predicted in validation, and how many these are."""
+        """Return the yardsticks for the tokens that are to be predicted in validation, and how many these are."""
         pad = self._text.special.pad
         return {
-            "frequencies_bits": {"valid": self._text.cost_of_frequencies(self._batches)},
+            "yardsticks": asdict(yardsticks_of(self._text, self._batches)),
             "validation": {
                 "tokens": sum(int(batch["ntokens"]) for batch in self._batches),
                 "predicted": sum(int(batch["target"].ne(pad).sum()) for batch in self._batches),

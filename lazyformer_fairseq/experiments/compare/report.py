@@ -1,6 +1,6 @@
 """The report of a comparison, from its results.json alone: a verdict, two tables, notes, a picture."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from lazyformer_fairseq.evaluation.costs.machine import trade_name
 from lazyformer_fairseq.experiments.compare import results
 from lazyformer_fairseq.experiments.compare.settings import AXES
+from lazyformer_fairseq.experiments.yardsticks import Yardsticks
 from lazyformer_fairseq.report.figures import draw_band, handles, label_cost, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING, number, with_range
 from lazyformer_fairseq.report.page import Notes, write_page
@@ -17,7 +18,6 @@ from lazyformer_fairseq.report.tables import Table
 
 NOT_REACHED = "not reached"
 NAMES_OF_OTHERS = {"fairseq": "fairseq's own model", "huggingface": "Hugging Face's own model"}
-CLEARLY_BELOW = 0.1  # bits; less is within what the choice of validation text makes
 AS_PLANNED = 0.2  # of the budget, by which trainings may miss it
 EQUAL = 0.02  # parameters that differ by no more are equal: a width cannot be a fraction
 
@@ -163,7 +163,7 @@ def _ratio_with_range(ratio: Optional[results.Ratio]) -> str:
 
 def notes(comparison: results.Comparison) -> Iterator[str]:
     """Yield what a reader must know beside the tables."""
-    yield from _of_unigram_loss(comparison)
+    yield from _of_yardsticks(comparison)
     yield from _of_budget(comparison)
     yield from _of_parameters(comparison)
     yield from _of_rates(comparison)
@@ -176,44 +176,19 @@ def notes(comparison: results.Comparison) -> Iterator[str]:
     yield f"Data, by SHA-256: {sums}."
 
 
-def describe_unigram_loss(loss: float, unit: str) -> str:
-    """Return the sentence on what a loss is to be seen beside."""
-    return (
-        f"Unigram loss: {loss:.2f} ({unit}), that of how often each occurs in the training text, and of nothing else."
-    )
-
-
-def has_shown_nothing(losses: Mapping[str, float], unigram: float) -> str:
-    """Return a sentence that names the models whose loss is not clearly below the unigram loss; "" if there are none.
-
-    Args:
-        losses: the loss of each model, in bits.
-        unigram: the unigram loss, in bits.
-    """
-    names = [name for name, loss in losses.items() if not loss < unigram - CLEARLY_BELOW]  # NaN is not below either
-    if not names:
-        return ""
-    return (
-        f"Not below the unigram loss by {CLEARLY_BELOW:g} bits: {', '.join(names)}. They have learned no more than how "
-        "often each piece occurs, so differences between them say nothing about the patterns: train longer."
-    )
-
-
-def _of_unigram_loss(comparison: results.Comparison) -> Iterator[str]:
+def _of_yardsticks(comparison: results.Comparison) -> Iterator[str]:
     measure = comparison.measure
-    data = comparison.facts["data"]
-    if "frequencies_bits" not in data:
+    found = comparison.facts["data"].get("yardsticks")
+    if found is None:
         return
+    yardsticks = Yardsticks(**found)
     losses = {name: float(np.median(model.finals(measure.name))) for name, model in comparison.models.items()}
-    unigram = data["frequencies_bits"]["valid"]
-    shown = unigram
-    if "frequencies_perplexity" in data:
-        losses = {name: float(np.log2(loss)) for name, loss in losses.items()}
-        shown = data["frequencies_perplexity"]["valid"]
-    warning = has_shown_nothing(losses, unigram)
-    if warning:
-        yield warning
-    yield describe_unigram_loss(shown, measure.label)
+    if measure.name == "perplexity":
+        yield from yardsticks.warn({name: float(np.log2(loss)) for name, loss in losses.items()})
+        yield yardsticks.describe(measure.label, np.exp2)
+    else:
+        yield from yardsticks.warn(losses)
+        yield yardsticks.describe(measure.label)
 
 
 def _of_budget(comparison: results.Comparison) -> Iterator[str]:

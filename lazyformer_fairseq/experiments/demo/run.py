@@ -19,11 +19,11 @@ from lazyformer_fairseq.corpus.stages import clean_documents
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare.report import describe_unigram_loss, has_shown_nothing
 from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 from lazyformer_fairseq.experiments.folder import experiment, kept
 from lazyformer_fairseq.experiments.prose import write_acceptability_task, write_prose
 from lazyformer_fairseq.experiments.trainings import Job, Training, train
+from lazyformer_fairseq.experiments.yardsticks import Yardsticks, yardsticks_of
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.report.figures import picture
@@ -81,8 +81,8 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
         pretrained = {job.name: job.result() for job in pretraining}
         finetuned = {job.name: job.result() for job in finetuning}
         objective = pretraining_objective(settings, folder, next(iter(MODELS)))
-        unigram_loss = objective.texts.cost_of_frequencies(objective.held_out("valid"))
-        print(f"\n{report(pretrained, finetuned, unigram_loss, folder)}")
+        yardsticks = yardsticks_of(objective.texts, objective.held_out("valid"))
+        print(f"\n{report(pretrained, finetuned, yardsticks, folder)}")
         print(f"Pre-trained on {tokens:,} tokens, in turn in one process.")
         lazy = list(MODELS)[-1]
         print(f"\nPicture: {folder / 'loss.png'}   Table: {folder / 'table.md'}   Models: {folder / lazy}")
@@ -216,14 +216,14 @@ def finetuning_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
     return jobs
 
 
-def report(pretrained: Results, finetuned: Results, unigram_loss: float, folder: Path) -> str:
-    """Write table.md and loss.png; return the table, with the unigram loss below it.
+def report(pretrained: Results, finetuned: Results, yardsticks: Yardsticks, folder: Path) -> str:
+    """Write table.md and loss.png; return the table, with the yardsticks below it.
 
     Args:
         pretrained: results of pre-training by model.
         finetuned: results of fine-tuning by model; that after the last update counts, so that none is chosen by the
             split that it is measured on.
-        unigram_loss: loss of a model that knows how often tokens occur, and nothing else.
+        yardsticks: losses of counting, beside which the models' stand.
         folder: the folder of the files.
     """
     rows = []
@@ -243,20 +243,21 @@ def report(pretrained: Results, finetuned: Results, unigram_loss: float, folder:
     losses = {name: result["curve"]["loss"][-1] for name, result in pretrained.items()}
     blocks = [
         markdown_table(rows),
-        describe_unigram_loss(unigram_loss, "bits per masked token"),
-        has_shown_nothing(losses, unigram_loss),
+        yardsticks.describe("bits per masked token"),
+        *yardsticks.warn(losses),
     ]
-    draw(pretrained, unigram_loss, folder / "loss.png")
+    draw(pretrained, yardsticks, folder / "loss.png")
     return write_page(blocks, folder, "table")
 
 
-def draw(results: Results, unigram_loss: float, path: Path) -> None:
-    """Draw the validation losses against updates and training time, with the unigram loss, to a PNG."""
+def draw(results: Results, yardsticks: Yardsticks, path: Path) -> None:
+    """Draw the validation losses against updates and training time, with the yardsticks, to a PNG."""
     with picture(path, 1, 2, (5, 4), sharey=True) as (panels,):
         for axis, key, label in zip(panels, ("updates", "seconds"), ("updates", "seconds of training"), strict=True):
             for (name, result), style in zip(results.items(), ("o-", "s--"), strict=True):
                 axis.plot(result["curve"][key], result["curve"]["loss"], style, label=name, markersize=4)
-            axis.axhline(unigram_loss, color="grey", linestyle=":", label="unigram loss")
+            axis.axhline(yardsticks.unigram, color="grey", linestyle=":", label="unigram loss")
+            axis.axhline(yardsticks.counts, color="grey", linestyle="--", label="counts of neighbours")
             axis.set_xlabel(label)
         panels[0].set_ylabel("validation loss, bits per masked token")
         panels[0].legend()

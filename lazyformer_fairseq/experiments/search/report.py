@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lazyformer_fairseq.experiments.compare.report import describe_unigram_loss, has_shown_nothing
+from lazyformer_fairseq.experiments.yardsticks import Yardsticks
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.report.figures import picture, styles
 from lazyformer_fairseq.report.numbers import with_spread
@@ -43,13 +43,12 @@ def _page(result: Result) -> list[Block]:
                 f"{what}, {found['n']} patterns: Spearman's rank correlation {found['spearman']:.3f}, Kendall's tau "
                 f"{found['kendall']:.3f}."
             )
-    if result["unigram_loss"]:
-        page.append(describe_unigram_loss(result["unigram_loss"], "bits"))
+    if result["yardsticks"]:
+        yardsticks = Yardsticks(**result["yardsticks"])
+        page.append(yardsticks.describe("bits"))
         points = [point for front in fronts for point in front["points"] if point["pattern"]]
         losses = {row["pattern"]: row["loss"] for row in (result["baseline"], *points)}
-        warning = has_shown_nothing(losses, result["unigram_loss"])
-        if warning:
-            page.append(warning)
+        page.extend(yardsticks.warn(losses))
     return page
 
 

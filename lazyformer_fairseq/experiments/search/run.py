@@ -113,10 +113,10 @@ class Search:
         """Return all that the report needs."""
         settings = self.settings
         probabilities: list[list[list[float]]] = []
-        unigram_loss = None
+        yardsticks = None
         if settings.budgets:
             fronts = self._fronts()
-            unigram_loss = self.material.compared.describe_data()["frequencies_bits"]["valid"]
+            yardsticks = self.material.compared.describe_data()["yardsticks"]
         else:
             job = supernet_job(self.material, self.path)
             train([job], partial(SupernetTraining, settings), SUPERNET)
@@ -143,7 +143,7 @@ class Search:
                 [each["predicted"] for each in described.values()],
                 [each["measured"]["median"] for each in described.values()],
             ),
-            "unigram_loss": unigram_loss,
+            "yardsticks": yardsticks,
             "rank_correlations": self.trainings.rank_correlations(),
             "trained": [
                 {"pattern": compact(pattern), "predicted": self._latency(pattern), "losses": losses}

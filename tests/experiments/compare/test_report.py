@@ -93,35 +93,41 @@ def test_trainings_that_did_not_take_their_budget_are_named(budget, seconds, tol
 
 
 @pytest.mark.parametrize(
-    ("losses", "named"),
+    ("losses", "at_unigram", "above_counts"),
     [
-        ({"bert": 9.0, "lazy": 8.95}, "bert, lazy"),
-        ({"bert": 8.8, "lazy": 9.4}, "lazy"),
-        ({"bert": 8.8, "lazy": 8.0}, ""),
+        ({"bert": 9.0, "lazy": 8.95}, "bert, lazy", ""),
+        ({"bert": 8.8, "lazy": 9.4}, "lazy", "bert"),
+        ({"bert": 8.8, "lazy": 4.5}, "", "bert, lazy"),
+        ({"bert": 4.4, "lazy": 4.0}, "", ""),
     ],
 )
 @pytest.mark.parametrize("is_perplexity", [False, True])
-def test_a_comparison_that_ends_at_the_unigram_loss_says_that_it_has_shown_nothing(losses, named, is_perplexity):
+def test_a_loss_that_counting_reaches_too_is_named(losses, at_unigram, above_counts, is_perplexity):
+    """At the unigram loss a comparison has shown nothing; above the table of counts it has not shown much."""
     ends = {name: 2**loss if is_perplexity else loss for name, loss in losses.items()}
     results = results_of({name: a_model({"1": a_run([end])}, name) for name, end in ends.items()}, "bert")
     if is_perplexity:
-        results["data"]["frequencies_perplexity"] = {"valid": 512.0}
+        results["measure"] = {"name": "perplexity", "unit": "per token", "lower_is_better": True}
+        for model in results["models"].values():
+            for run in model["runs"].values():
+                run["curve"]["perplexity"] = run["curve"].pop("loss")
     told = said(results)
-    sentence = f"Not below the unigram loss by 0.1 bits: {named}. They have learned no more than how often"
-    assert (sentence in told) if named else ("Not below" not in told)
-    del results["data"]["frequencies_bits"]
-    assert "Not below" not in said(results)
+    for sentence, names in (
+        ("Not below the unigram loss by 0.1 bits: {}. They have learned no more than how often", at_unigram),
+        ("Above the table of counts: {}. Counting the two tokens on either side still predicts better", above_counts),
+    ):
+        assert (sentence.format(names) in told) if names else (sentence.partition("{")[0] not in told)
+    unigram, counts = (512, 22.63) if is_perplexity else (9, 4.5)
+    assert f": the unigram loss is {unigram:.2f}; a table of counts of the two tokens" in told
+    assert f"reaches {counts:.2f} (" in told
+    del results["data"]["yardsticks"]
+    assert "Not below" not in said(results) and "ardstick" not in said(results)
 
 
 def test_notes_tell_what_is_not_equal():
     results = an_example()
     results["models"]["hf:bert"] |= {"parameters_without_embeddings": 154_000, "tries": [{"rate": 1e-3}]}
     told = said(results)
-    assert "Unigram loss: 9.00 (loss, bits)" in told
-    results["data"]["frequencies_perplexity"] = {"valid": 512.0}
-    assert "Unigram loss: 512.00 (" in said(results)
-    del results["data"]["frequencies_perplexity"], results["data"]["frequencies_bits"]
-    assert "Unigram" not in said(results)
     assert "Parameters, without embeddings, that are not bert's: hf:bert +10.0%." in told
     assert (
         "Learning rates: bert 0.001 (of 0.0005, 0.001, 0.002); lazy_50% 0.002 (of" in told and "hf:bert 0.001." in told

@@ -445,7 +445,7 @@ def test_a_short_training_by_the_recipe_leaves_the_plateau_and_others_do_not(tmp
         while training.updates < 150:
             training.update()
         losses[recipe] = compared.measure(training)["loss"]
-    frequencies = compared.describe_data()["frequencies_bits"]["valid"]
+    frequencies = compared.describe_data()["yardsticks"]["unigram"]
     assert losses["laptop"] < frequencies - 0.8 and losses["adam"] > frequencies - 0.2
 
 

@@ -85,7 +85,7 @@ def test_the_report_is_complete_and_a_rerun_trains_nothing(finished, settings, c
     assert "Reusing the text" in printed
     rows = [line for line in printed.splitlines() if line.startswith("|")]
     assert [row.split("|")[1].strip() for row in rows[2:]] == list(MODELS)
-    assert "Unigram loss: " in printed
+    assert "the unigram loss is " in printed and "a table of counts of the two tokens on either side" in printed
     assert f"Not below the unigram loss by 0.1 bits: {', '.join(MODELS)}. They have learned no more" in printed
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "table.md").read_text().strip() in printed

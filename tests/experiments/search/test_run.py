@@ -106,9 +106,9 @@ def test_a_front_stands_beside_its_control(search, finished):
     assert {path.parent.name for path in out.glob("trainings/**/*.pt")} == {"20"}
     points = [each for front in fronts for each in result[front]["points"] if each["pattern"]]
     ends = [each["loss"] for each in (result["baseline"], *points)]
-    is_at_the_unigram_loss = max(ends) > result["unigram_loss"] - 0.1
+    is_at_the_unigram_loss = max(ends) > result["yardsticks"]["unigram"] - 0.1
     assert is_at_the_unigram_loss == ("Not below the unigram loss by 0.1 bits: " in table)
-    assert 5 < result["unigram_loss"] < 9 and f"Unigram loss: {result['unigram_loss']:.2f} (bits)" in table
+    assert 5 < result["yardsticks"]["unigram"] < 9 and "Yardsticks (bits): the unigram loss is " in table
     (out / "table.md").unlink()
     (out / "front.png").write_bytes(b"damaged")
     assert "finished" in search(out, *FRONT.split()) and result_of(out) == result

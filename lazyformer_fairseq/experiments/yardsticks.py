@@ -1,0 +1,56 @@
+"""The yardsticks of language models: the losses of counting the training text, without any learning."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lazyformer_fairseq.data.masked_text import MaskedText
+
+CLEARLY_BELOW = 0.1  # bits; less is within what the choice of validation text makes
+NEIGHBOURS = "the two tokens on either side"
+BEFORE = "the four tokens before"
+
+
+@dataclass(frozen=True)
+class Yardsticks:
+    """Losses on validation text, in bits per prediction.
+
+    Attributes:
+        unigram: the loss of how often each token occurs, and of nothing else.
+        counts: the loss of a :class:`~lazyformer_fairseq.data.count_model.CountModel`.
+        context: the tokens that the count model sees.
+    """
+
+    unigram: float
+    counts: float
+    context: str
+
+    def describe(self, unit: str, shown: Callable[[float], float] = float) -> str:
+        """Return the sentence on what losses are to be seen beside; `shown` turns bits into the unit."""
+        return (
+            f"Yardsticks ({unit}): the unigram loss is {shown(self.unigram):.2f}; a table of counts of {self.context} "
+            f"reaches {shown(self.counts):.2f} (interpolated by Witten and Bell's rule)."
+        )
+
+    def warn(self, losses: Mapping[str, float]) -> list[str]:
+        """Return sentences that name the models whose loss, in bits, is not below a yardstick."""
+        at_unigram = [name for name, loss in losses.items() if not loss < self.unigram - CLEARLY_BELOW]  # NaN too
+        above = [name for name, loss in losses.items() if name not in at_unigram and not loss < self.counts]
+        sentences = []
+        if at_unigram:
+            sentences.append(
+                f"Not below the unigram loss by {CLEARLY_BELOW:g} bits: {', '.join(at_unigram)}. They have learned no "
+                "more than how often each token occurs, so differences between them say nothing about the patterns: "
+                "train longer."
+            )
+        if above:
+            sentences.append(
+                f"Above the table of counts: {', '.join(above)}. Counting {self.context} still predicts better."
+            )
+        return sentences
+
+
+def yardsticks_of(text: MaskedText, batches: Iterable[Mapping[str, Any]]) -> Yardsticks:
+    """Return the yardsticks for the masked tokens of batches, by the training text."""
+    batches = list(batches)
+    return Yardsticks(text.cost_of_frequencies(batches), text.cost_of_neighbours(batches), NEIGHBOURS)

@@ -215,7 +215,10 @@ class TrainingLoop:
             sizes.append(size)
         loss, size = self._sum_over_processes(logs, sizes)
         # A batch may predict nothing; it is an update all the same, of zero gradients.
-        share = 1 / (size.clamp(min=1).float() if torch.is_tensor(size) else float(size) or 1.0)
+        if torch.is_tensor(size):
+            share = 1 / size.clamp(min=1).float()
+        else:
+            share = 1 / (float(size) or 1.0)
         norm = self.weights.clip(share, self.clip_norm, self.optimizer.param_groups)
 
         numbers = torch.stack([norm, loss.to(norm) * share]).tolist()  # one copy from the device
@@ -428,4 +431,10 @@ class TrainingLoop:
 
 def moved(batch: Batch, device: Union[str, torch.device], half: Optional[torch.dtype] = None) -> Batch:
     """Return a batch on a device, its float32 tensors in this precision; scores in float64 stay exact."""
-    return tree_map_only(Tensor, lambda each: each.to(device, half if each.dtype is torch.float32 else None), batch)
+
+    def move(tensor: Tensor) -> Tensor:
+        if tensor.dtype is torch.float32:
+            return tensor.to(device, half)
+        return tensor.to(device)
+
+    return tree_map_only(Tensor, move, batch)

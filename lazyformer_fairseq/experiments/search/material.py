@@ -76,7 +76,7 @@ def read_given(task: str, arch: str, given: Sequence[str], recipe: str) -> tuple
 
 
 class Material:
-    """The models, data and losses of a search; raises a UserError as the data and :func:`read_given` do.
+    """The models and objectives of a search; raises a UserError as the data and :func:`read_given` do.
 
     Attributes:
         options: options of the models.
@@ -164,6 +164,9 @@ class Material:
     def compared(self) -> ComparedTask:
         """The task of a comparison that trains and validates whole patterns in the same way."""
         settings = self.settings
+        rates: tuple[float, ...] = ()
+        if settings.lr:
+            rates = (settings.lr,)
         compare_settings = CompareSettings(
             task=settings.task,
             data=settings.data,
@@ -172,7 +175,7 @@ class Material:
             in_turn=settings.in_turn,
             device=settings.device,
             updates=settings.max_updates,
-            rates=(settings.lr,) if settings.lr else (),
+            rates=rates,
             models={"baseline": settings.baseline},
             sizes={**self.sizes, "batch_size": settings.batch_size},
             fairseq_options=settings.fairseq_options,

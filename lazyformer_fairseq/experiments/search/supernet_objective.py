@@ -78,11 +78,11 @@ class StreamsPart(StreamLMObjective):
 
     side: str = WEIGHTS
 
-    def tokens(self) -> np.ndarray:
-        """Open the training text of this side."""
+    def tokens(self, split: str) -> np.ndarray:
+        """Open the part of a text that this side learns from."""
         if item_length(self.data):
             raise UserError(f"{self.data}: holds images, and a search divides a text; give one that holds a text")
-        tokens = super().tokens()
+        tokens = super().tokens(split)
         part = part_of(self.side, len(tokens), "tokens")
         return tokens[part.start : part.stop]
 

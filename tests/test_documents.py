@@ -59,7 +59,7 @@ ADDED_OPTIONS = {
     "lazyformer corpus my_texts data_of_bert": "--valid-share 0.1",
     "lazyformer compare wikitext": COMPARE,
     "lazyformer compare data": f"{TINY_COMPARE} --updates 1",
-    "lazyformer compare data results/ten": f"{TINY_COMPARE} --budget 0.1s",
+    "lazyformer compare data results/ten": f"{TINY_COMPARE} --budget 1s",
     "lazyformer compare data results/mine": f"{TINY_COMPARE} --budget 0.01s --lr 1e-3 --time-fractions 0.5",
     "lazyformer compare data results/orders": f"{TINY_COMPARE} --updates 1 --random-orders 2",
     "lazyformer reproduce": "--plan",

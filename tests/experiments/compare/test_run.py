@@ -313,11 +313,12 @@ def test_every_token_of_both_splits_counts(causal, lm_data):
     assert causal["measure"] == {"name": "perplexity", "unit": "per word", "lower_is_better": True}
     assert causal["models"]["lazy"]["flops"] < causal["models"]["transformer_xl"]["flops"]
     assert causal["machine"]["threads"] == torch.get_num_threads()
-    train, test = (open_tokens(lm_data / split).tolist() for split in ("train", "test"))
+    train, valid = (open_tokens(lm_data / split).tolist() for split in ("train", "valid"))
     symbols = len(load_dictionary(lm_data / "dict.txt"))
-    shares = [(train.count(token) + 1) / (len(train) + symbols - 2) for token in test]  # of all but <s> and <pad>
-    nats = -np.mean(np.log(shares))
-    assert causal["data"]["frequencies_perplexity"]["test"] == pytest.approx(math.exp(nats))
+    shares = [(train.count(token) + 1) / (len(train) + symbols - 2) for token in valid]  # of all but <s> and <pad>
+    yardsticks = causal["data"]["yardsticks"]
+    assert yardsticks["unigram"] == pytest.approx(-np.mean(np.log2(shares)))
+    assert 0 < yardsticks["counts"] < yardsticks["unigram"]
 
 
 def test_losses_are_those_of_fairseqs_trainer(finished, causal):

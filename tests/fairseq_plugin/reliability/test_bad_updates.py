@@ -7,12 +7,15 @@ under torchrun, this file damages a run: ``test_bad_updates.py OUTPUT '{"2": "na
 import hashlib
 import json
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+from fairseq.logging import progress_bar
 from fairseq_cli.train import cli_main
 from fairseq_plugin.reliability.damage import TINY, Update, damaged_run
 from helpers import assert_equal_state, mostly_slow, train_in_two_processes, train_words, write_toy_glue
@@ -20,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.finetuning import GlueCriterion
-from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import CausalLMCriterion
+from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import CausalLMCriterion, MaskedLMAccuracyCriterion
 from lazyformer_fairseq.fairseq_plugin.reliability import bad_updates
+from lazyformer_fairseq.fairseq_plugin.reliability import options as reliability_options
 from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import GoodCheckpoints
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
@@ -347,3 +351,38 @@ def main(output: Path, kinds: dict, options: list[str]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:])
+
+
+@pytest.mark.slow
+def test_counts_reach_the_progress_output_tensorboard_and_wandb(
+    data_folder, tmp_path, fairseq_train, caplog, monkeypatch
+):
+    tensorboard, wandb = mock.MagicMock(), mock.MagicMock()
+    monkeypatch.setattr(reliability_options, "LOGS_NEED", {})  # as if both were installed
+    monkeypatch.setattr(progress_bar, "SummaryWriter", tensorboard)
+    monkeypatch.setattr(progress_bar, "wandb", wandb)
+    monkeypatch.setattr(progress_bar, "_tensorboard_writers", {})
+    options = f"{TINY} --max-update 8 --log-interval 2 --tensorboard-logdir {tmp_path / 'tb'} --wandb-project any"
+    with caplog.at_level("INFO"), damaged_run(only("nan gradient", 2, 4)):
+        fairseq_train(data_folder, options, tmp_path / "run")
+    assert re.search(r"num_updates 8 .*\| skipped 2 \| rollbacks 0", caplog.text)
+    scalars = [call.args for call in tensorboard.return_value.add_scalar.call_args_list]
+    assert [(value, step) for name, value, step in scalars if name == "skipped"][:3] == [(0, 2), (1, 4), (2, 6)]
+    logged = [call.args[0] for call in wandb.log.call_args_list]
+    assert {"train_inner/skipped": 2} in logged and {"train_inner/rollbacks": 0} in logged
+
+
+@pytest.mark.slow
+def test_a_criterion_that_logs_no_loss_is_guarded_by_its_gradient(data_folder, tmp_path, fairseq_train, monkeypatch):
+    forward = MaskedLMAccuracyCriterion.forward
+
+    def silent_forward(*args, **kwargs):
+        loss, sample_size, log = forward(*args, **kwargs)
+        return loss, sample_size, {name: value for name, value in log.items() if name != "loss"}
+
+    monkeypatch.setattr(MaskedLMAccuracyCriterion, "forward", silent_forward)
+    with damaged_run(only("nan gradient", 2), damages_loss=False) as updates:
+        fairseq_train(data_folder, f"{TINY} --max-update 4", tmp_path / "run")
+    assert skipped(updates) == [2]
+    with pytest.raises(UserError, match="--loss-spike: this --criterion logs no loss"):
+        fairseq_train(data_folder, f"{TINY} --max-update 1 --loss-spike 2", tmp_path / "spike")

@@ -10,8 +10,10 @@ import pickle
 import resource
 import zipfile
 from pathlib import Path
+from types import FunctionType
 from unittest import mock
 
+import fairseq_cli.train
 import pytest
 import torch
 from fairseq import checkpoint_utils
@@ -254,3 +256,17 @@ def test_a_run_that_cannot_save_its_end_fails(data_folder, tmp_path, fairseq_tra
     full_disk(100, 100)
     resumed = fairseq_train(data_folder, f"{TINY} --max-update 6", tmp_path)
     assert [part["num_updates"] for part in resumed["optimizer_history"]] == [2, 6]
+
+
+@pytest.mark.slow
+def test_a_run_that_patience_ends_and_that_cannot_save_its_end_fails(
+    data_folder, tmp_path, fairseq_train, full_disk, monkeypatch
+):
+    """The loss gets no better with a step of nearly zero, and --patience 1 ends the run at its second validation."""
+    options = f"{TINY} --max-update 30 --patience 1 --adam-eps 1e9 --weight-decay 0".replace("--disable-validation", "")
+    training = fairseq_cli.train.should_stop_early
+    of_its_own = FunctionType(training.__code__, training.__globals__)  # fairseq counts by attributes of the function
+    monkeypatch.setattr(fairseq_cli.train, "should_stop_early", of_its_own)
+    full_disk(3, 100)
+    with pytest.raises(UserError, match="checkpoint_1_4.pt: not saved: File too large.*\nThe run is at its end"):
+        fairseq_train(data_folder, options, tmp_path)

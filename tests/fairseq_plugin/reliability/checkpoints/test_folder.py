@@ -1,5 +1,6 @@
 """Which checkpoint of a folder a run starts from, and which are kept: its processes choose the same, or all stop."""
 
+import logging
 import os
 import pickle
 import shutil
@@ -25,7 +26,7 @@ from helpers import (
 )
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
+from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints, run_log
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import choose
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates
 from lazyformer_fairseq.storage.atomic import UNFINISHED
@@ -294,3 +295,35 @@ def test_the_checkpoints_of_another_run_in_the_folder_do_not_count(folder):
     assert (folder / "checkpoint_1_9.pt").exists()
     checkpoint_utils.os.remove(folder / "checkpoint_1_1_b.pt")
     assert not (folder / "checkpoint_1_1_b.pt").exists()
+
+
+def test_the_log_beside_the_checkpoints_has_each_line_once_even_after_a_full_disk(tmp_path, capsys, monkeypatch):
+    def log(text: str, *folders: Path) -> None:
+        for folder in folders:
+            run_log.log_to(folder)
+        logging.getLogger("train").info(text)
+
+    def messages(folder: Path) -> list[str]:
+        return [line.split(" | ")[-1] for line in (folder / "train.log").read_text().splitlines()]
+
+    root, (one, other) = logging.getLogger(), (tmp_path / "one", tmp_path / "other")
+    monkeypatch.setattr(root, "handlers", root.handlers.copy())
+    monkeypatch.setattr(root, "level", logging.INFO)
+    for folder in (one, other):
+        folder.mkdir()
+    (one / "train.log").write_text("before\n")
+    for folder in (one, one, other, one):  # a process asks more than once, and may train several times
+        log(f"in {folder.name}", folder)
+    handler = root.handlers[-1]
+    handler.stream.close()
+    with open("/dev/full", "w") as full:
+        handler.stream = full
+        log("a line")
+        log("room again", other)
+        assert "Traceback" not in capsys.readouterr().err
+    assert messages(one) == ["before", "in one", "in one", "in one"]
+    assert messages(other) == ["in other", "room again"]
+    with (tmp_path / "train.log").open("a") as file:  # as the queue of GLUE's runs has it
+        monkeypatch.setattr(sys, "stdout", file)
+        log("a line", tmp_path)
+    assert messages(tmp_path) == []

@@ -215,6 +215,7 @@ class TrainingLoop:
             sizes.append(size)
         loss, size = self._sum_over_processes(logs, sizes)
         # A batch may predict nothing; it is an update all the same, of zero gradients.
+        share: Union[Tensor, float]
         if torch.is_tensor(size):
             share = 1 / size.clamp(min=1).float()
         else:

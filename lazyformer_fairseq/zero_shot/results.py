@@ -3,21 +3,21 @@
 import hashlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions
+from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions, device_named
 from lazyformer_fairseq.storage.checked import Amount, Count, Finite
 from lazyformer_fairseq.storage.json_files import read_checked_as, write_checked_json
 from lazyformer_fairseq.zero_shot.pairs import Paradigm, sentences_of
-from lazyformer_fairseq.zero_shot.scoring import SentenceScorer
+from lazyformer_fairseq.zero_shot.scoring import LanguageModel, score
+from lazyformer_fairseq.zero_shot.settings import EvaluationSettings
 
 NORMAL_95 = 1.96  # half the width of a 95% interval, in standard errors
 
@@ -79,23 +79,22 @@ def _error_of_mean(samples: Sequence[np.ndarray]) -> float:
 
 
 def answer(
-    scorer: SentenceScorer,
+    model: LanguageModel,
     name: str,
     identity: str,
     paradigms: Sequence[Paradigm],
-    device: str,
-    max_tokens: int,
+    settings: EvaluationSettings,
 ) -> Answers:
     """Score the pairs of all paradigms."""
     start = time.perf_counter()
-    scores = scorer.score(sentences_of(paradigms), name, max_tokens)
+    scores = score(model, sentences_of(paradigms), name, settings.max_tokens, settings.mask_rest_of_word)
     margins = {
         paradigm.name: [scores.nats[pair.good] - scores.nats[pair.bad] for pair in paradigm.pairs]
         for paradigm in paradigms
     }
     return Answers(
         model=name,
-        method=scorer.method,
+        method=method_of(model, settings),
         identity=identity,
         margins=margins,
         cut=scores.cut,
@@ -103,11 +102,18 @@ def answer(
         sentences=len(scores.nats),
         tokens=scores.tokens,
         seconds=time.perf_counter() - start,
-        machine={**describe_machine(device), **describe_versions()},
+        machine={**describe_machine(device_named(settings.device)), **describe_versions()},
     )
 
 
-def kept_or_made(path: Path, identity: str, make: Any) -> Answers:
+def method_of(model: LanguageModel, settings: EvaluationSettings) -> str:
+    """Return how sentences are scored, in words."""
+    if model.mask is not None and settings.mask_rest_of_word:
+        return f"{model.name}, the rest of the word masked too"
+    return model.name
+
+
+def kept_or_made(path: Path, identity: str, make: Callable[[], Answers]) -> Answers:
     """Return the answers in a file if they are of this identity; else make them, and write the file.
 
     Raises:
@@ -126,10 +132,10 @@ def kept_or_made(path: Path, identity: str, make: Any) -> Answers:
     return made
 
 
-def identity_of(weights: Mapping[str, Tensor], method: str, precision: str, paradigms: Sequence[Paradigm]) -> str:
+def identity_of(model: LanguageModel, settings: EvaluationSettings, paradigms: Sequence[Paradigm]) -> str:
     """Return a hash of everything that decides a model's margins."""
-    digest = hashlib.sha256(f"{method}\n{precision}\n".encode())
-    for name, weight in sorted(weights.items()):
+    digest = hashlib.sha256(f"{method_of(model, settings)}\n{settings.precision}\n".encode())
+    for name, weight in sorted(model.weights.items()):
         digest.update(name.encode())
         digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     for paradigm in paradigms:

@@ -11,16 +11,16 @@ sentences beside it.
 """
 
 import itertools
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Optional
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lazyformer_fairseq.progress import Progress
+
+SENTENCES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,37 @@ class EncodedSentence:
 
     Attributes:
         ids: ids (T,), special tokens included, cut to what the model reads.
-        scored: places of the sentence's own tokens, in rising order, (S,).
-        begins_word: whether each of these tokens begins a word, bool (S,).
+        is_scored: whether a token is one of the sentence's own, bool (T,).
+        begins_word: whether a token begins a word, bool (T,).
         is_cut: whether the sentence is longer than the model reads.
-        unknown: number of tokens that the vocabulary lacks.
+        is_unknown: whether the vocabulary lacks one of its tokens.
     """
 
     ids: np.ndarray
-    scored: np.ndarray
+    is_scored: np.ndarray
     begins_word: np.ndarray
     is_cut: bool = False
-    unknown: int = 0
+    is_unknown: bool = False
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """The parts of a model that scoring needs.
+
+    Attributes:
+        encode: returns a sentence as the model reads it.
+        log_probabilities: takes ids (B, T), the places to predict, bool (B, T), and the ids that belong there (M,), row
+            by row; returns log P of each, float64 (M,). A causal model predicts from the ids before.
+        weights: the tensors that the scores depend on, by name.
+        mask: the id of a masked LM's mask; None for a causal model.
+        name: the kind of score, for reports.
+    """
+
+    encode: Callable[[str], EncodedSentence]
+    log_probabilities: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+    weights: Mapping[str, Tensor]
+    mask: Optional[int] = None
+    name: str = "log-likelihood"
 
 
 @dataclass(frozen=True)
@@ -53,126 +73,73 @@ class SentenceScores:
         tokens: number of tokens that were scored.
     """
 
-    nats: dict[str, float] = field(default_factory=dict)
-    cut: int = 0
-    unknown: int = 0
-    tokens: int = 0
+    nats: dict[str, float]
+    cut: int
+    unknown: int
+    tokens: int
 
 
-class SentenceScorer(ABC):
-    """A language model that gives each sentence a score.
-
-    Attributes:
-        method: the name of the score, for reports.
-    """
-
-    method: str
-
-    @abstractmethod
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return the tensors that the scores depend on, by name."""
-
-    @abstractmethod
-    def encode(self, sentence: str) -> EncodedSentence:
-        """Return a sentence as the model reads it."""
-
-    @abstractmethod
-    def scores_of(self, sentences: Sequence[EncodedSentence], max_tokens: int) -> np.ndarray:
-        """Return the scores, float64 (B,), of sentences of equal length, `max_tokens` tokens at a time."""
-
-    def score(self, sentences: Sequence[str], name: str, max_tokens: int = 16384) -> SentenceScores:
-        """Score sentences, with a progress bar.
-
-        Args:
-            sentences: raw text, each once.
-            name: of the model, for the bar.
-            max_tokens: tokens of a batch; one sentence at least.
-        """
-        encoded = {sentence: self.encode(sentence) for sentence in sentences}
-        by_length = sorted(encoded, key=lambda sentence: len(encoded[sentence].ids))
-        tokens = sum(len(each.scored) for each in encoded.values())
-        found: dict[str, float] = {}
-        with Progress(total=tokens, desc=name, unit=" tokens", unit_scale=True) as progress:
-            for _, group in itertools.groupby(by_length, key=lambda sentence: len(encoded[sentence].ids)):
-                while chunk := list(itertools.islice(group, 256)):
-                    inputs = [encoded[sentence] for sentence in chunk]
-                    found.update(zip(chunk, self.scores_of(inputs, max_tokens).tolist(), strict=True))
-                    progress.update(sum(len(each.scored) for each in inputs))
-        return SentenceScores(
-            nats=found,
-            cut=sum(each.is_cut for each in encoded.values()),
-            unknown=sum(each.unknown > 0 for each in encoded.values()),
-            tokens=tokens,
-        )
-
-
-class MaskedScorer(SentenceScorer):
-    """A masked LM.
+def score(
+    model: LanguageModel,
+    sentences: Sequence[str],
+    description: str,
+    max_tokens: int = 16384,
+    masks_rest_of_word: bool = False,
+) -> SentenceScores:
+    """Score sentences, with a progress bar.
 
     Args:
-        mask: id of the mask.
+        model: the model.
+        sentences: raw text, each once.
+        description: the label of the bar.
+        max_tokens: tokens of a batch; one row at least.
         masks_rest_of_word: also mask the tokens of the same word on the right of the scored one.
     """
-
-    def __init__(self, mask: int, masks_rest_of_word: bool = False):
-        self.mask = mask
-        self.masks_rest_of_word = masks_rest_of_word
-        self.method = "pseudo-log-likelihood"
-        if masks_rest_of_word:
-            self.method = "pseudo-log-likelihood, the rest of the word masked too"
-
-    @abstractmethod
-    def log_probabilities(self, ids_BT: np.ndarray, places: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Return log P of a target at a place in each row of masked ids, (B,)."""
-
-    def scores_of(self, sentences: Sequence[EncodedSentence], max_tokens: int) -> np.ndarray:
-        """Return pseudo-log-likelihoods; each scored token of each sentence is a row of a batch."""
-        totals = np.zeros(len(sentences))
-        rows = self._rows(sentences)
-        per_batch = max(1, max_tokens // len(sentences[0].ids))
-        while batch := list(itertools.islice(rows, per_batch)):
-            numbers, masked, places, targets = zip(*batch, strict=True)
-            found = self.log_probabilities(np.stack(masked), np.array(places), np.array(targets))
-            np.add.at(totals, list(numbers), found)
-        return totals
-
-    def _rows(self, sentences: Sequence[EncodedSentence]) -> Iterator[tuple[int, np.ndarray, int, int]]:
-        """Yield each sentence's number, its masked ids, the place that is scored, and the token that belongs there."""
-        for number, sentence in enumerate(sentences):
-            for index, place in enumerate(sentence.scored):
-                hidden = [place]
-                if self.masks_rest_of_word:
-                    rest = itertools.takewhile(
-                        lambda other: not sentence.begins_word[other],  # noqa: B023 - used before the next round
-                        range(index + 1, len(sentence.scored)),
-                    )
-                    hidden.extend(sentence.scored[other] for other in rest)
-                masked = sentence.ids.copy()
-                masked[hidden] = self.mask
-                yield number, masked, place, sentence.ids[place]
+    encoded = {sentence: model.encode(sentence) for sentence in sentences}
+    by_length = sorted(encoded, key=lambda sentence: len(encoded[sentence].ids))
+    tokens = sum(int(each.is_scored.sum()) for each in encoded.values())
+    nats: dict[str, float] = {}
+    with Progress(total=tokens, desc=description, unit=" tokens", unit_scale=True) as progress:
+        for length, group in itertools.groupby(by_length, key=lambda sentence: len(encoded[sentence].ids)):
+            while chunk := list(itertools.islice(group, SENTENCES_AT_ONCE)):
+                totals = np.zeros(len(chunk))
+                rows = _rows([encoded[sentence] for sentence in chunk], model.mask, masks_rest_of_word)
+                while batch := list(itertools.islice(rows, max(1, max_tokens // length))):
+                    numbers = np.array([number for number, *_ in batch])
+                    ids = np.stack([seen for _, seen, _ in batch])
+                    at = np.stack([places for _, _, places in batch])
+                    targets = np.stack([encoded[chunk[number]].ids for number in numbers])[at]
+                    np.add.at(totals, numbers.repeat(at.sum(axis=1)), model.log_probabilities(ids, at, targets))
+                    progress.update(len(targets))
+                nats.update(zip(chunk, totals.tolist(), strict=True))
+    return SentenceScores(
+        nats=nats,
+        cut=sum(each.is_cut for each in encoded.values()),
+        unknown=sum(each.is_unknown for each in encoded.values()),
+        tokens=tokens,
+    )
 
 
-class CausalScorer(SentenceScorer):
-    """A causal LM."""
+def _rows(
+    sentences: Sequence[EncodedSentence],
+    mask: Optional[int],
+    masks_rest_of_word: bool,
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield the rows that a model reads: the number of the sentence, the ids, and the places to predict, bool (T,).
 
-    method = "log-likelihood"
-
-    @abstractmethod
-    def token_log_probabilities(self, ids_BT: np.ndarray) -> np.ndarray:
-        """Return log P of each token but the first, given those before it, (B, T - 1)."""
-
-    def scores_of(self, sentences: Sequence[EncodedSentence], max_tokens: int) -> np.ndarray:
-        """Return log-likelihoods of the sentences' own tokens."""
-        per_batch = max(1, max_tokens // len(sentences[0].ids))
-        totals = []
-        for start in range(0, len(sentences), per_batch):
-            batch = sentences[start : start + per_batch]
-            found = self.token_log_probabilities(np.stack([sentence.ids for sentence in batch]))
-            totals.extend(found[row, sentence.scored - 1].sum() for row, sentence in enumerate(batch))
-        return np.array(totals, dtype=np.float64)
-
-
-def log_softmax_at(logits_BV: Tensor, targets: np.ndarray) -> np.ndarray:
-    """Return the logarithms of the targets' probabilities, float64 (B,)."""
-    wanted = torch.from_numpy(targets).to(logits_BV.device)
-    return -F.cross_entropy(logits_BV.float(), wanted, reduction="none").double().cpu().numpy()
+    A causal model reads each sentence once; a masked LM reads a row per token.
+    """
+    for number, sentence in enumerate(sentences):
+        if mask is None:
+            yield number, sentence.ids, sentence.is_scored
+            continue
+        for place in np.flatnonzero(sentence.is_scored):
+            end = place + 1
+            if masks_rest_of_word:
+                while sentence.is_scored[end] and not sentence.begins_word[end]:
+                    end += 1
+            masked = sentence.ids.copy()
+            masked[place:end] = mask
+            at = np.zeros(len(masked), dtype=bool)
+            at[place] = True
+            yield number, masked, at

@@ -126,6 +126,21 @@ def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
         )
 
 
+def words_per_token(data: str) -> float:
+    """Return the words of the training text per id, ends of sentences included, by the corpus's own count.
+
+    Raises:
+        UserError: the data is no corpus that counted its words.
+    """
+    first = Path(data_folders(data)[0])
+    for folder in (first, first.parent):
+        counts = (_manifest(folder) or {}).get("train")
+        if isinstance(counts, dict) and "words" in counts:
+            documents = read_json(folder / "manifest.json")["documents"]["train"]
+            return counts["words"] / (counts["tokens"] + counts["sentences"] + documents)
+    raise UserError(f"{data}: has no manifest.json that counts words; give a folder that `lazyformer corpus` wrote")
+
+
 def _symbols(path: Path) -> list[str]:
     """Return all of them, and last those that begin, pad and end a text or stand for what is unknown."""
     dictionary = load_dictionary(path)

@@ -25,7 +25,7 @@ from lazyformer_fairseq.storage.checked import Count, as_kind
 from lazyformer_fairseq.storage.in_place import refuse_foreign
 from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
-from lazyformer_fairseq.training.loop import DivergedError, TrainingLoop
+from lazyformer_fairseq.training.loop import CHECKPOINT, DivergedError, TrainingLoop
 from lazyformer_fairseq.training.objectives.interface import Objective
 from lazyformer_fairseq.training.optimization import OptimizationConfig
 from lazyformer_fairseq.training.stop_signals import StopRequest
@@ -152,10 +152,10 @@ class Training(TrainingLoop):
         for name, value in point.items():
             self.curve[name].append(value)
 
-    def save(self, with_optimizer: bool = True) -> None:
+    def save(self, with_optimizer: bool = True, name: str = CHECKPOINT) -> None:
         """Save a checkpoint, which keeps the curve and the tokens of each update too."""
         self.history |= {"tokens": self.tokens, "curve": self.curve}
-        super().save(with_optimizer)
+        super().save(with_optimizer, name)
         write_json(self.folder / PROGRESS, {"updates": self.updates}, durable=False)
 
     def finish(self) -> None:

@@ -62,6 +62,8 @@ def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> 
     kept_settings = asdict(settings) | hashes_as_settings(checksums)
     with experiment(folder, kept_settings, "a comparison", f"*/*/{CHECKPOINT}", [LENGTHS, COSTS]):
         lengths = kept(folder / LENGTHS, lambda: find_lengths(compared, specs))["entries"]
+        for name, (_, updates) in lengths.items():
+            compared.refuse_too_many_words(name, updates)
         jobs = Jobs(compared, folder, specs, lengths)
         tried = jobs.tries()
         compared.train([job for tries in tried.values() for job in tries], "rates")

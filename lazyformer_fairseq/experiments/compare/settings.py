@@ -10,7 +10,7 @@ from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import ModelSpec, read_models
 from lazyformer_fairseq.fairseq_plugin.launcher.recipes import RECIPES as PRETRAINING
-from lazyformer_fairseq.options import check, duration, option
+from lazyformer_fairseq.options import check, duration, option, read_count
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 from lazyformer_fairseq.training.laptop import LAPTOP, LAPTOP_HELP, laptop
@@ -289,6 +289,18 @@ class CompareSettings:
         is_open=True,
         high=10,
         metavar="X,X,...",
+    )
+    checkpoint_words: tuple[int, ...] = of_length(
+        (),
+        "Also keep each model, without its optimizer, once it has read about so many words, such as 1M,2M,5M.",
+        parse=read_count,
+        metavar="N,N,...",
+    )
+    word_budget: Optional[int] = of_length(
+        None,
+        "Refuse a training that would read more words, repetitions included, such as 100M.",
+        parse=read_count,
+        metavar="N",
     )
     seeds: tuple[int, ...] = of_length((1, 2, 3), "Each trains every model.", low=0, metavar="N,N,...")
     rates: tuple[float, ...] = of_optimization(

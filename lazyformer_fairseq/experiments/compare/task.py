@@ -4,12 +4,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
-from lazyformer_fairseq.data.shards import data_folders
+from lazyformer_fairseq.data.shards import data_folders, words_per_token
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.trainings import Job, Training, count_workers, train
@@ -201,6 +202,25 @@ class ComparedTask(ABC):
         schedule_options = row_of("--lr-scheduler", SCHEDULES, schedule)[1]
         return chosen(kind, read_words(words, *self.OPTIONS, Chosen, optimizer_options, schedule_options))
 
+    @cached_property
+    def words_per_token(self) -> float:
+        """The words of the training text per token, about: without the token that begins a block."""
+        return words_per_token(self.settings.data)
+
+    def refuse_too_many_words(self, name: str, updates: int) -> None:
+        """Raise a UserError for a training that would read more words than its budget allows."""
+        budget = self.settings.word_budget
+        if budget is None:
+            return
+        sizes = self.settings.sizes
+        longest = sizes.get("tokens_per_sample") or sizes["tgt_len"]
+        words = round(updates * sizes["batch_size"] * longest * self.words_per_token)
+        if words > budget:
+            raise UserError(
+                f"--word-budget {budget:,}: {name} would read {words:,} words in its {updates:,} updates; give fewer "
+                "--updates, a shorter --budget or a larger budget of words"
+            )
+
     def hash_data(self) -> dict[str, str]:
         """Return the SHA-256 of what the models read, by a name that does not depend on where the data lies."""
         folders = [Path(folder) for folder in data_folders(self.settings.data)]
@@ -228,6 +248,7 @@ class ComparedTraining(Training):
         if job.is_try:
             count = POINTS_OF_TRY
         self.points = frozenset(points(job.updates, count))
+        self.tokens_read = sum(self.tokens)
         symbols = len(self.objective.dictionary)
         phases = compared.phases(job.spec, job.updates)
         self.flops = [(compared.flops_of_update(job.spec, symbols, length), updates) for length, updates in phases]
@@ -239,6 +260,19 @@ class ComparedTraining(Training):
         for flops, updates in self.flops:
             spent += flops * len(range(updates.start, min(updates.stop, self.updates)))
         return {**found, "tokens": sum(self.tokens), "flops": spent}
+
+    def update(self) -> int:
+        """Train on one batch; keep the model where it has read as many words as were asked for."""
+        before = self.tokens_read
+        tokens = super().update()
+        self.tokens_read += tokens
+        wanted = self.compared.settings.checkpoint_words
+        if wanted and not self.job.is_try:
+            ratio = self.compared.words_per_token
+            for words in wanted:
+                if before * ratio < words <= self.tokens_read * ratio:
+                    self.save(with_optimizer=False, name=f"checkpoint_{words / 10**6:g}M_words.pt")
+        return tokens
 
     def is_due(self) -> bool:
         """Return whether this update is one of the points of the curve."""

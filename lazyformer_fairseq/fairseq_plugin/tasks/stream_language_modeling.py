@@ -119,7 +119,7 @@ class StreamLanguageModelingTask(EncoderTask):
             data=cfg.data,
             batch_size=0,  # known when fairseq asks for batches
             seed=1,
-            text={field.name: cfg[field.name] for field in fields(StreamOptions)},
+            text={field.name: getattr(cfg, field.name) for field in fields(StreamOptions)},
         )
         logger.info("dictionary: %d symbols from %s", len(objective.dictionary), cfg.data)
         return cls(cfg, objective)

@@ -29,6 +29,7 @@ from lazyformer_fairseq.experiments.compare.settings import CompareSettings, fin
 from lazyformer_fairseq.experiments.folder import kept
 from lazyformer_fairseq.experiments.prose import write_prose
 from lazyformer_fairseq.extras import has_fairseq
+from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 from lazyformer_fairseq.training.laptop import LAPTOP
 from lazyformer_fairseq.training.loop import DivergedError, TrainingLoop
@@ -528,3 +529,23 @@ def test_as_many_train_alone_as_there_are_gpus_or_threads_leave_room_for(
     monkeypatch.setattr(trainings.os, "sched_getaffinity", lambda process: range(4))
     monkeypatch.setattr(trainings.torch, "get_num_threads", lambda: threads)
     assert trainings.count_workers(in_turn, device) == workers
+
+
+def test_models_are_kept_by_words_read_and_a_budget_of_words_is_kept(data_folder, tmp_path):
+    """A checkpoint without an optimizer at each number of words; a training beyond the budget does not begin."""
+    data = shutil.copytree(data_folder, tmp_path / "data")
+    counts = {"words": 60, "tokens": 100, "sentences": 15}
+    (data / "manifest.json").write_text(json.dumps({"train": counts, "documents": {"train": 5}}))  # half a word an id
+    words = {"checkpoint_words": (100, 10_000), "models": {"bert": "sf"}, "seeds": (1,), "updates": 4}
+    settings = tiny(data, **words, word_budget=4 * 4 * 16)
+    compare(settings, tmp_path / "out", ["lazyformer", "compare"])
+    (kept,) = (tmp_path / "out").glob("runs/*/checkpoint_*_words.pt")
+    assert kept.name == "checkpoint_0.0001M_words.pt"
+    assert not checkpoint_file.load(kept).get("last_optimizer_state")
+    assert checkpoint_file.load(kept)["optimizer_history"][-1]["num_updates"] < 4
+    most = 4 * settings.sizes["batch_size"] * settings.sizes["tokens_per_sample"] // 2
+    with pytest.raises(UserError, match=f"--word-budget {most - 1}: bert would read {most} words in its 4 updates"):
+        compare(tiny(data, **words, word_budget=most - 1), tmp_path / "more", [])
+    (data / "manifest.json").unlink()
+    with pytest.raises(UserError, match="has no manifest.json that counts words"):
+        compare(tiny(data, **words, word_budget=most), tmp_path / "none", [])

@@ -87,6 +87,7 @@ ADDED_OPTIONS = {
     **dict.fromkeys(("lazyformer lm sample", "lazyformer lm probe"), ""),
     "lazyformer finetune": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
     "lazyformer finetune checkpoints/lazyformer_m2x6_s --": "--lrs 1e-3 --seeds 1 --epochs 1 --gpus none",
+    "lazyformer finetune m2x6=checkpoints/lazyformer_m2x6_s bert": "--epochs 1 --gpus none --workers 1",
     "lazyformer finetune lazy": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
     "scripts/preprocess_wiki_books.sh": "--dry-run",
     "scripts/reproduce_lazyformer.sh": "--plan",
@@ -162,7 +163,7 @@ def things_to_run(page: str) -> list[list[str]]:
 
 @pytest.fixture
 def users_folder(tmp_path) -> Path:
-    """Where a user stands: the checkout, texts of theirs, files of GLUE, of SQuAD and of a BERT."""
+    """Where a user stands: the checkout, texts of theirs, files of GLUE, BabyLM, SQuAD and of a BERT."""
     from other_tokenizers import write_bert_files  # which skips a test where the library is not there
 
     for name in ("lazyformer_fairseq", "configs", "scripts"):
@@ -171,6 +172,9 @@ def users_folder(tmp_path) -> Path:
     (tmp_path / "my_texts").mkdir()
     (tmp_path / "my_texts" / "toy.txt").write_text("\n\n".join(toy_texts(150)))
     write_toy_glue(tmp_path / "glue_data", train=40, valid=10)
+    for split in ("train", "valid"):
+        pairs = [{"sentence1": "Anna sees it .", "sentence2": "Ben sees .", "label": label} for label in (0, 1)]
+        write_lines(tmp_path / "babylm_glue" / f"rte.{split}.jsonl", map(json.dumps, pairs))
     write_articles(tmp_path / "squad_data", train=5, dev=1)
     for name, count in (("train", 40), ("dev", 10)):
         rows = [f"{text.splitlines()[0]}\t{('negative', 'positive')[n % 2]}" for n, text in enumerate(toy_texts(count))]

@@ -1,7 +1,7 @@
-"""GLUE: the table of its tasks.
+"""Tables of published tasks: GLUE's, and those of GLUE and SuperGLUE that BabyLM's evaluation takes.
 
-Here and nowhere else stand a task's files, columns, labels and metrics. Files and columns are those of the official
-download (gluebenchmark.com/tasks). The metric that selects a checkpoint and the number of epochs are those of
+Here and nowhere else stand a task's files, columns, labels and metrics. GLUE's files and columns are those of the
+official download (gluebenchmark.com/tasks). The metric that selects a checkpoint and the number of epochs are those of
 LazyFormer (arXiv 2102.12702, appendix A and Table 5).
 """
 
@@ -61,14 +61,50 @@ _TASKS = (
 )
 TASKS = {task.name: task for task in _TASKS}
 
+# BabyLM's evaluation of 2025 (github.com/babylm/evaluation-pipeline-2025 at bf55c11): JSON lines in one folder.
+BABYLM_PREFIX = "BabyLM-"  # tells the heads and data of its tasks from GLUE's
 
-def find_task(name: str) -> TaskDescription:
-    """Return the row of a task by its name or folder, whatever the case.
+
+def _babylm(
+    name: str,
+    columns: tuple[str, ...],
+    rows: tuple[int, int],
+    metrics: tuple[str, ...] = _ACCURACY,
+    templates: tuple[str, ...] = (),
+    labels: tuple[str, ...] = _BINARY,
+) -> TaskDescription:
+    """Return a task of BabyLM's evaluation, whose files are called as the task."""
+    splits = {
+        split: Split(f"{name.lower()}.{split}.jsonl", columns, "label", count, templates)
+        for split, count in zip(("train", "valid"), rows, strict=True)
+    }
+    return TaskDescription(BABYLM_PREFIX + name, splits, metrics, labels, official_folder=".")
+
+
+_F1 = ("f1", "accuracy")
+_MULTIRC = ("Question: {question} Answer: {answer}", "{paragraph}")
+_WSC = ('Does "{span2_text}" refer to "{span1_text}" in this passage?', "{text}")
+_BABYLM_TASKS = (
+    _babylm("BoolQ", ("question", "passage"), (0, 1635)),
+    _babylm("MNLI", ("premise", "hypothesis"), (10000, 4908), labels=("0", "1", "2")),
+    _babylm("MRPC", _SENTENCES, (3668, 204), _F1),
+    _babylm("MultiRC", ("question", "answer", "paragraph"), (0, 2424), templates=_MULTIRC),
+    _babylm("QQP", ("question1", "question2"), (10000, 20215), _F1),
+    _babylm("RTE", _SENTENCES, (2490, 139)),
+    _babylm("WSC", ("span1_text", "span2_text", "text"), (554, 52), templates=_WSC),
+)
+BABYLM_TASKS = {task.name: task for task in _BABYLM_TASKS}
+PUBLISHED = {**TASKS, **BABYLM_TASKS}
+
+
+def find_task(name: str, table: Mapping[str, TaskDescription] = TASKS, what: str = "GLUE") -> TaskDescription:
+    """Return the row of a task by its name or folder, whatever the case; of BabyLM's tasks also without the prefix.
 
     Raises:
         UserError: there is no such task; the message lists all.
     """
-    for task in TASKS.values():
-        if name.lower() in (task.name.lower(), task.folder.lower()):
+    for task in table.values():
+        own_name = task.name.lower()
+        if name.lower() in (own_name, own_name.removeprefix(BABYLM_PREFIX.lower()), task.folder.lower()):
             return task
-    raise UserError(f"{name!r} is no GLUE task; known are {', '.join(TASKS)}")
+    raise UserError(f"{name!r} is no {what} task; known are {', '.join(table)}")

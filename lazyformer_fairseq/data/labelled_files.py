@@ -51,12 +51,15 @@ class Split:
         texts: the columns of one sentence or of a pair: names where the file has a header, else numbers from 0.
         label: the column of the label, as above; None where the file has no labels.
         rows: examples of the official file; those with too few fields are not counted.
+        templates: one text or two, each made of several columns by name, as in ``Question: {question}``; empty where
+            columns are texts.
     """
 
     file: str
     texts: tuple[Column, ...]
     label: Optional[Column]
     rows: int
+    templates: tuple[str, ...] = ()
 
     @property
     def has_header(self) -> bool:
@@ -123,7 +126,7 @@ class TaskDescription:
     @property
     def is_pair(self) -> bool:
         """True if rows hold two texts."""
-        return any(len(split.texts) == 2 for split in self.splits.values())
+        return any(len(split.templates or split.texts) == 2 for split in self.splits.values())
 
     @property
     def is_regression(self) -> bool:
@@ -252,12 +255,14 @@ class RowReader:
         names: names of its columns; of a file without names their numbers from 1.
         texts: places of one text or two.
         label: place of the label; None where the file has none.
+        templates: see :class:`Split`.
     """
 
     path: Path
     names: Sequence[str]
     texts: tuple[int, ...]
     label: Optional[int]
+    templates: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -266,6 +271,7 @@ class RowReader:
         first: Sequence[str],
         texts: Sequence[Column],
         label: Optional[Column],
+        templates: tuple[str, ...] = (),
     ) -> "RowReader":
         """Return the reader of a file's rows.
 
@@ -274,6 +280,7 @@ class RowReader:
             first: fields of the first row, the names of columns where these are given by name.
             texts: columns of the texts, which are there.
             label: column of the label, likewise.
+            templates: see :class:`Split`.
 
         Raises:
             UserError: two columns have one of these names.
@@ -299,7 +306,7 @@ class RowReader:
         place_of_label = None
         if label is not None:
             place_of_label = place_of(label)
-        return cls(path, first, tuple(map(place_of, texts)), place_of_label)
+        return cls(path, first, tuple(map(place_of, texts)), place_of_label, templates)
 
     def texts_of(self, row: FileRow) -> tuple[str, ...]:
         """Return the texts of a row, which may be empty.
@@ -314,7 +321,11 @@ class RowReader:
                 "file cut off, are its columns not divided as its ending says, or is there a tab in a sentence? Make "
                 "it a space"
             )
-        return tuple(self._plain(row, place, "write one text there") for place in self.texts)
+        fields = tuple(self._plain(row, place, "write one text there") for place in self.texts)
+        if not self.templates:
+            return fields
+        by_name = dict(zip((self.names[place] for place in self.texts), fields, strict=True))
+        return tuple(template.format(**by_name) for template in self.templates)
 
     def label_of(self, row: FileRow) -> Optional[str]:
         """Return the label of a row; raise a UserError where it is a list or an object."""
@@ -359,7 +370,8 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
         _refuse_missing_columns(task, path, layout, first.fields)
     else:
         rows = itertools.chain([first], rows)
-    file = _read_rows(task, RowReader.of(path, first.fields, layout.texts, layout.label), rows)
+    reader = RowReader.of(path, first.fields, layout.texts, layout.label, layout.templates)
+    file = _read_rows(task, reader, rows)
     if not file.examples:
         raise UserError(f"{path}: has no row of data; {task.remedy}")
     return file

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Optional, Self, Union
 
 import numpy as np
 
-from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.data.glue import PUBLISHED
 from lazyformer_fairseq.data.labelled_files import Example, TaskDescription
 from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, told_cut
 from lazyformer_fairseq.errors import UserError
@@ -321,7 +321,7 @@ class PreparedTask(PreparedFolder):
     CONTENT = "a GLUE task"
     COMMAND = "lazyformer finetune"
     KIND: ClassVar[type] = TaskManifest
-    TABLE: ClassVar[Mapping[str, TaskDescription]] = TASKS
+    TABLE: ClassVar[Mapping[str, TaskDescription]] = PUBLISHED
 
     @classmethod
     def row_of(cls, manifest: dict[str, Any]) -> TaskDescription:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lazyformer_fairseq.arguments import checkpoint_at
-from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.data.glue import PUBLISHED
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
@@ -104,7 +104,7 @@ def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescri
             continue
         labels = tuple(f"LABEL_{number}" for number in range(head.outputs)) if head.outputs > 1 else ()
         found[name] = TaskDescription(name, {}, (), labels, standard=None if labels else (0.0, 1.0))
-        rows = [task for task in TASKS.values() if task.head_name == name]
+        rows = [task for task in PUBLISHED.values() if task.head_name == name]
         if isinstance(accounts, dict) and name in accounts:
             rows = [TaskDescription.from_json(accounts[name], path)]
         for task in rows:

@@ -96,6 +96,7 @@ class Benchmark(ABC):
         prepared_in: the folder of prepared data in that of a grid.
         scores: the scores of the report's table.
         average: whether the table has their mean too.
+        averages_some: whether it has the mean of those that there are where a grid lacks tasks.
         baseline_name: the name of the baseline in the table.
     """
 
@@ -108,6 +109,7 @@ class Benchmark(ABC):
     prepared_in: ClassVar[str] = "tasks"
     scores: ClassVar[tuple[Score, ...]]
     average: ClassVar[bool] = False
+    averages_some: ClassVar[bool] = False
     baseline_name: ClassVar[str]
 
     @property
@@ -127,6 +129,18 @@ class Benchmark(ABC):
             if name not in self.tasks:
                 raise UserError(f"--tasks: {name!r} is no {self.name} task; known are {', '.join(self.tasks)}")
         return list(names or self.usual.tasks)
+
+    def left_out(self, names: Sequence[str], data: Path) -> dict[str, str]:  # noqa: ARG002  for other benchmarks
+        """Return those of the tasks that cannot be trained, each with a sentence that says why.
+
+        Args:
+            names: the chosen tasks.
+            data: the folder of official files, or of prepared data.
+
+        Raises:
+            UserError: none can be trained.
+        """
+        return {}
 
     @abstractmethod
     def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
@@ -276,6 +290,11 @@ class TextsBenchmark(Benchmark):
             constant = np.bincount(seen).argmax()
         guesses = np.full(len(targets), constant)
         return {name: METRICS[name](guesses, np.array(targets)) for name in task.metrics}
+
+    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:  # noqa: ARG002
+        """Refuse: texts are needed, which are labelled one by one."""
+        model = next(iter(runs.values()), "MODEL")
+        raise UserError(f"{self.name}: give the texts too, as in `lazyformer predict {model} texts.tsv`")
 
 
 def head_settings(text: Optional[str]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
 @click.option(
     "--task",
     metavar="NAME",
-    help=f"To fine-tune on: {' or '.join(TASK_NAMES)}.  [default: a custom task where --data holds train.tsv, .csv or "
+    help=f"To fine-tune on: {', '.join(TASK_NAMES)}.  [default: a custom task where --data holds train.tsv, .csv or "
     ".jsonl; else glue]",
 )
 @takes(GridSettings, into="")

@@ -73,6 +73,10 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
             raise UserError(f"--protocol {given.protocol}: {benchmark.name} has {', '.join(benchmark.protocols)}")
         protocol = benchmark.protocols[given.protocol]
     names = benchmark.choose_tasks(given.tasks or protocol.tasks)
+    left_out = benchmark.left_out(names, given.data or given.output / benchmark.prepared_in)
+    for reason in left_out.values():
+        click.echo(f"note: {reason}")
+    names = [name for name in names if name not in left_out]
     epochs = choose_epochs(benchmark, names, protocol.epochs, given.epochs)
     checkpoints = name_checkpoints(given.checkpoints)
     executor = choose_executor(given, f"lazyformer-{benchmark.key}")

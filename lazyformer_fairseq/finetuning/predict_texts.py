@@ -131,14 +131,21 @@ def open_rows(
         trained = layout.texts
     if layout is not None and layout.label in header:
         label = layout.label
-    texts, label = columns_of(path, header, text or trained, label, is_labelled=False)
-    if task.splits and len(texts) != 1 + task.is_pair:
+    templates: tuple[str, ...] = ()
+    if trained and not text:
+        templates = layout.templates
+    texts: tuple[Column, ...]
+    if templates:
+        texts = trained
+    else:
+        texts, label = columns_of(path, header, text or trained, label, is_labelled=False)
+    if task.splits and len(templates or texts) != 1 + task.is_pair:
         if task.is_pair:
             knows = "pairs: name two columns, as in --text text text2"
         else:
             knows = "single texts: name one so"
         raise UserError(f"{path}: the model was trained on {task.name}, on {knows}")
-    reader = RowReader.of(path, header, texts, label)
+    reader = RowReader.of(path, header, texts, label, templates)
     names = header
     if isinstance(texts[0], int):
         names = [f"column{place}" for place in range(1, len(header) + 1)]

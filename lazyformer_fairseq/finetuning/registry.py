@@ -8,11 +8,11 @@ from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.benchmark import Benchmark
 from lazyformer_fairseq.finetuning.results import BEST, GRID_FILE, read_grid, read_results
-from lazyformer_fairseq.finetuning.tasks import glue, squad
+from lazyformer_fairseq.finetuning.tasks import babylm, glue, squad
 from lazyformer_fairseq.finetuning.tasks.custom import CustomTask
 
 # A new benchmark is a file, and a row here and in TASK_NAMES of settings.py.
-BENCHMARKS: dict[str, Benchmark] = {benchmark.key: benchmark for benchmark in (glue.BENCHMARK, squad.BENCHMARK)}
+BENCHMARKS: dict[str, Benchmark] = {each.BENCHMARK.key: each.BENCHMARK for each in (glue, babylm, squad)}
 
 
 def benchmark_of_task(name: str, where: Path, description: Optional[dict[str, Any]] = None) -> Benchmark:

@@ -1,6 +1,7 @@
 """The report of a grid of fine-tuning runs, whatever the benchmark: NAME.md, NAME.tex, NAME.csv and NAME.png."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Optional
@@ -51,15 +52,50 @@ def write_report(folder: Path, output: Path) -> str:
     )
     # With few tasks the papers' table is mostly empty: the grid's own numbers stand first.
     first, second = of_scores, of_papers
-    if tasks >= {score.task for score in benchmark.scores}:
+    if benchmark.averages_some or tasks >= {score.task for score in benchmark.scores}:
         first, second = of_papers, of_scores
     settings = Table("Settings", list(_setting_rows(results, benchmark)), left=("these runs", "protocol"))
 
     figure = output / f"{benchmark.key}.png"
     draw(results, benchmark, figure)
     write_csv([_csv_row(each, len(results.grid.seeds)) for each in results.measurements()], figure.with_suffix(".csv"))
-    blocks = [first, Notes(list(notes(results, benchmark))), second, settings, Picture(figure.name)]
+    blocks = [
+        verdict(results, benchmark),
+        first,
+        Notes(list(notes(results, benchmark))),
+        second,
+        settings,
+        Picture(figure.name),
+    ]
     return write_page(blocks, output, benchmark.key, with_latex=True)
+
+
+def verdict(results: Results, benchmark: Benchmark) -> str:
+    """Return the sentence that the rest of the report supports."""
+    found: dict[str, dict[tuple[str, str], Measurement]] = {}
+    for each in results.measurements():
+        if each.selects:
+            found.setdefault(each.model, {})[each.task, each.split] = each
+    shared = set.intersection(*map(set, found.values()))
+    if not shared:
+        return "The models have no score in common yet."
+
+    means = {model: fmean(np.median(of[each].values) for each in shared) for model, of in found.items()}
+    best, *others = sorted(means, key=means.__getitem__, reverse=True)
+    baseline = fmean(found[best][each].baseline for each in shared)
+    if len(shared) == 1:
+        (only,) = shared
+        what = f"{_score_name(found[best][only], benchmark)} ({found[best][only].metric})"
+    else:
+        what = f"the mean of {len(shared)} scores"
+    rest = f"{baseline:.2f} of an answer that needs no model"
+    if others:
+        rest = f"{means[others[0]]:.2f} of {others[0]} and {rest}"
+    sentence = f"{best} has {means[best]:.2f} in {what}, against {rest}."
+    all_found = [results.of(model, task) for model, task in product(results.grid.models, results.grid.tasks)]
+    if not all(each.is_complete for each in all_found):
+        sentence += " Runs are missing, so this may change."
+    return sentence
 
 
 def notes(results: Results, benchmark: Benchmark) -> Iterator[str]:
@@ -142,12 +178,13 @@ def model_row(results: Results, benchmark: Benchmark, model: str) -> TableRow:
     return TableRow(model, updates, scores, marks)
 
 
-def average_of(row: TableRow, benchmark: Benchmark) -> Optional[float]:
-    """Return the mean of all scores of the table; None where one is missing or incomplete."""
-    for score in benchmark.scores:
-        if score.name not in row.scores or INCOMPLETE in row.marks.get(score.name, ""):
+def average_of(row: TableRow, benchmark: Benchmark, tasks: Optional[set[str]] = None) -> Optional[float]:
+    """Return the mean of the scores of these tasks, all by default; None where one is missing or incomplete."""
+    names = [score.name for score in benchmark.scores if tasks is None or score.task in tasks]
+    for name in names:
+        if name not in row.scores or INCOMPLETE in row.marks.get(name, ""):
             return None
-    return fmean(row.scores[score.name] for score in benchmark.scores)
+    return fmean(row.scores[name] for name in names)
 
 
 def cells(row: TableRow, benchmark: Benchmark, tasks: set[str]) -> dict[str, str]:
@@ -166,8 +203,9 @@ def cells(row: TableRow, benchmark: Benchmark, tasks: set[str]) -> dict[str, str
             else:
                 printed.append(NOTHING)
         found[title] = "/".join(printed)
-    if benchmark.average and tasks.issuperset(task_of.values()):
-        average = average_of(row, benchmark)
+    has_all = tasks.issuperset(task_of.values())
+    if benchmark.average and (has_all or benchmark.averages_some):
+        average = average_of(row, benchmark, tasks)
         found[AVERAGE] = NOTHING
         if average is not None:
             found[AVERAGE] = f"{average:.2f}"

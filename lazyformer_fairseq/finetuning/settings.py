@@ -6,7 +6,7 @@ from typing import Optional
 
 from lazyformer_fairseq.options import PRECISION, option
 
-TASK_NAMES = ("glue", "squad")  # of --task
+TASK_NAMES = ("glue", "babylm", "squad")  # of --task
 CUSTOM_OPTIONS = ("text", "label", "labels", "kind", "metric")
 SPECIAL_OPTIONS = ("max_length", "max_train_rows", "glue_head", "skip_mistakes", *CUSTOM_OPTIONS)  # of some benchmarks
 OF_BENCHMARKS = ("data", "tasks", "n_best", "max_answer_tokens", "skip_mistakes")  # options of predict, none of TEXTS

@@ -88,11 +88,6 @@ class CustomTask(TextsBenchmark):
         prepared = prepare_task(wanted.data, folder, self.row, decides, tokenizer)
         return f"{overview([prepared], positions)}\n{self.row.name}: {in_words(self.row)}"
 
-    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: settings.PredictSettings) -> list[str]:  # noqa: ARG002
-        """Refuse: texts are needed, which are labelled one by one."""
-        model = next(iter(runs.values()), "MODEL")
-        raise UserError(f"{self.name}: give the texts too, as in `lazyformer predict {model} texts.tsv`")
-
     def extra_settings(
         self,
         given: settings.GridSettings,

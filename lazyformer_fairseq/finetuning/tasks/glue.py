@@ -38,15 +38,9 @@ LONGEST = 512  # ids of an input where nobody says
 HEADER = "index\tprediction"
 
 
-class Glue(TextsBenchmark):
-    """The nine tasks of GLUE, and its diagnostic set."""
+class PublishedTasks(TextsBenchmark):
+    """Tasks of a table that is published with their files."""
 
-    name = "GLUE"
-    key = "glue"
-    tasks = TASKS
-    protocols = paper_numbers.PROTOCOLS
-    scores = paper_numbers.SCORES
-    columns = paper_numbers.COLUMNS
     average = True
 
     def choose_tasks(self, names: Sequence[str]) -> list[str]:
@@ -55,7 +49,7 @@ class Glue(TextsBenchmark):
         Raises:
             UserError: a task is unknown, given twice, or cannot be trained.
         """
-        tasks = [find_task(name) for name in names or self.usual.tasks]
+        tasks = [find_task(name, self.tasks, self.name) for name in names or self.usual.tasks]
         for number, task in enumerate(tasks):
             if task in tasks[:number]:
                 raise UserError(f"--tasks: {task.name} is there twice")
@@ -65,7 +59,18 @@ class Glue(TextsBenchmark):
 
     def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
         """Prepare the tasks, and return an overview."""
-        return overview(prepare_tasks(wanted), positions)
+        return overview(prepare_tasks(wanted, self.tasks, self.name), positions)
+
+
+class Glue(PublishedTasks):
+    """The nine tasks of GLUE, and its diagnostic set."""
+
+    name = "GLUE"
+    key = "glue"
+    tasks = TASKS
+    protocols = paper_numbers.PROTOCOLS
+    scores = paper_numbers.SCORES
+    columns = paper_numbers.COLUMNS
 
     # --- report -------------------------------------------------------------------------------------------------------
 
@@ -132,19 +137,28 @@ class Glue(TextsBenchmark):
 # --- from official files to folders of memory-mapped data -------------------------------------------------------------
 
 
-def prepare_tasks(wanted: GridSettings) -> list[PreparedTask]:
+def prepare_tasks(
+    wanted: GridSettings,
+    table: Mapping[str, TaskDescription] = TASKS,
+    what: str = Glue.name,
+) -> list[PreparedTask]:
     """Prepare the wanted tasks, or else those that have a folder in the data, in OUT/tasks; reuse what is there.
+
+    Args:
+        wanted: names official files, a tokenizer's folder and tasks.
+        table: the known tasks.
+        what: the name of these, for messages.
 
     Raises:
         UserError: a folder or all files of a task are missing, a row is wrong (file and line), or the task was
             prepared before in another way. Tasks that were finished before stay.
     """
-    tasks = [find_task(name) for name in dict.fromkeys(wanted.tasks)]
+    tasks = [find_task(name, table, what) for name in dict.fromkeys(wanted.tasks)]
     if not tasks:
-        tasks = [task for task in TASKS.values() if (wanted.data / task.folder).is_dir()]
+        tasks = [task for task in table.values() if (wanted.data / task.folder).is_dir()]
     if not tasks:
-        folders = ", ".join(task.folder for task in TASKS.values())
-        raise UserError(f"{wanted.data}: holds no folder of a GLUE task; known are {folders}")
+        folders = ", ".join(task.folder for task in table.values())
+        raise UserError(f"{wanted.data}: holds no folder of a {what} task; known are {folders}")
     for task in tasks:  # reports every missing folder before anything is encoded
         folder = wanted.data / task.folder
         if not folder.is_dir():

@@ -1,0 +1,78 @@
+"""BabyLM's evaluation by fine-tuning: seven tasks of GLUE and SuperGLUE, as JSON lines in one folder."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from lazyformer_fairseq.data.glue import BABYLM_PREFIX, BABYLM_TASKS
+from lazyformer_fairseq.data.prepared_folder import PreparedTask
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.benchmark import Score, TuningProtocol
+from lazyformer_fairseq.finetuning.results import Results
+from lazyformer_fairseq.finetuning.settings import GridSettings
+from lazyformer_fairseq.finetuning.tasks.glue import PublishedTasks
+
+
+class BabyLM(PublishedTasks):
+    """The tasks of BabyLM's evaluation of 2025, of which a folder may hold some."""
+
+    name = "BabyLM"
+    key = "babylm"
+    tasks = BABYLM_TASKS
+    protocols: ClassVar = {
+        "babylm": TuningProtocol(
+            tasks=tuple(BABYLM_TASKS),
+            lrs=(5e-5,),
+            seeds=(42,),
+            epochs=10,
+            batch_size=32,
+            warmup_ratio=0.06,
+        )
+    }
+    scores = tuple(
+        Score(name.removeprefix(BABYLM_PREFIX), name, task.selecting_metric) for name, task in BABYLM_TASKS.items()
+    )
+    averages_some = True
+
+    def left_out(self, names: Sequence[str], data: Path) -> dict[str, str]:
+        """Return the tasks without a training file, each with a sentence.
+
+        Raises:
+            UserError: none has one.
+        """
+        reasons = {}
+        for name in names:
+            file = self.tasks[name].splits["train"].file
+            if not (data / file).is_file() and not PreparedTask.is_at(data / name):
+                reasons[name] = f"{name} is left out, for {data} holds no {file} to train on"
+        if len(reasons) == len(names):
+            raise UserError(
+                f"{data}: holds no training file of {', '.join(names)}; give the folder of {file} and the others by "
+                "--data"
+            )
+        return reasons
+
+    def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
+        """Prepare the tasks that can be trained, and return an overview."""
+        names = self.choose_tasks(wanted.tasks)
+        left_out = self.left_out(names, wanted.data)
+        present = tuple(name for name in names if name not in left_out)
+        overview = super().prepare(replace(wanted, tasks=present), positions)
+        return "\n".join([*left_out.values(), overview])
+
+    def notes(self, results: Results) -> Iterator[str]:
+        """Yield what a reader needs to compare the numbers with others, a sentence or two each."""
+        yield (
+            "MRPC and QQP: F1 of the second class; all others: accuracy; times 100, at the epoch that is best on the "
+            "same rows."
+        )
+        missing = [score.name for score in self.scores if score.task not in results.grid.tasks]
+        if missing:
+            yield (
+                f"The average lacks {', '.join(missing)}, so it does not compare with published averages over all "
+                f"{len(self.scores)} tasks."
+            )
+
+
+BENCHMARK = BabyLM()

@@ -42,6 +42,16 @@ def class_name(word: str) -> str:
     return word
 
 
+def listed_labels(word: str) -> Optional[list[str]]:
+    """Return the labels in a label column's `word` that is a list of JSON, as in ``["anger", "joy"]``; else None."""
+    if not word.lstrip().startswith("["):
+        return None
+    try:
+        return list(map(_field_of, parse_json(word)))
+    except (ValueError, RecursionError):
+        return None
+
+
 @dataclass(frozen=True)
 class Split:
     """One file of a task.
@@ -86,6 +96,7 @@ class TaskDescription:
         standard: mean and standard deviation of the training scores, where the head learns multiples of the second from
             the first: scores of any range train alike.
         longest: ids of the longest input in training, where a checkpoint says it.
+        is_multi_label: a row has a list of labels, each by a sigmoid of its own.
     """
 
     name: str
@@ -100,6 +111,7 @@ class TaskDescription:
     is_custom: bool = False
     standard: Optional[tuple[Finite, PositiveAmount]] = None
     longest: Optional[int] = None
+    is_multi_label: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return the row as an object of JSON."""
@@ -152,12 +164,41 @@ class TaskDescription:
             return "write a line of names, and rows under it"
         return "download the task's data again"
 
-    def target(self, word: str) -> Union[int, float, str]:
+    def target(self, word: str) -> "Target":
         """Return the class (from 0) or the score for a label column's `word`; the word while neither are known.
+
+        Of a list it is a 0 or 1 per label of the task; while these are not known, the labels in the list.
 
         Raises:
             UserError: not a label of the task; the message lists those allowed, the caller adds file and line.
         """
+        if not self.is_multi_label:
+            return self._class_or_score(word)
+        listed = listed_labels(word)
+        if listed is None:
+            raise UserError(f'label {word!r} is no list of labels, as other rows have, such as ["joy"]')
+        found = tuple(map(self._class_or_score, listed))
+        if not self.labels:
+            return found
+        return tuple(int(number in found) for number in range(len(self.labels)))
+
+    def target_of(self, label: Any) -> "Target":
+        """Return the target of a label as :class:`~lazyformer_fairseq.evaluation.inference.Prediction` has it."""
+        if self.is_regression:
+            return label
+        if self.is_multi_label:
+            return tuple(int(each in label) for each in self.labels)
+        return self.labels.index(label)
+
+    def word_of(self, target: Any) -> str:
+        """Return the label that a target stands for, as a file has it."""
+        if self.is_regression:
+            return f"{target:g}"
+        if self.is_multi_label:
+            return json.dumps([label for label, is_there in zip(self.labels, target, strict=True) if is_there])
+        return self.labels[int(target)]
+
+    def _class_or_score(self, word: str) -> Union[int, float, str]:
         if self.is_custom:
             word = word.strip()
             if not word:
@@ -166,6 +207,8 @@ class TaskDescription:
                 raise UserError(f"the label {word!r} stands for a missing one")
             if re.search(r"[\t\r\n]", word):
                 raise UserError(f"the label {word!r} holds a tab or a line break, by which files divide labels")
+            if listed_labels(word) is not None:
+                raise UserError(f"the label {word[:40]} is a list; write a list of labels in each row, or in none")
         if self.is_regression:
             return self._score(word)
         word = class_name(word)
@@ -195,15 +238,18 @@ class TaskDescription:
         raise UserError(f"score {word!r} is no number{limits}, as {self.name}'s are{classes}")
 
 
+Target = Union[int, float, str, tuple[Union[int, float, str], ...]]
+
+
 @dataclass(frozen=True)
 class Example:
     """One row: one text or two, the class or score (None where the file has none), and the line, from 1.
 
-    While the classes are not known yet, the target is the label's own word.
+    While the classes are not known yet, the target is the label's own word; see :meth:`TaskDescription.target`.
     """
 
     texts: tuple[str, ...]
-    target: Optional[Union[int, float, str]]
+    target: Optional[Target]
     line: int
 
 
@@ -328,16 +374,16 @@ class RowReader:
         return tuple(template.format(**by_name) for template in self.templates)
 
     def label_of(self, row: FileRow) -> Optional[str]:
-        """Return the label of a row; raise a UserError where it is a list or an object."""
+        """Return the label of a row, a list as JSON; raise a UserError where it is an object."""
         if self.label is None:
             return None
-        return self._plain(row, self.label, "a row has one label, which is a word, a number, true or false")
+        return self._plain(row, self.label, "a label is a word, a number, true or false, or a list of these", dict)
 
-    def _plain(self, row: FileRow, place: int, remedy: str) -> str:
+    def _plain(self, row: FileRow, place: int, remedy: str, refused: Any = (list, dict)) -> str:
         value = None
         if row.whole is not None:
             value = row.whole.get(self.names[place])
-        if isinstance(value, (list, dict)):
+        if isinstance(value, refused):
             kind = "a list" if isinstance(value, list) else "an object"
             raise UserError(
                 f"{self.path}, line {row.line}: the field {self.names[place]!r} is {kind}, {row.fields[place][:40]}; "

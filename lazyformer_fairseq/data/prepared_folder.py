@@ -253,7 +253,7 @@ class EncodedExamples:
 
     Attributes:
         inputs: ids of each example.
-        targets: classes or scores, (N,), if the split has labels.
+        targets: see :func:`targets_of`.
         cut: how many inputs were cut.
     """
 
@@ -376,7 +376,7 @@ class PreparedTask(PreparedFolder):
                     self.folder / f"targets.{split}.npy",
                     "prepare them again",
                     kinds,
-                    ndim=1,
+                    ndim=1 + self.task.is_multi_label,
                 )
             is_whole = len(items) == counts["rows"] and (targets is None or len(targets) == counts["rows"])
             if not is_whole or (self.folder / f"{split}.bin").stat().st_size != counts["bytes"]:
@@ -405,11 +405,9 @@ class PreparedTask(PreparedFolder):
             return None
         if split == "train":
             targets = targets[drawn_rows(len(targets), rows)]
-        if len(np.unique(targets)) > 1:
+        if len(np.unique(targets, axis=0)) > 1:
             return None
-        if self.task.is_regression:
-            return f"{targets[0]:g}"
-        return self.task.labels[int(targets[0])]
+        return self.task.word_of(targets[0])
 
 
 @dataclass(frozen=True)
@@ -457,7 +455,7 @@ def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size:
 
 
 def targets_of(task: TaskDescription, examples: list[Example]) -> Optional[np.ndarray]:
-    """Return classes or scores (N,), None for a split without labels.
+    """Return classes or scores (N,), or a 0 or 1 per label (N, L); None for a split without labels.
 
     Scores are float64, which fairseq leaves alone: with fp16 and bf16 it makes float32 as coarse as the weights.
     """

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
@@ -38,14 +38,15 @@ class Prediction(NamedTuple):
     """An answer of :meth:`TrainedModel.predict` on a text: the likeliest class, or a score without probabilities.
 
     Attributes:
-        label: None where there is no text to answer on; then there are no probabilities.
-        probability: of the label.
+        label: None where there is no text to answer on; then there are no probabilities. A list of those that are
+            likelier than not, where texts have several.
+        probability: of the label; None of a list.
         probabilities: of all labels.
         is_cut: whether the text is longer than the model reads, so that the answer is on a part of it.
         is_unknown: whether the tokenizer knows no token of the text, so that the answer says nothing.
     """
 
-    label: Optional[Union[str, float]]
+    label: Optional[Union[str, float, list[str]]]
     probability: Optional[float]
     probabilities: Mapping[str, float]
     is_cut: bool = False
@@ -219,6 +220,12 @@ class TrainedModel(nn.Module):
             scores = self._in_unit_of_files(name, logits)[:, 0].clip(low, high)
             return [Prediction(float(score), None, {}) for score in scores]
         answers = []
+        if task.is_multi_label:
+            for row in expit(logits).tolist():
+                shares = dict(zip(task.labels, row, strict=True))
+                likely = [label for label, share in shares.items() if share > 0.5]
+                answers.append(Prediction(likely, None, shares))
+            return answers
         for row in softmax(logits, axis=-1).tolist():
             shares = dict(zip(task.labels, row, strict=True))
             best = max(shares, key=shares.get)

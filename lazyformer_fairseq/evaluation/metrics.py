@@ -31,6 +31,9 @@ METRICS: Mapping[str, Metric] = {
     "macro_f1": lambda predictions, targets: float(
         of_sklearn.f1_score(targets, predictions, average="macro", zero_division=0.0)
     ),
+    "micro_f1": lambda predictions, targets: float(
+        of_sklearn.f1_score(targets, predictions, average="micro", zero_division=0.0)
+    ),
     "matthews": _correlation(of_sklearn.matthews_corrcoef),
     "pearson": _correlation(stats.pearsonr),
     "spearman": _correlation(stats.spearmanr),

@@ -17,7 +17,7 @@ import numpy as np
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder, PreparedTask, drawn_rows
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.metrics import METRICS
+from lazyformer_fairseq.evaluation.metrics import METRICS, Metric
 from lazyformer_fairseq.finetuning.grid import Run
 from lazyformer_fairseq.finetuning.results import Results, ScoredTask
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
@@ -286,15 +286,24 @@ class TextsBenchmark(Benchmark):
         targets = run.data.read(split, None, 0).targets
         if task.is_regression:
             constant = seen.mean()
+        elif task.is_multi_label:
+            constant = _best_constant_list(np.array(seen), METRICS[task.selecting_metric])
         else:
             constant = np.bincount(seen).argmax()
-        guesses = np.full(len(targets), constant)
+        guesses = np.broadcast_to(constant, targets.shape)
         return {name: METRICS[name](guesses, np.array(targets)) for name in task.metrics}
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:  # noqa: ARG002
         """Refuse: texts are needed, which are labelled one by one."""
         model = next(iter(runs.values()), "MODEL")
         raise UserError(f"{self.name}: give the texts too, as in `lazyformer predict {model} texts.tsv`")
+
+
+def _best_constant_list(targets: np.ndarray, metric: Metric) -> np.ndarray:
+    """Return the most frequent labels (L,), as many as score best on all rows (N, L)."""
+    rank = np.argsort(np.argsort(-targets.sum(0), kind="stable"))
+    candidates = [(rank < count).astype(np.int64) for count in range(len(rank) + 1)]
+    return max(candidates, key=lambda labels: metric(np.broadcast_to(labels, targets.shape), targets))
 
 
 def head_settings(text: Optional[str]) -> dict[str, Any]:

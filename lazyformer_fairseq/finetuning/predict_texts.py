@@ -25,11 +25,11 @@ from lazyformer_fairseq.data.labelled_files import (
 from lazyformer_fairseq.data.text.interface import told_cut, told_unknown
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, inference, loading
-from lazyformer_fairseq.evaluation.metrics import METRICS
 from lazyformer_fairseq.finetuning.settings import PredictSettings
 from lazyformer_fairseq.finetuning.tasks.custom import columns_of
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
+from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
 
 ENDINGS = (".tsv", ".csv", ".jsonl", ".txt")
 ROWS_AT_ONCE = 2_000  # in memory; batches of like lengths are made of these
@@ -95,6 +95,9 @@ def fields_added(answer: inference.Prediction, task: TaskDescription) -> dict[st
     if task.is_regression:
         # Nine digits tell all floats of 32 bits apart: scores may differ in the last of them alone.
         return {"prediction": float(f"{answer.label:.9g}")}
+    if task.is_multi_label:
+        shares = {label: round(share, 4) for label, share in answer.probabilities.items()}
+        return {"prediction": answer.label, "probabilities": shares}
     return {"prediction": answer.label, "probability": round(answer.probability, 4)}
 
 
@@ -102,6 +105,8 @@ def added_to(task: TaskDescription) -> tuple[str, ...]:
     """Names of the fields that stand after a row's own."""
     if task.is_regression:
         return ("prediction",)
+    if task.is_multi_label:
+        return ("prediction", "probabilities")
     return ("prediction", "probability")
 
 
@@ -196,7 +201,12 @@ def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str,
         else:
             own = row.whole
         return f"{json.dumps({**own, **answer}, ensure_ascii=False)}\n"
-    fields = [*row.fields, *("" if value is None else value for value in answer.values())]
+    fields = list(row.fields)
+    for value in answer.values():
+        if isinstance(value, (list, dict)):
+            fields.append(json.dumps(value, ensure_ascii=False))
+        else:
+            fields.append("" if value is None else value)
     if path.suffix.lower() == ".csv":
         csv.writer(line := io.StringIO(), lineterminator="\n").writerow(fields)
         return line.getvalue()
@@ -232,7 +242,7 @@ class Tally:
         self.unknown = CountedRows()
         self.cut = CountedRows()
         self.fields_instead: dict[str, None] = {}  # of rows that lack the field of the text
-        self.pairs = array("d")  # answer, target, answer, target ...
+        self.pairs = array("d")  # answer, target, answer, target ...; of lists a number per label each
         self.why_not = ""
 
     def add(self, row: FileRow, answer: inference.Prediction) -> None:
@@ -262,11 +272,7 @@ class Tally:
             else:
                 self.why_not = f"no marks: {where}: {error}"
             return
-        if self.task.is_regression:
-            found = answer.label
-        else:
-            found = self.task.labels.index(answer.label)
-        self.pairs.extend((found, target))
+        self.pairs.extend(np.hstack([self.task.target_of(answer.label), target]))
 
     @property
     def _text_columns(self) -> list[str]:
@@ -303,8 +309,12 @@ class Tally:
             return [self.why_not]
         if not self.pairs or not self.task.metrics:
             return []
-        predictions, targets = np.array(self.pairs).reshape(-1, 2).T
-        marks = [f"{name} {100 * METRICS[name](predictions, targets):.2f}" for name in self.task.metrics]
+        width = 1
+        if self.task.is_multi_label:
+            width = len(self.task.labels)
+        rows = np.array(self.pairs).reshape(-1, 2 * width)
+        predictions, targets = np.hsplit(rows, 2)
+        marks = [f"{name} {100 * LabelledTextsObjective.metric(name, rows):.2f}" for name in self.task.metrics]
         if self.task.is_regression:
             marks.append(f"mean absolute error {np.abs(predictions - targets).mean():.4g}")
         if len(targets) < self.rows:
@@ -312,10 +322,10 @@ class Tally:
         else:
             some = ""
         said = [f"by the file's own labels{some}: {', '.join(marks)}"]
-        if len(np.unique(targets)) == 1:
-            if self.task.is_regression:
-                label = f"{targets[0]:g}"
-            else:
-                label = self.task.labels[int(targets[0])]
+        if len(np.unique(targets, axis=0)) == 1:
+            target = targets[0]
+            if width == 1:
+                target = target.item()
+            label = self.task.word_of(target)
             said.append(f"all these labels are {label!r}, so these numbers say nothing")
         return said

@@ -17,8 +17,13 @@ USUAL = "the protocol's"
 CUSTOM = "Custom labels"  # a section of --help
 CLASSES = "classes"
 SCORES = "scores"
-KINDS = (CLASSES, SCORES)
-METRICS_OF_KIND = {CLASSES: ("accuracy", "macro_f1", "matthews"), SCORES: ("spearman", "pearson")}  # the first selects
+LISTS = "lists"
+KINDS = (CLASSES, SCORES, LISTS)
+METRICS_OF_KIND = {  # the first selects
+    CLASSES: ("accuracy", "macro_f1", "matthews"),
+    SCORES: ("spearman", "pearson"),
+    LISTS: ("micro_f1", "macro_f1"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +50,16 @@ class GridSettings:
         None,
         "What the labels are.",
         choices=KINDS,
-        shown="scores if most are numbers and some are not whole, or the column is called score",
+        shown="lists if the first is one; scores if most are numbers and some are not whole, or the column is called "
+        "score",
         section=CUSTOM,
     )
     metric: Optional[str] = option(
         None,
-        "Metric that selects epoch and rate. f1 is that of the second of two classes, macro_f1 the mean of all.",
-        choices=("accuracy", "macro_f1", "f1", "matthews", "spearman", "pearson"),
-        shown="accuracy of classes, spearman of scores",
+        "Metric that selects epoch and rate. f1 is that of the second of two classes, macro_f1 the mean of all, "
+        "micro_f1 that of all labels of all texts.",
+        choices=("accuracy", "macro_f1", "micro_f1", "f1", "matthews", "spearman", "pearson"),
+        shown="accuracy of classes, spearman of scores, micro_f1 of lists",
         section=CUSTOM,
     )
     tokenizer: Optional[Path] = option(None, "Tokenizer for official files.", shown="beside the first checkpoint")

@@ -156,10 +156,9 @@ def choose_head(
     if chosen is None:
         return None
     outputs, kind = there[chosen]
-    labels = ()
-    if chosen in tasks:
-        labels = tasks[chosen].labels
-    return Head(chosen, outputs, kind, labels)
+    if chosen not in tasks:
+        return Head(chosen, outputs, kind)
+    return Head(chosen, outputs, kind, tasks[chosen].labels, tasks[chosen].is_multi_label)
 
 
 def choose_form(source: Source, form: str) -> str:

@@ -24,6 +24,7 @@ from lazyformer_fairseq.huggingface.activations import ACTIVATIONS
 from lazyformer_fairseq.modules.sublayers.feed_forward import GATES
 from lazyformer_fairseq.storage.json_files import read_json
 
+MULTI_LABEL = "multi_label_classification"  # a problem_type of transformers' configs
 CONFIG_FILE = "config.json"
 LARGEST_JSON = 64 * 2**20  # bytes
 SAFE_FILE = "model.safetensors"

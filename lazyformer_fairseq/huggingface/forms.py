@@ -76,12 +76,14 @@ class Head(NamedTuple):
         outputs: number of outputs.
         kind: "dense", "linear" or "span".
         labels: names of the classes.
+        is_multi_label: whether a text has several of them.
     """
 
     name: str
     outputs: int
     kind: str
     labels: tuple[str, ...] = ()
+    is_multi_label: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,8 @@ def _settings(source: Source, keys: Mapping[str, str] = families.BERT_KEYS) -> d
     found["problem_type"] = "single_label_classification"
     if head.outputs == 1:
         found["problem_type"] = "regression"
+    elif head.is_multi_label:
+        found["problem_type"] = families.MULTI_LABEL
     return found
 
 

@@ -141,7 +141,8 @@ def _check_head_name(name: Optional[str]) -> None:
 
 def name_classes(folder: Path, weights: dict[str, Tensor]) -> dict[str, TaskDescription]:
     """Return by head the classes as config.json calls them; bring those of a GLUE task into its order, in place."""
-    called = families.read_json_object(folder / families.CONFIG_FILE).get("id2label")
+    config = families.read_json_object(folder / families.CONFIG_FILE)
+    called = config.get("id2label")
     if not isinstance(called, dict):
         return {}
     names = list(map(str, called.values()))
@@ -159,7 +160,8 @@ def name_classes(folder: Path, weights: dict[str, Tensor]) -> dict[str, TaskDesc
                 name = f"{PREFIX}{head}.out_proj.{part}"
                 weights[name] = weights[name][[lower.index(label) for label in labels]]
         else:
-            found[head] = TaskDescription(head, {}, (), tuple(words))
+            is_multi_label = config.get("problem_type") == families.MULTI_LABEL
+            found[head] = TaskDescription(head, {}, (), tuple(words), is_multi_label=is_multi_label)
     return found
 
 

@@ -126,7 +126,8 @@ class LabelledTextsDataset(SizedDataset):
 
     Args:
         inputs: ids of each example, 1-d integer arrays (T,); on disk they have `sizes`.
-        targets: a class (int64) or a score (float64) an example, (N,); None where there are none.
+        targets: a class (int64) or a score (float64) an example, (N,), or a 0 or 1 per label, (N, L); None where there
+            are none.
         pad: id of ``<pad>``.
         shuffle: compose batches anew in each epoch; else they are always the same, ordered by length alone.
         seed: the composition depends on it and the epoch alone.

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Optional
 
@@ -17,9 +18,11 @@ from lazyformer_fairseq.data.labelled_files import (
     MOST_SHOWN,
     NAME,
     Column,
+    RowReader,
     Split,
     TaskDescription,
     class_name,
+    listed_labels,
     read_rows,
     read_split,
 )
@@ -107,7 +110,9 @@ def in_words(row: TaskDescription) -> str:
         if len(row.labels) > MOST_SHOWN:
             shown += ", ..."
         what = f"{len(row.labels)} classes, {shown}"
-        if all(map(_is_number, row.labels)):
+        if row.is_multi_label:
+            what = f"lists of {len(row.labels)} labels, {shown}"
+        elif all(map(_is_number, row.labels)):
             what += " (--kind scores for scores)"
     columns = []
     for column in (*row.splits["train"].texts, row.splits["train"].label):
@@ -159,14 +164,22 @@ def describe(folder: Path, given: settings.GridSettings) -> TaskDescription:
     texts, label = columns_of(path, first.fields, given.text, given.label)
     splits = {"train": Split(train, texts, label, 0), "valid": Split(dev, texts, label, 0)}
     row = TaskDescription(name, splits, (), is_custom=True)
+    row = replace(row, is_multi_label=_begins_with_list(row, path))
 
     words = [example.target for example in read_split(row, folder, "train").examples]
     kind = given.kind
-    if not kind and given.labels:
+    if row.is_multi_label:
+        kind = settings.LISTS
+        words = [word for listed in words for word in listed]
+        if not words:
+            raise UserError(f"{path}: all lists of labels are empty, so nothing can be learnt from them")
+    elif not kind and given.labels:
         kind = settings.CLASSES
+    if given.kind and (kind == settings.LISTS) != (given.kind == settings.LISTS):
+        raise UserError(f"--kind {given.kind}: the first row of {path} says otherwise; leave the option out")
     if not kind:
         kind = kind_of(words, label)
-    if kind == settings.CLASSES:
+    if kind != settings.SCORES:
         row = replace(row, labels=labels_of(path, words, given.labels))
     else:
         refuse_given(given, ("labels",), "scores have none; leave it out")
@@ -177,6 +190,19 @@ def describe(folder: Path, given: settings.GridSettings) -> TaskDescription:
             raise UserError(f"{path}: all {len(scores):,} scores are {scores[0]:g}, so nothing can be learnt from them")
         row = replace(row, standard=(float(np.mean(scores)), deviation))
     return replace(row, metrics=metrics_of(kind, row.labels, given.metric))
+
+
+def _begins_with_list(row: TaskDescription, path: Path) -> bool:
+    """Return whether the first row with a label has a list of labels."""
+    layout = row.splits["train"]
+    rows = read_rows(path)
+    first = next(rows)
+    reader = RowReader.of(path, first.fields, layout.texts, layout.label)
+    if not layout.has_header:
+        rows = chain([first], rows)
+    full = (found for found in rows if len(found.fields) == len(reader.names))
+    word = next(map(reader.label_of, full), None)
+    return word is not None and listed_labels(word) is not None
 
 
 def _find_file(folder: Path, split: str) -> str:
@@ -280,9 +306,7 @@ def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[s
     there = set(words)
     given = tuple(map(class_name, given))
     if len(there) == 1:
-        raise UserError(
-            f"{path}: all {len(words):,} rows have the label {words[0]!r}; give rows of two classes or more"
-        )
+        raise UserError(f"{path}: all {len(words):,} labels are {words[0]!r}; give rows of two classes or more")
     if len(there) > MOST_SHOWN and 2 * len(there) > len(words):
         raise UserError(
             f"{path}: {len(there):,} different labels in {len(words):,} rows, as {words[0][:40]!r}: is this their "
@@ -302,7 +326,7 @@ def metrics_of(kind: str, labels: Sequence[str], chosen: Optional[str]) -> tuple
     """Return the names of what is measured, first of what selects epoch and rate."""
     measured = settings.METRICS_OF_KIND[kind]
     known = measured
-    if len(labels) == 2:
+    if len(labels) == 2 and kind == settings.CLASSES:
         known = (*measured, "f1")
         kind = f"two {kind}"
     if not chosen:

@@ -1,7 +1,6 @@
 """GLUE: its official files prepared, the paper's table, and the files that gluebenchmark.com takes."""
 
 import os
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -250,8 +249,10 @@ def _write(
     write_split(prefix.parent, prefix.name, examples, len(tokenizer.dictionary))
     labels = None
     if not task.is_regression and examples.targets is not None:
-        rows_of_class = Counter(examples.targets.tolist())
-        labels = {label: rows_of_class[number] for number, label in enumerate(task.labels)}
+        rows_of_class = np.bincount(examples.targets.ravel(), minlength=len(task.labels))
+        if task.is_multi_label:
+            rows_of_class = examples.targets.sum(0)
+        labels = dict(zip(task.labels, rows_of_class.tolist(), strict=True))
     return {
         "file": file.path.name,
         "rows": len(file.examples),

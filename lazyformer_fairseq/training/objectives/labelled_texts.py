@@ -98,7 +98,8 @@ class LabelledTextsObjective(HeadObjective):
     def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
         """Return the summed cross-entropy of classes, or squared error of scores, of logits (B, classes).
 
-        In evaluation `rows` holds each example's prediction and target, float64 (B, 2).
+        Where texts have several labels, it is the sum over texts of the mean binary cross-entropy of labels. In
+        evaluation `rows` holds each example's prediction and target, float64 (B, 2), or those per label (B, 2 L).
         """
         targets = batch["target"]
         log = {}
@@ -107,17 +108,22 @@ class LabelledTextsObjective(HeadObjective):
             targets = (targets - mean) / deviation
             predictions = logits.squeeze(-1)
             loss = F.mse_loss(predictions, targets.float(), reduction="sum")
+        elif self.description.is_multi_label:
+            predictions = logits.detach() > 0
+            loss = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none").mean(dim=-1).sum()
+            log["ncorrect"] = (predictions == targets).all(dim=-1).sum()
         else:
             predictions = logits.detach().argmax(dim=-1)
             loss = F.cross_entropy(logits, targets, reduction="sum")
             log["ncorrect"] = (predictions == targets).sum()
         if not training:
-            log["rows"] = torch.stack([predictions.detach().double(), targets.double()], dim=1).cpu().numpy()
+            both = [each.detach().double().reshape(len(logits), -1) for each in (predictions, targets)]
+            log["rows"] = torch.cat(both, dim=1).cpu().numpy()
         return loss, log
 
     @staticmethod
     def scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
-        """Return `loss`, in bits per example or as squared error, and the accuracy of classes, a share."""
+        """Return `loss`, in bits per example or as squared error, and the share of examples whose labels are right."""
         examples = total(logs, "sample_size")
         loss = mean_per_prediction(logs, "loss")
         if "ncorrect" not in logs[0]:
@@ -133,7 +139,9 @@ class LabelledTextsObjective(HeadObjective):
     @staticmethod
     def metric(name: str, rows: np.ndarray) -> float:
         """Compute a metric of the whole split."""
-        predictions, targets = rows.T
+        predictions, targets = np.hsplit(rows, 2)
+        if rows.shape[1] == 2:
+            return METRICS[name](predictions.ravel(), targets.ravel())
         return METRICS[name](predictions, targets)
 
     def settings(self) -> dict[str, dict[str, Any]]:

@@ -216,7 +216,7 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         ("text\tmood\na\tx\n", GOOD, "", "line 1: names no column of labels, but 'text', 'mood'.*--label"),
         (GOOD, "a b\tx\n", "", r"dev.tsv, line 1: the header lacks 'text', 'label'"),
         (GOOD, "text\tlabel\na\tz\n", "", r"dev.tsv, line 2: label 'z' is none of bad's labels x, y.*mend the row"),
-        ("text\tlabel\na\tx\nb\tx\n", GOOD, "", r"train.tsv: all 2 rows have the label 'x'; give rows of two classes"),
+        ("text\tlabel\na\tx\nb\tx\n", GOOD, "", r"train.tsv: all 2 labels are 'x'; give rows of two classes"),
         ("text\tlabel\na\tx\nb\n", GOOD, "", "train.tsv, line 3: found 1 field, needed 2"),
         ("text\tlabel\na\tx\nb\t\n", GOOD, "", "train.tsv, line 3: the label is empty; mend the row"),
         ("text\tlabel\na\tx\n\ty\n", GOOD, "", "train.tsv, line 3: a sentence is empty"),
@@ -255,7 +255,15 @@ def test_what_is_wrong_in_files_is_said_with_file_row_and_remedy(tmp_path, train
         (JSONL, '{"text": "a", "label": 1}\n[1]\n', "line 2: no JSON object"),
         (JSONL, '{"text": "a", "label": 1}\n\n{"text": "b"}\n', "line 3: the label is empty"),
         (JSONL, '{"text": "a", "label": 1}\n{"text": "b", "label": null}\n', "line 2: the label is empty"),
-        (JSONL, '{"text": "a", "label": ["x", "y"]}\n', r"line 1: the field 'label' is a list, \[.x., .y.\];"),
+        (JSONL, '{"text": "a", "label": {"x": 1}}\n', r"line 1: the field 'label' is an object, .*or a list of these"),
+        (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": ["x"]}\n',
+         r'train.jsonl, line 2: the label \["x"\] is a list; write a list of labels in each row, or in none; mend'),
+        (JSONL, '{"text": "a", "label": ["x", "y"]}\n{"text": "b", "label": "x"}\n',
+         r"""train.jsonl, line 2: label 'x' is no list of labels, as other rows have, such as \["joy"\]; mend"""),
+        ("train.tsv", 'text\tlabel\na\t[]\nb\t["x", null]\n', "train.tsv, line 3: the label is empty; mend"),
+        (JSONL, '{"text": "a", "label": [["x"]]}\n', "line 1: the label .*x.* is a list"),
+        (JSONL, '{"text": "a", "label": []}\n', "all lists of labels are empty, so nothing can be learnt"),
+        (JSONL, '{"text": "a", "label": ["x"]}\n{"text": "a", "label": []}\n', "all 1 labels are 'x'"),
         (JSONL, '{"text": ["a", "b"], "label": "x"}\n', "line 1: the field 'text' is a list, .*; write one text"),
         (JSONL, '{"text": "a", "label": "x", "label": "y"}\n', "line 1: .*key 'label' is there twice"),
         (JSONL, '{"text": "a", "label": true}\n\n{"text": "b", "label": 1}\n', "true or false in line 1, .*line 3"),
@@ -516,7 +524,7 @@ def test_predict_looks_at_all_objects_and_names_what_they_have_in_place_of_a_tex
         assert words in refusal("predict", run_of_moods, file, "--output", tmp_path / "z.jsonl")
     file.write_text('{"text": "anna", "label": "sad"}\n{"text": "ben", "label": ["sad"]}\n')
     said = invoke("predict", run_of_moods, file, "--output", tmp_path / "z.jsonl")
-    assert f"no marks: {file}, line 2: the field 'label' is a list" in said
+    assert f'no marks: {file}, line 2: the label ["sad"] is a list' in said
     for content, output, words in (
         ("text\ttext\na\tb\n", "t.tsv", "2 columns are called 'text'"),
         (

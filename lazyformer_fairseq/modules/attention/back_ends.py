@@ -44,7 +44,7 @@ from lazyformer_fairseq.modules.attention.interface import (
     why_no_triton,
 )
 from lazyformer_fairseq.modules.attention.lazy_block import BlockKernels
-from lazyformer_fairseq.modules.attention.scores import Scores, unchanged
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.weights import distribution
 
 # The memory-efficient kernel writes a gradient of the bias for each sequence, and torch sums them afterwards: so many
@@ -211,7 +211,7 @@ class RecomputedAttention:
         return output[..., :size]
 
     def _dense(self) -> Optional[Tensor]:
-        layout = unchanged
+        layout = None
         if self._learns and self.q_BNTD.device.type == "cuda":
             layout = aligned
         added = self.scores.dense(self.q_BNTD.size(-2), self.k_BNKD.size(-2), self.q_BNTD, layout)

@@ -17,6 +17,7 @@ from lazyformer_fairseq.modules.attention.masks import AttentionMask, mask_of
 # The tensors that have gradients, in the order of a back end's gradients, and those that have none.
 LEARNED = ("table_KN", "position_queries_BNTD", "distances_NKD", "exponent_N", "learned_BNTK")
 _FIXED = ("bucket_by_distance", "lengths_B", "seen_BK")
+Layout = Callable[[Tensor], Tensor]
 _BY_SEQUENCE = (
     "lengths_B",
     "seen_BK",
@@ -28,11 +29,6 @@ _BY_SEQUENCE = (
 )
 # Parts of which :meth:`Scores.dense` writes what sublayers share.
 _SHARED = {"table_KN", "bucket_by_distance", "lengths_B", "is_causal", "seen_BK"}
-
-
-def unchanged(added: Tensor) -> Tensor:
-    """Return the same: the layout for those that read any."""
-    return added
 
 
 @dataclass(eq=False)
@@ -169,7 +165,7 @@ class Scores:
         time: int,
         keys: int,
         like: Tensor,
-        layout: Callable[[Tensor], Tensor] = unchanged,
+        layout: Optional[Layout] = None,
     ) -> Optional[Tensor]:
         """Return the additions to scores, broadcastable to (B, N, T, K); None if there are none.
 
@@ -179,7 +175,8 @@ class Scores:
             time: T.
             keys: K, `extra` included.
             like: a tensor of the scores' device and precision.
-            layout: lays out what is written, the same numbers, as a back end reads them; leaves what fits as it is.
+            layout: lays out what is written, the same numbers, as a back end reads them, and leaves what fits as it is;
+                None for any layout. torch.compile makes no graph of a pass that keeps something by a function.
         """
         tokens = keys - self.extra
         # A sublayer may leave out memory beyond its reach, which follows from its mask. torch.compile would make a
@@ -198,9 +195,11 @@ class Scores:
         if self.extra:
             of_tokens = added.expand(*added.shape[:-1], tokens)
             added = F.pad(of_tokens, (0, self.extra))
+        if layout is None:
+            return added
         return layout(added)
 
-    def _write(self, time: int, keys: int, like: Tensor, layout: Callable[[Tensor], Tensor]) -> Optional[Tensor]:
+    def _write(self, time: int, keys: int, like: Tensor, layout: Optional[Layout]) -> Optional[Tensor]:
         """Return the bias by distance, with -inf at padding, at the future and at what the mask hides."""
         added = None
         if self.table_KN is not None:
@@ -209,8 +208,8 @@ class Scores:
             if added is None:
                 added = torch.zeros_like(is_hidden, dtype=like.dtype)
             added = added.masked_fill(is_hidden, float("-inf"))
-        if added is None:
-            return None
+        if added is None or layout is None:
+            return added
         return layout(added)
 
     def _hidden(self, time: int, keys: int, device: torch.device) -> Iterator[Tensor]:

@@ -114,6 +114,7 @@ class Targets(dict[str, Target]):
             "wikiextractor": b'<doc id="1" title="A">\nA\n\nText.\n</doc>\n',
             "wikitext": b"\n = A = \n\n text text\n = = B = = \n",
             "text": b"a b c\n\nd e f\n",
+            "babylm": b"*CHI: a b c\nd\n\ne f\n",
             "book": b"*** START OF THE PROJECT GUTENBERG EBOOK ***\n\nA text.\n",
         }
         assert set(documents) == set(FORMATS)

@@ -361,9 +361,9 @@ class RowReader:
             UserError: the row has too few or too many fields, or a list or an object in place of a text.
         """
         if len(row.fields) != len(self.names):
-            fields = "field" if len(row.fields) == 1 else "fields"
+            noun = "field" if len(row.fields) == 1 else "fields"
             raise UserError(
-                f"{self.path}, line {row.line}: found {len(row.fields)} {fields}, needed {len(self.names)}; is the "
+                f"{self.path}, line {row.line}: found {len(row.fields)} {noun}, needed {len(self.names)}; is the "
                 "file cut off, are its columns not divided as its ending says, or is there a tab in a sentence? Make "
                 "it a space"
             )

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked_attention import masks
 
+from lazyformer_fairseq.modules.attention import AttentionInputs, attend
 from lazyformer_fairseq.modules.attention import masks as modules
 from lazyformer_fairseq.modules.attention.masks import (
     AttentionMask,
@@ -15,6 +16,7 @@ from lazyformer_fairseq.modules.attention.masks import (
     count_pairs,
     count_share,
 )
+from lazyformer_fairseq.modules.attention.scores import Scores
 
 places = dict(time=st.integers(1, 40), memory=st.integers(0, 20), extra=st.integers(0, 5), is_causal=st.booleans())
 CPU = torch.device("cpu")
@@ -79,3 +81,13 @@ def test_blocks_are_those_of_the_mask(mask, size, at_once, time, memory, extra, 
     blocks = padded.unflatten(2, (-1, size)).unflatten(1, (-1, size)).transpose(2, 3)
     assert torch.equal(found.shown, blocks.any(-1).any(-1))
     assert torch.equal(found.whole, blocks.all(-1).all(-1))
+
+
+@pytest.mark.parametrize("back_end", ["eager", "recompute"])
+def test_what_a_pass_keeps_is_not_kept_by_a_function(back_end):
+    """torch.compile would break its graph: it cannot write down a function that it has only traced."""
+    scores = Scores(mask=AttentionMask(((2, (Band(1, 1),)),)))
+    q, k, v = torch.randn(3, 1, 2, 4, 8)
+    attend(AttentionInputs(q, k, v, scores, consumers=0), back_end)
+    (key,) = scores._written
+    assert not any(callable(part) for part in key)

@@ -47,14 +47,16 @@ def finetune(task: Optional[str], checkpoints: tuple[str, ...], more: tuple[str,
 
     Custom labels or scores stand in a folder, in train.tsv and dev.tsv, whose first line names the columns, as
     text and label: two rates and three seeds of ten epochs each. Then `lazyformer predict` labels texts. GLUE is
-    trained by LazyFormer's Table 5, four rates and five seeds of each task, SQuAD as in PAR's Table 4. What is missing
-    of the data is prepared first; without a CHECKPOINT nothing else is done. One run per GPU, or several on the CPU's
-    cores, each with a folder of its own and a result.json in it. At the end comes the table, printed and, with
-    pictures, in OUTPUT/report. Stop it at any time; rerun to resume: finished runs are not repeated.
+    trained by LazyFormer's Table 5, four rates and five seeds of each task, SQuAD as in PAR's Table 4, BabyLM's tasks
+    by one rate and seed as in its evaluation of 2025. What is missing of the data is prepared first; without a
+    CHECKPOINT nothing else is done. One run per GPU, or several on the CPU's cores, each with a folder of its own and a
+    result.json in it. At the end comes the table, printed and, with pictures, in OUTPUT/report. Stop it at any time;
+    rerun to resume: finished runs are not repeated.
 
     \b
     lazyformer finetune model/checkpoint_best.pt --data my_reviews --output results/my_reviews
     lazyformer finetune model/checkpoint_best.pt --data glue_data --output results/glue
+    lazyformer finetune model/checkpoint_best.pt --task babylm --data babylm_glue --output results/babylm
     lazyformer finetune bert=a.pt lazy=b.pt --task squad --data squad_data --output results/squad
     """
     run_grid(task, GridSettings(checkpoints=(*checkpoints, *more), **given))

@@ -27,7 +27,7 @@ from lazyformer_fairseq.storage.checkpoint_file import look_into
 PHASES = ["before the first update", "training", "writing a file", "renaming", "between two names", "writing a copy"]
 PHASES += ["after the last rename"]
 WITHIN_A_SAVE = PHASES[2:6]  # between the opening of the first file and the last rename
-PROCESSES = multiprocessing.get_context("forkserver")  # from one that has imported everything, so a run begins at once
+PROCESSES = multiprocessing.get_context("spawn")  # a python of its own: a forkserver may have died among other tests
 
 
 class Watch(ctypes.Structure):
@@ -95,7 +95,6 @@ def test_killed_at_random_moments(data_folder, tmp_path, record_counts, kills, w
 @contextmanager
 def started(words: list[str], watch: Watch, log: Path):
     """A process that has begun to train, killed at the end of the block."""
-    PROCESSES.set_forkserver_preload([__name__])
     process = PROCESSES.Process(target=train, args=(words, watch, log))
     watch.phase = watch.saves = 0
     process.start()

@@ -83,7 +83,7 @@ def _rows(
 def _notes(answers: Sequence[Answers], paradigms: Sequence[Paradigm], benchmark: str) -> Iterator[str]:
     pairs = sum(len(paradigm.pairs) for paradigm in paradigms)
     yield (
-        f"{pairs:,} pairs of {len(paradigms)} paradigms, each paradigm of equal weight; equal scores count as wrong. "
+        f"Pairs: {pairs:,}; paradigms: {len(paradigms)}, each of equal weight; equal scores count as wrong. "
         "The intervals are for pairs drawn at random within paradigms."
     )
     if benchmark == "blimp" and (len(paradigms), pairs) != ALL_OF_BLIMP:

@@ -153,13 +153,19 @@ def test_code_of_ones_own_trains(code, prints, run):
 
 
 def written(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's files by name, without times and versions."""
+    """Return the content of a folder's files by name, without times and versions.
+
+    Numbers in JSON files are compared to six digits: the last ones of a loss differ from process to process, because
+    the order of its sums depends on where the tensors lie in memory.
+    """
     found: dict[str, Any] = {}
     for path in (path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".html", ".safetensors")):
         found[str(path.relative_to(folder))] = path.read_bytes()
-        if path.name == "manifest.json":
-            kept = json.loads(path.read_bytes())
-            found[path.name] = {name: kept[name] for name in kept if name not in ("versions", "timing")}
+        if path.suffix == ".json":
+            content = json.loads(path.read_bytes(), parse_float=lambda digits: round(float(digits), 6))
+            if path.name == "manifest.json":
+                content = {name: content[name] for name in content if name not in ("versions", "timing")}
+            found[str(path.relative_to(folder))] = content
     return found
 
 

@@ -451,15 +451,20 @@ class Blockwise:
 
     @staticmethod
     def stored_size(q: Tensor, k: Tensor, scores: Scores) -> int:
-        """Return how many numbers a stored distribution takes, from shapes alone."""
-        batch, heads, time, _ = map(int, q.shape)
+        """Return how many numbers a stored distribution takes, from shapes alone.
+
+        Where nothing is hidden, the shapes may be symbols, so that torch.compile makes one graph for all of them.
+        """
+        batch, heads, time, _ = q.shape
+        if scores.mask is None and not scores.is_causal:
+            return batch * heads * time * k.size(-2)
         tokens = int(k.size(-2)) - scores.extra
         total = 0
-        for group, parts in _groups(scores, heads):
-            segments = segments_of(parts, time, tokens, scores.is_causal)
+        for group, parts in _groups(scores, int(heads)):
+            segments = segments_of(parts, int(time), tokens, scores.is_causal)
             of_head = sum(segment.num_rows * (segment.tokens + scores.extra) for segment in segments)
             total += (group.stop - group.start) * of_head
-        return batch * total
+        return int(batch) * total
 
     def chunks(self) -> Iterator[tuple[Chunk, Tensor]]:
         """Yield all chunks, each with its P, (sequences x heads, rows, keys), valid until the next chunk."""

@@ -1,5 +1,7 @@
 """Masks pair by pair, as numbers, and by blocks for kernels of a GPU."""
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from masked_attention import masks
 
 from lazyformer_fairseq.modules.attention import AttentionInputs, attend
 from lazyformer_fairseq.modules.attention import masks as modules
+from lazyformer_fairseq.modules.attention.blockwise import Blockwise
 from lazyformer_fairseq.modules.attention.masks import (
     AttentionMask,
     Band,
@@ -91,3 +94,22 @@ def test_what_a_pass_keeps_is_not_kept_by_a_function(back_end):
     attend(AttentionInputs(q, k, v, scores, consumers=0), back_end)
     (key,) = scores._written
     assert not any(callable(part) for part in key)
+
+
+def test_one_graph_serves_distributions_of_all_sizes():
+    """torch.compile would make a graph for each batch if the memory of a distribution were counted by numbers."""
+    graphs = []
+
+    def note(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    @functools.partial(torch.compile, backend=note, dynamic=True, fullgraph=True)
+    def memory(q, k):
+        return q.new_empty(Blockwise.stored_size(q, k, Scores()))
+
+    torch._dynamo.reset()
+    for batch, time in ((3, 16), (5, 24), (7, 40)):
+        q = torch.empty(batch, 2, time, 8)
+        assert len(memory(q, q)) == batch * 2 * time * time
+    assert len(graphs) == 1

@@ -145,8 +145,10 @@ def far_biases(bias, reach):
 def length_of(lengths, b, time):
     """Load how many keys of a row of the batch are not padding."""
     if lengths is None:
-        return time
-    return tl.load(lengths + b).to(tl.int32)
+        length = time
+    else:  # Triton compiles what stands behind an early return, too
+        length = tl.load(lengths + b).to(tl.int32)
+    return length
 
 
 @triton.jit(do_not_specialize=["time", "reach"])

@@ -10,11 +10,11 @@ import pytest
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 
-def run_alone(script: str, **environment: str) -> str:
+def run_alone(script: str, *options: str, **environment: str) -> str:
     """Runs pytest on a file beside this one in a process of its own: what it sets up holds for a whole process."""
     command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-n0"]
     done = subprocess.run(
-        [*command, str(Path(__file__).with_name(script))],
+        [*command, *options, str(Path(__file__).with_name(script))],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
@@ -31,8 +31,14 @@ def test_kernels_in_the_interpreter():
     assert " passed" in run_alone("triton_in_interpreter.py", TRITON_INTERPRET="1")
 
 
-@pytest.mark.slow
-def test_kernels_compile_for_gpus():
+@pytest.fixture
+def compiler() -> None:
+    """Skips a test where Triton cannot compile for NVIDIA's GPUs."""
     if not (Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas").exists():
         pytest.skip("this Triton has no compiler for NVIDIA's GPUs")
-    assert " passed" in run_alone("triton_in_compiler.py", TRITON_INTERPRET="0")
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("tests", ["front_end", pytest.param("fits or without_a_bias", marks=pytest.mark.slow)])
+def test_kernels_compile_for_gpus(tests):
+    assert " passed" in run_alone("triton_in_compiler.py", "-k", tests, TRITON_INTERPRET="0")

@@ -16,6 +16,7 @@ import pytest
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 
 from lazyformer_fairseq.modules.attention import triton_kernels, triton_passes
 from lazyformer_fairseq.modules.attention.scores import Scores
@@ -130,3 +131,35 @@ def test_fits(compiled, capability: int, size: int, layers: int, dtype: torch.dt
 def test_without_a_bias(compiled, capability: int):
     launch_all(64, 1, torch.bfloat16, is_biased=False)
     assert {kernel.name for kernel in compiled} == {"forward_kernel", "value_gradient_kernel", "key_side_kernel"}
+
+
+class FirstStageReachedError(Exception):
+    """Raised where Triton's front end has read a kernel and the stages for a GPU would begin."""
+
+
+def test_the_front_end_reads_every_kernel(monkeypatch):
+    """It takes less than Python does, as in code behind an early return. Quick, as nothing is compiled for a GPU."""
+    read = []
+
+    def stop(source, metadata):
+        raise FirstStageReachedError
+
+    def only_read(kernel, tiles=None, set_to_zero=()):
+        def launch(*positional, **named):
+            if tiles is not None:
+                named |= tiles[0].config.all_kwargs()
+            with pytest.raises(FirstStageReachedError):
+                kernel.warmup(*positional, grid=(1,), **named)
+            read.append(kernel.__name__)
+
+        return Launched(launch)
+
+    monkeypatch.setattr(CUDABackend, "add_stages", lambda self, stages, *_: stages.update(ttir=stop))
+    monkeypatch.setattr(triton_kernels, "_tuned", only_read)
+    for name in ("write_rows", "row_sums_kernel"):
+        monkeypatch.setattr(triton_passes, name, only_read(getattr(triton_passes, name)))
+    triton.runtime.driver.set_active(absent_gpu(H100))
+    for is_biased in (True, False):
+        launch_all(64, 1, torch.bfloat16, is_biased)
+        launch_all(64, 2, torch.bfloat16, is_biased)
+    assert set(read) == {"forward_kernel", "value_gradient_kernel", "key_side_kernel", "write_rows", "row_sums_kernel"}

@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
-from helpers import toy_texts
+from helpers import toy_texts, train_tokenizer
+
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
+from lazyformer_fairseq.data.text.normalisation import TextSettings
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra huggingface")
 models, normalizers, pre_tokenizers, trainers = (
@@ -70,3 +74,22 @@ def write_roberta_files(folder: Path, parts: Any = None, **options: Any) -> Path
     if options:
         (folder / "tokenizer_config.json").write_text(json.dumps(options))
     return folder
+
+
+# Moses splits and normalises these, moves a quote, lower-cases; a letter with an accent of its own; no-break spaces.
+ODD = (
+    "He said “Well…” — the \"U.S.,\" isn't  A\u0301gnes' 1\u00a0000\u00a0000, (5%) Müller-Straße 12;\t«İstanbul» "
+    "😀 end."
+)
+SIZES = {"ours": 80, "word piece": 120, "byte-level BPE": 330}
+
+
+def trained_on_odd(kind: str, folder: Path) -> TextTokenizer:
+    """A tokenizer of ours, WordPiece or byte-level BPE, trained on ODD."""
+    if kind == "ours":
+        return train_tokenizer(folder / "tokenizer", [ODD] * 3, SIZES[kind], TextSettings(character_coverage=1.0))
+    if kind == "word piece":
+        write_bert_files(folder / "theirs", vocabulary=word_piece_vocabulary(size=SIZES[kind], texts=(ODD,) * 3))
+    else:
+        write_roberta_files(folder / "theirs", byte_level_parts(SIZES[kind], (ODD,) * 3))
+    return adopt_tokenizer(folder / "theirs", folder / "tokenizer")

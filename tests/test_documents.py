@@ -179,7 +179,9 @@ def users_folder(tmp_path) -> Path:
     for name, count in (("train", 40), ("dev", 10)):
         rows = [f"{text.splitlines()[0]}\t{('negative', 'positive')[n % 2]}" for n, text in enumerate(toy_texts(count))]
         write_lines(tmp_path / "my_reviews" / f"{name}.tsv", ["text\tlabel", *rows])
+        write_lines(tmp_path / "my_names" / f"{name}.conll", ["Anna B-PER", "sees O", "Paris B-LOC", ""] * count)
     shutil.copy(tmp_path / "my_reviews" / "dev.tsv", tmp_path / "texts.tsv")
+    shutil.copy(tmp_path / "my_names" / "dev.conll", tmp_path / "texts.conll")
     write_bert_files(tmp_path / "my_bert")
     pair = {"sentence_good": "Anna sees Ben.", "sentence_bad": "Anna Ben sees."}
     write_lines(tmp_path / "blimp" / "order.jsonl", [json.dumps(pair)])

@@ -3,7 +3,8 @@
 In TSV files a quotation mark is a character like any other (QUOTE_NONE): GLUE's texts hold unpaired ones. So a line
 divided at its tabs is the row; only a line feed ends it, for texts hold other characters that Unicode calls line ends.
 CSV files have quotation marks around fields that hold commas, quotation marks or line ends; a line of JSON lines is an
-object.
+object. A CoNLL file has a word per line, in the first of its columns, and the word's tag in the last; an empty line
+ends a sentence, which is a row of two columns here: its words, and their tags.
 """
 
 import csv
@@ -22,6 +23,9 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.checked import Finite, PositiveAmount, as_kind, parse_json
 
 Column = Union[int, str]
+CONLL = ".conll"
+NEW_DOCUMENT = "-DOCSTART-"  # in CoNLL files the first column of a line that is no word
+OUTSIDE = "O"  # the tag of a word outside of all entities
 MOST_SHOWN = 12  # labels in a message
 NAME = re.compile(r"\w[\w.+@-]*")  # of a task: folders are called so
 # A leading zero, as in 007, makes a code of a number: it stays as it is written.
@@ -50,6 +54,11 @@ def listed_labels(word: str) -> Optional[list[str]]:
         return list(map(_field_of, parse_json(word)))
     except (ValueError, RecursionError):
         return None
+
+
+def words_of(text: str) -> list[str]:
+    """Return what spaces and tabs divide; a no-break space is part of a word."""
+    return re.findall(r"[^ \t]+", text)
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,7 @@ class TaskDescription:
             the first: scores of any range train alike.
         longest: ids of the longest input in training, where a checkpoint says it.
         is_multi_label: a row has a list of labels, each by a sigmoid of its own.
+        tags_words: a row is a sentence, and each word of it has a label.
     """
 
     name: str
@@ -112,6 +122,7 @@ class TaskDescription:
     standard: Optional[tuple[Finite, PositiveAmount]] = None
     longest: Optional[int] = None
     is_multi_label: bool = False
+    tags_words: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return the row as an object of JSON."""
@@ -160,6 +171,8 @@ class TaskDescription:
     @property
     def remedy(self) -> str:
         """Advice where a file is wrong."""
+        if self.tags_words:
+            return "write a word and its tag per line, and an empty line after each sentence"
         if self.is_custom:
             return "write a line of names, and rows under it"
         return "download the task's data again"
@@ -167,7 +180,8 @@ class TaskDescription:
     def target(self, word: str) -> "Target":
         """Return the class (from 0) or the score for a label column's `word`; the word while neither are known.
 
-        Of a list it is a 0 or 1 per label of the task; while these are not known, the labels in the list.
+        Of a list it is a 0 or 1 per label of the task; while these are not known, the labels in the list. Of tags it is
+        the class of one.
 
         Raises:
             UserError: not a label of the task; the message lists those allowed, the caller adds file and line.
@@ -469,19 +483,32 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
                     f"{path}: the label is true or false in line {first_line[True]}, but not in line "
                     f"{first_line[False]}; write all labels alike"
                 )
-            try:
-                target = task.target(label)
-            except UserError as error:
-                remedy = "download the task's data again, or mend it"
-                if task.is_custom:
-                    remedy = "mend the row, or remove it"
-                raise UserError(f"{path}, line {row.line}: {error}; {remedy}") from None
+            target = target_of_row(task, path, row, label)
         file.examples.append(Example(texts, target, row.line))
     return file
 
 
+def target_of_row(task: TaskDescription, path: Path, row: FileRow, label: str) -> Any:
+    """Return the target of a row's label, of tags a tuple of targets; the UserError for a wrong one names its line."""
+    parts = [label]
+    if task.tags_words:  # each in a line of its own
+        parts = label.split(" ")
+    targets = []
+    for line, part in enumerate(parts, start=row.line):
+        try:
+            targets.append(task.target(part))
+        except UserError as error:
+            remedy = "download the task's data again, or mend it"
+            if task.is_custom:
+                remedy = "mend the row, or remove it"
+            raise UserError(f"{path}, line {line}: {error}; {remedy}") from None
+    if task.tags_words:
+        return tuple(targets)
+    return targets[0]
+
+
 def read_rows(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterator[FileRow]:
-    """Yield the rows of a file of texts, by its ending: .tsv, .csv, .jsonl, or .txt, a text a line.
+    """Yield the rows of a file, by its ending: .tsv, .csv, .jsonl, .txt (a text per line) or .conll (a word per line).
 
     The first row has the names of columns where the file has any. Of JSON lines it has those of all objects, for which
     the file is read twice: a field that the first object lacks is there all the same.
@@ -507,6 +534,8 @@ def read_rows(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterat
         yield FileRow(0, ["text"])
         for number, line in lines:
             yield FileRow(number, [line])
+    elif kind == CONLL:
+        yield from _sentences(lines)
     else:
         for number, line in lines:
             yield FileRow(number, line.split("\t"))
@@ -541,6 +570,18 @@ def _lines(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterator[
                 yield number, text
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); is {path.parent} the task's folder?") from None
+
+
+def _sentences(lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]:
+    """Yield the names of the columns of a CoNLL file, and a row per sentence; a word alone has an empty tag."""
+    yield FileRow(0, ["text", "label"])
+    rows = ((number, words_of(line)) for number, line in lines)
+    for are_words, group in itertools.groupby(rows, key=lambda row: row[1][:1] not in ([], [NEW_DOCUMENT])):
+        if are_words:
+            numbers, columns = zip(*group, strict=True)
+            words = [first for first, *_ in columns]
+            tags = ["".join(others[-1:]) for _, *others in columns]
+            yield FileRow(numbers[0], [" ".join(words), " ".join(tags)])
 
 
 def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]:

@@ -4,6 +4,7 @@ A folder of labelled texts, which task ``glue`` reads:
 
 TASK/SPLIT.bin  TASK/SPLIT.idx     inputs, in fairseq's memory-mapped format
 TASK/targets.SPLIT.npy             classes (int64) or scores (float64); not for splits without labels
+TASK/targets.SPLIT.bin  .idx       in its place, if words have tags: see TaggedWordsDataset; and a copy of the file
 TASK/manifest.json                 where it comes from, and what was counted
 TASK/tokenizer/                    a copy of the tokenizer
 """
@@ -364,11 +365,14 @@ class PreparedTask(PreparedFolder):
             )
         counts = self.manifest["splits"][split]
         prefix = self.folder / split
-        targets = None
+        targets: Any = None
         try:
             check_items(prefix, vocab_size=None, eos=None)
             items = MappedItems(prefix)
-            if self.task.splits[split].label is not None:
+            if self.task.tags_words:
+                check_items(self.folder / f"targets.{split}", vocab_size=None, eos=None)
+                targets = MappedItems(self.folder / f"targets.{split}")
+            elif self.task.splits[split].label is not None:
                 kinds = "i"
                 if self.task.is_regression:
                     kinds = "f"
@@ -394,9 +398,17 @@ class PreparedTask(PreparedFolder):
             return self.manifest["splits"][split].get("truncated", 0)  # nothing is cut where data is made
         return int((MappedItems(self.folder / split).sizes > longest).sum())
 
+    def count_cut_words(self, split: str, longest: int) -> int:
+        """Return how many words with tags are cut off."""
+        sizes = np.minimum(MappedItems(self.folder / split).sizes, longest)
+        targets = MappedItems(self.folder / f"targets.{split}")
+        return sum(int((target[::2] >= size - 1).sum()) for target, size in zip(targets, sizes, strict=True))
+
     def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
         """Return facts on a split, the label that all its rows share among them."""
         facts = super().facts(split, longest, most_rows)
+        if self.task.tags_words:
+            return replace(facts, unit="sentences")
         return replace(facts, only_label=self._only_label(split, facts.rows))
 
     def _only_label(self, split: str, rows: int) -> Optional[str]:
@@ -446,11 +458,14 @@ def load_prepared(folder: Union[str, Path]) -> PreparedTask:
 
 
 def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size: int) -> None:
-    """Write SPLIT.bin, SPLIT.idx and, if there are targets, targets.SPLIT.npy."""
+    """Write SPLIT.bin, SPLIT.idx and, if there are targets, targets.SPLIT.npy, or .bin and .idx of a list of arrays."""
     ids = np.concatenate(examples.inputs)
     sizes = np.array([len(each) for each in examples.inputs])
     write_items(folder / split, type_of_ids(vocab_size), [(ids, sizes)], durable=False)
-    if examples.targets is not None:
+    if isinstance(examples.targets, list):
+        sizes = np.array(list(map(len, examples.targets)))
+        write_items(folder / f"targets.{split}", np.int32, [(np.concatenate(examples.targets), sizes)], durable=False)
+    elif examples.targets is not None:
         np.save(folder / f"targets.{split}.npy", examples.targets)
 
 

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_map_only
 from lazyformer_fairseq.data.datasets import question_windows
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset, token_types_of
 from lazyformer_fairseq.data.datasets.question_windows import USUAL_ANSWERS, FoundAnswer, QuestionWindowsDataset
-from lazyformer_fairseq.data.labelled_files import TaskDescription
+from lazyformer_fairseq.data.datasets.tagged_words import first_tokens
+from lazyformer_fairseq.data.labelled_files import OUTSIDE, TaskDescription, words_of
 from lazyformer_fairseq.data.squad import Article, Paragraph, Question, SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, told_cut
 from lazyformer_fairseq.data.text.normalisation import MASK
@@ -39,7 +40,8 @@ class Prediction(NamedTuple):
 
     Attributes:
         label: None where there is no text to answer on; then there are no probabilities. A list of those that are
-            likelier than not, where texts have several.
+            likelier than not, where texts have several. A list of the tag of each word, where words have tags: words
+            are divided by spaces, and those that are cut off have the tag ``O``.
         probability: of the label; None of a list.
         probabilities: of all labels.
         is_cut: whether the text is longer than the model reads, so that the answer is on a part of it.
@@ -189,11 +191,16 @@ class TrainedModel(nn.Module):
             if not is_right or not all(isinstance(part, str) for part in parts):
                 wanted = "pairs of texts" if task.is_pair else "texts"
                 raise UserError(f"{given!r}: {task.name}'s model was trained on {wanted}")
+            if task.tags_words:
+                parts = (" ".join(words_of(parts[0])),)
             rows.append(parts)
         inputs, is_cut = self._inputs(rows, self.longest_of(name))
         filled = [number for number, ids in enumerate(inputs) if not lacks_text(ids, self.tokenizer.special.eos)]
         answers = [Prediction(None, None, {})] * len(inputs)
-        found = self._answers([inputs[number] for number in filled], name, max_tokens)
+        if task.tags_words:
+            found = self._tags([(inputs[number], *rows[number]) for number in filled], name, max_tokens)
+        else:
+            found = self._answers([inputs[number] for number in filled], name, max_tokens)
         for number, answer in zip(filled, found, strict=True):
             answers[number] = answer
         return [
@@ -206,12 +213,8 @@ class TrainedModel(nn.Module):
         if not inputs:
             return []
         task = self.tasks[name]
-        marks = None
-        if self.model.encoder.sentence_encoder.asking:
-            marks = self.tokenizer.special.eos
-        dataset = LabelledTextsDataset(inputs, None, marks_before=marks, **self._fed)
         logits = np.empty((len(inputs), task.num_classes))
-        for index, found in logits_of(self.model, name, dataset, max_tokens):
+        for index, found in logits_of(self.model, name, self._unlabelled(inputs), max_tokens):
             logits[index] = found
         if not np.isfinite(logits).all():
             raise UserError(f"{task.name}: the model predicts {logits[~np.isfinite(logits)][0]}; train it anew")
@@ -231,6 +234,29 @@ class TrainedModel(nn.Module):
             best = max(shares, key=shares.get)
             answers.append(Prediction(best, shares[best], shares))
         return answers
+
+    def _tags(self, sentences: Sequence[tuple[np.ndarray, str]], name: str, max_tokens: int) -> list[Prediction]:
+        """Tag the words of sentences, of which an input and the text are given."""
+        answers = [Prediction(None, None, {})] * len(sentences)
+        dataset = self._unlabelled([ids for ids, _ in sentences])
+        for index, logits in logits_of(self.model, name, dataset, max_tokens):
+            for number, logits_TL in zip(index, logits, strict=True):
+                ids, text = sentences[number]
+                tags = []
+                for place in first_tokens(self.tokenizer, words_of(text)):
+                    tag = OUTSIDE
+                    if place < len(ids) - 1:
+                        tag = self.tasks[name].labels[logits_TL[place].argmax()]
+                    tags.append(tag)
+                answers[number] = Prediction(tags, None, {})
+        return answers
+
+    def _unlabelled(self, inputs: Sequence[np.ndarray]) -> LabelledTextsDataset:
+        """Return inputs as the model reads them."""
+        marks = None
+        if self.model.encoder.sentence_encoder.asking:
+            marks = self.tokenizer.special.eos
+        return LabelledTextsDataset(inputs, None, marks_before=marks, **self._fed)
 
     def _in_unit_of_files(self, head: str, logits: Any) -> Any:
         """Return scores, which a head gives in standard deviations from their mean, in the unit of the files."""

@@ -19,7 +19,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, match
 from lazyformer_fairseq.evaluation.inference import TrainedModel
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
-from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN, TAGS
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.named import network
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, Options, read_options
@@ -103,7 +103,14 @@ def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescri
         if head.kind == SPAN or name == NEXT_SENTENCE:
             continue
         labels = tuple(f"LABEL_{number}" for number in range(head.outputs)) if head.outputs > 1 else ()
-        found[name] = TaskDescription(name, {}, (), labels, standard=None if labels else (0.0, 1.0))
+        found[name] = TaskDescription(
+            name,
+            {},
+            (),
+            labels,
+            standard=None if labels else (0.0, 1.0),
+            tags_words=head.kind == TAGS,
+        )
         rows = [task for task in PUBLISHED.values() if task.head_name == name]
         if isinstance(accounts, dict) and name in accounts:
             rows = [TaskDescription.from_json(accounts[name], path)]

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN, TAGS, SpanHead, TokenHead
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "classification_heads."
 TO_CLASSES = ".out_proj.weight"  # the last map of a head
-TO_SPANS = ".span_proj.weight"
+TO_TOKENS = {f".{SpanHead.MAP}.weight": SPAN, f".{TokenHead.MAP}.weight": TAGS}  # the only one of others
 PER_POSITION = "encoder.sentence_encoder.embed_positions.weight"  # the encoder's weight with a row for each position
 LM_HEAD = "encoder.lm_head."
 
@@ -192,15 +192,16 @@ class SavedHead(NamedTuple):
 
 
 def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
-    """Return the classification heads among the weights, and those of spans, by name."""
+    """Return the classification heads among the weights, and those on every token, by name."""
     found = {}
     for name, weight in state_dict.items():
-        if name.startswith(PREFIX) and name.endswith((TO_CLASSES, TO_SPANS)):
+        if name.startswith(PREFIX) and name.endswith((TO_CLASSES, *TO_TOKENS)):
             kind = "linear"
-            if name.endswith(TO_SPANS):
-                kind = SPAN
-            elif f"{name.removesuffix(TO_CLASSES)}.dense.weight" in state_dict:
+            if f"{name.removesuffix(TO_CLASSES)}.dense.weight" in state_dict:
                 kind = "dense"
+            for ending, on_tokens in TO_TOKENS.items():
+                if name.endswith(ending):
+                    kind = on_tokens
             found[_head(name)] = SavedHead(weight.size(0), kind)
     return found
 

@@ -1,7 +1,7 @@
-"""Marks of predictions against labels or scores, by the names that tasks give them."""
+"""Marks of predictions against labels, scores or tags, by the names that tasks give them."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from scipy import stats
@@ -38,3 +38,41 @@ METRICS: Mapping[str, Metric] = {
     "pearson": _correlation(stats.pearsonr),
     "spearman": _correlation(stats.spearmanr),
 }
+
+
+# --- tags of words ----------------------------------------------------------------------------------------------------
+
+
+def entities(tags: Iterable[str]) -> set[tuple[str, int, int]]:
+    """Return type, first word and end of each entity that the tags of a sentence mark, as conlleval finds them.
+
+    ``B-`` begins an entity, and so does an ``I-`` that does not go on with one of its type.
+    """
+    found = set()
+    current = ""
+    start = 0
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, _, kind = tag.partition("-")
+        if current and (prefix != "I" or kind != current):
+            found.add((current, start, place))
+            current = ""
+        if kind and not current:
+            current = kind
+            start = place
+    return found
+
+
+def count_tags(predicted: Sequence[str], right: Sequence[str]) -> tuple[int, ...]:
+    """Return counts of a sentence: words with the right tag, words; entities that are right, predicted, there."""
+    hits = sum(map(str.__eq__, predicted, right))
+    found = entities(predicted)
+    there = entities(right)
+    return hits, len(right), len(found & there), len(found), len(there)
+
+
+def metric_of_tags(name: str, rows: np.ndarray) -> float:
+    """Return accuracy of words, or F1 of entities of all types, from :func:`count_tags` of all sentences (N, 5)."""
+    hits, words, right, predicted, there = rows.sum(axis=0).tolist()
+    if name == "accuracy":
+        return hits / words
+    return 2 * right / max(predicted + there, 1)

@@ -225,9 +225,11 @@ class TextsBenchmark(Benchmark):
 
     Attributes:
         prepared: the class of a task's folder.
+        TEXTS: the name of a file to label, in messages.
     """
 
     prepared: ClassVar[type[PreparedTask]] = PreparedTask
+    TEXTS: ClassVar[str] = "texts.tsv"
     options = frozenset(("max_length", "max_train_rows", "glue_head"))
     baseline_name = "majority class or constant"
 
@@ -296,7 +298,7 @@ class TextsBenchmark(Benchmark):
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:  # noqa: ARG002
         """Refuse: texts are needed, which are labelled one by one."""
         model = next(iter(runs.values()), "MODEL")
-        raise UserError(f"{self.name}: give the texts too, as in `lazyformer predict {model} texts.tsv`")
+        raise UserError(f"{self.name}: give the texts too, as in `lazyformer predict {model} {self.TEXTS}`")
 
 
 def _best_constant_list(targets: np.ndarray, metric: Metric) -> np.ndarray:

@@ -25,6 +25,7 @@ from lazyformer_fairseq.finetuning.registry import (
     benchmark_of_grid,
     benchmark_of_task,
     best_runs,
+    custom_task,
 )
 from lazyformer_fairseq.finetuning.results import RESULT, read_run
 from lazyformer_fairseq.finetuning.settings import CUSTOM_OPTIONS, SPECIAL_OPTIONS, GridSettings, PredictSettings
@@ -42,7 +43,10 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
         UserError: there is none of this name, or the user's own files are wrong.
     """
     if task is None:
-        return find_custom_task(given) or BENCHMARKS["glue"]
+        row = find_custom_task(given)
+        if row is None:
+            return BENCHMARKS["glue"]
+        return custom_task(row)
     if task not in BENCHMARKS:
         known = ", ".join(BENCHMARKS)
         raise UserError(
@@ -177,7 +181,7 @@ def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
         output = grid.output / "report"
         click.echo(f"\n{write_report(grid.output, output)}\nwritten to {output}")
         if isinstance(benchmark, CustomTask) and given.keep_checkpoints != "none":
-            click.echo(f"to use it: lazyformer predict {grid.output} texts.tsv")
+            click.echo(f"to use it: lazyformer predict {grid.output} {benchmark.TEXTS}")
     sys.exit(1 if queue.failed else 0)
 
 

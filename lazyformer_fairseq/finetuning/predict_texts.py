@@ -1,4 +1,7 @@
-"""``lazyformer predict MODEL TEXTS``: what a fine-tuned model says of each row of a file, into a file like it."""
+"""``lazyformer predict MODEL TEXTS``: what a fine-tuned model says of each row of a file, into a file like it.
+
+Tags of words go into a CoNLL file, a word and its tag per line, or as a list behind the text.
+"""
 
 import csv
 import io
@@ -15,23 +18,29 @@ import torch
 
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.labelled_files import (
+    CONLL,
     MOST_SHOWN,
+    OUTSIDE,
     Column,
     FileRow,
     RowReader,
     TaskDescription,
     read_rows,
+    target_of_row,
+    words_of,
 )
 from lazyformer_fairseq.data.text.interface import told_cut, told_unknown
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, inference, loading
+from lazyformer_fairseq.evaluation.metrics import count_tags
 from lazyformer_fairseq.finetuning.settings import PredictSettings
 from lazyformer_fairseq.finetuning.tasks.custom import columns_of
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
 from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
+from lazyformer_fairseq.training.objectives.tags import TagsObjective
 
-ENDINGS = (".tsv", ".csv", ".jsonl", ".txt")
+TABLES = (".tsv", ".csv", ".jsonl")
 ROWS_AT_ONCE = 2_000  # in memory; batches of like lengths are made of these
 
 
@@ -52,37 +61,44 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
     Raises:
         UserError: the model was not fine-tuned on labels or scores; a row is wrong (file and line); `output` exists.
     """
-    if texts.suffix.lower() == ".txt":
-        ending = ".tsv"
-    else:
-        ending = texts.suffix
-    output = output or texts.with_name(f"{texts.stem}.predictions{ending}")
-    if output.exists():
-        raise UserError(f"{output}: exists already; remove it, or give another --output")
-    if output.suffix.lower() not in ENDINGS[:-1]:
-        raise UserError(f"--output {output}: name a file that ends in {', '.join(ENDINGS[:-1])}")
-    if output.suffix.lower() == ".tsv" and texts.suffix.lower() != ".tsv":
-        refuse_tabs(texts)
     checkpoint = checkpoint_at(model)
     tokenizer = loading.tokenizer_beside(checkpoint, wanted.tokenizer)
     loaded = loading.load_state(checkpoints.load(checkpoint), checkpoint, tokenizer)
     head = loaded.choose_head(wanted.head)
     task = loaded.tasks[head]
     added = added_to(task)
+    endings = TABLES
+    ending = ".tsv"
+    if task.tags_words:
+        endings = (*TABLES, CONLL)
+        ending = CONLL
+    if texts.suffix.lower() in TABLES:
+        ending = texts.suffix
+    output = output or texts.with_name(f"{texts.stem}.predictions{ending}")
+    if output.exists():
+        raise UserError(f"{output}: exists already; remove it, or give another --output")
+    if output.suffix.lower() not in endings:
+        raise UserError(f"--output {output}: name a file that ends in {', '.join(endings)}")
+    if output.suffix.lower() == ".tsv" and texts.suffix.lower() != ".tsv":
+        refuse_tabs(texts)
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")
     shown = {"desc": texts.name, "unit": "B", "unit_scale": True, "delay": 2, "disable": None, "leave": False}
     with Progress(total=texts.stat().st_size, **shown) as progress, atomic_file(output) as file:
         reader, names, rows = open_rows(texts, task, wanted.text, progress.update)
         if output.suffix.lower() == ".jsonl":
             refuse_duplicates(texts, names)
-        else:
+        elif output.suffix.lower() != CONLL:
             file.write(line_of(output, names, FileRow(1, names), dict(zip(added, added, strict=True))).encode())
         tally = Tally(task, reader, loaded.longest_of(head))
         while chunk := list(islice(rows, ROWS_AT_ONCE)):
             answers = loaded.predict_rows(map(reader.texts_of, chunk), head, wanted.max_tokens)
             for row, answer in zip(chunk, answers, strict=True):
                 tally.add(row, answer)
-                file.write(line_of(output, names, row, fields_added(answer, task)).encode())
+                if output.suffix.lower() == CONLL:
+                    written = tagged_lines(reader.texts_of(row)[0], answer)
+                else:
+                    written = line_of(output, names, row, fields_added(answer, task))
+                file.write(written.encode())
         if tally.rows == tally.without_text.count:
             raise UserError(f"{texts}: has no text in it{tally.fields_in_place()}")
     return [f"{output}: {tally.rows:,} rows", *tally.lines()]
@@ -92,6 +108,8 @@ def fields_added(answer: inference.Prediction, task: TaskDescription) -> dict[st
     """Return the fields that stand after a row's own; their values are None where the row has no text."""
     if answer.label is None:
         return dict.fromkeys(added_to(task))
+    if task.tags_words:
+        return {"prediction": answer.label}
     if task.is_regression:
         # Nine digits tell all floats of 32 bits apart: scores may differ in the last of them alone.
         return {"prediction": float(f"{answer.label:.9g}")}
@@ -103,7 +121,7 @@ def fields_added(answer: inference.Prediction, task: TaskDescription) -> dict[st
 
 def added_to(task: TaskDescription) -> tuple[str, ...]:
     """Names of the fields that stand after a row's own."""
-    if task.is_regression:
+    if task.is_regression or task.tags_words:
         return ("prediction",)
     if task.is_multi_label:
         return ("prediction", "probabilities")
@@ -193,6 +211,13 @@ def refuse_taken(path: Path, line: int, names: Iterable[str], task: TaskDescript
         raise UserError(f"{path}, line {line}: has a field {taken[0]!r} already, as the answer's is called; rename it")
 
 
+def tagged_lines(text: str, answer: inference.Prediction) -> str:
+    """Return a word and its tag per line, and an empty line."""
+    words = words_of(text)
+    tags = answer.label or [OUTSIDE] * len(words)  # without a token of text there is no answer
+    return "".join([*(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)), "\n"])
+
+
 def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str, Any]) -> str:
     """Return a row with its answer, in the format of the file's ending; an object stays as it was."""
     if path.suffix.lower() == ".jsonl":
@@ -242,7 +267,7 @@ class Tally:
         self.unknown = CountedRows()
         self.cut = CountedRows()
         self.fields_instead: dict[str, None] = {}  # of rows that lack the field of the text
-        self.pairs = array("d")  # answer, target, answer, target ...; of lists a number per label each
+        self.pairs = array("d")  # answer, target, answer, target ...; of lists a number per label each; counts of tags
         self.why_not = ""
 
     def add(self, row: FileRow, answer: inference.Prediction) -> None:
@@ -264,15 +289,14 @@ class Tally:
             label = self.reader.label_of(row)
             if not label or not label.strip():
                 return
-            target = self.task.target(label)
+            target = target_of_row(self.task, self.reader.path, row, label)
         except UserError as error:
-            where = f"{self.reader.path}, line {row.line}"
-            if where in str(error):
-                self.why_not = f"no marks: {error}"
-            else:
-                self.why_not = f"no marks: {where}: {error}"
+            self.why_not = f"no marks: {error}"
             return
-        self.pairs.extend(np.hstack([self.task.target_of(answer.label), target]))
+        if self.task.tags_words:
+            self.pairs.extend(count_tags(answer.label, [self.task.labels[number] for number in target]))
+        else:
+            self.pairs.extend(np.hstack([self.task.target_of(answer.label), target]))
 
     @property
     def _text_columns(self) -> list[str]:
@@ -309,6 +333,10 @@ class Tally:
             return [self.why_not]
         if not self.pairs or not self.task.metrics:
             return []
+        if self.task.tags_words:
+            rows = np.array(self.pairs).reshape(-1, 5)
+            marks = [f"{name} {100 * TagsObjective.metric(name, rows):.2f}" for name in self.task.metrics]
+            return [f"by the file's own tags in {len(rows):,} of the rows: {', '.join(marks)}"]
         width = 1
         if self.task.is_multi_label:
             width = len(self.task.labels)

@@ -10,9 +10,17 @@ from lazyformer_fairseq.finetuning.benchmark import Benchmark
 from lazyformer_fairseq.finetuning.results import BEST, GRID_FILE, read_grid, read_results
 from lazyformer_fairseq.finetuning.tasks import babylm, glue, squad
 from lazyformer_fairseq.finetuning.tasks.custom import CustomTask
+from lazyformer_fairseq.finetuning.tasks.tags import TaggedWords
 
 # A new benchmark is a file, and a row here and in TASK_NAMES of settings.py.
 BENCHMARKS: dict[str, Benchmark] = {each.BENCHMARK.key: each.BENCHMARK for each in (glue, babylm, squad)}
+
+
+def custom_task(row: TaskDescription) -> CustomTask:
+    """Return the benchmark of a custom task's row."""
+    if row.tags_words:
+        return TaggedWords(row)
+    return CustomTask(row)
 
 
 def benchmark_of_task(name: str, where: Path, description: Optional[dict[str, Any]] = None) -> Benchmark:
@@ -27,7 +35,7 @@ def benchmark_of_task(name: str, where: Path, description: Optional[dict[str, An
         UserError: no benchmark has such a task, or the description is damaged.
     """
     if description is not None:
-        return CustomTask(TaskDescription.from_json(description, where))
+        return custom_task(TaskDescription.from_json(description, where))
     for benchmark in BENCHMARKS.values():
         if name in benchmark.tasks:
             return benchmark

@@ -19,10 +19,14 @@ CLASSES = "classes"
 SCORES = "scores"
 LISTS = "lists"
 KINDS = (CLASSES, SCORES, LISTS)
+ENTITIES = "entities"
+TAGS = "tags"
 METRICS_OF_KIND = {  # the first selects
     CLASSES: ("accuracy", "macro_f1", "matthews"),
     SCORES: ("spearman", "pearson"),
     LISTS: ("micro_f1", "macro_f1"),
+    ENTITIES: ("entity_f1", "accuracy"),
+    TAGS: ("accuracy",),
 }
 
 
@@ -34,8 +38,8 @@ class GridSettings:
     output: Path = option(MISSING, "Data, runs and report go into this folder.")
     data: Optional[Path] = option(
         None,
-        "Official files, or custom train.tsv and dev.tsv (or valid.tsv; .csv or .jsonl too), which are prepared in "
-        "OUTPUT; or prepared data.",
+        "Official files, or custom train.tsv and dev.tsv (or valid.tsv; .csv or .jsonl too; .conll, a word and its tag "
+        "a line), which are prepared in OUTPUT; or prepared data.",
         shown="what is prepared in OUTPUT",
     )
     text: tuple[str, ...] = option(
@@ -57,9 +61,10 @@ class GridSettings:
     metric: Optional[str] = option(
         None,
         "Metric that selects epoch and rate. f1 is that of the second of two classes, macro_f1 the mean of all, "
-        "micro_f1 that of all labels of all texts.",
-        choices=("accuracy", "macro_f1", "micro_f1", "f1", "matthews", "spearman", "pearson"),
-        shown="accuracy of classes, spearman of scores, micro_f1 of lists",
+        "micro_f1 that of all labels of all texts, entity_f1 that of all entities.",
+        choices=("accuracy", "macro_f1", "micro_f1", "f1", "matthews", "spearman", "pearson", "entity_f1"),
+        shown="accuracy of classes, spearman of scores, micro_f1 of lists; of words' tags entity_f1 if they begin with "
+        "B- or I-, else accuracy",
         section=CUSTOM,
     )
     tokenizer: Optional[Path] = option(None, "Tokenizer for official files.", shown="beside the first checkpoint")

@@ -3,7 +3,8 @@
 A plain ``(sf)xN`` becomes a BERT of transformers, without code of its own, and what is a ModernBERT one of these. BERT
 counts positions from the left, padding included, and sees all tokens without an attention mask: so the two agree on
 inputs that are padded on the right and have one. The model's `dense` classification head is BERT's pooler and
-classifier, its head for next sentences BERT's pooler and ``cls.seq_relationship``, its span head ``qa_outputs``.
+classifier, its head for next sentences BERT's pooler and ``cls.seq_relationship``, its span head ``qa_outputs``, its
+head for tags the classifier of a BertForTokenClassification.
 """
 
 from collections.abc import Mapping
@@ -233,7 +234,7 @@ def _name_outputs(output: Any, head: str) -> dict[str, Tensor]:
         return {FEATURES: output.last_hidden_state}
     if "prediction_logits" in output:
         return {WORDS: output.prediction_logits, head: output.seq_relationship_logits}
-    if output.logits.dim() == 3:
+    if output.logits.dim() == 3 and head == NEXT_SENTENCE:  # no head of a task went along
         return {WORDS: output.logits}
     return {head: output.logits}
 

@@ -30,7 +30,7 @@ from lazyformer_fairseq.huggingface.models.encoder import LazyFormerModel, auto_
 from lazyformer_fairseq.huggingface.models.saved_weights import hash_weights
 from lazyformer_fairseq.huggingface.settings import settings_of
 from lazyformer_fairseq.modules.attention.selection import AUTO
-from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
+from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, NEXT_SENTENCE, SPAN, TAGS
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, read_options
 from lazyformer_fairseq.patterns.grammar import expand, plan
@@ -74,7 +74,7 @@ class Head(NamedTuple):
     Attributes:
         name: its name in the checkpoint.
         outputs: number of outputs.
-        kind: "dense", "linear" or "span".
+        kind: "dense", "linear", "span" or "tags".
         labels: names of the classes.
         is_multi_label: whether a text has several of them.
     """
@@ -130,10 +130,8 @@ class Source:
     @property
     def use(self) -> "Use":
         """The purpose of the model."""
-        if self.head is not None and self.head.kind == SPAN:
-            return USES["qa_outputs"]
         if self.head is not None:
-            return USES["classifier"]
+            return USES[{SPAN: "qa_outputs", TAGS: "token_classifier"}.get(self.head.kind, "classifier")]
         if self.has_lm_head:
             return USES["lm_head"]
         return USES[""]
@@ -204,6 +202,7 @@ USES = {
     "lm_head": Use("lm_head", "fill-mask", "ForMaskedLM"),
     "classifier": Use("classifier", "text-classification", "ForSequenceClassification"),
     "qa_outputs": Use("qa_outputs", "question-answering", "ForQuestionAnswering"),
+    "token_classifier": Use("token_classifier", "token-classification", "ForTokenClassification"),
     "": Use("", "feature-extraction", ""),
 }
 
@@ -212,7 +211,7 @@ def write_custom(source: Source, folder: Path) -> type:
     """Write config, weights and code; return the class of the package that reads them."""
     settings = {**settings_of(source.cfg), **_settings(source), "attention_backend": AUTO}
     config = LazyFormerConfig(**settings, pooler=pooler_in_checkpoint(source.weights) is not None)
-    if source.head is not None and source.head.kind != SPAN:
+    if source.head is not None and source.head.kind in CLASSIFICATION_HEADS:
         config.classifier = source.head.kind
     config.auto_map = auto_map()
     weights = custom_weights(source)
@@ -250,7 +249,8 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
         of_head = f"{PREFIX}{source.head.name}."
         for name, weight in source.weights.items():
             if name.startswith(of_head):
-                found[f"{source.use.head}.{name.removeprefix(of_head).removeprefix('span_proj.')}"] = weight
+                own = re.sub(r"^(span|token)_proj\.", "", name.removeprefix(of_head))
+                found[f"{source.use.head}.{own}"] = weight
     return found
 
 
@@ -358,7 +358,12 @@ def weights_of(source: Source, family: families.Family) -> dict[str, Tensor]:
             maps[f"{PREFIX}{NEXT_SENTENCE}.out_proj"] = ["cls.seq_relationship"]
         if source.head is not None:
             head = f"{PREFIX}{source.head.name}"
-            maps |= {f"{head}.span_proj": ["qa_outputs"], f"{head}.dense": [pooler], f"{head}.out_proj": ["classifier"]}
+            maps |= {
+                f"{head}.span_proj": ["qa_outputs"],
+                f"{head}.token_proj": ["classifier"],
+                f"{head}.dense": [pooler],
+                f"{head}.out_proj": ["classifier"],
+            }
     for ours, names in maps.items():
         for part in families.PARTS:
             if f"{ours}.{part}" in weights:

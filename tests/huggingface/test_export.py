@@ -292,12 +292,13 @@ def our_outputs(model, head, ids, given) -> dict[str, torch.Tensor]:
     words, _ = model(ids, **given)
     if not head:
         return {"logits": words}
-    found, _ = model(ids, classification_head_name="cola" if head in ("dense", "span") else head, **given)
+    found, _ = model(ids, classification_head_name="cola" if head in ("dense", "span", "tags") else head, **given)
     return {
         "dense": {"logits": found},
         "pooler": {"pooler_output": found},
         "next_sentence": {"prediction_logits": words, "seq_relationship_logits": found},
         "span": {"start_logits": found[..., 0], "end_logits": found[..., -1]},
+        "tags": {"logits": found},
     }[head]
 
 
@@ -311,6 +312,7 @@ def our_outputs(model, head, ids, given) -> dict[str, torch.Tensor]:
         ("pooler", {**IMPORTED, "token_types": 1}, "BertForMaskedLM BertModel"),
         ("next_sentence", PAIRS, "BertForPreTraining BertForMaskedLM"),
         ("span", PAIRS, "BertForQuestionAnswering"),
+        ("tags", PLAIN, "BertForTokenClassification"),
     ],
 )
 @torch.no_grad()

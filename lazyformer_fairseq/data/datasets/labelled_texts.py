@@ -174,8 +174,12 @@ class LabelledTextsDataset(SizedDataset):
         if self.in_a_row:
             net_input["documents"] = [[len(sample["source"])] for sample in samples]
         if self.targets is not None:
-            batch["target"] = torch.stack([sample["target"] for sample in samples])
+            batch |= self.collate_targets(samples, net_input["src_tokens"].size(1))
         return batch
+
+    def collate_targets(self, samples: list[dict], width: int) -> dict[str, Any]:  # noqa: ARG002  for other targets
+        """Return what a batch of inputs of `width` ids, padding included, has of its targets."""
+        return {"target": torch.stack([sample["target"] for sample in samples])}
 
     def ordered_indices(self) -> np.ndarray:
         """Return the order by length, which, if shuffled, a random factor changes a little in each epoch.

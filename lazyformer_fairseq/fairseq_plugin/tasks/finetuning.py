@@ -198,6 +198,8 @@ def _named_task(cfg: GlueConfig) -> TaskDescription:
 
 def _check_glue_options(cfg: GlueConfig, description: TaskDescription) -> None:
     """Refuse options that would fail late, or select the worst checkpoint."""
+    if description.tags_words:
+        raise UserError(f"{cfg.data}: has a tag for each word, which `lazyformer finetune` alone trains")
     check_options(cfg, description.name, description.metrics)
     if PreparedTask.is_at(cfg.data) and load_prepared(cfg.data).task != description:
         raise UserError(f"{cfg.data}: holds {load_prepared(cfg.data).task.name}, not {description.name}")

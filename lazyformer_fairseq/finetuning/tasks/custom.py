@@ -1,4 +1,4 @@
-"""A custom task: train.tsv and dev.tsv in a folder become a row of the table of tasks.
+"""A custom task: train.tsv and dev.tsv, or .conll, in a folder become a row of the table of tasks.
 
 Whatever is not given is read off the training file: which columns hold texts and labels, whether labels are classes or
 scores, and which there are. The rest is as for GLUE's tasks.
@@ -15,8 +15,10 @@ from typing import Any, Optional
 import numpy as np
 
 from lazyformer_fairseq.data.labelled_files import (
+    CONLL,
     MOST_SHOWN,
     NAME,
+    OUTSIDE,
     Column,
     RowReader,
     Split,
@@ -36,7 +38,7 @@ from lazyformer_fairseq.finetuning.tasks.glue import overview, prepare_task, set
 from lazyformer_fairseq.options import refuse_given
 from lazyformer_fairseq.storage.json_files import read_json
 
-ENDINGS = (".tsv", ".csv", ".jsonl")
+ENDINGS = (".tsv", ".csv", ".jsonl", CONLL)
 FILES = {"train": ("train",), "dev": ("dev", "valid")}  # names of the files, without an ending
 TEXT_COLUMNS = (  # the first of these that a file has
     ("text", "text2"),
@@ -110,7 +112,9 @@ def in_words(row: TaskDescription) -> str:
         if len(row.labels) > MOST_SHOWN:
             shown += ", ..."
         what = f"{len(row.labels)} classes, {shown}"
-        if row.is_multi_label:
+        if row.tags_words:
+            what = f"{len(row.labels)} tags, {shown}"
+        elif row.is_multi_label:
             what = f"lists of {len(row.labels)} labels, {shown}"
         elif all(map(_is_number, row.labels)):
             what += " (--kind scores for scores)"
@@ -121,23 +125,23 @@ def in_words(row: TaskDescription) -> str:
         else:
             columns.append(str(column + 1))
     *texts, label = columns
-    return (
-        f"{what}; {row.selecting_metric} selects epoch and rate; texts in column {' and '.join(texts)}, labels in "
-        f"{label}"
-    )
+    where = f"texts in column {' and '.join(texts)}, labels in {label}"
+    if row.tags_words:
+        where = "words in the first column, tags in the last"
+    return f"{what}; {row.selecting_metric} selects epoch and rate; {where}"
 
 
 # --- from a folder to the row -----------------------------------------------------------------------------------------
 
 
-def find_custom_task(given: settings.GridSettings) -> Optional[CustomTask]:
+def find_custom_task(given: settings.GridSettings) -> Optional[TaskDescription]:
     """Return the task whose files lie in --data, or that was prepared there or, without --data, in OUTPUT."""
     folder = given.data or given.output / CustomTask.prepared_in
     for path in (folder / MANIFEST, *sorted(folder.glob(f"*/{MANIFEST}"))):
         if path.is_file() and read_json(path).get("format") == PreparedCustomTask.FORMAT:
-            return CustomTask(PreparedCustomTask.load(path.parent).task)
+            return PreparedCustomTask.load(path.parent).task
     if given.data and any((folder / f"train{ending}").is_file() for ending in ENDINGS):
-        return CustomTask(describe(folder, given))
+        return describe(folder, given)
     return None
 
 
@@ -163,12 +167,17 @@ def describe(folder: Path, given: settings.GridSettings) -> TaskDescription:
         raise UserError(f"{path}: is empty; write a line of names, and rows under it")
     texts, label = columns_of(path, first.fields, given.text, given.label)
     splits = {"train": Split(train, texts, label, 0), "valid": Split(dev, texts, label, 0)}
-    row = TaskDescription(name, splits, (), is_custom=True)
-    row = replace(row, is_multi_label=_begins_with_list(row, path))
+    row = TaskDescription(name, splits, (), is_custom=True, tags_words=path.suffix == CONLL)
+    if row.tags_words != (Path(dev).suffix == CONLL):
+        raise UserError(f"{folder}: holds {train} and {dev}; write both as {CONLL} files, or none")
+    row = replace(row, is_multi_label=not row.tags_words and _begins_with_list(row, path))
 
     words = [example.target for example in read_split(row, folder, "train").examples]
     kind = given.kind
-    if row.is_multi_label:
+    if row.tags_words:
+        words = [word for tags in words for word in tags]
+        kind = _kind_of_tags(path, set(words))
+    elif row.is_multi_label:
         kind = settings.LISTS
         words = [word for listed in words for word in listed]
         if not words:
@@ -190,6 +199,20 @@ def describe(folder: Path, given: settings.GridSettings) -> TaskDescription:
             raise UserError(f"{path}: all {len(scores):,} scores are {scores[0]:g}, so nothing can be learnt from them")
         row = replace(row, standard=(float(np.mean(scores)), deviation))
     return replace(row, metrics=metrics_of(kind, row.labels, given.metric))
+
+
+def _kind_of_tags(path: Path, tags: set[str]) -> str:
+    """Return entities where tags have the prefixes of the IOB format, and all but one of them do; else tags."""
+    of_entities = {tag for tag in tags if re.match("[BI]-.", tag)}
+    if not of_entities:
+        return settings.TAGS
+    others = tags - of_entities - {OUTSIDE}
+    if others:
+        raise UserError(
+            f"{path}: has tags such as {min(of_entities)!r} and {min(others)!r}; write B-TYPE for the first word of an "
+            f"entity, I-TYPE for its other words, and {OUTSIDE} for words outside"
+        )
+    return settings.ENTITIES
 
 
 def _begins_with_list(row: TaskDescription, path: Path) -> bool:

@@ -1,6 +1,7 @@
 """GLUE: its official files prepared, the paper's table, and the files that gluebenchmark.com takes."""
 
 import os
+import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import torch
 from tabulate import tabulate
 
 from lazyformer_fairseq.data import labelled_files
+from lazyformer_fairseq.data.datasets.tagged_words import first_tokens
 from lazyformer_fairseq.data.encoding import encode_split
 from lazyformer_fairseq.data.glue import TASKS, find_task
-from lazyformer_fairseq.data.labelled_files import SplitFile, TaskDescription
+from lazyformer_fairseq.data.labelled_files import SplitFile, TaskDescription, words_of
 from lazyformer_fairseq.data.prepared_folder import (
     EncodedExamples,
     PreparedCustomTask,
@@ -245,13 +247,20 @@ def _write(
 ) -> dict[str, Any]:
     """Write a split, FOLDER/SPLIT, and return its entry in the manifest."""
     inputs, counts = encode_split(tokenizer, file, settings["max_length"], len(os.sched_getaffinity(0)))
-    examples = EncodedExamples(inputs, targets_of(task, file.examples))
-    write_split(prefix.parent, prefix.name, examples, len(tokenizer.dictionary))
+    if task.tags_words:
+        shutil.copy(file.path, prefix.parent)
+        targets = []
+        for example in file.examples:
+            places = first_tokens(tokenizer, words_of(example.texts[0]))
+            targets.append(np.stack([places, example.target], axis=1).ravel())
+    else:
+        targets = targets_of(task, file.examples)
+    write_split(prefix.parent, prefix.name, EncodedExamples(inputs, targets), len(tokenizer.dictionary))
     labels = None
-    if not task.is_regression and examples.targets is not None:
-        rows_of_class = np.bincount(examples.targets.ravel(), minlength=len(task.labels))
+    if not (task.is_regression or task.tags_words or targets is None):
+        rows_of_class = np.bincount(targets.ravel(), minlength=len(task.labels))
         if task.is_multi_label:
-            rows_of_class = examples.targets.sum(0)
+            rows_of_class = targets.sum(0)
         labels = dict(zip(task.labels, rows_of_class.tolist(), strict=True))
     return {
         "file": file.path.name,
@@ -291,6 +300,8 @@ def overview(prepared: Sequence[PreparedTask], positions: Collection[int] = ()) 
             }
             for length in lengths:
                 row[f"cut at {length:,} tokens"] = f"{task.count_cut(split, length):,}"
+                if task.task.tags_words:
+                    row[f"words cut at {length:,}"] = f"{task.count_cut_words(split, length):,}"
             row["unknown words"] = f"{100 * counts['unknown_word_share']:.2f}%"
             row["unknown tokens"] = f"{100 * counts['unknown_token_share']:.2f}%"
             row["tokens per row"] = f"{counts['kept_tokens'] / counts['rows']:.1f}"

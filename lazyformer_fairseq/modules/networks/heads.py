@@ -1,4 +1,4 @@
-"""Heads on the encoder: BERT's masked-LM head, classification heads, and the head that finds spans."""
+"""Heads on the encoder: BERT's masked-LM head, classification heads, and heads on every token."""
 
 from collections.abc import Callable
 from typing import ClassVar, Optional
@@ -107,25 +107,39 @@ class LinearHead(nn.Module):
         return self.out_proj(self.dropout(features_BTC[:, 0]))
 
 
-class SpanHead(nn.Module):
-    """A linear map of every token: logits of being the start and the end of an answer (Devlin et al., 2019, 4.2).
+class TokenHead(nn.Module):
+    """A linear map of every token: logits of its classes (Devlin et al., 2019, 5.3).
 
     Args:
         embed_dim: C.
-        num_classes: 2, the start and the end.
-        dropout: before the map; BERT has none.
+        num_classes: outputs.
+        dropout: before the map.
+
+    Attributes:
+        MAP: the map's name, by which checkpoints tell such heads apart.
     """
 
-    reads_all_tokens: ClassVar[bool] = True
+    MAP: ClassVar[str] = "token_proj"
 
-    def __init__(self, embed_dim: int, num_classes: int = 2, dropout: float = 0.0):
+    def __init__(self, embed_dim: int, num_classes: int, dropout: float = 0.0):
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        self.span_proj = nn.Linear(embed_dim, num_classes)
+        self.add_module(self.MAP, nn.Linear(embed_dim, num_classes))
+
+    @property
+    def out_proj(self) -> nn.Linear:
+        """The map."""
+        return getattr(self, self.MAP)
 
     def forward(self, features_BTC: Tensor) -> Tensor:
-        """Return logits (B, T, 2) from the features of all tokens: of starts, then of ends."""
-        return self.span_proj(self.dropout(features_BTC))
+        """Return logits (B, T, num_classes) from the features of all tokens."""
+        return self.out_proj(self.dropout(features_BTC))
+
+
+class SpanHead(TokenHead):
+    """A token's logits of being the start and the end of an answer (Devlin et al., 2019, 4.2)."""
+
+    MAP = "span_proj"
 
 
 class Pooler(nn.Module):
@@ -146,17 +160,13 @@ class Pooler(nn.Module):
 
 CLASSIFICATION_HEADS = {"dense": ClassificationHead, "linear": LinearHead}
 SPAN = "span"
-HEADS = {**CLASSIFICATION_HEADS, SPAN: SpanHead}  # that models keep by name
-
-
-def reads_all_tokens(head: nn.Module) -> bool:
-    """Return whether a head reads the features of all tokens, and not those of ``<s>`` alone."""
-    return getattr(head, "reads_all_tokens", False)
+TAGS = "tags"
+HEADS = {**CLASSIFICATION_HEADS, SPAN: SpanHead, TAGS: TokenHead}  # that models keep by name
 
 
 def outputs_of(head: nn.Module) -> int:
     """Return how many logits a head of :data:`HEADS` gives; 0 for others, as a pooler."""
-    last = getattr(head, "out_proj", None) or getattr(head, "span_proj", None)
+    last = getattr(head, "out_proj", None)
     if last is not None:
         return last.out_features
     return 0

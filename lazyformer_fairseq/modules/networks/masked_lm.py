@@ -1,4 +1,4 @@
-"""The masked language model: the encoder of a pattern, its masked-LM head, and heads for classes and spans."""
+"""The masked language model: the encoder of a pattern, its masked-LM head, and heads for classes, spans and tags."""
 
 import logging
 from collections.abc import Sequence
@@ -78,9 +78,9 @@ class MaskedLM(nn.Module):
             turns: of permuted tokens.
 
         Returns:
-            Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits: (B, classes), of spans
-            (B, T, 2); and ``{"inner_states": list of (B, T, C)}``, with a head's logits as ``head_logits`` where it is
-            asked for beside masked tokens.
+            Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits: (B, classes), of every token
+            (B, T, classes); and ``{"inner_states": list of (B, T, C)}``, with a head's logits as ``head_logits`` where
+            it is asked for beside masked tokens.
         """
         is_headless = features_only or classification_head_name is not None
         info = TokenInfo(
@@ -103,7 +103,7 @@ class MaskedLM(nn.Module):
             return output, extra
         head = self.classification_heads[classification_head_name]
         features = output
-        if has_padding is None and not heads.reads_all_tokens(head):  # then <s> is wherever text begins
+        if has_padding is None and not isinstance(head, heads.TokenHead):  # then <s> is wherever text begins
             first = src_tokens.ne(self.encoder.sentence_encoder.padding_idx).int().argmax(-1)
             features = features[torch.arange(len(first), device=first.device), first].unsqueeze(1)
         if masked_tokens is None:

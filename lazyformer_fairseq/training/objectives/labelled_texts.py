@@ -53,6 +53,7 @@ class LabelledTextsObjective(HeadObjective):
     tokenizer_folder: Optional[Path] = None
     cut: dict[str, int] = field(default_factory=dict)
     CRITERION: ClassVar[str] = "GlueCriterion"
+    DATASET: ClassVar[type[LabelledTextsDataset]] = LabelledTextsDataset
 
     def __post_init__(self) -> None:
         if self.tokenizer_folder is not None:
@@ -84,7 +85,7 @@ class LabelledTextsObjective(HeadObjective):
             marks_before = self.dictionary.eos()
         else:
             marks_before = None
-        return LabelledTextsDataset(
+        return self.DATASET(
             examples.inputs,
             examples.targets,
             marks_before=marks_before,

@@ -8,7 +8,7 @@ import pytest
 from helpers import train_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-from other_tokenizers import byte_level_parts, word_piece_vocabulary, write_bert_files, write_roberta_files
+from other_tokenizers import ODD, SIZES, trained_on_odd
 from toy_squad import article, write_squad
 
 from lazyformer_fairseq.data.datasets import question_windows
@@ -20,7 +20,6 @@ from lazyformer_fairseq.data.datasets.question_windows import (
     make_windows,
 )
 from lazyformer_fairseq.data.squad import SquadFile, exact_match, read_squad
-from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 
@@ -129,24 +128,8 @@ def test_equal_spans_half_precision_and_infinite_logits():
     assert best_spans(starts, ends, longest=3, n_best=2) == [(2, 2, 7.0), (0, 2, 3.0)]
 
 
-# Moses splits and normalises these, moves a quote, lower-cases; a letter with an accent of its own; no-break spaces.
-ODD = (
-    "He said “Well…” — the \"U.S.,\" isn't  A\u0301gnes' 1\u00a0000\u00a0000, (5%) Müller-Straße 12;\t«İstanbul» "
-    "😀 end."
-)
+# Of ODD.
 ANSWERS = ["Well", "“Well…”", "U.S.", "A\u0301gnes", "1\u00a0000\u00a0000", "5%", "Müller-Straße 12", "İstanbul", "😀"]
-SIZES = {"ours": 80, "word piece": 120, "byte-level BPE": 330}
-
-
-def trained(kind, folder):
-    """A tokenizer of ours, WordPiece or byte-level BPE, trained on ODD."""
-    if kind == "ours":
-        return train_tokenizer(folder / "tokenizer", [ODD] * 3, SIZES[kind], TextSettings(character_coverage=1.0))
-    if kind == "word piece":
-        write_bert_files(folder / "theirs", vocabulary=word_piece_vocabulary(size=SIZES[kind], texts=(ODD,) * 3))
-    else:
-        write_roberta_files(folder / "theirs", byte_level_parts(SIZES[kind], (ODD,) * 3))
-    return adopt_tokenizer(folder / "theirs", folder / "tokenizer")
 
 
 def answered(file, windows, logits, **options):
@@ -158,7 +141,7 @@ def answered(file, windows, logits, **options):
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_odd_answers_come_back_as_they_stand_there_and_a_context_without_a_token_has_none(kind, tmp_path):
-    tokenizer = trained(kind, tmp_path)
+    tokenizer = trained_on_odd(kind, tmp_path)
     questions = [(f"Which {number}?", answer) for number, answer in enumerate(ANSWERS)]
     file = read_squad(write_squad(tmp_path / "dev-v1.1.json", article("Odd", (ODD, questions))))
     for longest in (384, 40):

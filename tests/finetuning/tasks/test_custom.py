@@ -226,7 +226,7 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         ("", GOOD, "", "train.tsv: is empty; write a line of names"),
         ("text\tlabel\n", GOOD, "", "train.tsv: has no row of data"),
         (GOOD, "", "", "dev.tsv: is empty"),
-        (GOOD, None, "", "holds no file dev or valid that ends in .tsv, .csv, .jsonl; put a tenth"),
+        (GOOD, None, "", "holds no file dev or valid that ends in .tsv, .csv, .jsonl, .conll; put a tenth"),
         (GOOD, GOOD, "--metric spearman", "--metric spearman: two classes are measured by accuracy"),
         (GOOD, GOOD, "--text 3 --label 2", "names no column '3', '2', but 'text', 'label'"),
         (GOOD, GOOD, "--text text --label text", "the column 'text' is named twice, of texts or of labels"),

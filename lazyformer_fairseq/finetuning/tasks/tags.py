@@ -1,0 +1,37 @@
+"""A custom task of words: train.conll and dev.conll in a folder have a tag for each word."""
+
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from lazyformer_fairseq.data.labelled_files import CONLL, read_split, words_of
+from lazyformer_fairseq.evaluation.metrics import count_tags
+from lazyformer_fairseq.finetuning.grid import Run
+from lazyformer_fairseq.finetuning.tasks.custom import CustomTask
+from lazyformer_fairseq.training.objectives.tags import TagsObjective
+
+
+class TaggedWords(CustomTask):
+    """Tags of words, such as names and parts of speech."""
+
+    options = frozenset(("max_length", "metric"))
+    baseline_name = "most frequent tag of each word"
+    TEXTS = f"texts{CONLL}"
+
+    def objective(self, run: Run) -> TagsObjective:
+        """Return the tags."""
+        return TagsObjective(data=str(run.data.folder), **run.objective_arguments())
+
+    def baseline(self, run: Run, split: str) -> dict[str, float]:
+        """Return the metrics of each word's most frequent tag in training; new words get the most frequent one."""
+        tags_of: dict[str, Counter[int]] = defaultdict(Counter)
+        for example in read_split(self.row, run.data.folder, "train").examples:
+            for word, tag in zip(words_of(example.texts[0]), example.target, strict=True):
+                tags_of[word][tag] += 1
+        usual = sum(tags_of.values(), Counter())
+        rows = []
+        for example in read_split(self.row, run.data.folder, split).examples:
+            words = words_of(example.texts[0])
+            predicted = [tags_of.get(word, usual).most_common(1)[0][0] for word in words]
+            rows.append(count_tags(*([self.row.labels[tag] for tag in tags] for tags in (predicted, example.target))))
+        return {name: TagsObjective.metric(name, np.array(rows)) for name in self.row.metrics}

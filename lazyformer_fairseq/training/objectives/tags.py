@@ -1,0 +1,47 @@
+"""Tags of words, such as names and parts of speech."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from lazyformer_fairseq.data.datasets.tagged_words import TaggedWordsDataset
+from lazyformer_fairseq.data.labelled_files import OUTSIDE
+from lazyformer_fairseq.evaluation.metrics import count_tags, metric_of_tags
+from lazyformer_fairseq.modules.networks.heads import TAGS
+from lazyformer_fairseq.training.objectives.interface import Batch
+from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
+
+IGNORED = -100  # by the loss
+
+
+@dataclass(kw_only=True)
+class TagsObjective(LabelledTextsObjective):
+    """The class of each word, from its first token (Devlin et al., 2019, section 5.3).
+
+    The loss is the mean over words. Words that are cut off add nothing to it; the metrics take them for OUTSIDE.
+    """
+
+    head_kind: str = TAGS
+    DATASET: ClassVar[type[TaggedWordsDataset]] = TaggedWordsDataset
+
+    def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
+        """Return the summed cross-entropy of logits (B, T, classes) at the first tokens of words.
+
+        In evaluation `rows` holds the counts of each sentence, see :func:`.metrics.count_tags`.
+        """
+        is_cut = batch["places"] < 0
+        targets = batch["target"].masked_fill(is_cut, IGNORED)
+        loss, log = super().score({"target": targets}, logits.flatten(0, 1)[batch["places"]], training)
+        if not training:
+            names = np.array([*self.description.labels, OUTSIDE])
+            predicted = names[log["rows"][:, 0].astype(np.int64)]
+            predicted[is_cut.cpu().numpy()] = OUTSIDE
+            right = names[batch["target"].cpu().numpy()]
+            ends = np.cumsum(batch["words"])[:-1]
+            pairs = zip(np.split(predicted, ends), np.split(right, ends), strict=True)
+            log["rows"] = np.array([count_tags(found.tolist(), there.tolist()) for found, there in pairs], np.float64)
+        return loss, log
+
+    metric = staticmethod(metric_of_tags)

@@ -52,6 +52,7 @@ def main() -> None:
     timings = measure(things, rounds=given.rounds, device=device)
     step, peak = timings["step"].median, matrix_peak(timings)
     row = {
+        "arch": given.arch,
         "parameters, million": f"{count_parameters(job.pattern, sizes) / 1e6:.1f}",
         "Muon's": f"{sum(map(torch.numel, matrices)) / 1e6:.1f}",
         "TFLOP": f"{flops / 1e12:.3f}",

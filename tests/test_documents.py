@@ -97,6 +97,10 @@ ADDED_OPTIONS = {
         "--any-data --in-turn --embed-dim 8 --ffn-embed-dim 64 --heads 2 --seeds 1 --updates 4 --lr 1e-3 "
         "--tokens-per-sample 32 --validation-tokens 64"
     ),
+    "scripts/examples/babylm.sh": (
+        "--model bert=sf --updates 2 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --tokens-per-sample 64 --batch-size 4 "
+        "--validation-tokens 100"
+    ),
     "fairseq-train data": f"{PRETRAIN} {M2X2} --batch-size 4 --sequences-per-update 8 --cpu",
     "fairseq-train glue_data/CoLA": f"{SIZES} {M2X2} --max-update 2 --cpu",
     "fairseq-hydra-train --config-dir configs/pretraining": HYDRA_PRETRAIN,
@@ -169,8 +173,9 @@ def users_folder(tmp_path) -> Path:
     for name in ("lazyformer_fairseq", "configs", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     write_toy_wikitext(tmp_path / "my_wikitext")
-    (tmp_path / "my_texts").mkdir()
-    (tmp_path / "my_texts" / "toy.txt").write_text("\n\n".join(toy_texts(150)))
+    for name in ("my_texts", "babylm_text"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "toy.txt").write_text("\n\n".join(toy_texts(150)))
     write_toy_glue(tmp_path / "glue_data", train=40, valid=10)
     for split in ("train", "valid"):
         pairs = [{"sentence1": "Anna sees it .", "sentence2": "Ben sees .", "label": label} for label in (0, 1)]
@@ -213,6 +218,7 @@ def test_every_command_runs(users_folder, page, warm_python):
     """They are forked from a python that has imported torch."""
     programs = f"{warm_python}:{Path(sys.executable).parent}"
     environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(users_folder)}
+    environment["VOCAB_SIZE"] = "160"  # of scripts/examples/babylm.sh
     if page != "README.md":
         add_what_pages_begin_with(users_folder)
     if "bert-base-uncased" in PAGES[page]:

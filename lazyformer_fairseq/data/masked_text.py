@@ -238,8 +238,17 @@ class MaskedText:
     @cached_property
     def neighbour_counts(self) -> CountModel:
         """The table of counts of neighbouring tokens in the training text, at most its first 20 million tokens."""
-        text = read_tokens(Path(folder) / "train" for folder in self.folders)
-        return CountModel(NEIGHBOURS, len(self.dictionary), text)
+        return CountModel(NEIGHBOURS, len(self.dictionary), self._counted())
+
+    def neighbour_embeddings(self, width: int) -> np.ndarray:
+        """Return word embeddings (V, `width`) from counts of neighbours in the same part of the training text."""
+        # Not above: scikit-learn takes long to import.
+        from lazyformer_fairseq.data.neighbour_embeddings import neighbour_embeddings
+
+        return neighbour_embeddings(self._counted(), len(self.dictionary), width)
+
+    def _counted(self) -> np.ndarray:
+        return read_tokens(Path(folder) / "train" for folder in self.folders)
 
     def cost_of_neighbours(self, batches: Iterable[dict[str, Any]]) -> float:
         """Return bits per target of batches for the table of counts, which sees the masked input that a model sees."""

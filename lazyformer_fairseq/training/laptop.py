@@ -17,6 +17,7 @@ LAPTOP: Mapping[str, Any] = {
     "local_heads": True,
     "zero_last_maps": True,
     "frequency_bias": True,
+    "neighbour_embeddings": True,
     "dropout": 0.0,
     "attention_dropout": 0.0,
     "weight_decay": 0.0,

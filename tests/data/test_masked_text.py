@@ -15,7 +15,7 @@ from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.loading import model_of
 from lazyformer_fairseq.modules.networks.options import options_of_arch
-from lazyformer_fairseq.training.objectives.masked_lm import start_bias
+from lazyformer_fairseq.training.objectives.masked_lm import start_from_counts
 
 OPTIONS = {
     "plain": {"tokens_per_sample": 24},
@@ -169,12 +169,25 @@ def test_frequencies_are_of_the_training_text_and_their_cost_of_what_is_scored(t
     bits = [-math.log2(counts[id] / sum(counts.values())) for id in targets]
     assert text.cost_of_frequencies(batches) == pytest.approx(sum(bits) / len(bits))
     model = model_of(options_of_arch("bert_laptop_tiny", frequency_bias=True), text.dictionary)
-    start_bias(model, text)
+    start_from_counts(model, text)
     bias = model.encoder.lm_head.bias
     expected = [math.log(counts.get(id, 1) / sum(counts.values())) for id in range(len(bias))]
     assert bias.tolist() == pytest.approx(expected, abs=1e-6)
-    start_bias(other := model_of(options_of_arch("bert_laptop_tiny"), text.dictionary), text)
+    start_from_counts(other := model_of(options_of_arch("bert_laptop_tiny"), text.dictionary), text)
     assert not other.encoder.lm_head.bias.any()
+
+
+def test_word_embeddings_start_from_counts(three_shards):
+    text = open_masked_text(three_shards, tokens_per_sample=24)
+    model = model_of(options_of_arch("bert_laptop_tiny", neighbour_embeddings=True), text.dictionary)
+    weight = model.encoder.sentence_encoder.embed_tokens.weight
+    before = weight.detach().clone()
+    start_from_counts(model, text)
+    expected = torch.from_numpy(text.neighbour_embeddings(weight.size(1)))
+    occurs = expected.any(dim=1)
+    assert torch.equal(weight[occurs], expected[occurs])
+    assert torch.equal(weight[~occurs], before[~occurs])
+    assert not occurs[text.special.mask] and occurs.sum() > 20
 
 
 @pytest.mark.parametrize(

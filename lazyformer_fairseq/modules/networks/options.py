@@ -63,6 +63,7 @@ class MaskedLMOptions:
     local_heads: bool = option(False, "T5's bias starts at a neighbour each in four heads")
     zero_last_maps: bool = option(False, "sublayers' last maps start at zero (1901.09321)")
     frequency_bias: bool = option(False, "masked-LM head: its bias starts at log frequencies")
+    neighbour_embeddings: bool = option(False, "word embeddings start from counts of neighbouring tokens")
     dropout: float = option(0.1, "dropout on embeddings and sublayer outputs", bounds=PROPORTION)
     attention_dropout: float = option(
         _ENCODER.attention_dropout,

@@ -136,19 +136,19 @@ class MaskedLMObjective(Objective):
 
 
 def prepare_model(model: nn.Module, text: MaskedText, task: str, starts_fresh: bool = True) -> None:
-    """Start the output bias at the words' frequencies where the text's options say so, and check what the model reads.
+    """Start weights from counts of the text where the model's options say so, and check what the model reads.
 
     Args:
         model: the model.
         text: what it is to read.
         task: the name of permuted language modelling, for the error.
-        starts_fresh: False where the weights come from a checkpoint, bias included.
+        starts_fresh: False where the weights come from a checkpoint.
 
     Raises:
         UserError: the model does not take documents or permuted blocks.
     """
     if starts_fresh:
-        start_bias(model, text)
+        start_from_counts(model, text)
     if text.options.within_documents:
         check_takes_documents(model, "--within-documents")
     if text.is_permuted:
@@ -156,11 +156,21 @@ def prepare_model(model: nn.Module, text: MaskedText, task: str, starts_fresh: b
 
 
 @torch.no_grad()
-def start_bias(model: nn.Module, text: MaskedText) -> None:
-    """Start the output bias at the words' frequencies, if the model asks for it (``--frequency-bias``).
+def start_from_counts(model: nn.Module, text: MaskedText) -> None:
+    """Start output bias and word embeddings from counts of the training text, if the model asks for it.
 
-    The training then begins on the plateau, whose cost is :meth:`~MaskedText.cost_of_frequencies` (Karpathy, 2019, "A
-    Recipe for Training Neural Networks": initialise the final layer's bias).
+    With ``--frequency-bias`` the training begins on the plateau, whose cost is :meth:`~MaskedText.cost_of_frequencies`
+    (Karpathy, 2019, "A Recipe for Training Neural Networks": initialise the final layer's bias). With
+    ``--neighbour-embeddings`` it begins with the vectors of :mod:`~lazyformer_fairseq.data.neighbour_embeddings`. Those
+    of tokens that do not occur in the text, such as ``<mask>``, stay random.
     """
-    if isinstance(model, MaskedLM) and model.cfg.frequency_bias:
+    if not isinstance(model, MaskedLM):
+        return
+    if model.cfg.frequency_bias:
         model.encoder.lm_head.bias.copy_(torch.from_numpy(text.log_frequencies))
+    if model.cfg.neighbour_embeddings:
+        embed_tokens = model.encoder.sentence_encoder.embed_tokens
+        assert embed_tokens is not None, "a masked language model has them"
+        vectors = torch.from_numpy(text.neighbour_embeddings(embed_tokens.embedding_dim))
+        occurs = vectors.any(dim=1)
+        embed_tokens.weight[occurs] = vectors[occurs].to(embed_tokens.weight)

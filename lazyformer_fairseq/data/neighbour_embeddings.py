@@ -1,0 +1,53 @@
+"""Word embeddings from counts: tokens that stand beside the same neighbours begin with similar vectors.
+
+Each token has a row of 2 V numbers: for every token c on its left, and for every one on its right, the positive
+pointwise mutual information
+
+    max(0, log(P(w, c) / (P(w) P(c)))).
+
+The best approximation of these rows by C numbers each is U S, of their singular value decomposition; word2vec learns
+much the same (Levy and Goldberg, 2014, "Neural Word Embedding as Implicit Matrix Factorization"). Singular values count
+by their square roots, and P(c) is that of frequencies raised to the power 0.75 (Levy, Goldberg and Dagan, 2015,
+"Improving Distributional Similarity with Lessons Learned from Word Embeddings", sections 3.2 and 3.3).
+"""
+
+import numpy as np
+from scipy import sparse
+from sklearn.utils.extmath import randomized_svd
+
+SMOOTHING = 0.75
+STANDARD_DEVIATION = 0.1  # of the vectors' numbers; BERT's random ones have 0.02
+ITERATIONS = 4  # of the power method: the leading singular vectors are found almost exactly
+
+
+def neighbour_embeddings(text: np.ndarray, symbols: int, width: int) -> np.ndarray:
+    """Return vectors of tokens, float32 (V, C).
+
+    Args:
+        text: ids (N,) of the training text.
+        symbols: V.
+        width: C. Where it is larger than V, the last numbers are 0.
+
+    Returns:
+        The vectors; zeros for tokens that do not occur.
+    """
+    counts_VV = sparse.coo_array((np.ones(max(len(text) - 1, 0)), (text[:-1], text[1:])), shape=(symbols, symbols))
+    left_and_right = sparse.hstack([_information(counts_VV.T), _information(counts_VV)]).tocsr()
+    found = np.zeros((symbols, width), np.float32)
+    if not left_and_right.nnz:
+        return found
+    u, singular, _ = randomized_svd(left_and_right, min(width, symbols), n_iter=ITERATIONS, random_state=0)
+    occurs = np.bincount(text, minlength=symbols) > 0
+    vectors = u[occurs] * np.sqrt(singular)
+    found[occurs, : vectors.shape[1]] = vectors * (STANDARD_DEVIATION / vectors.std())
+    return found
+
+
+def _information(counts_VV: sparse.coo_array) -> sparse.coo_array:
+    """Return the positive pointwise mutual information of each token (a row) and its neighbours (columns)."""
+    pairs = counts_VV.tocsr().tocoo()
+    of_token = np.bincount(pairs.row, pairs.data, minlength=pairs.shape[0])
+    of_neighbour = np.bincount(pairs.col, pairs.data, minlength=pairs.shape[1]) ** SMOOTHING
+    share = of_neighbour / of_neighbour.sum()
+    information = np.log(pairs.data / of_token[pairs.row] / share[pairs.col])
+    return sparse.coo_array((np.maximum(information, 0), (pairs.row, pairs.col)), shape=pairs.shape)

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# From BabyLM's text to a table of models under its rules: at most ten million words, read at most ten times.
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+source "$(dirname "$0")/../common.sh"
+
+usage() {
+  cat <<'HELP'
+usage: scripts/examples/babylm.sh TEXT BLIMP GLUE OUT [options of `lazyformer compare run`]
+
+Prepares the text, pre-trains every model for two hours of one thread, tests them all on BLiMP's minimal pairs and on
+BabyLM's fine-tuning tasks, and writes the table to OUT/table.md. Stop it at any time; rerun to resume.
+
+TEXT   the folder of BabyLM's files of text, ten million words at most
+BLIMP  the folder of BLiMP's files, https://github.com/alexwarstadt/blimp
+GLUE   the folder of the fine-tuning files, https://github.com/babylm/evaluation-pipeline-2025
+OUT    the folder of all that is made
+
+Options that follow win: --budget 10min for a first try, --model NAME=PATTERN for models of your own. VOCAB_SIZE in the
+environment is the size of the vocabulary, 8192 by default.
+HELP
+}
+
+help_if_asked "$@"
+[[ $# -ge 4 ]] || fail 2 "give TEXT, BLIMP, GLUE and OUT; see scripts/examples/babylm.sh --help"
+text=$1 blimp=$2 glue=$3 out=$4
+shift 4
+use_checkout
+lazyformer() { "$python" -m lazyformer_fairseq.cli "$@"; }
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+models=(--model 'bert=(sf)x7' --model 'lazyformer=M2x3 M1' --model 'lazyformer_m6=M6 M1' --model 'par=(sff)x3 (f)x5'
+  --model 'lazy_par=sfflff sff (f)x5' --model 'conv=(cf)x3 sf (cf)x3')
+[[ " $* " != *" --model"[\ =]* ]] || models=()
+length=(--budget 120min)
+[[ " $* " != *" --updates"[\ =]* ]] || length=()
+lazyformer corpus "babylm:$text" "$out/data" --vocab-size "${VOCAB_SIZE:-8192}" --valid-share 0.01 --word-budget 10M
+lazyformer compare run "$out/data" "$out/models" --task masked-lm --recipe laptop --equal-parameters --alone \
+  --device cpu --embed-dim 192 --ffn-embed-dim 768 --heads 6 --tokens-per-sample 512 --batch-size 2 --seeds 1 \
+  --validation-tokens 31232 --word-budget 100M "${length[@]}" "${models[@]}" "$@"
+
+trained=()
+for folder in "$out"/models/runs/*; do
+  [[ ! -f $folder/checkpoint_last.pt ]] || trained+=("$(basename "${folder%-rate*}")=$folder/checkpoint_last.pt")
+done
+lazyformer evaluate "${trained[@]}" --ngram "$out/data" --data "$blimp" --output "$out/blimp"
+lazyformer finetune "${trained[@]}" --task babylm --data "$glue" --output "$out/glue" --gpus none
+"$python" "$root/scripts/examples/babylm_table.py" "$out"

@@ -1,0 +1,77 @@
+"""Join what scripts/examples/babylm.sh measured: a row per model with its cost, loss, minimal pairs and fine-tuning."""
+
+import sys
+from pathlib import Path
+
+from lazyformer_fairseq.experiments.compare.results import Model, read_folders
+from lazyformer_fairseq.finetuning.registry import benchmark_of_grid
+from lazyformer_fairseq.finetuning.report import average_of, model_row
+from lazyformer_fairseq.finetuning.results import read_results
+from lazyformer_fairseq.report.page import Notes, write_page
+from lazyformer_fairseq.report.tables import Table
+from lazyformer_fairseq.storage.json_files import read_checked_as
+from lazyformer_fairseq.zero_shot.results import NORMAL_95, Answers
+
+
+def main(folder: Path) -> None:
+    """Write ``table.md`` into a folder that the script filled, and print it."""
+    comparison = read_folders([folder / "models"])
+    rows = []
+    accuracies = {}
+    for model in comparison.models.values():
+        for seed in model.runs:
+            name = f"{model.name}-seed{seed}"
+            answers = read_checked_as(Answers, folder / "blimp" / f"{name}.json")
+            accuracies[name] = answers.mean_accuracy(list(answers.margins))
+            rows.append({**costs_of(model, seed), "BLiMP": with_interval(answers), "GLUE": fine_tuned(folder, name)})
+    counts = read_checked_as(Answers, folder / "blimp" / "5-gram.json")
+    by_counting = counts.mean_accuracy(list(counts.margins))
+    best = max(accuracies, key=accuracies.__getitem__)
+    verdict = (
+        f"{best} has the highest accuracy on BLiMP, {100 * accuracies[best]:.1f}; a 5-gram model of the same text has "
+        f"{100 * by_counting:.1f}."
+    )
+    device = comparison.facts["machine"]["device"]
+    notes = Notes(
+        [
+            f"Hours: of training, on one thread of {device}. Loss: bits per masked token.",
+            f"BLiMP: percent, the mean over its paradigms, ± 95%; the 5-gram model has {with_interval(counts)}.",
+            "GLUE: the mean over BabyLM's tasks that have a training file, percent.",
+        ]
+    )
+    print(write_page([verdict, Table("Models under BabyLM's rules", rows), notes], folder, "table"))
+
+
+def costs_of(model: Model, seed: int) -> dict[str, str]:
+    """Return the first cells of a row."""
+    run = model.runs[seed]
+    return {
+        "model": model.name,
+        "pattern": str(model.facts["pattern"]),
+        "seed": str(seed),
+        "parameters": f"{model.facts['parameters']:,}",
+        "updates": f"{model.facts['updates']:,}",
+        "hours": f"{run.wholes()['seconds'] / 3600:.1f}",
+        "loss": f"{run.final['loss']:.2f}",
+    }
+
+
+def with_interval(answers: Answers) -> str:
+    """Return the mean accuracy over paradigms in percent, with its 95% interval."""
+    names = list(answers.margins)
+    half = NORMAL_95 * answers.standard_error(names)
+    return f"{100 * answers.mean_accuracy(names):.1f} ±{100 * half:.1f}"
+
+
+def fine_tuned(folder: Path, name: str) -> str:
+    """Return the mean over the tasks of fine-tuning."""
+    benchmark = benchmark_of_grid(folder / "glue")
+    results = read_results(folder / "glue", benchmark)
+    mean = average_of(model_row(results, benchmark, name), benchmark, set(results.grid.tasks))
+    if mean is None:
+        return "incomplete"
+    return f"{mean:.1f}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

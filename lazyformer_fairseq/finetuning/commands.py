@@ -46,8 +46,8 @@ def finetune(task: Optional[str], checkpoints: tuple[str, ...], more: tuple[str,
     r"""Fine-tune every CHECKPOINT, a file, a folder or NAME=FILE, on a task, and report.
 
     Custom labels or scores stand in a folder, in train.tsv and dev.tsv, whose first line names the columns, as
-    text and label; or in train.conll and dev.conll, a word and its tag a line, as for names or parts of speech: two
-    rates and three seeds of ten epochs each. Then `lazyformer predict` labels texts, or tags words. GLUE is
+    text and label; tags of words, such as names, in train.conll and dev.conll, a word and its tag per line. They
+    take two rates and three seeds of ten epochs each. Then `lazyformer predict` labels texts or tags words. GLUE is
     trained by LazyFormer's Table 5, four rates and five seeds of each task, SQuAD as in PAR's Table 4, BabyLM's tasks
     by one rate and seed as in its evaluation of 2025. What is missing of the data is prepared first; without a
     CHECKPOINT nothing else is done. One run per GPU, or several on the CPU's cores, each with a folder of its own and a
@@ -78,8 +78,8 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
     MODEL is a fine-tuned checkpoint, the folder of one, a grid's with one model and task, or one that `lazyformer
     export` wrote. TEXTS ends in .tsv, .csv or .jsonl and names its columns in its first line, or in .txt and has a
     text a line. Its rows are written with prediction and probability after each; if it has a column of labels, the
-    answers are marked by them. A model for tags of words takes a .conll file, a word a line, whose lines get the tag as
-    their last column, or a .txt. A model for SQuAD takes a file of questions, .json, in place of TEXTS.
+    answers are marked by them. A model that tags words takes a .conll file too, with a word per line, and writes each
+    word with its tag. A model for SQuAD takes a file of questions, .json, in place of TEXTS.
 
     \b
     lazyformer predict results/my_reviews texts.tsv

@@ -38,8 +38,8 @@ class GridSettings:
     output: Path = option(MISSING, "Data, runs and report go into this folder.")
     data: Optional[Path] = option(
         None,
-        "Official files, or custom train.tsv and dev.tsv (or valid.tsv; .csv or .jsonl too; .conll, a word and its tag "
-        "a line), which are prepared in OUTPUT; or prepared data.",
+        "Official files, or custom train.tsv and dev.tsv (or valid.tsv; .csv or .jsonl too; .conll with a word "
+        "and its tag per line), which are prepared in OUTPUT; or prepared data.",
         shown="what is prepared in OUTPUT",
     )
     text: tuple[str, ...] = option(

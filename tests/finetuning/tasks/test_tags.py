@@ -10,14 +10,16 @@ import pytest
 import torch
 from helpers import NAMES, THINGS
 from hypothesis import given as for_all
+from hypothesis import settings
 from hypothesis import strategies as st
 from in_process import invoke, refusal
 from toy_squad import START
 
+from lazyformer_fairseq import load
 from lazyformer_fairseq.data.datasets.tagged_words import TaggedWordsDataset
 from lazyformer_fairseq.data.labelled_files import TaskDescription, read_rows
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.metrics import count_tags, entities, metric_of_tags
-from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.training.objectives.tags import TagsObjective
 
 GOLD = ["B-PER", "I-PER", "O", "B-LOC"]
@@ -87,6 +89,7 @@ def test_columns_empty_lines_and_new_documents(tmp_path, end):
 WORDS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters=" \t\r\n\ufeff"), min_size=1)
 
 
+@settings(max_examples=40)
 @for_all(st.lists(st.lists(st.tuples(WORDS, st.sampled_from(GOLD)), min_size=1), min_size=1))
 def test_sentences_come_back(tmp_path_factory, sentences):
     path = write(tmp_path_factory.mktemp("conll") / "x.conll", *sentences)
@@ -204,26 +207,18 @@ def test_the_baseline_is_each_words_most_frequent_tag(names, run_of_names):
     assert found == right / 72
 
 
-def test_predictions_are_lines_of_words_and_a_finished_run_is_kept(names, run_of_names, tmp_path):
-    before = (run_of_names / "checkpoint_best.pt").stat().st_mtime_ns
-    assert "1 of 1 runs are finished" in fine_tuned(names, "--epochs", "6")
-    assert (run_of_names / "checkpoint_best.pt").stat().st_mtime_ns == before
+def test_predictions_are_lines_of_words_and_tags(names, run_of_names, tmp_path):
     said = invoke("predict", names / "out", names / "names" / "valid.conll", "--output", tmp_path / "valid.conll")
     assert "valid.conll: 12 rows\nby the file's own tags in 12 of the rows: entity_f1 " in said
-    lines = (tmp_path / "valid.conll").read_text().split("\n")
-    assert [line.split("\t")[0] for line in lines[:8]] == [
-        *(word for word, *_ in sentences(12, seed=2)[0]),
-        "",
-        lines[7].split("\t")[0],
-    ]
+    lines = (tmp_path / "valid.conll").read_text().splitlines()
+    assert [line.partition("\t")[0] for line in lines[:7]] == [*(word for word, *_ in sentences(1, seed=2)[0]), ""]
     f1 = json.loads((run_of_names / "result.json").read_text())["metrics"]["valid"]["entity_f1"]
     assert f"entity_f1 {100 * f1:.2f}" in said
 
     (tmp_path / "x.txt").write_text("anna  sees the river\n\nben\n")
     assert "1 of 3 rows has no text" in invoke("predict", run_of_names, tmp_path / "x.txt")
-    assert (
-        tmp_path / "x.predictions.conll"
-    ).read_text() == "anna\tB-PER\nsees\tO\nthe\tB-LOC\nriver\tI-LOC\n\n\nben\tB-PER\n\n"
+    written = (tmp_path / "x.predictions.conll").read_text()
+    assert written == "anna\tB-PER\nsees\tO\nthe\tB-LOC\nriver\tI-LOC\n\n\nben\tB-PER\n\n"
     invoke("predict", run_of_names, tmp_path / "x.txt", "--output", tmp_path / "x.jsonl")
     first = json.loads((tmp_path / "x.jsonl").read_text().splitlines()[0])
     assert first == {"text": "anna  sees the river", "prediction": ["B-PER", "O", "B-LOC", "I-LOC"]}
@@ -234,7 +229,7 @@ def test_predictions_are_lines_of_words_and_a_finished_run_is_kept(names, run_of
 
 def test_python_and_exports_tag_alike(run_of_names, tmp_path):
     texts = ["anna sees the river near ben", "", "otto"]
-    loaded = LazyFormerModel.from_pretrained(run_of_names)
+    loaded = load(run_of_names)
     with pytest.warns(UserWarning, match="1 of 3 texts are empty"):
         answers = loaded.predict(texts)
     assert answers[0].label == ["B-PER", "O", "B-LOC", "I-LOC", "O", "B-LOC"] and answers[1].label is None
@@ -244,7 +239,7 @@ def test_python_and_exports_tag_alike(run_of_names, tmp_path):
     assert "O" not in long.label[:9]
     invoke("export", run_of_names, tmp_path / "model")
     with pytest.warns(UserWarning):
-        assert LazyFormerModel.from_pretrained(tmp_path / "model").predict(texts) == answers
+        assert load(tmp_path / "model").predict(texts) == answers
 
     pytest.importorskip("transformers")
     from transformers import AutoModelForTokenClassification
@@ -255,6 +250,15 @@ def test_python_and_exports_tag_alike(run_of_names, tmp_path):
     logits = model(loaded.encode(texts[0])).logits[0]
     torch.testing.assert_close(logits, loaded.predict("custom_names", texts[0])[0], rtol=1e-4, atol=1e-5)
     assert "custom_names: B-LOC, B-PER, I-LOC, O" in (tmp_path / "hf" / "README.md").read_text()
+
+
+def test_fairseqs_task_refuses_them(names, run_of_names, glue_config):
+    from fairseq.tasks import setup_task
+
+    folder = names / "out" / "tasks" / "names"
+    cfg = glue_config(folder, "--tokenizer-folder", folder / "tokenizer", "--best-checkpoint-metric", "accuracy")
+    with pytest.raises(UserError, match="names: has a tag for each word, which `lazyformer finetune` alone trains"):
+        setup_task(cfg.task)
 
 
 def test_parts_of_speech_are_measured_by_accuracy_and_cut_words_are_counted(tmp_path):

@@ -34,6 +34,10 @@ TABLES = {
     ),
     "bench_muon": ("--arch bert_tiny --precision fp32 --rounds 1 --device cpu", ["bert_tiny"]),
     "time_documents": ("{text} --tokens-per-sample 32 --batch-size 2 --batches 2", []),
+    "time_tail": (
+        "--patterns sff --words 50 --tokens 16 --batch-size 2 --texts 2 --rounds 1",
+        ["sff, update", "sff, classes"],
+    ),
 }
 
 

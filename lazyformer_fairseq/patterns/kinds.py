@@ -358,6 +358,8 @@ class EncoderSizes(Sizes):
         no_token_positional_embeddings: whether there is no table of absolute positions.
         plain_lm_head: whether the masked-LM head is the output map alone.
         untied_lm_head: whether that map is not the word embedding.
+        computes_all_tokens: whether feed-forwards at the top are computed for all tokens, as in reversible models and
+            those of other packages; else for the predicted ones alone.
     """
 
     direction: ClassVar[str] = ENCODER
@@ -368,6 +370,7 @@ class EncoderSizes(Sizes):
     no_token_positional_embeddings: bool = False
     plain_lm_head: bool = field(default=False, kw_only=True)
     untied_lm_head: bool = field(default=False, kw_only=True)
+    computes_all_tokens: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -450,6 +453,7 @@ def sizes_of(options: Mapping[str, Any], vocab_size: int) -> Sizes:
             no_token_positional_embeddings=is_on("no_token_positional_embeddings"),
             plain_lm_head=is_on("plain_lm_head"),
             untied_lm_head=is_on("untied_lm_head"),
+            computes_all_tokens=is_on("reversible"),
             **common,
         )
     return CausalSizes(

@@ -249,6 +249,7 @@ def build_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
         num_heads=row.encoder_attention_heads,
         max_positions=longest,
         relative_position_buckets=0,
+        computes_all_tokens=True,
     )
     models = []
     if has_fairseq():

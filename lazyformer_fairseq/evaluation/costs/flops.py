@@ -107,8 +107,9 @@ def count_flops(
         time: T, tokens per sequence.
         memory: M, remembered positions before them; their keys and values are projected again. Causal models only.
         batch: sequences.
-        predicted: tokens per sequence that the head predicts; by default all. Only the first band of an adaptive
-            softmax counts: the further ones depend on the words.
+        predicted: tokens per sequence that the head predicts, the only ones for which an encoder computes feed-forwards
+            at the top; by default all. 0 for the features of all tokens, without a head. Only the first band of an
+            adaptive softmax counts: the further ones depend on the words.
 
     Raises:
         UserError: the pattern cannot be read, or built, or takes no input as long.
@@ -117,8 +118,19 @@ def count_flops(
         predicted = time
     outside = _outside(sizes)
     sublayers = _plan(pattern, sizes.direction, kinds())
-    within = sum(count_sublayer_flops(planned, sizes, time, memory, batch) for planned in sublayers)
+    tail = len(sublayers)
+    if isinstance(sizes, EncoderSizes) and not sizes.computes_all_tokens and predicted:
+        while tail and _is_tokenwise(sublayers[tail - 1], sizes):
+            tail -= 1
+    within = sum(count_sublayer_flops(planned, sizes, time, memory, batch) for planned in sublayers[:tail])
+    within += sum(count_sublayer_flops(planned, sizes, predicted, 0, batch) for planned in sublayers[tail:])
     return batch * (time * outside.flops_of_input + predicted * outside.flops_of_prediction) + within
+
+
+@lru_cache(_REMEMBERED)
+def _is_tokenwise(planned: PlannedSublayer, sizes: Sizes) -> bool:
+    with _WithoutNumbers():
+        return build_sublayer(planned.kind.module(sizes.direction), _options(sizes), planned).is_tokenwise
 
 
 def count_sublayer_flops(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0, batch: int = 1) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -97,7 +97,10 @@ class MaskedLM(ComparedTask):
             "max_positions": self._positions(spec),
             "relative_position_buckets": self._buckets(spec),
         }
-        return sizes_of(options | self._parts(spec) | self.given(MaskedLMOptions, spec), vocab_size)
+        sizes = sizes_of(options | self._parts(spec) | self.given(MaskedLMOptions, spec), vocab_size)
+        if spec.is_external:
+            return replace(sizes, computes_all_tokens=True)
+        return sizes
 
     def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:
         """Count the FLOPs of full blocks."""

@@ -134,7 +134,10 @@ def measure_models(
 
 
 def _forward(models: Models, model: nn.Module) -> Callable[[], object]:
-    """Return a forward pass: of an encoder with its head for one token, of a language model with a full memory."""
+    """Return a forward pass.
+
+    That of an encoder computes all tokens, its head one; a language model has a full memory.
+    """
     model.eval()
     symbols = max(len(models.dictionary), 5)
     device = _device(model)
@@ -148,7 +151,8 @@ def _forward(models: Models, model: nn.Module) -> Callable[[], object]:
 
     @torch.inference_mode()
     def encode() -> object:
-        return model(tokens_BT, masked_tokens=first, has_padding=False, global_positions=given)
+        features, _ = model(tokens_BT, features_only=True, has_padding=False, global_positions=given)
+        return model.encoder.lm_head(features, first)
 
     return encode
 

@@ -167,10 +167,10 @@ class _Encoder(Encoder):
             return self.fixed_back_end
         return "eager"
 
-    def run(self, *args: Any) -> Any:
+    def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the sublayers; transformers says whether they are checkpointed."""
         self.checkpoints = self.gradient_checkpointing
-        return super().run(*args)
+        return super().run(*args, **kwargs)
 
     def checkpoint(self, function: Any, *args: Any) -> Any:
         """Return what a function computes, of which the backward pass computes parts anew."""

@@ -238,6 +238,10 @@ class TextInARow(NamedTuple):
         """Return (1, S, ...) from (B, T, ...)."""
         return x.flatten(0, 1).index_select(0, self.places_S)[None]
 
+    def places_of(self, places_M: Tensor) -> Tensor:
+        """Return the places in the row of tokens at these places among the B * T, none of which is padding."""
+        return torch.searchsorted(self.places_S, places_M)
+
     def spread(self, x: Tensor) -> Tensor:
         """Return (B, T, C) from (1, S, C), with zeros at padding."""
         spread = x.new_zeros(self.shape[0] * self.shape[1], x.size(-1))

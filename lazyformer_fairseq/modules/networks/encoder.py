@@ -79,7 +79,7 @@ class RelativePositionBias(nn.Module):
 
 @dataclass(frozen=True)
 class TokenInfo:
-    """Facts about the tokens of a batch besides their ids.
+    """Facts about the tokens of a batch besides their ids, and which of them the caller wants.
 
     Attributes:
         global_positions_BT: True at tokens that see and are seen by all, such as those of a question; for patterns with
@@ -91,6 +91,8 @@ class TokenInfo:
         positions_BT: the position of each permuted token in its text, int64; padding has any. T may be more than the
             model's `max_positions`.
         turns_B3T: when each permuted token sees others and is seen (:mod:`.permuted`), int64; padding never is.
+        wanted_M: places among the B * T of tokens whose features alone are wanted, int64, none of them padding; None
+            for all. What no other token reads is then computed for these alone.
     """
 
     global_positions_BT: Optional[Tensor] = None
@@ -99,10 +101,13 @@ class TokenInfo:
     positions_begin_anew: bool = False
     positions_BT: Optional[Tensor] = None
     turns_B3T: Optional[Tensor] = None
+    wanted_M: Optional[Tensor] = None
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> "TokenInfo":
-        """Return the same where `move` puts the tokens in other places."""
+    def moved(self, move: Callable[[Tensor], Tensor], places_of: Callable[[Tensor], Tensor]) -> "TokenInfo":
+        """Return the same where `move` puts the tokens in other places: those that `places_of` returns."""
         moved = self
+        if self.wanted_M is not None:
+            moved = replace(moved, wanted_M=places_of(self.wanted_M))
         if self.global_positions_BT is not None:
             moved = replace(moved, global_positions_BT=move(self.global_positions_BT))
         if self.token_types_BT is not None:
@@ -137,6 +142,11 @@ class TextFirst(NamedTuple):
     def back(self, x: Tensor) -> Tensor:
         """Return (B, T, ...) in its own order."""
         return _taken(x, self.to_BT, 1)
+
+    def places_of(self, places_M: Tensor) -> Tensor:
+        """Return where tokens at these places among the B * T go, likewise among all of them."""
+        starts_M = places_M - places_M % self.to_BT.size(1)
+        return starts_M + self.to_BT.flatten()[places_M]
 
     def pairs_back(self, x_BNTK: Tensor, tokens: int) -> Tensor:
         """Return (B, N, T, K) in its own order; keys behind so many, which are no tokens, stay there."""
@@ -247,6 +257,7 @@ class Encoder(Stack):
             num_heads=self.num_heads,
             max_positions=self.max_positions,
             relative_position_buckets=getattr(self.relative_position_bias, "num_buckets", 0),
+            computes_all_tokens=self.reversible,
             **given,
             **self.parts,
         )
@@ -271,8 +282,8 @@ class Encoder(Stack):
             info: what else is known of the tokens.
 
         Returns:
-            Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`). Zeros at padding
-            with documents.
+            Features (B, T, C), or (M, C) of the tokens that `info` wants, and the list of intermediate (B, T, C) (empty
+            unless `return_all`). Zeros at padding with documents.
 
         Raises:
             ValueError: as :meth:`embed`.
@@ -292,8 +303,11 @@ class Encoder(Stack):
                 is_full=padding_mask_BT is None,
                 begins_anew=info.positions_begin_anew,
             )
-            x, states = self._encode(row.take(tokens_BT), None, info.moved(row.take), return_all, row)
-            return row.spread(x), [row.spread(state) for state in states]
+            moved = info.moved(row.take, row.places_of)
+            x, states = self._encode(row.take(tokens_BT), None, moved, return_all, row)
+            if info.wanted_M is None:
+                x = row.spread(x)
+            return x, [row.spread(state) for state in states]
         if padding_mask_BT is None:
             return self._encode(tokens_BT, None, info, return_all)
         if is_padded_on_right is None:
@@ -301,9 +315,11 @@ class Encoder(Stack):
         if is_padded_on_right:
             return self._encode(tokens_BT, padding_mask_BT, info, return_all)
         text = TextFirst.of(padding_mask_BT)
-        moved = info.moved(text.move)
+        moved = info.moved(text.move, text.places_of)
         x, states = self._encode(text.move(tokens_BT), text.move(padding_mask_BT), moved, return_all)
-        return text.back(x), [text.back(state) for state in states]
+        if info.wanted_M is None:
+            x = text.back(x)
+        return x, [text.back(state) for state in states]
 
     def _encode(
         self,
@@ -322,7 +338,7 @@ class Encoder(Stack):
         if self.embed_tokens is not None:
             x = self.embed(tokens_BT, info.token_types_BT, positions)
         shared = self.context(x, 0, padding_mask_BT, info.global_positions_BT, lengths)
-        return self._run(x, shared, return_all)
+        return self._run(x, shared, return_all, info.wanted_M)
 
     def _encode_permuted(
         self,
@@ -346,11 +362,19 @@ class Encoder(Stack):
             added = x.new_zeros(()).expand(len(x), self.num_heads, x.size(1), x.size(1))
         added = added.masked_fill(~sees(turns_B3T)[:, None], float("-inf"))
         shape = Scores(learned_BNTK=added, places_BT=info.positions_BT)
-        return self._run(x, Context(shape, self.back_end()), return_all)
+        return self._run(x, Context(shape, self.back_end()), return_all, info.wanted_M)
 
-    def _run(self, x_BTC: Tensor, shared: Context, return_all: bool) -> tuple[Tensor, list[Tensor]]:
-        output = self.run(x_BTC, shared, return_all)
+    def _run(
+        self,
+        x_BTC: Tensor,
+        shared: Context,
+        return_all: bool,
+        wanted_M: Optional[Tensor],
+    ) -> tuple[Tensor, list[Tensor]]:
+        output = self.run(x_BTC, shared, return_all, wanted_M=wanted_M)
         x = output.x_BTC
+        if wanted_M is not None:
+            x = x[0]
         if self.final_layer_norm is not None:
             x = self.final_layer_norm(x)
         return x, output.states

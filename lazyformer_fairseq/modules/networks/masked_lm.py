@@ -82,7 +82,14 @@ class MaskedLM(nn.Module):
             (B, T, classes); and ``{"inner_states": list of (B, T, C)}``, with a head's logits as ``head_logits`` where
             it is asked for beside masked tokens.
         """
-        is_headless = features_only or classification_head_name is not None
+        head = None
+        wanted = None
+        if classification_head_name is not None:
+            head = self.classification_heads[classification_head_name]
+            if masked_tokens is None and not isinstance(head, heads.TokenHead):
+                wanted = self._first_of_texts(src_tokens, has_padding)
+        elif masked_tokens is not None and not features_only:
+            wanted = heads.as_positions(masked_tokens)
         info = TokenInfo(
             global_positions_BT=global_positions,
             token_types_BT=token_types,
@@ -90,25 +97,34 @@ class MaskedLM(nn.Module):
             positions_begin_anew=positions_begin_anew,
             positions_BT=positions,
             turns_B3T=turns,
+            wanted_M=wanted,
         )
         output, extra = self.encoder(
             src_tokens,
-            features_only=is_headless,
-            masked_tokens=masked_tokens,
+            features_only=features_only or head is not None,
             return_all_hiddens=return_all_hiddens,
             has_padding=has_padding,
             info=info,
         )
-        if classification_head_name is None:
+        if head is None:
             return output, extra
-        head = self.classification_heads[classification_head_name]
-        features = output
-        if has_padding is None and not isinstance(head, heads.TokenHead):  # then <s> is wherever text begins
-            first = src_tokens.ne(self.encoder.sentence_encoder.padding_idx).int().argmax(-1)
-            features = features[torch.arange(len(first), device=first.device), first].unsqueeze(1)
+        if wanted is not None:
+            return head(output.unsqueeze(1)), extra
         if masked_tokens is None:
-            return head(features), extra
+            return head(output), extra
+        features = output
+        if not isinstance(head, heads.TokenHead):
+            first = self._first_of_texts(src_tokens, has_padding)
+            features = output.flatten(0, 1).index_select(0, first).unsqueeze(1)
         return self.encoder.lm_head(output, masked_tokens), {**extra, "head_logits": head(features)}
+
+    def _first_of_texts(self, src_tokens: Tensor, has_padding: Optional[bool]) -> Tensor:
+        """Return the places of all `<s>` among the B * T, (B,)."""
+        batch, time = src_tokens.shape
+        starts = torch.arange(batch, device=src_tokens.device) * time
+        if has_padding is not None:
+            return starts
+        return starts + src_tokens.ne(self.encoder.sentence_encoder.padding_idx).int().argmax(-1)
 
     @property
     def compiles(self) -> bool:
@@ -205,7 +221,6 @@ class _EncoderWithHead(nn.Module):
         src_tokens: Tensor,
         *,
         features_only: bool,
-        masked_tokens: Optional[Tensor],
         return_all_hiddens: bool,
         has_padding: Optional[bool],
         info: TokenInfo,
@@ -226,5 +241,5 @@ class _EncoderWithHead(nn.Module):
             info=info,
         )
         if not features_only:
-            output = self.lm_head(output, masked_tokens)
+            output = self.lm_head(output)
         return output, {"inner_states": inner_states}

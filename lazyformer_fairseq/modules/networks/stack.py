@@ -223,6 +223,7 @@ class Stack(nn.Module):
         shared: Context,
         return_all: bool = False,
         memory: Optional[StreamMemory] = None,
+        wanted_M: Optional[Tensor] = None,
     ) -> StackOutput:
         """Run all sublayers.
 
@@ -231,10 +232,42 @@ class Stack(nn.Module):
             shared: context of this pass.
             return_all: also return the input and all outputs.
             memory: inputs of the attending sublayers in the previous segments.
+            wanted_M: places among the B * T whose output alone is wanted, as (1, M, C). The sublayers of the tail then
+                compute no others, unless all outputs are returned or the network is reversible.
         """
         past = None
         if memory is not None:
             past = memory.by_sublayer([bool(sublayer.attends) for sublayer in self.sublayers])
+        end = len(self.sublayers)
+        tail = end
+        if wanted_M is not None and not return_all and not self.reversible:
+            tail = self.tail_start()
+        output = self._run_part(slice(tail), past, x_BTC, shared, return_all)
+        if wanted_M is None:
+            return output
+        wanted_1MC = output.x_BTC.flatten(0, 1).index_select(0, wanted_M)[None]
+        if tail == end:
+            return output._replace(x_BTC=wanted_1MC)
+        return self._run_part(slice(tail, end), None, wanted_1MC, shared._replace(documents=None), False)
+
+    def tail_start(self) -> int:
+        """Return the place of the tail: the sublayers at the top that compute each token from that token alone."""
+        start = len(self.sublayers)
+        while start and getattr(self.sublayers[start - 1], "is_tokenwise", False):
+            start -= 1
+        return start
+
+    def _run_part(
+        self,
+        part: slice,
+        past: Optional[Sequence[Optional[Tensor]]],
+        x_BTC: Tensor,
+        shared: Context,
+        return_all: bool,
+    ) -> StackOutput:
+        """Run neighbouring sublayers; see :func:`run_sublayers`."""
+        sublayers = list(self.sublayers)[part]
+        planned = self.plan[part]
         run = run_sublayers
         branch = add_up
         if self.compiles and self.training:
@@ -243,10 +276,10 @@ class Stack(nn.Module):
         has_own_sublayers = len(self.sublayers) == len(self.plan)  # a search puts others in their place
 
         if self.reversible and has_own_sublayers:
-            units = units_of(runs_of(self.plan), self.sublayers, past)
+            units = units_of(runs_of(planned), sublayers, past)
             return run_reversible(units, x_BTC, shared, branch, return_all)
         if self.checkpoints and has_own_sublayers and self.training and torch.is_grad_enabled():
-            units = units_of(segments_of(self.plan, self.direction), self.sublayers, past)
+            units = units_of(segments_of(planned, self.direction), sublayers, past)
             return run_checkpointed(
                 units,
                 x_BTC,
@@ -256,7 +289,7 @@ class Stack(nn.Module):
                 checkpoint=self.checkpoint,
                 writes_once=not self.compiles,
             )
-        return run(self.sublayers, past, x_BTC, shared, return_all)
+        return run(sublayers, past, x_BTC, shared, return_all)
 
     def checkpoint(self, function: Callable, *arguments: Any) -> Any:
         """Return what `function` returns; the backward pass recomputes what it needs."""

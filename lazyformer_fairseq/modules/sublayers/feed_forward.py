@@ -52,6 +52,7 @@ class FeedForward(Sublayer):
         gate: a key of GATES, in place of `activation`; "" for none.
     """
 
+    is_tokenwise = True
     takes_documents = takes_permuted = True
 
     def __init__(
@@ -392,6 +393,7 @@ class Identity(Sublayer):
     """``-``: x, without a residual connection or LayerNorm: a search chose no sublayer here (PAR Transformer, 2.1)."""
 
     is_residual = False
+    is_tokenwise = True
     takes_permuted = True
 
     @classmethod
@@ -427,6 +429,7 @@ class ResidualSublayer(nn.Module):
         super().__init__()
         self.inner = inner
         self.attends = inner.attends
+        self.is_tokenwise = inner.is_tokenwise
         self.dropout = dropout
         self.normalize_before = normalize_before
         self.layer_norm = layer_norm(embed_dim, *norm)

@@ -95,6 +95,8 @@ class Sublayer(nn.Module):
 
     Attributes:
         attends: whether it looks at other positions, and so at the memory of a causal model.
+        is_tokenwise: whether its output at a token depends on that token alone, also in training, so that any of them
+            can be computed without the others.
         has_scores: whether it, if it attends, adds T5's bias or Transformer-XL's positions to scores.
         is_residual: whether the network puts LayerNorm and a residual connection around it.
         takes_documents: whether it takes the tokens of several documents in a row, because it mixes none or groups
@@ -104,6 +106,7 @@ class Sublayer(nn.Module):
     """
 
     attends: ClassVar[bool] = False
+    is_tokenwise: ClassVar[bool] = False
     has_scores: bool = True
     is_residual: ClassVar[bool] = True
     takes_documents: bool = False

@@ -9,12 +9,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from lazyformer_fairseq.evaluation.costs import flops as costs
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
-from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.modules.networks.encoder import Encoder, TokenInfo
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
-from lazyformer_fairseq.patterns.kinds import CausalSizes, EncoderSizes
+from lazyformer_fairseq.patterns.kinds import CausalSizes, EncoderSizes, sizes_of
 
 OF_BOTH = [
     "M3x1 sff",
@@ -57,10 +57,22 @@ def test_an_encoder_with_its_head(pattern):
         head = MaskedLMHead(12, encoder.embed_tokens, F.gelu, encoder.norm, linear_bias=False)
     assert costs.count_parameters(pattern, encoder.sizes) == parameters_of(encoder, head)
     assert seen_by_torch(lambda: head(encoder(tokens)[0])) == costs.count_flops(pattern, encoder.sizes, 9, batch=2)
-    masked = torch.zeros(2, 9, dtype=torch.bool)
-    masked[:, 0] = True
-    found = seen_by_torch(lambda: head(encoder(tokens)[0], masked))
+    wanted = TokenInfo(wanted_M=torch.tensor([0, 9]))
+    found = seen_by_torch(lambda: head(encoder(tokens, info=wanted)[0]))
     assert found == costs.count_flops(pattern, encoder.sizes, 9, batch=2, predicted=1)
+    assert seen_by_torch(lambda: encoder(tokens)) == costs.count_flops(pattern, encoder.sizes, 9, batch=2, predicted=0)
+
+
+def test_a_reversible_encoder_computes_all_tokens():
+    given = {"normalize_before": True, "reversible": True, "attention_backend": "eager"}
+    encoder = Encoder("s f f", 17, 12, 20, 3, 11, relative_position_buckets=0, **given)
+    head, tokens = MaskedLMHead(12, encoder.embed_tokens), torch.randint(2, 17, (2, 9))
+    wanted = TokenInfo(wanted_M=torch.tensor([0, 9]))
+    with torch.no_grad():
+        found = seen_by_torch(lambda: head(encoder(tokens, info=wanted)[0]))
+    assert found == costs.count_flops("s f f", encoder.sizes, 9, batch=2, predicted=1)
+    options = {"encoder_embed_dim": 12, "encoder_ffn_embed_dim": 20, "encoder_attention_heads": 3, "reversible": True}
+    assert sizes_of(options, 17).computes_all_tokens
 
 
 @pytest.mark.parametrize(

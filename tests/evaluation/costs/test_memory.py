@@ -66,7 +66,7 @@ def besides_weights(found: UpdateMemory) -> int:
 
 CASES = {
     "encoder": (masked("sflf"), BATCH, "fp32"),
-    "half precision": (masked("sflf"), BATCH, "bf16"),
+    "half precision": (masked("(sflf)x2"), BATCH, "bf16"),
     "dropout of distributions": (masked("sfsflf", attention_dropout=0.1, activation_dropout=0.1), BATCH, "fp32"),
     "attention by torch": (masked("sfsflf", "recompute", relative_position_buckets=0), BATCH, "fp32"),
     "pre-norm, no feed-forward dropout": (masked("(sf)x3", encoder_normalize_before=True, dropout=0.0), BATCH, "fp32"),

@@ -168,7 +168,8 @@ def test_results_have_all_that_a_report_reads(finished, data_folder):
     assert results["data"]["checksums"]["valid.bin"] == sha256_of(valid)
     if (roberta := results["models"].get("roberta")) is not None:
         assert roberta["pattern"] is None
-        assert results["models"]["bert"]["flops_per_update"] == roberta["flops_per_update"]
+        # The last feed-forward of ours computes predicted tokens alone.
+        assert results["models"]["bert"]["flops_per_update"] < roberta["flops_per_update"]
 
 
 def test_parameters_are_those_of_the_trained_models(finished):

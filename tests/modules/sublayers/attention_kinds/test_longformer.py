@@ -155,6 +155,6 @@ def test_texts_come_with_positions():
     expected, _ = model(ids, features_only=True, global_positions=is_a)
     assert torch.equal(hub.extract_features("abcdefgh", "hag", global_positions=is_a), expected)
     logits = hub.predict("choice", "abcdefgh", "hag", global_positions=is_a)
-    assert torch.equal(logits, model.classification_heads["choice"](expected))
+    torch.testing.assert_close(logits, model.classification_heads["choice"](expected))
     with pytest.raises(UserError, match="pass global_positions"):
         hub.extract_features("abcdefgh")

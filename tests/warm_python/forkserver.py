@@ -1,5 +1,6 @@
 """multiprocessing's forkserver as a fork of this process, which has imported what is heavy, not as a new python."""
 
+import gc
 import os
 import sys
 import threading
@@ -24,6 +25,9 @@ def start(path: str, arguments: Sequence[str], files: Sequence[int]) -> int:
     if (pid := os.fork()) != 0:
         return pid
     try:
+        # Garbage of the parent is never collected here: it may own file descriptors that are closed below, and closing
+        # these once more would close what the server has opened under the same numbers since.
+        gc.freeze()
         for name in os.listdir("/proc/self/fd"):
             if int(name) not in {0, 1, 2, *files}:
                 with suppress(OSError):  # the listing's own

@@ -40,5 +40,7 @@ def compiler() -> None:
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("tests", ["front_end", pytest.param("fits or without_a_bias", marks=pytest.mark.slow)])
-def test_kernels_compile_for_gpus(tests):
-    assert " passed" in run_alone("triton_in_compiler.py", "-k", tests, TRITON_INTERPRET="0")
+def test_kernels_compile_for_gpus(tests, tmp_path):
+    """With a cache of its own: what is there already is not compiled."""
+    environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    assert " passed" in run_alone("triton_in_compiler.py", "-k", tests, **environment)

@@ -21,7 +21,7 @@ from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsO
 
 LABELS = ("calm", "glad", "sad")
 LABELS_OF_FIRST_WORD = {"the": ["calm"], "anna": ["glad", "sad"], "ben": []}
-OPTIONS = "--lrs 5e-3 --seeds 1 --epochs 14 --batch-size 8 --gpus none --workers 1".split()
+OPTIONS = "--lrs 5e-3 --seeds 1 --epochs 20 --batch-size 8 --gpus none --workers 1".split()
 TASK = TaskDescription("t", {}, ("micro_f1",), LABELS, is_custom=True, is_multi_label=True)
 
 

@@ -24,10 +24,11 @@ def table_in(output: str) -> list[list[str]]:
 def test_flops_are_three_forward_passes_counted_by_hand(tmp_path):
     history = read_history([write_record(tmp_path, [9.0])])
     width, inner, length, symbols = 8, 16, 16, 50
-    linear = length * (4 * width * width + 2 * width * inner)
-    scores = 2 * length * length * width
-    head = 4 * (width * width + width * symbols)  # a quarter of 16 tokens is masked
-    forward = 2 * (2 * (linear + scores) + head)
+    masked = 4  # a quarter; they alone go through the last feed-forward and the head
+    attention = length * 4 * width * width + 2 * length * length * width
+    feed_forward = 2 * width * inner
+    head = width * width + width * symbols
+    forward = 2 * (2 * attention + length * feed_forward + masked * (feed_forward + head))
     assert history.at("flops", [10])[0] == pytest.approx(3 * forward / length * 1000)
 
 

@@ -64,7 +64,7 @@ def test_an_encoder_is_fine_tuned_and_so_is_the_model_that_it_is_exported_to(tmp
         for name, weight in torch.load(checkpoint)["model"].items():
             assert torch.equal(tuned["model"][name], weight), name
         (found,) = load_start_models({"m": start}, ENCODER / "tokenizer")
-        assert (found.options.sublayer_pattern, found.options.max_positions) == ("sflfsf", 64)
+        assert (found.options.sublayer_pattern, found.options.max_positions) == ("sflf sf", 64)
 
 
 @pytest.mark.parametrize("kind", ["fine_tuned", "exported"])

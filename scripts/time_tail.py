@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python scripts/time_tail.py --patterns '(sf)x7' '(sff)x3 (f)x5'
 
-Of each pattern it times an update of a masked language model (forward, loss, backward, fused Adam) and the classes of
-texts at inference. Both ways take turns. Printed are medians and quartiles of processor time in milliseconds, and the
-ratio of the medians.
+For each pattern it times an update of a masked language model (forward, loss, backward, fused Adam) and the
+classification of texts. Both ways take turns. The table has medians and quartiles of processor time in milliseconds,
+and the ratio of the medians.
 """
 
 import argparse

@@ -57,7 +57,7 @@ def listed_labels(word: str) -> Optional[list[str]]:
 
 
 def words_of(text: str) -> list[str]:
-    """Return what spaces and tabs divide; a no-break space is part of a word."""
+    """Split a text into words at spaces and tabs; a no-break space is part of a word."""
     return re.findall(r"[^ \t]+", text)
 
 

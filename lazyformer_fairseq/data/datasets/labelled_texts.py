@@ -178,7 +178,7 @@ class LabelledTextsDataset(SizedDataset):
         return batch
 
     def collate_targets(self, samples: list[dict], width: int) -> dict[str, Any]:  # noqa: ARG002  for other targets
-        """Return what a batch of inputs of `width` ids, padding included, has of its targets."""
+        """Return the targets of a batch, whose inputs have `width` ids each, padding included."""
         return {"target": torch.stack([sample["target"] for sample in samples])}
 
     def ordered_indices(self) -> np.ndarray:

@@ -7,7 +7,8 @@ moves a matrix by its momentum made orthogonal. With weights W and their gradien
     X = U / |U|, then so many times:  A = X X^T      X = (a I + b A + c A A) X
     W = (1 - rate decay) W - rate scale X
 
-The steps of Newton and Schulz take all singular values near 1. ``scale`` is ``original``'s max(1, rows / columns)^0.5,
+The steps of Newton and Schulz take all singular values near 1. For X at least twice as wide as high, all steps are
+made on X X^T and X is multiplied once in the end. ``scale`` is ``original``'s max(1, rows / columns)^0.5,
 or ``match_rms_adamw``'s 0.2 max(rows, columns)^0.5, with which an update is as large as Adam's (2502.16982), so that
 Adam's rate and decay serve. Where a map stacks several, as those to queries, keys and values
 (:attr:`~lazyformer_fairseq.modules.linear.Linear.blocks`), each is a matrix of its own.
@@ -98,23 +99,53 @@ def orthogonal(
         coefficients: the coefficients of a step.
         dtype: the precision of the products and of the result; None for that of `x`.
     """
-    a, b, c = coefficients
     x = torch.div(x, x.norm(dim=(1, 2), keepdim=True) + EPS, out=torch.empty_like(x, dtype=dtype))
+    rows, columns = x.shape[1:]
+    if _begins_with_gram(rows, columns) and x.dtype != torch.bfloat16:
+        return _times(_factors_by_gram(_times(x, x.mT), steps, coefficients), x)
     for _ in range(steps):
-        gram = _times(x, x.mT)
-        if gram.is_cuda:
-            factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        else:
-            factor = _times(gram, gram).mul_(c).add_(gram, alpha=b)
-        factor.diagonal(dim1=1, dim2=2).add_(a)
-        x = _times(factor, x)
+        x = _times(_factor_of(_times(x, x.mT), coefficients), x)
     return x
 
 
+def _begins_with_gram(rows: int, columns: int) -> bool:
+    """Return whether the steps cost less on X X^T, which is square; bf16 is too coarse for its powers."""
+    return columns >= 2 * rows
+
+
+def _factors_by_gram(gram: Tensor, steps: int, coefficients: tuple[float, float, float]) -> Tensor:
+    """Return the product of the factors of all steps, (X, M, M).
+
+    A step takes X to F X, and so A = X X^T to F A F: all factors are known without X.
+    """
+    product = _factor_of(gram, coefficients)
+    factor = product
+    for _ in range(steps - 1):
+        gram = _times(_times(factor, gram), factor)
+        factor = _factor_of(gram, coefficients)
+        product = _times(factor, product)
+    return product
+
+
+def _factor_of(gram: Tensor, coefficients: tuple[float, float, float]) -> Tensor:
+    """Return a I + b A + c A A for A = X X^T."""
+    a, b, c = coefficients
+    if gram.is_cuda:
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    else:
+        factor = _times(gram, gram).mul_(c).add_(gram, alpha=b)
+    factor.diagonal(dim1=1, dim2=2).add_(a)
+    return factor
+
+
 def count_flops(rows: int, columns: int, steps: int = 5) -> int:
-    """Return the FLOPs of :func:`orthogonal` for one matrix: twice the multiply-adds of its products."""
+    """Return the FLOPs of :func:`orthogonal` for one matrix in fp32: twice the multiply-adds of its products."""
     short, long = sorted((rows, columns))
-    return steps * (4 * short**2 * long + 2 * short**3)
+    square = 2 * short**3
+    wide = 2 * short**2 * long
+    if _begins_with_gram(short, long):
+        return 2 * wide + square + (steps - 1) * 4 * square
+    return steps * (2 * wide + square)
 
 
 def _times(left: Tensor, right: Tensor) -> Tensor:

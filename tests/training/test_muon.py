@@ -126,12 +126,23 @@ def test_singular_values_end_near_1_in_each_precision_and_zero_stays_zero():
         assert not found[1].any()
 
 
-def test_the_formula_counts_what_the_products_cost():
+@pytest.mark.parametrize("columns", [8, 12, 20, 64])
+def test_the_formula_counts_what_the_products_cost(columns):
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:
-        orthogonal(torch.randn(3, 8, 20), 5, COEFFICIENTS)
-    assert counter.get_total_flops() == 3 * count_flops(20, 8)
+        orthogonal(torch.randn(3, 8, columns), 5, COEFFICIENTS)
+    assert counter.get_total_flops() == 3 * count_flops(columns, 8)
+
+
+@pytest.mark.parametrize("rank", [3, 32])
+def test_steps_on_the_square_of_wide_matrices_are_as_exact_as_those_on_the_matrices(rank):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 32, rank, generator=generator) @ torch.randn(2, rank, 128, generator=generator)
+    exact = orthogonal(x.double(), 5, COEFFICIENTS)
+    with mock.patch.object(muon, "_begins_with_gram", lambda rows, columns: False):
+        torch.testing.assert_close(orthogonal(x.double(), 5, COEFFICIENTS), exact, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(orthogonal(x, 5, COEFFICIENTS).double(), exact, rtol=1e-4, atol=1e-4)
 
 
 def test_of_several_processes_none_chooses_its_library():

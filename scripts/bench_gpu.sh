@@ -7,13 +7,13 @@ usage() {
   cat <<'HELP'
 usage: [OUT=FOLDER] [PYTHON=PYTHON] scripts/bench_gpu.sh [--tiny] [WHEELS]
 
-Tests the kernels on the GPU, measures models beside their baselines, then back ends and kinds of attention, in bf16 or,
+Tests the kernels on the GPU, measures models beside their baselines, then back ends and attention variants, in bf16 or,
 below compute capability 8.0, in fp16, and prints which of the speed-ups that are aimed at are reached. Needs this
 checkout, Python with torch (CUDA), numpy, scipy, scikit-learn and platformdirs, and what else fairseq needs: installed
 already, or as wheels in the folder WHEELS, from which they are put into FOLDER/site. pytest, pytest-xdist, transformers
 and matplotlib are used where they are.
 
-FOLDER (default results/bench_gpu, must be new) gets tests.txt, models/, bars.txt, back_ends.txt and kinds.txt.
+FOLDER (default results/bench_gpu, must be new) gets tests.txt, models/, bars.txt, back_ends.txt and variants.txt.
 --tiny is a rehearsal on a CPU, with tiny models.
 HELP
 }
@@ -55,7 +55,7 @@ if [[ $device == cuda ]]; then
   echo "== compiling" # side by side, into Triton's cache; for a batch of one, of which no tiles are remembered
   export TRITON_CACHE_AUTOTUNING=0
   for pattern in s sl slllll; do
-    part 60 "${cli[@]}" kinds --kinds "$pattern" --backend fused --lengths 512 --rounds 2 --device cuda &>/dev/null &
+    part 60 "${cli[@]}" attention --patterns "$pattern" --backend fused --lengths 512 --rounds 2 --device cuda &>/dev/null &
   done
   for arch in bert_base lazyformer_m2x6_s lazyformer_m6x2_s; do # with a bias, as well
     part 60 "${cli[@]}" models --arch $arch --baseline-arch bert_tiny --backend fused --baseline-backend fused \
@@ -90,17 +90,17 @@ part 190 "${cli[@]}" models "${models[@]}" --device "$device" --output "$out/mod
 [[ ! -e $out/models/results.json ]] || "$python" "$root/scripts/gpu_bars.py" "$out/models" | tee "$out/bars.txt" || failed+=("bars")
 
 echo "== back ends"
-back_ends=(--kinds s,sl,slllll --lengths 512,2048,8192 --tokens 8192 --rounds 5 --budget 0.7min)
-[[ ${#tiny[@]} -eq 0 ]] || back_ends=(--kinds s,sl --lengths 16 --heads 2x8 --rounds 2)
-part --signal=INT 95 "${cli[@]}" kinds --backend auto,eager,materialize,recompute,fused "${back_ends[@]}" \
+back_ends=(--patterns s,sl,slllll --lengths 512,2048,8192 --tokens 8192 --rounds 5 --budget 0.7min)
+[[ ${#tiny[@]} -eq 0 ]] || back_ends=(--patterns s,sl --lengths 16 --heads 2x8 --rounds 2)
+part --signal=INT 95 "${cli[@]}" attention --backend auto,eager,materialize,recompute,fused "${back_ends[@]}" \
   --device "$device" >"$out/back_ends.txt" || failed+=("back ends")
 cat "$out/back_ends.txt"
 
-echo "== kinds of attention"
-kinds=(--lengths 4096,16384 --rounds 5 --budget 0.6min)
-[[ ${#tiny[@]} -eq 0 ]] || kinds=(--lengths 32 --heads 2x8 --rounds 2)
-part --signal=INT 85 "${cli[@]}" kinds "${kinds[@]}" --device "$device" >"$out/kinds.txt" || failed+=("kinds of attention")
-cat "$out/kinds.txt"
+echo "== attention variants"
+variants=(--lengths 4096,16384 --rounds 5 --budget 0.6min)
+[[ ${#tiny[@]} -eq 0 ]] || variants=(--lengths 32 --heads 2x8 --rounds 2)
+part --signal=INT 85 "${cli[@]}" attention "${variants[@]}" --device "$device" >"$out/variants.txt" || failed+=("attention variants")
+cat "$out/variants.txt"
 
 [[ ${#failed[@]} -eq 0 ]] || { echo "failed: ${failed[*]}" >&2 && exit 1; }
 echo "results: $out"

@@ -15,7 +15,7 @@ import torch
 
 from lazyformer_fairseq.evaluation.costs.latency import measure
 from lazyformer_fairseq.modules import timing
-from lazyformer_fairseq.modules.attention import AttentionInputs, Variant, selection
+from lazyformer_fairseq.modules.attention import AttentionCall, AttentionInputs, selection
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.selection import AUTO, BackEndSelector, Workload, fixed_order
 from lazyformer_fairseq.report.tables import markdown_table
@@ -39,7 +39,7 @@ def check(time: int, precision: torch.dtype, consumers: int) -> tuple[str, str, 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LAZYFORMER_CACHE"] = folder
         selected = BackEndSelector(AUTO, attentions=1)(given)
-    workload = Workload(Variant.of(given), "cpu", precision, attentions=1)
+    workload = Workload(AttentionCall.of(given), "cpu", precision, attentions=1)
     prepare = selection._prepare(workload, given)
     timings = measure({name: prepare(name) for name in fixed_order(workload)}, rounds=ROUNDS)
     fastest = min(timings, key=lambda name: timings[name].median)

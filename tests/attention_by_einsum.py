@@ -1,4 +1,4 @@
-"""Attention written out from the papers' equations, for the sublayers' own weights: what kinds of attention change."""
+"""Attention written out from the papers' equations, for the sublayers' own weights: what attention variants change."""
 
 import math
 from typing import Optional

@@ -94,7 +94,7 @@ def test_a_rehearsal_writes_all_files(bench_gpu, tmp_path):
     run = bench_gpu("--tiny")
     assert run.returncode == 0, run.stderr[-3000:]
     out = tmp_path / "out"
-    assert {"tests.txt", "models", "bars.txt", "back_ends.txt", "kinds.txt"} <= {path.name for path in out.iterdir()}
+    assert {"tests.txt", "models", "bars.txt", "back_ends.txt", "variants.txt"} <= {path.name for path in out.iterdir()}
     assert json.loads((out / "models" / "results.json").read_text())["cells"]
     assert "m2x6_w3072: memory" in (out / "bars.txt").read_text()
 

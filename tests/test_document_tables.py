@@ -25,7 +25,7 @@ from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
     MaskedPermutedLMConfig,
 )
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingConfig
-from lazyformer_fairseq.patterns import attention_kinds
+from lazyformer_fairseq.patterns import attention_variants
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.patterns.kinds import kinds
@@ -97,7 +97,7 @@ def test_the_table_of_options_is_that_of_the_code(section, config):
     assert written == table_of_options(config)
 
 
-def example_of(setting: attention_kinds.Setting) -> object:
+def example_of(setting: attention_variants.Setting) -> object:
     return setting.default or (setting.choices or (f"{setting.low:g}",))[0]
 
 
@@ -109,11 +109,11 @@ def test_the_tables_of_letters_and_of_settings_are_those_in_the_code():
         f"| `{kind.letter}[{setting.name}={example_of(setting)}]` | {setting.unit} | {setting.help} |"
         for kind in kinds()
         for setting in kind.settings
-        if setting not in attention_kinds.SETTINGS
+        if setting not in attention_variants.SETTINGS
     ]
     assert [line for line in lines if re.match(r"\| `.\[", line)] == of_kinds
     rows = []
-    for each in attention_kinds.SETTINGS:
+    for each in attention_variants.SETTINGS:
         values = ", ".join(filter(None, [each.unit, *each.choices]))
         rows.append(f"| {each.name} | {values} | {each.default or 'none'} | {each.help} |")
     lines = PAGES["docs/patterns.md"].splitlines()

@@ -70,7 +70,7 @@ ADDED_OPTIONS = {
     "lazyformer pattern show": "--tokens 8 --heads 2",
     "lazyformer bench": f"--arch lazyformer_m2x6_s_tiny --what encoder {BENCH}",
     "lazyformer bench --arch transformer_xl_base": f"--arch transformer_xl_tiny {BENCH}",
-    "lazyformer bench kinds": "--lengths 16 --heads 2x4 --rounds 2",
+    "lazyformer bench attention": "--lengths 16 --heads 2x4 --rounds 2",
     "lazyformer pretrain": f"{PRETRAIN} {M2X2} --sequences-per-update 4",
     "lazyformer pretrain bert_base data --sublayer-pattern": f"{PRETRAIN} --sequences-per-update 4",
     **dict.fromkeys(

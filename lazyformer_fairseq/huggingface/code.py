@@ -16,7 +16,7 @@ from typing import Union
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.models.encoder import CODE_FILE
 from lazyformer_fairseq.modules.timing import SELECTOR
-from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
+from lazyformer_fairseq.patterns.attention_variants import chosen_variants
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import ENCODER, Kind
 
@@ -38,7 +38,7 @@ from .huggingface_models_heads import (
     LazyFormerForSequenceClassification,
     LazyFormerForTokenClassification,
 )
-from .patterns_attention_kinds import CLASSES
+from .patterns_attention_variants import CLASSES
 {imports}
 
 # The sublayers of this model's pattern; packages with others are not looked for.
@@ -126,7 +126,7 @@ def code_files(pattern: str) -> dict[str, str]:
             modules.append(_registering_module(row, cls))
         if isinstance(row.modules[ENCODER], str):
             classes[row.modules[ENCODER]] = cls
-        classes |= {attention.place: attention.load() for attention in chosen_kinds(planned.values)}
+        classes |= {attention.place: attention.load() for attention in chosen_variants(planned.values)}
     modules += [cls.__module__ for cls in classes.values()]
     files = _follow_imports(modules)
 

@@ -37,7 +37,7 @@ from lazyformer_fairseq.huggingface.forms import (
 )
 from lazyformer_fairseq.huggingface.tokenizer import write_causal_tokenizer, write_tokenizer
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
-from lazyformer_fairseq.patterns.attention_kinds import GIVEN
+from lazyformer_fairseq.patterns.attention_variants import GIVEN
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
 AUTO = "auto"

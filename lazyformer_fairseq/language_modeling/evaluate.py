@@ -172,7 +172,7 @@ def token_losses(  # noqa: PLR0917  every length of the evaluation
         item: tokens of each of the text's items that know nothing of each other, such as images; 0 for a text.
 
     Raises:
-        UserError: there are items and a memory, or segments that are no items; the model's kinds of attention have no
+        UserError: there are items and a memory, or segments that are no items; the model's attention variants have no
             such memory or mask.
     """
     refuse_same_length_without_memory(same_length, mem_len)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, as_positions
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS
+from lazyformer_fairseq.modules.sublayers.attention_variants.span import SPANS
 
 Sample = Mapping[str, Any]  # a batch, as a dataset's collater makes it
 

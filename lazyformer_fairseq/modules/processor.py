@@ -1,4 +1,4 @@
-"""Identifies the processor or GPU, precisely enough that measurements on one hold for the next of its kind."""
+"""Identifies the processor or GPU, precisely enough that measurements on one hold for the next one like it."""
 
 import functools
 import platform

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple, NoReturn, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.patterns.attention_kinds import Value
+from lazyformer_fairseq.patterns.attention_variants import Value
 from lazyformer_fairseq.patterns.kinds import (
     CAUSAL,
     KEYS_AND_VALUES,

@@ -17,8 +17,8 @@ from itertools import pairwise
 from typing import Any, ClassVar, Optional, Union
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.patterns import attention_kinds
-from lazyformer_fairseq.patterns.attention_kinds import Setting, Value, find_class
+from lazyformer_fairseq.patterns import attention_variants
+from lazyformer_fairseq.patterns.attention_variants import Setting, Value, find_class
 
 # Directions: encoders see the whole input, causal language models see only the past.
 ENCODER = "encoder"
@@ -233,8 +233,8 @@ for _kind in (
         help="softmax(QK^T / sqrt(D) + bias) V; causal models: Transformer-XL's relative positions and memory",
         source="Vaswani et al., 2017; causal: Dai et al., 2019, section 3.3",
         modules=_modules("attention:SelfAttention", "attention:RelativeAttention"),
-        settings=attention_kinds.SETTINGS,
-        check=attention_kinds.check,
+        settings=attention_variants.SETTINGS,
+        check=attention_variants.check,
         hands_on=(DISTRIBUTION, KEYS_AND_VALUES),
     ),
     Kind(
@@ -252,7 +252,7 @@ for _kind in (
         source="Brandon et al., 2024 (cross-layer attention), section 2",
         modules=_modules("attention:SharedKeysAttention"),
         reads=KEYS_AND_VALUES,
-        check_producer=attention_kinds.why_keys_stay,
+        check_producer=attention_variants.why_keys_stay,
     ),
     Kind(
         letter="c",

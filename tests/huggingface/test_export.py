@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from every_kind import EXAMPLES
+from every_variant import EXAMPLES
 from exports import WORDS, code_in, export_custom, some_ids, source_of, tiny_model
 from helpers import ROOT
 from in_process import invoke, refusal
@@ -32,7 +32,7 @@ from lazyformer_fairseq.huggingface.models.encoder import AUTO_CLASSES
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, read_options
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
+from lazyformer_fairseq.patterns.attention_variants import ATTENTION_VARIANTS
 from lazyformer_fairseq.patterns.kinds import ENCODER, Kind
 
 CHECKPOINTS = ROOT / "tests/fixtures/checkpoints"
@@ -205,7 +205,7 @@ def test_the_package_loads_transformers_no_sooner_than_needed():
 
 
 def test_transformers_finds_all_files_and_they_need_no_other_library(tmp_path):
-    pattern = "".join(f"s[{EXAMPLES[row.name][-1]}]" for row in ATTENTION_KINDS if not row.why_not_encoder)
+    pattern = "".join(f"s[{EXAMPLES[row.name][-1]}]" for row in ATTENTION_VARIANTS if not row.why_not_encoder)
     write_code(f"{pattern}slkfcr", tmp_path)
     files = set(tmp_path.iterdir())
     dynamic = transformers.dynamic_module_utils

@@ -4,17 +4,17 @@ from typing import Any, Optional
 
 import pytest
 import torch
-from every_kind import EXAMPLES, HEADS, TOKENS, WIDTH, WORDS
+from every_variant import EXAMPLES, HEADS, TOKENS, WIDTH, WORDS
 from exports import code_of
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, TokenInfo
-from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, chosen_kinds, with_defaults
+from lazyformer_fairseq.patterns.attention_variants import ATTENTION_VARIANTS, chosen_variants, with_defaults
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
 
 BATCH, FFN = 3, 8
-# Beside every_kind's: what encoders alone may have, and sums.
+# Beside every_variant's: what encoders alone may have, and sums.
 MORE = {
     "window": ["window=2,global=2", "window=2,global=given", "window=2,dilation=2"],
     "strided": ["strided=3,part=local"],
@@ -30,9 +30,9 @@ MORE = {
     "buckets": ["buckets=2,chunk=3", "buckets=8,rounds=3,chunk=5", "buckets=4"],
     "entmax": ["entmax=2", "entmax=1.01"],
 }
-KINDS = [row.name for row in ATTENTION_KINDS if not row.why_not_encoder]
-EVERY_KIND = "".join(f"s[{EXAMPLES[name][-1]}]" for name in KINDS) + "slkfcr"
-SETTINGS = ["", *(each for name in KINDS for each in EXAMPLES.get(name, []) + MORE.get(name, []))]
+VARIANTS = [row.name for row in ATTENTION_VARIANTS if not row.why_not_encoder]
+EVERY_KIND = "".join(f"s[{EXAMPLES[name][-1]}]" for name in VARIANTS) + "slkfcr"
+SETTINGS = ["", *(each for name in VARIANTS for each in EXAMPLES.get(name, []) + MORE.get(name, []))]
 
 
 def model(settings: str, initializer_range: float = 0.5, **options: Any) -> nn.Module:
@@ -100,10 +100,10 @@ def is_pattern(settings: str) -> bool:
 def buckets_of(settings: str) -> int:
     """Of T5's bias: where a kind can have it, it has it."""
     values = read_sublayer(f"s[{settings}]").values if settings and not is_pattern(settings) else with_defaults(())
-    return 0 if any("bias" in row.refuses for row in chosen_kinds(values)) else 8
+    return 0 if any("bias" in row.refuses for row in chosen_variants(values)) else 8
 
 
-ONE_OF_EACH = ["", *(EXAMPLES[name][-1] for name in KINDS), "window=2,global=given"]
+ONE_OF_EACH = ["", *(EXAMPLES[name][-1] for name in VARIANTS), "window=2,global=given"]
 CONVOLUTIONS = [
     f"c{settings}fsc{settings}" for settings in ("", "[width=4]", "[width=5,form=lightweight]", "[width=1]")
 ]

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 
-import every_kind
+import every_variant
 import pytest
 import torch
 import transformers
@@ -26,7 +26,7 @@ TASKS = {
     "LazyFormerForCausalLM": ("CAUSAL_LM", {"labels": IDS}),
 }
 ALL_KINDS = (
-    "".join(f"{s}f" for s in every_kind.ENCODERS) + "skc c[form=lightweight] r r[cell=brc] f[gate=gelu] f[experts=3]"
+    "".join(f"{s}f" for s in every_variant.ENCODERS) + "skc c[form=lightweight] r r[cell=brc] f[gate=gelu] f[experts=3]"
 )
 
 

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from every_kind import ON_A_CPU
+from every_variant import ON_A_CPU
 from helpers import dictionary_of
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters

@@ -1,6 +1,6 @@
 """The package of ``docs/add_a_kind.md``: its row."""
 
-from lazyformer_fairseq.patterns.attention_kinds import Setting
+from lazyformer_fairseq.patterns.attention_variants import Setting
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Kind, register
 
 LOCAL_MEAN = register(

@@ -9,7 +9,7 @@ from lazyformer_fairseq.patterns.kinds import kinds
 # Where a letter is no kind's: "s" ends an English plural, "k" is short for keys.
 NO_KINDS = {"data/text/library_recipe.py", "data/text/moses.py", "huggingface/families.py"}
 NO_PATTERNS = {"lr", "lrs", "fr"}  # learning rates, French
-OF_KINDS = ("modules/sublayers/",)  # one file a kind
+OF_KINDS = ("modules/sublayers/",)  # one file per kind
 
 
 def letters_asked_for(tree: ast.AST, letters: set[str]) -> list[int]:

@@ -7,7 +7,7 @@ import math
 import re
 from unittest import mock
 
-import every_kind
+import every_variant
 import pytest
 import torch
 from torch import Tensor, nn
@@ -162,19 +162,19 @@ OTHERS = {
     ENCODER: ["sflfkf", "scf", "sf[gate=silu]"],
     CAUSAL: ["sflf", "scf", "skf", "sf[gate=gelu]"],
 }
-NETWORKS = [*every_kind.CASES, *(pytest.param(way, pattern) for way, some in OTHERS.items() for pattern in some)]
+NETWORKS = [*every_variant.CASES, *(pytest.param(way, pattern) for way, some in OTHERS.items() for pattern in some)]
 
 
 @pytest.mark.parametrize(("direction", "pattern"), NETWORKS)
 def test_linear_maps_of_sublayers_are_muon_s_and_all_else_is_adam_s(direction, pattern):
-    network = every_kind.build(direction, pattern)
+    network = every_variant.build(direction, pattern)
     mark_matrices(network)
     taken = {name: blocks_of(weight) for name, weight in network.named_parameters() if blocks_of(weight)}
     weights = dict(network.named_parameters())
     is_map = re.compile(r"sublayers\.\d+\..*(_proj|fc\d|\.dense|factorised_dense)\.weight")
     assert taken.keys() == {name for name in weights if is_map.fullmatch(name)}
     for name, blocks in taken.items():
-        size = every_kind.WIDTH if re.search(r"(qkv|kv|in)_proj", name) else 8 if "fc1" in name else None
+        size = every_variant.WIDTH if re.search(r"(qkv|kv|in)_proj", name) else 8 if "fc1" in name else None
         assert blocks == (weights[name].size(0) // size if size else 1), name
     assert sum(weights[name].numel() for name in taken) == count_matrix_parameters(pattern, network.sizes)
 

@@ -1,4 +1,4 @@
-"""``lazyformer bench``: models side by side; kinds of attention, and back ends."""
+"""``lazyformer bench``: models side by side; attention variants, and back ends."""
 
 import sys
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import click
 
 from lazyformer_fairseq.arguments import named
 from lazyformer_fairseq.child_process import STOPPED, stoppable
-from lazyformer_fairseq.evaluation.bench.settings import BenchSettings, KindSettings
+from lazyformer_fairseq.evaluation.bench.settings import AttentionSettings, BenchSettings
 from lazyformer_fairseq.executors.nvidia_smi import precision_on
 from lazyformer_fairseq.options import Group, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
@@ -17,7 +17,7 @@ from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 @click.group(cls=Group, default="models")
 def bench() -> None:
-    """Measure models, kinds of attention and back ends on this machine."""
+    """Measure models, attention variants and back ends on this machine."""
 
 
 @bench.command()
@@ -39,7 +39,7 @@ def bench() -> None:
 def models(output: Path, patterns: Mapping[str, str], device: str, **given: object) -> None:
     r"""Measure models beside fairseq's roberta_base, Hugging Face's BertModel and our own best bert_base.
 
-    Everything of one length, precision and kind of work takes turns, round after round, in random order. Prints, and
+    Everything of one length, precision and workload takes turns, round after round, in random order. Prints, and
     writes to OUTPUT: results.md, results.json, and pictures in the form of LazyFormer's Figure 3.
     Ctrl-C ends it with what has been measured. What the columns mean: docs/performance.md.
 
@@ -61,18 +61,18 @@ def models(output: Path, patterns: Mapping[str, str], device: str, **given: obje
 
 
 @bench.command()
-@takes(KindSettings)
-def kinds(settings: KindSettings) -> None:
-    r"""Measure sublayers of these kinds of attention, forward and backward, on each back end.
+@takes(AttentionSettings)
+def attention(settings: AttentionSettings) -> None:
+    r"""Measure attention sublayers of these patterns, forward and backward, on each back end.
 
     They take turns with a plain s on torch's fused attention. Prints milliseconds and the memory that each needs at
     most. Ctrl-C ends it with what has been measured.
 
     \b
-    lazyformer bench kinds --kinds 's[window=256],s[window=256,global=1]' --lengths 1024,4096
-    lazyformer bench kinds --kinds s,sl --backend eager,materialize,recompute,fused --precision bf16
+    lazyformer bench attention --patterns 's[window=256],s[window=256,global=1]' --lengths 1024,4096
+    lazyformer bench attention --patterns s,sl --backend eager,materialize,recompute,fused --precision bf16
     """
-    from lazyformer_fairseq.evaluation.bench.kinds import measure_kinds
+    from lazyformer_fairseq.evaluation.bench.attention import measure_attention
     from lazyformer_fairseq.evaluation.costs.machine import device_named
     from lazyformer_fairseq.modules.timing import SELECTOR
 
@@ -81,7 +81,7 @@ def kinds(settings: KindSettings) -> None:
     settings = replace(settings, device=device, precision=settings.precision or precision_on(device))
     for heads in settings.heads:
         with stoppable("stopped; nothing was written"):
-            table, is_whole = measure_kinds(settings, heads)
+            table, is_whole = measure_attention(settings, heads)
         sizes = f"{heads[0]} heads of {heads[1]}, batches of {settings.tokens} tokens, {settings.precision}"
         click.echo(f"{sizes}\n\n{table}\n")
         if not is_whole:

@@ -107,7 +107,7 @@ def _speedup(row: Mapping[str, Any], baseline: str) -> str:
 
 
 def draw_all(results: Mapping[str, Any], folder: Path) -> None:
-    """Draw a picture for each kind of work with encoders and each precision that was measured."""
+    """Draw a picture for each workload of encoders and each precision that was measured."""
 
     def work_of(cell: Mapping[str, Any]) -> str:
         work = cell["workload"]

@@ -18,7 +18,7 @@ REMEMBERED = 640
 
 @dataclass(frozen=True)
 class Workload:
-    """One kind of work that models do."""
+    """One thing that models do, which is timed."""
 
     title: str
     trains: bool
@@ -141,14 +141,14 @@ class BenchSettings:
 
 
 @dataclass(frozen=True)
-class KindSettings:
-    """Kinds of attention, and back ends.
+class AttentionSettings:
+    """Attention variants, and back ends.
 
     Raises:
         UserError: an unknown back end.
     """
 
-    kinds: tuple[str, ...] = option(
+    patterns: tuple[str, ...] = option(
         ("sl", "s[window=256]", "s[window=256]l", "s[linformer=256]"),
         "Patterns, each measured beside s.",
     )

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from lazyformer_fairseq.modules.attention import AttentionInputs, Variant
+from lazyformer_fairseq.modules.attention import AttentionCall, AttentionInputs
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import NormOptions
 from lazyformer_fairseq.modules.linear import Linear
@@ -154,12 +154,12 @@ def flops_by_operator(
 
 
 @lru_cache(_REMEMBERED)
-def attention_variants(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0) -> tuple[Variant, ...]:
+def attention_calls(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0) -> tuple[AttentionCall, ...]:
     """Return the attentions of a sublayer as back ends see them, without what a network adds to all scores."""
-    found: list[Variant] = []
+    found: list[AttentionCall] = []
 
     def record(given: AttentionInputs) -> str:
-        found.append(Variant.of(given))
+        found.append(AttentionCall.of(given))
         return "eager"
 
     _Pass(sizes, time, memory, 1, record).count(planned)

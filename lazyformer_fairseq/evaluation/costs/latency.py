@@ -28,7 +28,7 @@ from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.products import has_onednn, linear_by_onednn
 from lazyformer_fairseq.modules.sublayers.attention import with_memory
-from lazyformer_fairseq.modules.sublayers.attention_variant import Attention
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import Attention
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
 from lazyformer_fairseq.progress import Progress

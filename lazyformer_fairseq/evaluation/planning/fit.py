@@ -10,13 +10,13 @@ from typing import Any, Optional
 import torch
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.costs.flops import attention_variants
+from lazyformer_fairseq.evaluation.costs.flops import attention_calls
 from lazyformer_fairseq.evaluation.costs.latency import matrix_peak, matrix_products, measure
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
 from lazyformer_fairseq.evaluation.costs.memory import SINGLE, UpdateMemory
 from lazyformer_fairseq.evaluation.planning import ON_PROCESSOR, PAPER_TERAFLOPS
 from lazyformer_fairseq.evaluation.planning.job import Job
-from lazyformer_fairseq.modules.attention import BACK_ENDS, Variant
+from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionCall
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.attention.selection import AUTO, BACKENDS, SHARE_OF_MEMORY, memory_of
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
@@ -158,18 +158,18 @@ def possible_back_ends(job: Job, device: str) -> list[str]:
     if job.computed > job.time:  # permuted text has a bias of each pair
         added["has_dense"] = True
     makers = _makers(job)
-    found = (attention_variants(maker, job.sizes, job.computed, job.memory_length) for maker in makers)
-    variants = [each._replace(**added) for each in chain.from_iterable(found)]
-    return [name for name in BACKENDS if makers and computes_all(name, variants, device)]
+    found = (attention_calls(maker, job.sizes, job.computed, job.memory_length) for maker in makers)
+    calls = [each._replace(**added) for each in chain.from_iterable(found)]
+    return [name for name in BACKENDS if makers and computes_all(name, calls, device)]
 
 
 def _makers(job: Job) -> list[PlannedSublayer]:
     return [each for each in planned(job.pattern, job.sizes.direction) if each.kind.computes_scores]
 
 
-def computes_all(back_end: str, variants: Iterable[Variant], device: str) -> bool:
+def computes_all(back_end: str, calls: Iterable[AttentionCall], device: str) -> bool:
     """Return whether a back end computes all these attentions on a type of device."""
-    return all(BACK_ENDS[back_end].why_not(each, device, torch.float32) is None for each in variants)
+    return all(BACK_ENDS[back_end].why_not(each, device, torch.float32) is None for each in calls)
 
 
 def batch_that_fits(job: Job, place: Place) -> tuple[int, str]:

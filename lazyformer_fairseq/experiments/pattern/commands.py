@@ -33,7 +33,7 @@ class ShowSettings:
         None,
         "Of T5's bias in encoders; 0 for none.",
         low=0,
-        shown="the arch's; without --arch 0 where a kind refuses the bias",
+        shown="the arch's; without --arch 0 where an attention variant refuses the bias",
     )
     length: int = option(512, "Tokens whose FLOPs are counted.", low=1)
     tokens: int = option(32, "Tokens to draw.", low=1)

@@ -20,7 +20,7 @@ from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
-from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
+from lazyformer_fairseq.patterns.attention_variants import chosen_variants
 from lazyformer_fairseq.patterns.grammar import places_read, plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER, Sizes
 from lazyformer_fairseq.report.tables import markdown_table
@@ -34,7 +34,7 @@ LEGEND = (
     f"rows: queries, columns: keys; {SEEN} seen, {FAINT} with less than half the weight of its row's most, {UNSEEN} not"
 )
 HEAD_SIZE = 8
-# Weights so small that scores are nearly equal: how much a key counts is then the kind's doing, not the weights'.
+# Weights so small that scores are nearly equal: how much a key counts is then the sublayer's doing, not the weights'.
 STD = 1e-3
 # Of what the most important token counts for a query; less than this comes from the query itself, not from a key.
 NOTICEABLE = 1e-3
@@ -57,7 +57,7 @@ class Seen:
 
 def refuses_bias(pattern: str, direction: str) -> bool:
     """Return whether a sublayer of the pattern cannot stand with T5's bias."""
-    return any("bias" in row.refuses for each in plan(pattern, direction) for row in chosen_kinds(each.values))
+    return any("bias" in row.refuses for each in plan(pattern, direction) for row in chosen_variants(each.values))
 
 
 def build_network(

@@ -13,7 +13,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.latency import measure, measure_sublayers, next_segment
 from lazyformer_fairseq.experiments.folder import kept
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.patterns.attention_kinds import GIVEN
+from lazyformer_fairseq.patterns.attention_variants import GIVEN
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan, read_sublayer
 from lazyformer_fairseq.patterns.kinds import kinds
 from lazyformer_fairseq.report.numbers import in_milliseconds

@@ -15,9 +15,9 @@ from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
 from lazyformer_fairseq.modules.networks.encoder import leave_out_first_norm
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.modules.sublayers.attention_variant import Attention
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import Attention
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
-from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
+from lazyformer_fairseq.patterns.attention_variants import chosen_variants
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, read_sublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
 
@@ -42,12 +42,13 @@ def supernet_pattern(candidates: tuple[str, ...], layers: int) -> str:
 def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
     """Raise a UserError for an ``l`` that would read a distribution over other things than tokens.
 
-    Likewise for a ``k`` that would read keys of several kinds, or keys whose scores have learned parts of their own.
+    Likewise for a ``k`` that would read keys of several sublayers, or keys whose scores have learned parts of their
+    own.
     """
     readers = {sublayer.kind.reads: sublayer.text for sublayer in sublayers}
     lazy = readers.get(DISTRIBUTION)
     for sublayer in sublayers:
-        is_mixed = all(row.has_probabilities for row in chosen_kinds(sublayer.values))
+        is_mixed = all(row.has_probabilities for row in chosen_variants(sublayer.values))
         if lazy and DISTRIBUTION in sublayer.kind.hands_on and not is_mixed:
             raise UserError(
                 f"--candidates: {lazy} beside {sublayer.text}: a search mixes the distributions that {lazy} reuses, "
@@ -60,11 +61,11 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
     if len(producers) > 1:
         raise UserError(
             f"--candidates: {consumer} beside {' and '.join(producer.text for producer in producers)}: a search mixes "
-            f"the keys and values that {consumer} reads, and those of several kinds do not mix; keep one, or leave "
+            f"the keys and values that {consumer} reads, and those of several sublayers do not mix; keep one, or leave "
             f"{consumer} out"
         )
     for producer in producers:
-        if any(row.has_own_scores for row in chosen_kinds(producer.values)):
+        if any(row.has_own_scores for row in chosen_variants(producer.values)):
             raise UserError(
                 f"--candidates: {consumer} beside {producer.text}: a search mixes the keys and values that {consumer} "
                 f"reads, and not what each {producer.text} adds to their scores; leave one of the two out"
@@ -134,8 +135,9 @@ class Mixture(nn.Module):
 
     With lazy candidates it also carries a distribution: P_i = m_s P_s + (1 - m_s) P_(i-1), where its own ``s``
     computes P_s and P_(i-1) comes from below. The first layer has only P_s. If several candidates compute a
-    distribution, P_s is their weighted mean, and m_s the sum of their weights. Rows sum to 1, unless a kind projects
-    positions. What reads a mixture has plain values, whatever the kinds in it want of those that read them alone.
+    distribution, P_s is their weighted mean, and m_s the sum of their weights. Rows sum to 1, unless an attention
+    variant projects positions. What reads a mixture has plain values, whatever the variants in it want of those that
+    read them alone.
 
     With candidates that read keys and values it carries these in the same way: K_i = m_s K_s + (1 - m_s) K_(i-1).
     Softmax is not linear, so this is no mean of patterns' outputs; where weights are 0 and 1 it is the pattern's.

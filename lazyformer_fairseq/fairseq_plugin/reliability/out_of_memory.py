@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lazyformer_fairseq.evaluation.costs.flops import attention_variants
+from lazyformer_fairseq.evaluation.costs.flops import attention_calls
 from lazyformer_fairseq.evaluation.planning.fit import RECOMPUTING, computes_all
 from lazyformer_fairseq.executors.nvidia_smi import precision_on
 from lazyformer_fairseq.modules.networks.stack import Stack
@@ -83,8 +83,8 @@ def would_recompute_help(model: torch.nn.Module) -> bool:
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     for stack in stacks:
         makers = (each for each in stack.plan if each.kind.computes_scores)
-        variants = chain.from_iterable(attention_variants(maker, stack.sizes, time=1) for maker in makers)
-        if not computes_all(RECOMPUTING, variants, "cpu"):
+        calls = chain.from_iterable(attention_calls(maker, stack.sizes, time=1) for maker in makers)
+        if not computes_all(RECOMPUTING, calls, "cpu"):
             return False
     return any(stack.attention_backend not in ("recompute", "fused") for stack in stacks)
 

@@ -19,13 +19,13 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.activations import ACTIVATIONS
 from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
 from lazyformer_fairseq.huggingface.models.saved_weights import check_weights, hash_weights, other_heads
-from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionInputs, Variant
+from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionCall, AttentionInputs
 from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, TokenInfo, is_padded_right
 from lazyformer_fairseq.modules.networks.heads import Pooler
 from lazyformer_fairseq.modules.sublayers import feed_forward
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
-from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS
-from lazyformer_fairseq.patterns.attention_kinds import GIVEN
+from lazyformer_fairseq.modules.sublayers.attention_variants.span import SPANS
+from lazyformer_fairseq.patterns.attention_variants import GIVEN
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
 CODE_FILE = "modeling_lazyformer.py"
@@ -163,7 +163,7 @@ class _Encoder(Encoder):
 
     def _take_fixed_back_end(self, given: AttentionInputs) -> str:
         """Return the fixed back end, or ``eager``, which computes everything, where that one cannot."""
-        if BACK_ENDS[self.fixed_back_end].why_not(Variant.of(given), given.device, given.dtype) is None:
+        if BACK_ENDS[self.fixed_back_end].why_not(AttentionCall.of(given), given.device, given.dtype) is None:
             return self.fixed_back_end
         return "eager"
 

@@ -13,6 +13,6 @@ reads is a block of one layer.
 """
 
 from lazyformer_fairseq.modules.attention.back_ends import BACK_ENDS, attend
-from lazyformer_fairseq.modules.attention.interface import AttentionInputs, ReusableAttention, Variant
+from lazyformer_fairseq.modules.attention.interface import AttentionCall, AttentionInputs, ReusableAttention
 
-__all__ = ["BACK_ENDS", "AttentionInputs", "ReusableAttention", "Variant", "attend"]
+__all__ = ["BACK_ENDS", "AttentionCall", "AttentionInputs", "ReusableAttention", "attend"]

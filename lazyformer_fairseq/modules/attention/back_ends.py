@@ -35,10 +35,10 @@ from lazyformer_fairseq.modules.attention.flex import Flex
 from lazyformer_fairseq.modules.attention.interface import (
     NO_DROPOUT,
     NO_ENTMAX,
+    AttentionCall,
     AttentionInputs,
     BackEnd,
     ReusableAttention,
-    Variant,
     first_reason,
     has_triton,
     why_no_triton,
@@ -76,7 +76,7 @@ class Eager(BackEnd):
     """
 
     @override
-    def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
+    def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
         return None
 
     @override
@@ -107,30 +107,30 @@ def triton_kernels() -> BlockKernels:
     return BlockKernels("triton", InTriton())
 
 
-def _why_not_in_chunks(variant: Variant) -> Optional[str]:
-    """Return why :mod:`.blockwise` does not compute a variant on a processor; None if it does."""
-    hides_some = variant.mask is not None or variant.num_extra
+def _why_not_in_chunks(call: AttentionCall) -> Optional[str]:
+    """Return why :mod:`.blockwise` does not compute such a call on a processor; None if it does."""
+    hides_some = call.mask is not None or call.num_extra
     return first_reason(
         [
-            (variant.dropout, NO_DROPOUT),
-            (variant.has_entmax, NO_ENTMAX),
-            (variant.has_dense and hides_some, "it adds scores of each pair where there is no mask or persistent key"),
+            (call.dropout, NO_DROPOUT),
+            (call.has_entmax, NO_ENTMAX),
+            (call.has_dense and hides_some, "it adds scores of each pair where there is no mask or persistent key"),
         ]
     )
 
 
-def _why_not_in_triton(variant: Variant, dtype: torch.dtype) -> Optional[str]:
-    """Return why the Triton kernels do not compute a variant; None if they do."""
-    has_one_size = variant.query_size == variant.value_size <= LARGEST_HEAD
+def _why_not_in_triton(call: AttentionCall, dtype: torch.dtype) -> Optional[str]:
+    """Return why the Triton kernels do not compute such a call; None if they do."""
+    has_one_size = call.query_size == call.value_size <= LARGEST_HEAD
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     reason = first_reason(
         [
-            (variant.dropout, NO_DROPOUT),
-            (variant.has_entmax, NO_ENTMAX),
-            (variant.mask is not None or variant.num_extra, "on a GPU masks and persistent keys are for flex"),
-            (variant.is_causal or variant.has_positions, "on a GPU it is for encoders"),
-            (variant.has_dense, "on a GPU it adds no scores of each pair"),
-            (variant.time != variant.keys, "on a GPU it takes as many keys as queries"),
+            (call.dropout, NO_DROPOUT),
+            (call.has_entmax, NO_ENTMAX),
+            (call.mask is not None or call.num_extra, "on a GPU masks and persistent keys are for flex"),
+            (call.is_causal or call.has_positions, "on a GPU it is for encoders"),
+            (call.has_dense, "on a GPU it adds no scores of each pair"),
+            (call.time != call.keys, "on a GPU it takes as many keys as queries"),
             (not has_one_size, f"on a GPU queries and values need one size, {LARGEST_HEAD} at most"),
             (dtype == torch.float64, "on a GPU it computes in single precision at most"),
             (is_deterministic, "on a GPU it adds gradients up in any order, and torch is to be deterministic"),
@@ -143,12 +143,12 @@ class Materialize(BackEnd):
     """The fastest on a processor for training, with a mask or without, where the distributions fit the memory."""
 
     @override
-    def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
+    def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
         if device != "cpu":
             return "it computes chunk by chunk, for a processor's cache"
-        if variant.has_given:
+        if call.has_given:
             return "it keeps no distribution whose keys each sequence chooses, as global=given does"
-        return _why_not_in_chunks(variant)
+        return _why_not_in_chunks(call)
 
     @override
     def attend(self, given: AttentionInputs) -> tuple[Tensor, lazy_block.SharedAttention]:
@@ -159,16 +159,16 @@ class Fused(BackEnd):
     """The fastest on a GPU with a learned bias; on a processor the least memory for one, and for masks of one layer."""
 
     @override
-    def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
+    def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
         if device == "cpu":
-            return _why_not_in_chunks(variant)
-        return _why_not_in_triton(variant, dtype)
+            return _why_not_in_chunks(call)
+        return _why_not_in_triton(call, dtype)
 
     @override
     def attend(self, given: AttentionInputs) -> tuple[Tensor, lazy_block.SharedAttention]:
         takes_triton = given.device != "cpu"
         if os.environ.get("TRITON_INTERPRET") == "1" and has_triton():
-            takes_triton = _why_not_in_triton(Variant.of(given), given.dtype) is None
+            takes_triton = _why_not_in_triton(AttentionCall.of(given), given.dtype) is None
         if takes_triton:
             kernels = triton_kernels()
         else:
@@ -224,17 +224,17 @@ class Recompute(BackEnd):
     """The fastest for inference, on GPUs without a learned bias, and with dropout in single layers."""
 
     @override
-    def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
-        if variant.has_entmax:
+    def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
+        if call.has_entmax:
             return NO_ENTMAX
-        if variant.query_size < variant.value_size:
+        if call.query_size < call.value_size:
             return "torch's fused attention multiplies queries and keys, and here there are none"
         return None
 
     @override
     def attend(self, given: AttentionInputs) -> tuple[Tensor, ReusableAttention]:
         """Attend by torch's kernel; by ``fused`` where that has none whose additions learn."""
-        if given.scores.is_learning and given.device == "cpu" and _why_not_in_chunks(Variant.of(given)) is None:
+        if given.scores.is_learning and given.device == "cpu" and _why_not_in_chunks(AttentionCall.of(given)) is None:
             return FUSED.attend(given)
         attention = RecomputedAttention(given.q_BNTD, given.k_BNKD, given.scores)
         return attention.attend(given.v_BNKD, given.dropout), attention
@@ -262,12 +262,12 @@ def attend(given: AttentionInputs, back_end: str) -> tuple[Tensor, ReusableAtten
     """
     if given.q_BNTD.is_meta:
         return counted.attend(given)
-    variant = Variant.of(given)
-    why = BACK_ENDS[back_end].why_not(variant, given.device, given.dtype)
+    call = AttentionCall.of(given)
+    why = BACK_ENDS[back_end].why_not(call, given.device, given.dtype)
     if why is not None:
         able = ["auto"]
         for name, each in BACK_ENDS.items():
-            if each.why_not(variant, given.device, given.dtype) is None:
+            if each.why_not(call, given.device, given.dtype) is None:
                 able.append(name)
         raise UserError(f"--attention-backend {back_end}: {why}; choose from {', '.join(able)}")
     return BACK_ENDS[back_end].attend(given)

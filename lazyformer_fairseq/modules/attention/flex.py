@@ -20,9 +20,9 @@ from typing_extensions import override
 from lazyformer_fairseq.modules.attention.interface import (
     NO_DROPOUT,
     NO_ENTMAX,
+    AttentionCall,
     AttentionInputs,
     BackEnd,
-    Variant,
     first_reason,
     why_no_triton,
 )
@@ -32,7 +32,7 @@ from lazyformer_fairseq.modules.compiled import compiled
 
 BLOCK = 128  # queries and keys of a block; what torch takes by default
 HEAD_SIZES = (16, 32, 64, 128)  # torch 2.6 has powers of two alone
-_KEPT = 64  # plans: one for each length of text and kind of mask
+_KEPT = 64  # plans: one for each length of text and type of mask
 
 
 class FlexAttention:
@@ -97,14 +97,14 @@ class Flex(BackEnd):
     """The fastest for masks on a GPU."""
 
     @override
-    def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
-        has_one_size = variant.query_size == variant.value_size and variant.query_size in HEAD_SIZES
+    def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
+        has_one_size = call.query_size == call.value_size and call.query_size in HEAD_SIZES
         reason = first_reason(
             [
                 (device != "cuda", "torch's FlexAttention has gradients on GPUs alone"),
-                (variant.dropout, NO_DROPOUT),
-                (variant.has_entmax, NO_ENTMAX),
-                (variant.has_dense, "it adds no scores of each pair"),
+                (call.dropout, NO_DROPOUT),
+                (call.has_entmax, NO_ENTMAX),
+                (call.has_dense, "it adds no scores of each pair"),
                 (not has_one_size, f"queries and values need one size, of {', '.join(map(str, HEAD_SIZES))}"),
                 (dtype == torch.float64, "it computes in single precision at most"),
             ]

@@ -49,7 +49,7 @@ class AttentionInputs:
         return self.v_BNKD.dtype
 
 
-class Variant(NamedTuple):
+class AttentionCall(NamedTuple):
     """One attention as a back end sees it: its sizes, and what shapes its distribution.
 
     Attributes:
@@ -90,8 +90,8 @@ class Variant(NamedTuple):
     consumers: int = 0
 
     @classmethod
-    def of(cls, given: AttentionInputs) -> "Variant":
-        """Return the variant of given inputs."""
+    def of(cls, given: AttentionInputs) -> "AttentionCall":
+        """Return the call that has these inputs."""
         scores = given.scores
         batch, heads, time, query_size = given.q_BNTD.shape
         return cls(
@@ -158,8 +158,8 @@ class ReusableAttention(Protocol):
 class BackEnd(Protocol):
     """A way to compute attention; :data:`~lazyformer_fairseq.modules.attention.BACK_ENDS` has one of each."""
 
-    def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
-        """Return why it does not compute a variant on a type of device; None if it does."""
+    def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
+        """Return why it does not compute such a call on a type of device; None if it does."""
 
     def attend(self, given: AttentionInputs) -> tuple[Tensor, ReusableAttention]:
         """Compute as :func:`lazyformer_fairseq.modules.attention.attend` does."""

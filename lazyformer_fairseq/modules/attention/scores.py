@@ -51,7 +51,7 @@ class Scores:
         extra: the last so many keys are no tokens: every query sees them, without bias, positions or padding.
         exponent_N: alpha of entmax for each head, in place of softmax; None for softmax.
         given_BK, given_places_BG: True at the positions that the caller gives, and where they are, T in place of those
-            that a sequence lacks. No back end reads them: a kind of attention makes `seen_BK` of them.
+            that a sequence lacks. No back end reads them: an attention variant makes `seen_BK` of them.
         learned_BNTK: learned scores to add, or (1, N, T, K) for all sequences alike; None for none.
         places_BT: where each token stands in its text, if not at its index. No back end reads them.
     """

@@ -2,7 +2,7 @@
 
 The first attention of a shape times the back ends that can compute it, on its own queries, keys and values
 (:mod:`lazyformer_fairseq.modules.timing`). Where nothing is timed a fixed order decides: the back end that is usually
-the fastest for such a variant.
+the fastest for such calls.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import BACK_ENDS, attend, back_ends
-from lazyformer_fairseq.modules.attention.interface import NO_DROPOUT, AttentionInputs, Variant
+from lazyformer_fairseq.modules.attention.interface import NO_DROPOUT, AttentionCall, AttentionInputs
 from lazyformer_fairseq.modules.attention.lazy_block import empty_rows
 from lazyformer_fairseq.modules.attention.masks import count_share
 from lazyformer_fairseq.modules.processor import compute_capability
@@ -37,13 +37,13 @@ class Workload(NamedTuple):
     """Facts that decide the selection of a back end.
 
     Attributes:
-        variant: what is computed.
+        call: what is computed.
         device: its type.
         precision: of the values.
         attentions: sublayers of the network that compute a distribution.
     """
 
-    variant: Variant
+    call: AttentionCall
     device: str
     precision: torch.dtype
     attentions: int
@@ -51,53 +51,53 @@ class Workload(NamedTuple):
     @property
     def multiply_adds(self) -> int:
         """Multiply-adds of all queries with all keys."""
-        variant = self.variant
-        size = max(variant.query_size, variant.value_size)
-        return variant.batch * variant.heads * variant.time * variant.keys * size
+        call = self.call
+        size = max(call.query_size, call.value_size)
+        return call.batch * call.heads * call.time * call.keys * size
 
     @property
     def share(self) -> float:
         """Share of all pairs of query and key that the mask shows; 1 without a mask."""
-        variant = self.variant
-        if variant.mask is None:
+        call = self.call
+        if call.mask is None:
             return 1.0
-        return count_share(variant.mask, variant.time, variant.keys - variant.num_extra, variant.is_causal)
+        return count_share(call.mask, call.time, call.keys - call.num_extra, call.is_causal)
 
     @property
     def hides_most(self) -> bool:
         """True if the mask leaves out so much that computing the rest alone pays."""
-        return self.share < SHARE_MASKED and self.variant.time >= FEWEST_MASKED
+        return self.share < SHARE_MASKED and self.call.time >= FEWEST_MASKED
 
     def shape(self) -> str:
         """Return in words what a selection holds for: lengths, batch and share in steps of half an octave."""
-        variant = self.variant
+        call = self.call
         flags = {
-            "bias": variant.has_bias,
-            "positions": variant.has_positions,
-            "dense": variant.has_dense,
-            "entmax": variant.has_entmax,
-            "given": variant.has_given,
-            "persistent": variant.num_extra > 0,
-            "causal": variant.is_causal,
-            "padding": variant.is_padded,
-            "dropout": variant.dropout > 0,
+            "bias": call.has_bias,
+            "positions": call.has_positions,
+            "dense": call.has_dense,
+            "entmax": call.has_entmax,
+            "given": call.has_given,
+            "persistent": call.num_extra > 0,
+            "causal": call.is_causal,
+            "padding": call.is_padded,
+            "dropout": call.dropout > 0,
         }
         stage = "inference"
-        if variant.is_training:
+        if call.is_training:
             stage = "training"
         parts = [stage, str(self.precision).removeprefix("torch.")]
         parts += [name for name, is_there in flags.items() if is_there]
-        if variant.consumers:
-            parts.append(f"blocks of {variant.consumers + 1}")
+        if call.consumers:
+            parts.append(f"blocks of {call.consumers + 1}")
         else:
             parts.append("single layers")
-        batch = half_octaves(variant.batch)
-        time = half_octaves(variant.time)
-        keys = half_octaves(variant.keys)
+        batch = half_octaves(call.batch)
+        time = half_octaves(call.time)
+        keys = half_octaves(call.keys)
         parts.append(f"about {batch:.0f} x {time:.0f} queries")
         parts.append(f"{keys:.0f} keys")
-        parts.append(f"{variant.heads} heads of {variant.query_size}")
-        if variant.mask is not None:
+        parts.append(f"{call.heads} heads of {call.query_size}")
+        if call.mask is not None:
             parts.append(f"{half_octaves(self.share):.2g} of them shown")
         return ", ".join(parts)
 
@@ -121,7 +121,7 @@ class BackEndSelector:
             return self.name
         if given.q_BNTD.is_meta:
             return "eager"
-        workload = Workload(Variant.of(given), given.device, given.dtype, self.attentions)
+        workload = Workload(AttentionCall.of(given), given.device, given.dtype, self.attentions)
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # sizes would become constants of the graph
             return fixed_order(workload, knows_sizes=False)[0]
         if workload not in self._selected:
@@ -137,8 +137,8 @@ def check_back_end(name: str, attention_dropout: float) -> None:
         raise UserError(f"--attention-backend {name}: choose from {', '.join((AUTO, *BACKENDS))}")
     if not attention_dropout:
         return
-    variant = Variant(dropout=attention_dropout)
-    reasons = [BACK_ENDS[name].why_not(variant, device, torch.float32) for device in DEVICES]
+    call = AttentionCall(dropout=attention_dropout)
+    reasons = [BACK_ENDS[name].why_not(call, device, torch.float32) for device in DEVICES]
     if NO_DROPOUT in reasons:
         raise UserError(f"--attention-backend {name}: {NO_DROPOUT}, or another back end")
 
@@ -151,14 +151,14 @@ def _select(workload: Workload, given: AttentionInputs) -> str:
     is_real = type(given.q_BNTD) is Tensor
     if len(names) < 2 or not is_real or workload.multiply_adds < WORTH_IT:
         return names[0]
-    variant = workload.variant
+    call = workload.call
     shape = f"attention, {workload.shape()}: {' or '.join(sorted(names))}"
     found = SELECTOR.known_fastest(workload.device, shape)
     if found in names:
         return found
-    if not SELECTOR.pays(shape, variant.is_training, len(names), workload.attentions):
+    if not SELECTOR.pays(shape, call.is_training, len(names), workload.attentions):
         return names[0]
-    if variant.dropout:
+    if call.dropout:
         largest_error = math.inf
     else:
         largest_error = LARGEST_ERROR[workload.precision]
@@ -176,36 +176,36 @@ def fixed_order(workload: Workload, knows_sizes: bool = True) -> list[str]:
         workload: what is computed.
         knows_sizes: whether sizes may count.
     """
-    variant = workload.variant
+    call = workload.call
     if workload.device == "cpu":
         order = _order_on_processor(workload, knows_sizes)
     else:
         order = _order_on_gpu(workload)
-    return [name for name in order if BACK_ENDS[name].why_not(variant, workload.device, workload.precision) is None]
+    return [name for name in order if BACK_ENDS[name].why_not(call, workload.device, workload.precision) is None]
 
 
 def _order_on_gpu(workload: Workload) -> list[str]:
-    if workload.variant.learns_additions:
+    if workload.call.learns_additions:
         order = ["fused", "recompute", "eager"]
         if workload.device == "cuda" and not _torch_fuses(workload):
             order.remove("recompute")  # torch would write the distribution
     else:
         order = ["recompute", "fused", "eager"]
-    if workload.variant.mask is not None:
+    if workload.call.mask is not None:
         return ["flex", *order]
     return order
 
 
 def _order_on_processor(workload: Workload, knows_sizes: bool) -> list[str]:
-    variant = workload.variant
-    learns = variant.learns_additions
+    call = workload.call
+    learns = call.learns_additions
     hides_most = knows_sizes and workload.hides_most
     is_tiny = knows_sizes and workload.multiply_adds < WORTH_IT
-    if variant.dropout and (variant.consumers or learns):
+    if call.dropout and (call.consumers or learns):
         order = ["eager", "recompute"]
-    elif variant.dropout:
+    elif call.dropout:
         order = ["recompute", "eager"]
-    elif hides_most and variant.consumers:
+    elif hides_most and call.consumers:
         order = ["materialize", "fused", "eager"]
     elif hides_most:
         order = ["fused", "materialize", "eager"]
@@ -213,7 +213,7 @@ def _order_on_processor(workload: Workload, knows_sizes: bool) -> list[str]:
         order = ["eager"]
     elif learns:
         order = ["materialize", "fused", "eager"]
-    elif variant.is_training and variant.consumers and not is_tiny:
+    elif call.is_training and call.consumers and not is_tiny:
         order = ["materialize", "fused", "recompute", "eager"]
     else:
         order = ["recompute", "materialize", "fused", "eager"]
@@ -226,44 +226,44 @@ def _torch_fuses(workload: Workload) -> bool:
         capability = compute_capability()
     else:
         capability = (8, 0)
-    return back_ends.has_kernel(workload.precision, workload.variant.query_size, capability)
+    return back_ends.has_kernel(workload.precision, workload.call.query_size, capability)
 
 
 def _fits(name: str, workload: Workload) -> bool:
     """Return whether matrices of queries and keys, of all sublayers, leave room on the device for all else."""
-    variant = workload.variant
-    matrix = variant.heads * variant.time * variant.keys
-    distributions = variant.batch * matrix
-    if variant.is_training:
+    call = workload.call
+    matrix = call.heads * call.time * call.keys
+    distributions = call.batch * matrix
+    if call.is_training:
         distributions *= workload.attentions
     additions = 0
-    if variant.has_positions or variant.has_dense:
+    if call.has_positions or call.has_dense:
         additions = distributions
-    elif variant.mask is not None or (variant.has_bias and variant.is_padded):
-        additions = variant.batch * matrix
-    elif variant.has_bias:
+    elif call.mask is not None or (call.has_bias and call.is_padded):
+        additions = call.batch * matrix
+    elif call.has_bias:
         additions = matrix
     written = {
         "eager": distributions,
         "materialize": distributions * workload.share,
         "recompute": additions,
         "fused": 0,
-        "flex": 2 * distributions * variant.has_positions,  # by distance, in single precision
+        "flex": 2 * distributions * call.has_positions,  # by distance, in single precision
     }
     return written[name] * workload.precision.itemsize <= SHARE_OF_MEMORY * memory_of(workload.device)
 
 
 def sequences_to_time(workload: Workload) -> int:
     """Return how many sequences of the batch are timed."""
-    variant = workload.variant
+    call = workload.call
     if workload.device == "cuda":
-        return variant.batch
-    return min(variant.batch, max(1, TOKENS // variant.time))
+        return call.batch
+    return min(call.batch, max(1, TOKENS // call.time))
 
 
 def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Callable[[], Sequence[Tensor]]]:
     """Return what times a back end: a block forward and, in training, backward, on the first sequences of the batch."""
-    variant = workload.variant
+    call = workload.call
     count = sequences_to_time(workload)
     device = given.device
     is_autocast = torch.is_autocast_enabled(device)
@@ -274,7 +274,7 @@ def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Call
         devices = []
 
     def first_of(part: Tensor) -> Tensor:
-        return part[:count].detach().requires_grad_(variant.is_training)
+        return part[:count].detach().requires_grad_(call.is_training)
 
     def prepare(name: str) -> Callable[[], Sequence[Tensor]]:
         q_BNTD = first_of(given.q_BNTD)
@@ -286,19 +286,19 @@ def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Call
         generator = torch.Generator(given.q_BNTD.device).manual_seed(1)
         gradient = empty_rows(q_BNTD.detach(), given.v_BNKD).normal_(generator=generator)
 
-        def call() -> Sequence[Tensor]:
+        def compute() -> Sequence[Tensor]:
             with (
-                torch.set_grad_enabled(variant.is_training),
+                torch.set_grad_enabled(call.is_training),
                 torch.autocast(device, autocast_dtype, is_autocast),
                 torch.random.fork_rng(devices),
             ):
                 fresh = replace(first_scores)  # with nothing written
-                first = AttentionInputs(q_BNTD, k_BNKD, v_BNKD, fresh, variant.dropout, variant.consumers)
+                first = AttentionInputs(q_BNTD, k_BNKD, v_BNKD, fresh, call.dropout, call.consumers)
                 output, reusable = attend(first, name)
                 outputs = [output]
-                for _ in range(variant.consumers):
-                    outputs.append(reusable.attend(v_BNKD, variant.dropout))
-                if not variant.is_training:
+                for _ in range(call.consumers):
+                    outputs.append(reusable.attend(v_BNKD, call.dropout))
+                if not call.is_training:
                     return outputs
                 d_outputs = [gradient.to(output.dtype)] * len(outputs)
                 gradients = torch.autograd.grad(outputs, leaves, d_outputs, allow_unused=True)
@@ -306,7 +306,7 @@ def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Call
             results += [each for each in gradients if each is not None]
             return results
 
-        return call
+        return compute
 
     return prepare
 

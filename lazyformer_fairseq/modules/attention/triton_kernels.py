@@ -4,7 +4,7 @@ What an ``s`` saves is the log-sum-exp of each row of scores, (B, N, T) in float
 n x n x D product per head, a forward pass takes 2, the gradient of an ``l`` 2, and that of an ``s`` with m - 1
 consumers m + 4. Any T and D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any strides.
 
-A GPU tries the tiles once for each kind of input and keeps the fastest. Lists are short and hold what fits:
+A GPU tries the tiles once for each class of inputs and keeps the fastest. Lists are short and hold what fits:
 ``tests/modules/attention/triton_in_compiler.py`` has the compiler say how many registers and how much shared
 memory each takes. A GPU passes over tiles too large for it; the first of each list fits an A100.
 """

@@ -17,9 +17,9 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import Band as WordBan
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer, check_heads, encode_distances
-from lazyformer_fairseq.modules.sublayers.attention_kinds.absolute import TABLE
+from lazyformer_fairseq.modules.sublayers.attention_variants.absolute import TABLE
 from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions
-from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds, why_no_memory
+from lazyformer_fairseq.patterns.attention_variants import chosen_variants, why_no_memory
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, CausalSizes
 
@@ -124,7 +124,7 @@ class CausalDecoder(Stack):
     @mem_len.setter
     def mem_len(self, length: int) -> None:
         for planned in self.plan:
-            for row in chosen_kinds(planned.values):
+            for row in chosen_variants(planned.values):
                 why = row.why_no_memory(planned.values) or row.why_no_segments
                 if length and why:
                     raise UserError(f"--mem-len {length} is not for {planned.text}: {why}; give --mem-len 0")

@@ -19,7 +19,7 @@ from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context
-from lazyformer_fairseq.patterns.attention_kinds import GIVEN
+from lazyformer_fairseq.patterns.attention_variants import GIVEN
 from lazyformer_fairseq.patterns.kinds import ENCODER, EncoderSizes
 
 

@@ -23,7 +23,7 @@ from lazyformer_fairseq.modules.networks.recomputed import (
     units_of,
 )
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, measure_spans
+from lazyformer_fairseq.modules.sublayers.attention_variants.span import SPANS, measure_spans
 from lazyformer_fairseq.modules.sublayers.feed_forward import EXPERTS, ResidualSublayer, Told
 from lazyformer_fairseq.modules.sublayers.interface import (
     Context,
@@ -32,7 +32,7 @@ from lazyformer_fairseq.modules.sublayers.interface import (
     SublayerOptions,
     build_sublayer,
 )
-from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
+from lazyformer_fairseq.patterns.attention_variants import chosen_variants
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL, LAYER, Sizes
 
@@ -66,7 +66,7 @@ class Stack(nn.Module):
         compiles: whether training runs the sublayers through torch.compile; may be set in the same way.
         checkpoints: whether training keeps only the inputs of layers and recomputes the rest in the backward pass
             (Sparse Transformer, section 5.4); may be set in the same way. It changes nothing if `reversible` is on.
-        features: what it puts into all scores and a kind may refuse: "bias".
+        features: what it puts into all scores and an attention variant may refuse: "bias".
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -146,7 +146,7 @@ class Stack(nn.Module):
     @staticmethod
     def refuse(planned: PlannedSublayer, features: Iterable[str], prefix: str = "") -> None:
         """Raise a UserError if a sublayer's settings cannot stand with one of these features of scores."""
-        for row in chosen_kinds(planned.values):
+        for row in chosen_variants(planned.values):
             for feature in row.refuses.keys() & features:
                 raise UserError(f"{prefix}{planned.text}: {row.refuses[feature]}")
 

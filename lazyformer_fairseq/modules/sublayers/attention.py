@@ -19,11 +19,11 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import AttentionInputs, attend
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.attention_variant import (
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
     Attend,
     Attention,
     AttentionOutput,
-    AttentionVariant,
+    VariantModule,
     build_choices,
     build_values,
     build_vectors,
@@ -38,12 +38,12 @@ from lazyformer_fairseq.modules.sublayers.interface import (
     SublayerOptions,
     by_document,
 )
-from lazyformer_fairseq.patterns.attention_kinds import (
+from lazyformer_fairseq.patterns.attention_variants import (
     KEYS,
     MASK,
     QUERIES,
     SCORES,
-    chosen_kinds,
+    chosen_variants,
     has_positions,
     projected,
     why_no_memory,
@@ -65,7 +65,7 @@ class AttentionSublayer(Sublayer):
 
     Attributes:
         consumers: how many lazy sublayers above read the distribution.
-        value_makers: what its kind of attention adds to values.
+        value_makers: what its attention variant adds to values.
         query_makers: what it makes of queries.
     """
 
@@ -89,9 +89,9 @@ class AttentionSublayer(Sublayer):
         return cls(options, planned)
 
     @property
-    def variants(self) -> list[AttentionVariant]:
-        """The modules of its kinds of attention, the outermost first."""
-        return [cast(AttentionVariant, module) for module in self.choices.values()]
+    def variants(self) -> list[VariantModule]:
+        """The modules of its attention variants, the outermost first."""
+        return [cast(VariantModule, module) for module in self.choices.values()]
 
     @property
     def current_dropout(self) -> float:
@@ -102,7 +102,7 @@ class AttentionSublayer(Sublayer):
 
     @classmethod
     def parts(cls, planned: PlannedSublayer) -> Projections:  # noqa: ARG003 - for those that override it
-        """Return `projections` as they are with these settings: some kinds of attention have no queries or keys."""
+        """Return `projections` as they are with these settings: some attention variants have no queries or keys."""
         return cls.projections
 
     def copied(self, weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
@@ -132,14 +132,14 @@ class AttentionSublayer(Sublayer):
             weights[name].copy_(weight)
 
     def make_values(self, x_BKC: Tensor, v_BKC: Tensor) -> Any:
-        """Return values in the form that its kind of attention takes, from projected ones."""
+        """Return values in the form that its attention variant takes, from projected ones."""
         values = split_heads(v_BKC, self.num_heads)
         for maker in self.value_makers.values():
             values = maker(values, x_BKC)
         return values
 
     def make_queries(self, q_BTC: Tensor, scores: Scores, keys: int) -> Tensor:
-        """Return queries (B, N, T, D) as its kind of attention compares them, of the last T of K positions."""
+        """Return queries (B, N, T, D) as its attention variant compares them, of the last T of K positions."""
         q_BNTD = split_heads(q_BTC, self.num_heads)
         return make_vectors(self.query_makers, q_BNTD, scores, keys)
 
@@ -197,7 +197,7 @@ class ChoosingAttention(AttentionSublayer):
         self.choices = build_choices(options)
         self.takes_documents = all(variant.project is None for variant in self.variants)
         # Masks and learned scores go by where a token stands among the others.
-        goes_by_index = any(row.choice in (MASK, SCORES) for row in chosen_kinds(planned.values))
+        goes_by_index = any(row.choice in (MASK, SCORES) for row in chosen_variants(planned.values))
         self.takes_permuted = self.takes_documents and not goes_by_index
         self.value_makers = build_values(options)
         self.query_makers = nn.ModuleDict()
@@ -208,7 +208,7 @@ class ChoosingAttention(AttentionSublayer):
             self.key_makers = build_vectors(options, are_keys=True)
 
     def make_keys(self, k_BKC: Tensor, scores: Scores, keys: int) -> Tensor:
-        """Return keys (B, N, K, D) as its kind of attention compares them."""
+        """Return keys (B, N, K, D) as its attention variant compares them."""
         k_BNKD = split_heads(k_BKC, self.num_heads)
         return make_vectors(self.key_makers, k_BNKD, scores, keys)
 
@@ -266,7 +266,7 @@ class SelfAttention(ChoosingAttention):
         _below: SharedState,
         shared: Context,
     ) -> Output:
-        """Attend; `x_BTC` is None where neither a kind of attention nor a ``k`` above reads it."""
+        """Attend; `x_BTC` is None where neither an attention variant nor a ``k`` above reads it."""
         if isinstance(projected, Tensor):  # not yet taken apart, which saves a copy of documents in a row
             c = self.out_proj.in_features
             sizes = (c * self.has_queries, c * self.has_keys, c)
@@ -286,7 +286,7 @@ class SelfAttention(ChoosingAttention):
         return self.attend(attention, shared)
 
     def _project(self, x_BTC: Tensor, scores: Scores) -> Union[Tensor, Projected]:
-        """Return queries, keys and values, those that there are, side by side; or apart, by a kind of attention."""
+        """Return queries, keys and values, those that there are, side by side; or apart, by an attention variant."""
         for variant in self.variants:
             if variant.project is not None:
                 return variant.project(x_BTC, self.qkv_proj, scores)

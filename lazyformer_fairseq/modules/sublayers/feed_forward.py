@@ -415,7 +415,7 @@ class Identity(Sublayer):
 class ResidualSublayer(nn.Module):
     """LayerNorm(x + F(x)) (post-norm, BERT), or x + F(LayerNorm(x)) (pre-norm; PAR Transformer, equations 1 and 2).
 
-    F is `inner`, of any kind; dropout acts on its output. What is called LayerNorm may be RMSNorm, see `norm`.
+    F is `inner`; dropout acts on its output. What is called LayerNorm may be RMSNorm, see `norm`.
     """
 
     def __init__(

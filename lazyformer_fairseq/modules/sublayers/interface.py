@@ -31,7 +31,7 @@ class SublayerOptions:
     max_positions: int = 0  # longest input of an encoder; 0 for a causal model, which has no such limit
     common: dict[str, Any] = field(default_factory=dict)  # what sublayers of one network share, by name
     is_causal: bool = False
-    values: Settings = field(default_factory=dict)  # for a kind of attention: all settings of its ``s``
+    values: Settings = field(default_factory=dict)  # for an attention variant: all settings of its ``s``
     linear_bias: bool = True  # whether linear maps have biases; see :func:`build_sublayer`
 
     @property

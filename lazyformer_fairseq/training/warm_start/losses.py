@@ -17,7 +17,7 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.match import dictionary_hash, lm_head_never_trained
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.patterns.attention_kinds import GIVEN
+from lazyformer_fairseq.patterns.attention_variants import GIVEN
 from lazyformer_fairseq.training.warm_start.start import Trained, WarmStart, start_from
 
 SPLIT = "valid"

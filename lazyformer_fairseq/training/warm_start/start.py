@@ -287,7 +287,7 @@ def align(old: Plan, new: Plan) -> Alignment:
 
 
 def likeness(old: PlannedSublayer, new: PlannedSublayer) -> int:
-    """Return 3 for the same letter and settings, 2 for the letter alone, 1 for two kinds of attention, else 0."""
+    """Return 3 for the same letter and settings, 2 for the letter alone, 1 for two attention variants, else 0."""
     if old.kind is new.kind:
         if old.settings == new.settings:
             return 3

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from every_kind import build, of_each_kind, run, tokens
+from every_variant import build, of_each_variant, run, tokens
 from tiny_networks import loud
 from torch import nn
 
@@ -16,7 +16,7 @@ from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
+from lazyformer_fairseq.patterns.attention_variants import chosen_variants
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
@@ -131,7 +131,7 @@ def test_a_certain_choice_of_projected_positions_is_the_network_of_that_pattern(
 @pytest.mark.parametrize(
     ("candidates", "why"),
     [
-        (("s", "s[window=4]", "k"), "k beside s and s.window=4.: .* those of several kinds do not mix"),
+        (("s", "s[window=4]", "k"), "k beside s and s.window=4.: .* those of several sublayers do not mix"),
         (("s[entmax=1.5]", "k"), "k beside s.entmax=1.5.: .* not what each s.entmax=1.5. adds"),
     ],
 )
@@ -230,10 +230,10 @@ def test_a_certain_choice_computes_what_the_patterns_own_model_does(kind, subnet
     torch.testing.assert_close(supernet(INPUTS)[0], own(INPUTS)[0])
 
 
-@of_each_kind
+@of_each_variant
 def test_a_supernet_mixes_it_or_refuses_it_by_name(direction, s):
     candidates = ("s", s, "l", "f")
-    if not all(row.has_probabilities for row in chosen_kinds(read_sublayer(s).values)):
+    if not all(row.has_probabilities for row in chosen_variants(read_sublayer(s).values)):
         with pytest.raises(UserError, match=re.escape(f"l beside {s}")):
             supernet_pattern(candidates, 2)
         candidates = ("s", s, "f")

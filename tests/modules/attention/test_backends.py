@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from every_kind import ON_A_CPU
+from every_variant import ON_A_CPU
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked_attention import Case, assert_errors_like, masks, use_chunks

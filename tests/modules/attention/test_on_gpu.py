@@ -11,7 +11,7 @@ import torch
 from masked_attention import Case, assert_errors_like
 from torch.profiler import ProfilerActivity, profile
 
-from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionInputs, Variant, attend, back_ends
+from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionCall, AttentionInputs, attend, back_ends
 from lazyformer_fairseq.modules.attention.interface import has_triton, why_no_triton
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
@@ -23,7 +23,7 @@ needs_triton = pytest.mark.skipif(
     not HAS_GPU or why_no_triton() is not None, reason="no GPU of compute capability 8.0 or above"
 )
 needs_flex = pytest.mark.skipif(
-    not HAS_GPU or BACK_ENDS["flex"].why_not(Variant(), DEVICE, torch.bfloat16) is not None,
+    not HAS_GPU or BACK_ENDS["flex"].why_not(AttentionCall(), DEVICE, torch.bfloat16) is not None,
     reason="no GPU of compute capability 8.0 or above with Triton",
 )
 HEADS = 4

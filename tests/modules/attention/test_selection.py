@@ -2,18 +2,18 @@
 
 import pytest
 import torch
-from every_kind import build, of_each_row, tokens
+from every_variant import build, of_each_row, tokens
 from masked_attention import Case
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules import timing
 from lazyformer_fairseq.modules.attention import AttentionInputs, attend, interface, selection
-from lazyformer_fairseq.modules.attention.interface import Variant
+from lazyformer_fairseq.modules.attention.interface import AttentionCall
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.attention.selection import AUTO, BackEndSelector, Workload, check_back_end, fixed_order
 from lazyformer_fairseq.modules.timing import TimedSelector, difference
 
-PLAIN = Variant(batch=1, heads=12, time=512, keys=512, consumers=1)
+PLAIN = AttentionCall(batch=1, heads=12, time=512, keys=512, consumers=1)
 CPU = Workload(PLAIN, "cpu", torch.float32, attentions=6)
 NARROW = AttentionMask(((12, (Band(32, 32),)),))
 WIDE = AttentionMask(((12, (Band(200, 200),)),))

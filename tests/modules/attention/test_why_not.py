@@ -1,4 +1,4 @@
-"""What a back end says about a variant is what it does on this machine: it agrees with ``eager``, or refuses."""
+"""What a back end says about a call is what it does on this machine: it agrees with ``eager``, or refuses."""
 
 import re
 
@@ -7,7 +7,7 @@ import torch
 from masked_attention import Case
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionInputs, Variant
+from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionCall, AttentionInputs
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 
 WINDOW = AttentionMask(((2, (Band(3, 3),)),))
@@ -40,8 +40,8 @@ CASES = {
 @pytest.mark.parametrize("back_end", BACK_ENDS)
 def test_the_answer_is_what_the_device_does(back_end, name, dropout):
     case = Case(time=11, consumers=2, **CASES[name])
-    variant = Variant.of(AttentionInputs(case.q, case.k, case.values[0], case.scores, dropout, 2))
-    why = BACK_ENDS[back_end].why_not(variant, "cpu", torch.float64)
+    call = AttentionCall.of(AttentionInputs(case.q, case.k, case.values[0], case.scores, dropout, 2))
+    why = BACK_ENDS[back_end].why_not(call, "cpu", torch.float64)
     if why is not None:
         with pytest.raises(UserError, match=re.escape(f"--attention-backend {back_end}: {why}; choose from auto, ")):
             case.by(back_end, dropout=dropout)

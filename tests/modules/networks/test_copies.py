@@ -7,7 +7,7 @@ import pickle
 import re
 from collections.abc import Callable
 
-import every_kind
+import every_variant
 import pytest
 import torch
 from exports import code_of
@@ -19,7 +19,7 @@ from lazyformer_fairseq import LazyFormerCausalConfig, LazyFormerConfig, build, 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
+from lazyformer_fairseq.patterns.attention_variants import ATTENTION_VARIANTS
 from lazyformer_fairseq.patterns.kinds import CAUSAL, kinds, row_of_letter
 
 ARCHS = [arch for arch in (*ARCHITECTURES, *CAUSAL_ARCHITECTURES) if arch.endswith("_tiny")]
@@ -35,17 +35,17 @@ SHARED = (
     "f[experts=3,top=1,capacity=2]",
 )
 OF_ENCODERS = (
-    *every_kind.ENCODERS,
+    *every_variant.ENCODERS,
     *SHARED,
     "s[window=2,global=given]",
     "s[synthesizer=factorised_random+factorised_dense,rank=2]",
     "s[synthesizer=fixed]",
     "s[span=4,ramp=2,span_loss=0.5]",
 )
-OF_DECODERS = (*(case.values[1] for case in every_kind.CASES if case.values[0] == CAUSAL), *SHARED)
+OF_DECODERS = (*(case.values[1] for case in every_variant.CASES if case.values[0] == CAUSAL), *SHARED)
 HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-IDS = every_kind.tokens()
-SIZES = {"vocab_size": every_kind.WORDS, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 8}
+IDS = every_variant.tokens()
+SIZES = {"vocab_size": every_variant.WORDS, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 8}
 
 
 def of_arch(arch: str, pattern: str = "") -> nn.Module:
@@ -53,10 +53,10 @@ def of_arch(arch: str, pattern: str = "") -> nn.Module:
     if arch in CAUSAL_ARCHITECTURES:
         changes |= {"adaptive_softmax_cutoff": "9", "mem_len": 0}
     else:
-        changes["max_positions"] = every_kind.TOKENS
+        changes["max_positions"] = every_variant.TOKENS
     if arch in ARCHITECTURES and pattern:
-        changes["relative_position_buckets"] = 0  # which some kinds cannot stand with
-    return build(arch, every_kind.WORDS, **changes)
+        changes["relative_position_buckets"] = 0  # which some attention variants cannot stand with
+    return build(arch, every_variant.WORDS, **changes)
 
 
 def of_transformers(ending: str) -> nn.Module:
@@ -128,7 +128,7 @@ def test_these_are_all_kinds_and_settings():
     assert {kind.letter for kind in kinds()} <= {*re.sub(r"\[[^]]*\]", "", text)}
 
 
-@pytest.mark.parametrize("row", [*kinds(), *ATTENTION_KINDS], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*kinds(), *ATTENTION_VARIANTS], ids=lambda row: row.name)
 def test_a_row_of_a_table_comes_back_as_itself(row):
     assert pickle.loads(pickle.dumps(row)) is row
     assert copy.deepcopy(row) is row

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from every_kind import ENCODERS, ON_A_CPU, build, run, tokens
+from every_variant import ENCODERS, ON_A_CPU, build, run, tokens
 from tiny_networks import loud, make_encoder, vectors
 from torch import Tensor
 
@@ -67,7 +67,7 @@ class ByMask(Encoder):
     ("s", "backend"), [*(("s", name) for name in ON_A_CPU), *(("s[window=2]", name) for name in ("recompute", "fused"))]
 )
 def test_outputs_and_gradients_are_those_of_a_mask_of_all_pairs(s, backend):
-    """A mask knows no document's places, so kinds that count by place are elsewhere: a window is by distance."""
+    """A mask knows no document's places, so variants that count by place are elsewhere: a window is by distance."""
     encoder, x = make_encoder(f"{s}flfkf", relative_position_buckets=8), vectors(3, 12)
     number = torch.full((3, 12), -1)  # padding sees padding: a row must see something
     for row, lengths in enumerate(LENGTHS):

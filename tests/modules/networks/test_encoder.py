@@ -3,7 +3,7 @@ from unittest import mock
 
 import pytest
 import torch
-from every_kind import ENCODERS, ON_A_CPU
+from every_variant import ENCODERS, ON_A_CPU
 from helpers import dictionary_of
 from tiny_networks import loud
 from torch import nn

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from every_kind import build, of_each_kind, tokens
+from every_variant import build, of_each_variant, tokens
 from helpers import load_script
 from tiny_networks import make_decoder, make_encoder, random_tokens, vectors
 from torch import Tensor, nn
@@ -63,7 +63,7 @@ def test_gradients_of_recurrences_are_those_without(direction, how):
 
 
 @ways
-@of_each_kind
+@of_each_variant
 def test_gradients_of_each_kind_are_those_without(direction, s, how):
     network = build(direction, f"{s}flf{s}f", **DROPOUT, **how)
     assert_same_gradients(network.train(), tokens())

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from every_kind import ON_A_CPU
+from every_variant import ON_A_CPU
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_networks import make_decoder, random_tokens

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from attention_by_einsum import WIDTH, Attending, padded_and_with_memory, split
-from every_kind import ON_A_CPU
+from every_variant import ON_A_CPU
 from helpers import assert_refused
 from tiny_networks import make_decoder, random_tokens, vectors
 from torch import Tensor

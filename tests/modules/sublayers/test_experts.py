@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from every_kind import WORDS, assert_alike, build, tokens
+from every_variant import WORDS, assert_alike, build, tokens
 from helpers import ROOT, assert_refused
 from torch import Tensor
 from torch.nn import functional as F

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from every_kind import assert_alike, build
+from every_variant import assert_alike, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

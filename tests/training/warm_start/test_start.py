@@ -24,7 +24,7 @@ sublayers = st.sampled_from(
 
 
 def is_pattern(text):
-    """A ``k`` cannot read from every kind of attention."""
+    """A ``k`` cannot read from every attention variant."""
     try:
         return bool(plan(text))
     except UserError:

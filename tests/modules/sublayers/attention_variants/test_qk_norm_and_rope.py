@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from attention_by_einsum import BATCH, SIZE, Attending, padded_and_with_memory
-from every_kind import ON_A_CPU, TOKENS, assert_alike, build, run, tokens
+from every_variant import ON_A_CPU, TOKENS, assert_alike, build, run, tokens
 from tiny_networks import loud
 from torch import Tensor, nn
 
@@ -15,8 +15,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_kinds import rope
-from lazyformer_fairseq.modules.sublayers.attention_kinds.rope import Turn
+from lazyformer_fairseq.modules.sublayers.attention_variants import rope
+from lazyformer_fairseq.modules.sublayers.attention_variants.rope import Turn
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
 BASE = 100

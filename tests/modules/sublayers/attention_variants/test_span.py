@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.evaluation.costs.flops import count_sublayer_flops
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_kinds.span import STEP, Span, measure_spans
+from lazyformer_fairseq.modules.sublayers.attention_variants.span import STEP, Span, measure_spans
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
-from lazyformer_fairseq.patterns.attention_kinds import with_defaults
+from lazyformer_fairseq.patterns.attention_variants import with_defaults
 from lazyformer_fairseq.patterns.grammar import plan
 
 PUBLISHED = "adaptive_span/adaptive_span_attention.py"
@@ -54,7 +54,7 @@ class WithSpans(Attending):
 @pytest.mark.parametrize("step, back_end", [(1, "eager"), (STEP, "eager"), (1, "fused"), (STEP, "materialize")])
 def test_it_is_the_papers(monkeypatch, given, limit, ramp, step, back_end):
     """With all gradients, those of z among them, however far keys are computed."""
-    monkeypatch.setattr("lazyformer_fairseq.modules.sublayers.attention_kinds.span.STEP", step)
+    monkeypatch.setattr("lazyformer_fairseq.modules.sublayers.attention_variants.span.STEP", step)
     attending = WithSpans(limit, ramp, **given, back_end=back_end)
     expected = attending.assert_equations()
     assert (expected["0.choices.span.shares"] != 0).any() or attending.keys == 1

@@ -10,7 +10,7 @@ from tiny_networks import fairseqs_example, make_encoder, vectors
 from torch import nn
 
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.sublayers.attention_kinds.linformer import Linformer
+from lazyformer_fairseq.modules.sublayers.attention_variants.linformer import Linformer
 
 LONGEST = 12
 

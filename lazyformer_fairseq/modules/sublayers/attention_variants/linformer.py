@@ -15,7 +15,12 @@ from typing_extensions import override
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
 from lazyformer_fairseq.modules.sublayers.attention import merge_heads, split_heads
-from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
+    Attend,
+    Attention,
+    AttentionOutput,
+    VariantModule,
+)
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 # Matrices (k, n) of a network of L layers of N heads, by `share`: "none" 2 N L, "heads" 2 L, "kv" L, "layers" 1.
@@ -25,7 +30,7 @@ KV = "kv"
 LAYERS = "layers"
 
 
-class Linformer(AttentionVariant):
+class Linformer(VariantModule):
     """The projections E and F. Letters of shapes: P projected positions, n the longest input.
 
     Attributes:

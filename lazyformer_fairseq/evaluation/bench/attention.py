@@ -1,4 +1,4 @@
-"""Attention alone, on this machine: sublayers of each kind and on each back end, projections and all."""
+"""Attention alone, on this machine: sublayers of each pattern on each back end, projections and all."""
 
 import logging
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from itertools import product
 import torch
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.bench.settings import KindSettings
+from lazyformer_fairseq.evaluation.bench.settings import AttentionSettings
 from lazyformer_fairseq.evaluation.costs.latency import Things, measure_in_turn, try_out
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
 from lazyformer_fairseq.modules.attention.selection import AUTO
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 FULL = "s, torch's full attention"
 
 
-def measure_kinds(settings: KindSettings, heads: tuple[int, int]) -> tuple[str, bool]:
+def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tuple[str, bool]:
     """Measure forward and backward of each pattern on each back end, and of a plain ``s``; they take turns.
 
     Args:
@@ -38,11 +38,11 @@ def measure_kinds(settings: KindSettings, heads: tuple[int, int]) -> tuple[str, 
 
     def things_of(length: int) -> Things:
         things = {FULL: _sublayers("s", "recompute", length, heads, settings)}
-        for pattern, back_end in product(settings.kinds, settings.back_ends):
+        for pattern, back_end in product(settings.patterns, settings.back_ends):
             name = pattern if back_end == AUTO else f"{pattern} on {back_end}"
             try:
                 things[name] = _sublayers(pattern, back_end, length, heads, settings)
-            except UserError as error:  # this back end cannot compute that kind
+            except UserError as error:  # this back end cannot compute that pattern
                 if back_end == AUTO:
                     raise
                 logger.warning("%s: %s, left out", name, error)
@@ -74,7 +74,7 @@ def _sublayers(
     back_end: str,
     time: int,
     heads: tuple[int, int],
-    settings: KindSettings,
+    settings: AttentionSettings,
 ) -> Callable[[], object]:
     width = heads[0] * heads[1]
     how = {"max_positions": time, "relative_position_buckets": 0, "attention_backend": back_end}

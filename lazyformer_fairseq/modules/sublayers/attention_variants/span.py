@@ -10,7 +10,12 @@ from typing_extensions import override
 
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.processor import has_numbers
-from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
+    Attend,
+    Attention,
+    AttentionOutput,
+    VariantModule,
+)
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 # In the `common` of a network's options: its spans.
@@ -20,7 +25,7 @@ SPANS = "spans"
 STEP = 64
 
 
-class Span(AttentionVariant):
+class Span(VariantModule):
     """Weights fall with the distance (section 2.2): softmax of the scores plus log min(max((R + z - x) / R, 0), 1).
 
     x is the distance in positions, R the ramp. Each head learns its z, from 0 to S. That is the paper's product of mask

@@ -1,4 +1,4 @@
-"""The interface of a kind of attention: it changes what an ``s`` attends with, and what comes of it."""
+"""The interface of an attention variant: it changes what an ``s`` attends with, and what comes of it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from lazyformer_fairseq.modules.attention.masks import AttentionMask
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.sublayers.interface import RelativePositions, SublayerOptions
-from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
+from lazyformer_fairseq.patterns.attention_variants import chosen_variants
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,11 +21,11 @@ class Attention:
         x_BTC: its input.
         x_BKC: the same behind the memory of a causal model.
         q_BNTD, k_BNKD: queries and keys; without numbers (D = 0) where there are no such projections.
-        values: (B, N, K, D); for some kinds of attention a tuple of several, which they alone understand.
+        values: (B, N, K, D); for some attention variants a tuple of several, which they alone understand.
         scores: all that shapes the distribution besides.
-        positions: Transformer-XL's, for queries of a kind's own; `scores` has those of the plain queries. Causal
+        positions: Transformer-XL's, for queries of a variant's own; `scores` has those of the plain queries. Causal
             models only.
-        makers: what queries, and keys, of a kind's own go through: see :func:`make_vectors`.
+        makers: what queries, and keys, of a variant's own go through: see :func:`make_vectors`.
         back_end: that computes it whatever the network's is, as for a few queries beside the others; empty for that.
     """
 
@@ -44,7 +44,7 @@ class Attention:
         return replace(self, scores=self.scores.with_own(**parts))
 
     def with_mask(self, mask: AttentionMask, **parts: Any) -> "Attention":
-        """Return the same with a kind's mask, as far back as the network's own lets queries see, and other parts."""
+        """Return the same with a variant's mask, as far back as the network's own lets queries see, and other parts."""
         network = self.scores.mask
         if network is not None:
             assert network.reach is not None, "a network's own mask has a limit"
@@ -68,10 +68,10 @@ class AttentionOutput(NamedTuple):
 Attend = Callable[[Attention], AttentionOutput]
 
 
-class AttentionVariant(nn.Module):
-    """The module of a row of :data:`lazyformer_fairseq.patterns.attention_kinds.ATTENTION_KINDS`.
+class VariantModule(nn.Module):
+    """The module of a row of :data:`lazyformer_fairseq.patterns.attention_variants.ATTENTION_VARIANTS`.
 
-    A kind of attention overrides what it changes and inherits the rest from here, which is a plain ``s``:
+    An attention variant overrides what it changes and inherits the rest from here, which is a plain ``s``:
 
     | changes | overrides |
     |---|---|
@@ -99,7 +99,7 @@ class AttentionVariant(nn.Module):
         self.num_heads = options.num_heads
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Change what comes in, let the other kinds attend (`inner`), and change what comes out."""
+        """Change what comes in, let the other variants attend (`inner`), and change what comes out."""
         if self.mask is not None:
             attention = attention.with_mask(self.mask)
         return inner(attention)
@@ -130,7 +130,7 @@ class AttentionVariant(nn.Module):
 
 
 class VectorMaker(Protocol):
-    """A module that turns queries, or keys, into the form that a kind of attention compares them in."""
+    """A module that turns queries, or keys, into the form that an attention variant compares them in."""
 
     def __call__(
         self,
@@ -146,20 +146,20 @@ class VectorMaker(Protocol):
 
 
 def build_choices(options: SublayerOptions) -> nn.ModuleDict:
-    """Build the chosen kinds by name, in the table's order: the first one is outermost."""
-    rows = chosen_kinds(options.values)
+    """Build the chosen variants by name, in the table's order: the first one is outermost."""
+    rows = chosen_variants(options.values)
     return nn.ModuleDict({row.name: row.load()(options) for row in rows})
 
 
 def build_values(options: SublayerOptions) -> nn.ModuleDict:
-    """Build what the chosen kinds need for values, in an ``s`` and in those that read it, by name."""
-    rows = chosen_kinds(options.values)
+    """Build what the chosen variants need for values, in an ``s`` and in those that read it, by name."""
+    rows = chosen_variants(options.values)
     return _without_none({row.name: row.load().build_values(options) for row in rows})
 
 
 def build_vectors(options: SublayerOptions, are_keys: bool) -> nn.ModuleDict:
     """Build what queries, or keys, go through, by name, in the table's order."""
-    rows = chosen_kinds(options.values)
+    rows = chosen_variants(options.values)
     return _without_none({row.name: row.load().build_vectors(options, are_keys) for row in rows})
 
 
@@ -174,7 +174,7 @@ def make_vectors(
     keys: int,
     places_AG: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return queries, or keys, in the form that a kind of attention compares them in.
+    """Return queries, or keys, in the form that an attention variant compares them in.
 
     Args:
         makers: of :func:`build_vectors`.

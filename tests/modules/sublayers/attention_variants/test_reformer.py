@@ -13,8 +13,8 @@ from tiny_networks import make_encoder, vectors
 from torch import Tensor
 
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.sublayers.attention_kinds import reformer as hashed
-from lazyformer_fairseq.modules.sublayers.attention_kinds.reformer import buckets_of
+from lazyformer_fairseq.modules.sublayers.attention_variants import reformer as hashed
+from lazyformer_fairseq.modules.sublayers.attention_variants.reformer import buckets_of
 
 LSH = "s[buckets=4,rounds=2,chunk=4]"
 

@@ -18,7 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
+    Attend,
+    Attention,
+    AttentionOutput,
+    VariantModule,
+)
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 # A query sees itself only where it sees nothing else (section 2, on shared-QK attention).
@@ -26,7 +31,7 @@ SELF_SCORE = -1e5
 _EPSILON = 1e-6  # of the lengths of keys, as in the published code
 
 
-class Reformer(AttentionVariant):
+class Reformer(VariantModule):
     """Queries are keys, of the keys' projection; there is none of queries.
 
     Vectors are hashed as they are before turns of rotary positions: alike tokens share a bucket wherever they are.

@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from lazyformer_fairseq.modules.sublayers.attention_variant import (
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
     Attend,
     Attention,
     AttentionOutput,
-    AttentionVariant,
+    VariantModule,
     VectorMaker,
 )
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
-class Persistent(AttentionVariant):
+class Persistent(VariantModule):
     """m keys that every query sees, in one softmax with the tokens' (section 4).
 
     They have no place: no bias by distance, no positions, no padding, no mask and no causality acts on them, and in a

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from every_kind import WORDS, build, run, tokens
+from every_variant import WORDS, build, run, tokens
 from tiny_networks import loud
 
 from lazyformer_fairseq import build as build_model

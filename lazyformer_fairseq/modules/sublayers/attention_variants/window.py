@@ -2,11 +2,11 @@
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Part
-from lazyformer_fairseq.modules.sublayers.attention_variant import AttentionVariant
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import VariantModule
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
-class Window(AttentionVariant):
+class Window(VariantModule):
     """w keys to either side, in causal models to the left.
 
     With a dilation of r the last `dilated_heads` heads see every r-th key, w of them to either side (section 3.1, and

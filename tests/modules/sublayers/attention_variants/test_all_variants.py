@@ -1,6 +1,6 @@
-"""What holds for every kind of attention: each row of the table goes through all of it.
+"""What holds for every attention variant: each row of the table goes through all of it.
 
-Whether a kind computes what its paper says is tested in the file of its own.
+Whether a variant computes what its paper says is tested in the file of its own.
 """
 
 import shutil
@@ -9,7 +9,7 @@ from itertools import combinations, product
 import pytest
 import torch
 import torch._inductor.config
-from every_kind import (
+from every_variant import (
     CASES,
     ENCODERS,
     EXAMPLES,
@@ -21,8 +21,8 @@ from every_kind import (
     assert_alike,
     build,
     examples,
-    of_each_kind,
     of_each_row,
+    of_each_variant,
     of_encoders,
     rows,
     run,
@@ -43,7 +43,7 @@ from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
+from lazyformer_fairseq.patterns.attention_variants import ATTENTION_VARIANTS
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER
 
@@ -51,10 +51,10 @@ MASKED = ("s[window", "s[strided", "s[fixed")
 
 
 def test_every_row_has_an_example():
-    assert set(EXAMPLES) == {row.name for row in ATTENTION_KINDS}
+    assert set(EXAMPLES) == {row.name for row in ATTENTION_VARIANTS}
 
 
-@of_each_kind
+@of_each_variant
 def test_parameters_by_formula_are_those_of_a_built_network(direction, s):
     pattern = f"{s} f l l {s} l"
     network = build(
@@ -65,7 +65,7 @@ def test_parameters_by_formula_are_those_of_a_built_network(direction, s):
     assert count_parameters(pattern, network.sizes) == built
 
 
-@of_each_kind
+@of_each_variant
 def test_counted_flops_are_those_that_torch_sees(direction, s, monkeypatch):
     """But for a mask: ``eager`` computes what is out of it too."""
     monkeypatch.setattr(counted, "count_pairs", lambda mask, time, keys, causal: HEADS * time * keys)
@@ -113,12 +113,12 @@ def assert_an_l_reuses_all(direction: str, s: str) -> None:
     assert_alike(reused, given)
 
 
-@of_each_kind
+@of_each_variant
 def test_an_l_with_the_values_of_the_s_puts_out_what_the_s_does(direction, s):
     assert_an_l_reuses_all(direction, s)
 
 
-@of_each_kind
+@of_each_variant
 def test_an_l_is_a_product_with_the_dense_distribution(direction, s):
     network, x_BTC, padding = build(direction, f"{s} l"), torch.randn(2, TOKENS, WIDTH).double(), ()
     hidden = torch.zeros(2, TOKENS, dtype=torch.bool)
@@ -135,7 +135,7 @@ def test_an_l_is_a_product_with_the_dense_distribution(direction, s):
         assert ((dense.sum(-1) - 1).abs() < 1e-9).logical_or(dense.sum(-1) == 0).all()
 
 
-@of_each_kind
+@of_each_variant
 def test_a_k_with_the_queries_of_the_s_is_the_s_or_is_refused(direction, s):
     """Whatever the s attends to and however, over memory and padding too."""
     try:
@@ -226,7 +226,7 @@ def with_gradients(network: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {"features": features.detach(), **{name: grad.clone() for name, grad in learned.items() if grad is not None}}
 
 
-@of_each_kind
+@of_each_variant
 def test_attention_dropout_thins_out_or_is_refused(direction, s):
     try:
         network = build(direction, f"{s} l", attention_dropout=0.5, attention_backend="auto")
@@ -257,7 +257,7 @@ def test_t5s_bias_counts_or_is_refused(s):
 
 
 @pytest.mark.parametrize("back_end", [name for name in ON_A_CPU if name != "eager"])
-@of_each_kind
+@of_each_variant
 def test_every_back_end_computes_the_same_or_refuses(direction, s, back_end):
     pattern, results = f"{s} f l {s}", []
     for network in (build(direction, pattern, attention_backend=back_end), build(direction, pattern)):

@@ -13,8 +13,8 @@ from torch import Tensor
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_sublayer_parameters
 from lazyformer_fairseq.modules.attention import blockwise
-from lazyformer_fairseq.modules.sublayers.attention_kinds.synthesizer import factors_of
-from lazyformer_fairseq.patterns.attention_kinds import SETTINGS
+from lazyformer_fairseq.modules.sublayers.attention_variants.synthesizer import factors_of
+from lazyformer_fairseq.patterns.attention_variants import SETTINGS
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import EncoderSizes
 
@@ -127,8 +127,8 @@ def test_parameters_differ_as_in_table_2():
     sizes = EncoderSizes(0, 512, 2048, 8, 256, 0)
 
     def count(terms: str) -> int:
-        kind = f"[synthesizer={terms}]" if terms else ""
-        return 12 * count_sublayer_parameters(plan(f"s{kind}")[0], sizes)
+        settings = f"[synthesizer={terms}]" if terms else ""
+        return 12 * count_sublayer_parameters(plan(f"s{settings}")[0], sizes)
 
     printed = {"": 68, "fixed": 61, "random": 67, "factorised_random": 61, "random+dot": 73}
     for terms, total in printed.items():

@@ -4,13 +4,13 @@ import torch
 from torch import nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.sublayers.attention_variant import AttentionVariant
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import VariantModule
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 TABLE = "absolute positions"  # among what sublayers of one network share
 
 
-class Absolute(AttentionVariant):
+class Absolute(VariantModule):
     """Plain products of queries and keys. The network adds the table, (length, C), once for all sublayers.
 
     Others of the network keep Transformer-XL's positions beside it, or turns. Keys that a text remembers have their

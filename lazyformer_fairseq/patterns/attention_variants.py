@@ -11,7 +11,7 @@ An attention is a few choices, so rows of different choices combine:
 | vectors | as projected | what queries and keys are before they meet |
 | positions | T5's bias, in causal models Transformer-XL's | how scores depend on places |
 
-A row is switched on by its first setting. ``modules/sublayers/attention_kinds`` has one file a row.
+A row is switched on by its first setting. ``modules/sublayers/attention_variants`` has one file per row.
 """
 
 import math
@@ -65,11 +65,11 @@ class Setting:
         """
         if isinstance(self.default, str) or text in self.choices:
             return self._word(text)
-        kind = type(self.default)
+        type_ = type(self.default)
         try:
-            value = kind(text)
+            value = type_(text)
         except ValueError:
-            needed = " or ".join([f"a {'whole ' * (kind is int)}number", *self.choices])
+            needed = " or ".join([f"a {'whole ' * (type_ is int)}number", *self.choices])
             raise ValueError(f"{self.name} needs {needed}, not {text!r}") from None
         if abs(value) > LARGEST or not self.low <= value <= self.high:  # as NaN is not either
             raise ValueError(f"{self.name} must be {self.bounds}, not {text[:20]}{'...' * (len(text) > 20)}")
@@ -109,14 +109,14 @@ def find_class(place: str) -> Any:
 
 
 @dataclass(frozen=True)
-class AttentionKind:
+class AttentionVariant:
     """Row of the table: an attention variant.
 
     Attributes:
         choice: one of CHOICES; rows of the same choice exclude each other.
         source: the paper's name of it, and the paper.
-        module: ``"file:Class"`` in ``modules/sublayers/attention_kinds``, an
-            :class:`~lazyformer_fairseq.modules.sublayers.attention_variant.AttentionVariant`.
+        module: ``"file:Class"`` in ``modules/sublayers/attention_variants``, an
+            :class:`~lazyformer_fairseq.modules.sublayers.attention_variants.interface.VariantModule`.
         settings: the first one switches it on; the others mean nothing without it. Rows may share those.
         why_not_causal, why_not_encoder: why causal models, or encoders, cannot have it; empty if they can.
         why_keys_stay: all settings by name -> why a ``k`` cannot read its keys and values, or "".
@@ -149,7 +149,7 @@ class AttentionKind:
     why_keys_stay: Callable[[Mapping[str, Value]], str] = lambda _: ""
     check: Callable[[Mapping[str, Value], Optional[bool]], Checks] = lambda *_: ()
 
-    def __reduce__(self) -> tuple[Callable[[str], "AttentionKind"], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[[str], "AttentionVariant"], tuple[str]]:
         """Copy and pickle a row as its name."""
         return row_of_name, (self.name,)
 
@@ -165,7 +165,7 @@ class AttentionKind:
     @property
     def place(self) -> str:
         """The place of its class; see :func:`find_class`."""
-        return f"lazyformer_fairseq.modules.sublayers.attention_kinds.{self.module}"
+        return f"lazyformer_fairseq.modules.sublayers.attention_variants.{self.module}"
 
 
 GIVEN = "given"  # global tokens that the caller marks
@@ -256,8 +256,8 @@ def _check_buckets(values: Mapping[str, Value], _causal: Optional[bool]) -> Chec
         yield "buckets", f"buckets must be even, as half of them are opposites, not {values['buckets']}"
 
 
-ATTENTION_KINDS: tuple[AttentionKind, ...] = (
-    AttentionKind(
+ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
+    AttentionVariant(
         choice=MASK,
         source="Longformer: Beltagy et al., 2020, section 3.1",
         module="global_tokens:WindowWithGlobalTokens",
@@ -279,7 +279,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         why_keys_stay=lambda values: "its global tokens have keys and values of their own" if values["global"] else "",
         check=_check_window,
     ),
-    AttentionKind(
+    AttentionVariant(
         choice=MASK,
         source="Sparse Transformer, strided: Child et al., 2019, section 4.3",
         module="sparse:Strided",
@@ -296,7 +296,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         ),
         check=_check_parts,
     ),
-    AttentionKind(
+    AttentionVariant(
         choice=MASK,
         source="Sparse Transformer, fixed: Child et al., 2019, section 4.3",
         module="sparse:Fixed",
@@ -304,7 +304,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         refuses={"mask": "blocks and their summaries are seen however far back they are: leave --same-length out"},
         check=_check_fixed,
     ),
-    AttentionKind(
+    AttentionVariant(
         choice=MEMORY,
         source="Linformer: Wang et al., 2020, section 4",
         module="linformer:Linformer",
@@ -327,7 +327,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
             "give --relative-position-buckets 0"
         },
     ),
-    AttentionKind(
+    AttentionVariant(
         choice=SCORES,
         source="Synthesizer: Tay et al., 2020, section 3",
         module="synthesizer:Synthesizer",
@@ -349,7 +349,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         excludes={"buckets": "hashing needs queries that are keys"},
         check=_check_synthesizer,
     ),
-    AttentionKind(
+    AttentionVariant(
         choice=MASK,
         source="adaptive span: Sukhbaatar et al., 2019a, section 2.2",
         module="span:Span",
@@ -360,14 +360,14 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         ),
         has_own_scores=True,
     ),
-    AttentionKind(
+    AttentionVariant(
         choice=MEMORY,
         source="all-attention: Sukhbaatar et al., 2019b, section 4",
         module="persistent:Persistent",
         settings=(Setting("persistent", 0, "learned keys and values of each head", "vectors", low=1),),
         has_probabilities=False,
     ),
-    AttentionKind(
+    AttentionVariant(
         choice=WEIGHTS,
         source="adaptively sparse: Correia et al., 2019, section 3",
         module="entmax:Entmax",
@@ -384,7 +384,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         ),
         has_own_scores=True,
     ),
-    AttentionKind(
+    AttentionVariant(
         choice=MASK,
         source="Reformer: Kitaev et al., 2020, section 2",
         module="reformer:Reformer",
@@ -410,19 +410,19 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         has_probabilities=False,
         check=_check_buckets,
     ),
-    AttentionKind(
+    AttentionVariant(
         choice=VECTORS,
         source="ViT-22B: Dehghani et al., 2023, section 2",
         module="qk_norm:QKNorm",
         settings=(Setting("qk_norm", False, "RMSNorm of each head's queries and keys, with learned gains"),),
     ),
-    AttentionKind(
+    AttentionVariant(
         choice=POSITIONS,
         source="RoFormer: Su et al., 2021, section 3.2",
         module="rope:Rope",
         settings=(Setting("rope", 0, "of rotary positions; 10000 is usual", "base", low=2),),
     ),
-    AttentionKind(
+    AttentionVariant(
         choice=POSITIONS,
         source="GPT: Radford et al., 2018, section 4.1",
         module="absolute:Absolute",
@@ -435,17 +435,17 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
     ),
 )
 
-SETTINGS = tuple(dict.fromkeys(setting for row in ATTENTION_KINDS for setting in row.settings))
+SETTINGS = tuple(dict.fromkeys(setting for row in ATTENTION_VARIANTS for setting in row.settings))
 
 
-def row_of_name(name: str) -> AttentionKind:
+def row_of_name(name: str) -> AttentionVariant:
     """Return the row that the setting `name` switches on."""
-    return next(row for row in ATTENTION_KINDS if row.name == name)
+    return next(row for row in ATTENTION_VARIANTS if row.name == name)
 
 
-def chosen_kinds(values: Mapping[str, Value]) -> list[AttentionKind]:
+def chosen_variants(values: Mapping[str, Value]) -> list[AttentionVariant]:
     """Return the rows that these settings of an ``s`` switch on, in the table's order."""
-    return [row for row in ATTENTION_KINDS if values.get(row.name)]
+    return [row for row in ATTENTION_VARIANTS if values.get(row.name)]
 
 
 def with_defaults(given: tuple[tuple[str, Value], ...]) -> dict[str, Value]:
@@ -460,9 +460,9 @@ def check(values: Mapping[str, Value], causal: Optional[bool] = None) -> Optiona
         values: defaults included.
         causal: for causal models, for encoders, or None for either.
     """
-    chosen = chosen_kinds(values)
+    chosen = chosen_variants(values)
     for setting in SETTINGS:
-        needed = [row for row in ATTENTION_KINDS if setting in row.settings]
+        needed = [row for row in ATTENTION_VARIANTS if setting in row.settings]
         if values[setting.name] != setting.default and not any(row in chosen for row in needed):
             names = " or ".join(row.name for row in needed)
             return setting.name, f"{setting.name} needs {names}, as in s[{needed[0].name}=...,{setting.name}=...]"
@@ -470,7 +470,7 @@ def check(values: Mapping[str, Value], causal: Optional[bool] = None) -> Optiona
 
 
 def _conflicts(
-    chosen: Sequence[AttentionKind],
+    chosen: Sequence[AttentionVariant],
     values: Mapping[str, Value],
     causal: Optional[bool],
 ) -> Iterator[tuple[str, str]]:
@@ -491,7 +491,7 @@ def _conflicts(
 
 def why_keys_stay(values: Mapping[str, Value]) -> str:
     """Return why a ``k`` cannot read keys and values of an ``s`` with these settings; "" if it can."""
-    for row in chosen_kinds(values):
+    for row in chosen_variants(values):
         if why := row.why_keys_stay(values):
             return f"{row.name} keeps its keys and values for itself: {why}"
     return ""
@@ -499,14 +499,14 @@ def why_keys_stay(values: Mapping[str, Value]) -> str:
 
 def why_no_memory(values: Mapping[str, Value]) -> str:
     """Return why a causal model's ``s`` with these settings can attend to no memory; "" if it can."""
-    return next(filter(None, (row.why_no_memory(values) for row in chosen_kinds(values))), "")
+    return next(filter(None, (row.why_no_memory(values) for row in chosen_variants(values))), "")
 
 
 def projected(values: Mapping[str, Value]) -> frozenset[str]:
     """Return which of :data:`QUERIES` and :data:`KEYS` an ``s`` of these settings projects."""
-    return frozenset({QUERIES, KEYS}).intersection(*(row.projects(values) for row in chosen_kinds(values)))
+    return frozenset({QUERIES, KEYS}).intersection(*(row.projects(values) for row in chosen_variants(values)))
 
 
 def has_positions(values: Mapping[str, Value]) -> bool:
     """Return whether the scores of an ``s`` of these settings depend on places by themselves."""
-    return any(row.choice == POSITIONS for row in chosen_kinds(values))
+    return any(row.choice == POSITIONS for row in chosen_variants(values))

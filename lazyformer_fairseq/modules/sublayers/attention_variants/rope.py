@@ -11,11 +11,11 @@ from typing_extensions import override
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.sublayers.attention_variant import AttentionVariant
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import VariantModule
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
-class Rope(AttentionVariant):
+class Rope(VariantModule):
     """Numbers i and i + D / 2 of a query or key at place t are a point, turned by t b^(-2 i / D) (section 3.2.2).
 
     The product of a query and a key then depends on their distance, not on their places. The paper pairs numbers 2 i

@@ -6,7 +6,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
+    Attend,
+    Attention,
+    AttentionOutput,
+    VariantModule,
+)
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 _LEARNED = "learned"
@@ -15,7 +20,7 @@ _LEAST = 1.01
 _MOST = 2.0
 
 
-class Entmax(AttentionVariant):
+class Entmax(VariantModule):
     """alpha-entmax in place of softmax.
 
     Attributes:

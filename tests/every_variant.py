@@ -1,14 +1,14 @@
-"""Every kind of attention, with settings short enough for a dozen tokens and two heads, in tiny networks."""
+"""Every attention variant, with settings short enough for a dozen tokens and two heads, in tiny networks."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention import BACK_ENDS, Variant
+from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionCall
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, AttentionKind
+from lazyformer_fairseq.patterns.attention_variants import ATTENTION_VARIANTS, AttentionVariant
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
 # By the name of a row one or more settings of an s, short enough for a dozen tokens and two heads.
@@ -26,15 +26,17 @@ EXAMPLES = {
     "positions": ["positions=absolute"],
     "linformer": ["linformer=3", "linformer=3,share=none", "linformer=3,share=kv", "linformer=3,share=layers"],
 }
-ON_A_CPU = tuple(name for name, row in BACK_ENDS.items() if row.why_not(Variant(), "cpu", torch.float64) is None)
+ON_A_CPU = tuple(name for name, row in BACK_ENDS.items() if row.why_not(AttentionCall(), "cpu", torch.float64) is None)
 TOKENS, WORDS, WIDTH, HEADS = 12, 17, 16, 2
 
 
-def rows(direction: str) -> list[AttentionKind]:
-    return [row for row in ATTENTION_KINDS if not (row.why_not_encoder if direction == ENCODER else row.why_not_causal)]
+def rows(direction: str) -> list[AttentionVariant]:
+    return [
+        row for row in ATTENTION_VARIANTS if not (row.why_not_encoder if direction == ENCODER else row.why_not_causal)
+    ]
 
 
-def examples(row: AttentionKind, direction: str) -> list[str]:
+def examples(row: AttentionVariant, direction: str) -> list[str]:
     """Those of a row; a causal synthesizer has to know its longest input."""
     added = f",length={TOKENS}" if direction == CAUSAL and row.name == "synthesizer" else ""
     return [settings + added for settings in EXAMPLES.get(row.name, [])]
@@ -46,7 +48,7 @@ CASES = [
     for row in rows(direction)
     for settings in examples(row, direction)
 ]
-of_each_kind = pytest.mark.parametrize(("direction", "s"), CASES)
+of_each_variant = pytest.mark.parametrize(("direction", "s"), CASES)
 of_each_row = pytest.mark.parametrize(
     ("direction", "s"),
     [(direction, f"s[{examples(row, direction)[0]}]") for direction in (ENCODER, CAUSAL) for row in rows(direction)],

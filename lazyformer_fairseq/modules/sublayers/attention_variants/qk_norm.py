@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.sublayers.attention_variant import AttentionVariant
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import VariantModule
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
-class QKNorm(AttentionVariant):
+class QKNorm(VariantModule):
     """RMSNorm over the D numbers of each head's queries and of its keys: x / sqrt(mean(x^2) + 1e-6), times a gain.
 
     So no score outgrows sqrt(D) times the gains (section 2). Gains are 1 at first, D for queries and D for keys, alike

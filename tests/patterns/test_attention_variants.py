@@ -1,30 +1,30 @@
-"""The table of kinds of attention: its rows, what readers learn of them, and what is refused."""
+"""The table of attention variants: its rows, what readers learn of them, and what is refused."""
 
 import pytest
 from helpers import assert_refused
 
-from lazyformer_fairseq.patterns.attention_kinds import (
-    ATTENTION_KINDS,
+from lazyformer_fairseq.patterns.attention_variants import (
+    ATTENTION_VARIANTS,
     CHOICES,
     SETTINGS,
-    chosen_kinds,
+    chosen_variants,
     with_defaults,
 )
 from lazyformer_fairseq.patterns.grammar import expand, plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
 
-@pytest.mark.parametrize("row", ATTENTION_KINDS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", ATTENTION_VARIANTS, ids=lambda row: row.name)
 def test_a_row_is_whole(row):
     assert row.choice in CHOICES and row.source
-    assert row.load().__module__.startswith("lazyformer_fairseq.modules.sublayers.attention_kinds.")
-    assert row not in chosen_kinds(with_defaults(()))
-    assert set(dict(row.excludes)) <= {*CHOICES, *(other.name for other in ATTENTION_KINDS)} - {row.name, row.choice}
+    assert row.load().__module__.startswith("lazyformer_fairseq.modules.sublayers.attention_variants.")
+    assert row not in chosen_variants(with_defaults(()))
+    assert set(dict(row.excludes)) <= {*CHOICES, *(other.name for other in ATTENTION_VARIANTS)} - {row.name, row.choice}
 
 
 def test_settings_have_names_of_their_own_and_a_plain_s_chooses_nothing():
     assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
-    assert chosen_kinds(plan("s")[0].values) == []
+    assert chosen_variants(plan("s")[0].values) == []
 
 
 def test_settings_stand_in_the_tables_order_whatever_is_written():

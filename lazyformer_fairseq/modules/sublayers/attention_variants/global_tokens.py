@@ -15,15 +15,15 @@ from lazyformer_fairseq.modules.attention.masks import AttentionMask, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.sublayers.attention import split_heads
-from lazyformer_fairseq.modules.sublayers.attention_kinds.window import Window
-from lazyformer_fairseq.modules.sublayers.attention_variant import (
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
     Attend,
     Attention,
     AttentionOutput,
     make_vectors,
 )
+from lazyformer_fairseq.modules.sublayers.attention_variants.window import Window
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
-from lazyformer_fairseq.patterns.attention_kinds import GIVEN
+from lazyformer_fairseq.patterns.attention_variants import GIVEN
 
 
 class WindowWithGlobalTokens(Window):

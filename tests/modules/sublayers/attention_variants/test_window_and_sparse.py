@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
-from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
+from lazyformer_fairseq.patterns.attention_variants import chosen_variants
 from lazyformer_fairseq.patterns.grammar import plan
 
 
@@ -28,7 +28,7 @@ def mask_of_paper(causal: bool, kind: str, part: str, length: int, block: int, s
 def mask_of(text: str, causal: bool, time: int, keys: int) -> Tensor:
     """(1 or N, T, K), without the future in a causal model: back ends take that out."""
     values = plan(f"s[{text}]")[0].values
-    [row] = chosen_kinds(values)
+    [row] = chosen_variants(values)
     module = row.load()(SublayerOptions(WIDTH, 8, HEADS, values=values, is_causal=causal))
     mask = module.mask.dense(time, keys, torch.device("cpu"))
     return mask & torch.ones(time, keys, dtype=torch.bool).tril(keys - time) if causal else mask

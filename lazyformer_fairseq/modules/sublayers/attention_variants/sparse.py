@@ -8,11 +8,11 @@ each head, which section 4.3 prefers, are left out.
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns, Part
-from lazyformer_fairseq.modules.sublayers.attention_variant import AttentionVariant
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import VariantModule
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
-class Sparse(AttentionVariant):
+class Sparse(VariantModule):
     """A local part and one that summarises what is far away: the paper's A^(1) and A^(2).
 
     Args:

@@ -33,9 +33,14 @@ from typing_extensions import override
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
-from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
+    Attend,
+    Attention,
+    AttentionOutput,
+    VariantModule,
+)
 from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
-from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
+from lazyformer_fairseq.patterns.attention_variants import chosen_variants
 
 DOT = "dot"
 RANDOM = "random"
@@ -58,7 +63,7 @@ def factors_of(length: int) -> tuple[int, int]:
     return a, b
 
 
-class Synthesizer(AttentionVariant):
+class Synthesizer(VariantModule):
     """Scores of its terms in place of, or beside, products of queries and keys."""
 
     def __init__(self, options: SublayerOptions):
@@ -182,8 +187,8 @@ class Synthesizer(AttentionVariant):
 
 
 def _may_share(values: Settings) -> bool:
-    """Return whether all sequences have the same scores: they depend on no input, and no other kind adds some."""
-    is_alone = [row.name for row in chosen_kinds(values)] == ["synthesizer"]
+    """Return whether all sequences have the same scores: they depend on no input, and no other variant adds some."""
+    is_alone = [row.name for row in chosen_variants(values)] == ["synthesizer"]
     return is_alone and {DOT, *OF_QUERIES}.isdisjoint(terms_of(values))
 
 

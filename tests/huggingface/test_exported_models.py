@@ -163,7 +163,8 @@ def test_a_saved_model_has_its_code_and_loads_by_it_and_one_matrix_of_all_layers
     model.save_pretrained(tmp_path / "second")
     code = code_in(tmp_path / "second")
     variants = {file.name for file in (tmp_path / "second").glob("modules_sublayers_attention_variants_*")}
-    assert variants == {f"modules_sublayers_attention_variants_{name}.py" for name in ("linformer", "span")}
+    names = ("interface", "linformer", "span")
+    assert variants == {f"modules_sublayers_attention_variants_{name}.py" for name in names}
     again = code.LazyFormerForMaskedLM.from_pretrained(tmp_path / "second")
     again.save_pretrained(tmp_path / "third")
     second, third = (

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -126,8 +127,21 @@ def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
         )
 
 
-def words_per_token(data: str) -> float:
-    """Return the words of the training text per id, ends of sentences included, by the corpus's own count.
+@dataclass(frozen=True)
+class WordCounts:
+    """The words of a corpus's training text, by its own count.
+
+    Attributes:
+        per_token: words per id, ends of sentences included.
+        per_epoch: words of a shard, about.
+    """
+
+    per_token: float
+    per_epoch: float
+
+
+def read_word_counts(data: str) -> WordCounts:
+    """Return the words of the training text that a corpus counted.
 
     Raises:
         UserError: the data is no corpus that counted its words.
@@ -137,7 +151,10 @@ def words_per_token(data: str) -> float:
         counts = (_manifest(folder) or {}).get("train")
         if isinstance(counts, dict) and "words" in counts:
             documents = read_json(folder / "manifest.json")["documents"]["train"]
-            return counts["words"] / (counts["tokens"] + counts["sentences"] + documents)
+            return WordCounts(
+                per_token=counts["words"] / (counts["tokens"] + counts["sentences"] + documents),
+                per_epoch=counts["words"] / (_shards_of_manifest(folder) or 1),
+            )
     raise UserError(f"{data}: has no manifest.json that counts words; give a folder that `lazyformer corpus` wrote")
 
 

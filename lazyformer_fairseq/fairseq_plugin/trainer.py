@@ -38,6 +38,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import (
 )
 from lazyformer_fairseq.fairseq_plugin.reliability.options import is_task_of_ours, listed_updates
 from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption, UpdateGivenUp
+from lazyformer_fairseq.fairseq_plugin.reliability.words import refuse_beyond_budget, word_counter
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.fairseq_plugin.screen import Screen
 from lazyformer_fairseq.modules.shared_experts import SharedExperts, share_out
@@ -66,6 +67,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         not_saved: why the last save failed, or None.
         experts: the model's experts, shared out over processes; None where each holds all.
         back_ends: the back ends that ``--attention-backend auto`` has chosen, as all processes know them.
+        words_read: counts what the model has read.
     """
 
     takes_signals = True
@@ -95,6 +97,8 @@ class SafeTrainer(fairseq_trainer.Trainer):
         self.recorder = RunRecorder(self)
         task.after_validation = self.recorder.add_validation
         self._passes: Optional[tuple[int, int]] = None  # of the update under way: begun, and all
+        self._tokens = 0  # of the update under way: this process's, then those of all
+        self.words_read = word_counter(cfg)
 
     @override
     def get_train_iterator(self, epoch, *args, **kwargs):
@@ -132,9 +136,10 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def train_step(self, samples, raise_oom=False):
-        """End a run that a signal asked to; skip a bad update; record an interval; save a listed update."""
+        """End a run that a signal asked to; skip a bad update; record an interval; save what is kept for good."""
         self.preemption.end_if_saved()
         before = self.get_num_updates()
+        self._tokens = sum(int(sample.get("ntokens", 0)) for sample in samples if sample)
         bring_memory_back = None
         if not self.cuda:
             bring_memory_back = self.task.keep_memory()
@@ -147,7 +152,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
                     output = self.guard.watch(update, samples)
                 if self.get_num_updates() == before + 1:
                     self._share_back_ends()
-                    self._save_if_listed()
+                    self._save_for_good()
         except UpdateGivenUp:
             self.epoch_iterator._cur_epoch_itr.n -= len(samples)
             if bring_memory_back:
@@ -200,10 +205,12 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def _aggregate_logging_outputs(self, logging_outputs, *extra_stats_to_sum, ignore=False):
-        """Add the note of signals to the sums over processes, so that all agree when to stop; tell the guard."""
-        sums = (*extra_stats_to_sum, self.preemption.note())
-        logging_outputs, (*sums, asked) = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
+        """Add the note of signals and the tokens read to the sums over processes; tell the guard."""
+        sums = (*extra_stats_to_sum, self.preemption.note(), self._tokens)
+        logging_outputs, sums = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
+        *sums, asked, tokens = sums
         self.preemption.agree(asked)
+        self._tokens = int(tokens)
         if self.guard is not None:
             self.guard.hear_all_processes(logging_outputs, sums[0])
         return logging_outputs, sums
@@ -291,7 +298,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         return state
 
     @override
-    def save_checkpoint(self, filename, extra_state):
+    def save_checkpoint(self, filename, extra_state, with_optimizer=True):
         """Save whole or not at all; also counts of skipped updates and of ``--patience``, and chosen back ends.
 
         fairseq's crash.pt is left out where the user made a mistake. Of experts that are shared out, and were not
@@ -304,11 +311,15 @@ class SafeTrainer(fairseq_trainer.Trainer):
         if self.experts is not None and self._whole is None:
             logger.warning("%s is not written: it would lack the experts of other processes", filename)
             return None
-        state = on_cpu(self.state_dict())
+        state = self.state_dict()
+        if not with_optimizer:
+            state.pop("last_optimizer_state", None)
+        state = on_cpu(state)
         state["extra_state"] |= {
             **extra_state,
             "attention_back_ends": self.back_ends,
             "early_stopping": dict(_early_stopping()),
+            "tokens_read": self.words_read.tokens,
         }
         if self.guard is not None:
             state["extra_state"]["bad_updates"] = self.guard.state_dict()
@@ -344,6 +355,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
             self._began = time.monotonic()
             self.recorder.rewind(self.get_num_updates())
             self.back_ends = SELECTOR.load_state_dict(extra_state.get("attention_back_ends", {}))
+            self.words_read.tokens = _count_of_tokens(extra_state.get("tokens_read"))
             if not (reset_optimizer or reset_meters):
                 _resume_early_stopping(extra_state.get("early_stopping"))
             self.task.take_from_checkpoint(extra_state)  # fairseq sends the state to all processes, not to the task
@@ -357,12 +369,26 @@ class SafeTrainer(fairseq_trainer.Trainer):
             self.lr_step(extra_state["train_iterator"]["epoch"] - 1, extra_state.get("val_loss"))
         return extra_state
 
-    def _save_if_listed(self) -> None:
-        """Save ``checkpoint_update_N.pt``, with all that fairseq saves, where ``--keep-updates-list`` has N."""
-        cfg = self.cfg.checkpoint
-        updates = self.get_num_updates()
-        if updates not in listed_updates(getattr(self.task.cfg, "keep_updates_list", None)) or cfg.no_save:
+    def _save_for_good(self) -> None:
+        """Save what ``--keep-updates-list`` and ``--checkpoint-words`` keep after the update that was just made."""
+        due = self.words_read.add(self._tokens)
+        if self.cfg.checkpoint.no_save:
             return
+        suffix = self.checkpoint_suffix
+        updates = self.get_num_updates()
+        if updates in listed_updates(getattr(self.task.cfg, "keep_updates_list", None)):
+            self._save_apart(listed_name(updates, suffix), f"--keep-updates-list has lost update {updates}")
+        for name in due:
+            self._save_apart(f"{name}{suffix}.pt", f"--checkpoint-words has lost {name}", with_optimizer=False)
+
+    def _save_apart(self, name: str, lost: str, with_optimizer: bool = True) -> None:
+        """Save a checkpoint under a name that fairseq neither resumes from nor removes, with all that it saves.
+
+        Args:
+            name: the name of the file.
+            lost: what a warning says is lost where there is no room for the file.
+            with_optimizer: whether to save the state of the optimizer too.
+        """
         self.gather()
         self.consolidate_optimizer()
         extra_state = {
@@ -372,11 +398,11 @@ class SafeTrainer(fairseq_trainer.Trainer):
         }
         if hasattr(checkpoint_utils.save_checkpoint, "best"):
             extra_state["best"] = checkpoint_utils.save_checkpoint.best
-        path = Path(cfg.save_dir) / listed_name(updates, self.checkpoint_suffix)
+        path = Path(self.cfg.checkpoint.save_dir) / name
         try:
-            self.save_checkpoint(str(path), extra_state)
+            self.save_checkpoint(str(path), extra_state, with_optimizer)
         except NotSavedError as error:
-            logger.warning("%s\nThe run trains on; --keep-updates-list has lost update %d", error, updates)
+            logger.warning("%s\nThe run trains on; %s", error, lost)
 
     def limit_reached(self, epoch_itr: Any, seconds: float) -> str:
         """Return the option that ends the run here, with its value; "" if the run has more to train.
@@ -444,6 +470,13 @@ def _early_stopping() -> dict[str, Any]:
     return {}
 
 
+def _count_of_tokens(saved: Any) -> int:
+    """Return the tokens that a checkpoint's model has read; 0 where it does not say."""
+    if type(saved) is int:
+        return max(0, saved)
+    return 0
+
+
 def _resume_early_stopping(saved: Any) -> None:
     """Take the count over, of a run that had one; leave anything else in its place alone."""
     if isinstance(saved, dict) and type(saved.get("num_runs")) is int and isinstance(saved.get("best"), (int, float)):
@@ -497,6 +530,7 @@ def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
         extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
     is_over = extra_state is not None and trainer.ends_here(epoch_itr, chosen or Path(cfg.save_dir) / LAST)
     if not is_over:
+        refuse_beyond_budget(trainer.cfg, trainer.get_num_updates(), trainer.words_read)
         with out_of_memory.explained(partial(out_of_memory.in_training, trainer, [trainer._dummy_batch])):
             trainer.screen.introduce()  # which times a pass
         trainer.recorder.begin()

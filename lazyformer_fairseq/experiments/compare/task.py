@@ -9,8 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
-from lazyformer_fairseq.data.shards import data_folders, words_per_token
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.data.shards import data_folders, read_word_counts
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.trainings import Job, Training, count_workers, train
@@ -21,6 +20,7 @@ from lazyformer_fairseq.training.objectives.interface import Objective
 from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.optimization import OPTIMIZERS, SCHEDULES, OptimizationConfig, row_of
 from lazyformer_fairseq.training.run_record import hash_data
+from lazyformer_fairseq.training.words_read import WordCounter, refuse_too_many_words
 
 DATA_FILES = ("dict.txt", "train.", "valid.", "test.")
 POINTS = 10  # of a curve
@@ -205,7 +205,7 @@ class ComparedTask(ABC):
     @cached_property
     def words_per_token(self) -> float:
         """The words of the training text per token, about: without the token that begins a block."""
-        return words_per_token(self.settings.data)
+        return read_word_counts(self.settings.data).per_token
 
     def refuse_too_many_words(self, name: str, updates: int) -> None:
         """Raise a UserError for a training that would read more words than its budget allows."""
@@ -214,12 +214,13 @@ class ComparedTask(ABC):
             return
         sizes = self.settings.sizes
         longest = sizes.get("tokens_per_sample") or sizes["tgt_len"]
-        words = round(updates * sizes["batch_size"] * longest * self.words_per_token)
-        if words > budget:
-            raise UserError(
-                f"--word-budget {budget:,}: {name} would read {words:,} words in its {updates:,} updates; give fewer "
-                "--updates, a shorter --budget or a larger budget of words"
-            )
+        refuse_too_many_words(
+            budget,
+            words=updates * sizes["batch_size"] * longest * self.words_per_token,
+            reader=name,
+            length=f"its {updates:,} updates",
+            remedy="fewer --updates, a shorter --budget",
+        )
 
     def hash_data(self) -> dict[str, str]:
         """Return the SHA-256 of what the models read, by a name that does not depend on where the data lies."""
@@ -248,7 +249,10 @@ class ComparedTraining(Training):
         if job.is_try:
             count = POINTS_OF_TRY
         self.points = frozenset(points(job.updates, count))
-        self.tokens_read = sum(self.tokens)
+        self.words_read = WordCounter(sum(self.tokens))
+        marks = compared.settings.checkpoint_words
+        if marks and not job.is_try:
+            self.words_read = WordCounter(sum(self.tokens), marks, compared.words_per_token)
         symbols = len(self.objective.dictionary)
         phases = compared.phases(job.spec, job.updates)
         self.flops = [(compared.flops_of_update(job.spec, symbols, length), updates) for length, updates in phases]
@@ -263,15 +267,9 @@ class ComparedTraining(Training):
 
     def update(self) -> int:
         """Train on one batch; keep the model where it has read as many words as were asked for."""
-        before = self.tokens_read
         tokens = super().update()
-        self.tokens_read += tokens
-        wanted = self.compared.settings.checkpoint_words
-        if wanted and not self.job.is_try:
-            ratio = self.compared.words_per_token
-            for words in wanted:
-                if before * ratio < words <= self.tokens_read * ratio:
-                    self.save(with_optimizer=False, name=f"checkpoint_{words / 10**6:g}M_words.pt")
+        for name in self.words_read.add(tokens):
+            self.save(with_optimizer=False, name=f"{name}.pt")
         return tokens
 
     def is_due(self) -> bool:

@@ -93,6 +93,9 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     some. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and ends it with exit code 75 (Ctrl-C: 130). On a
     processor Ctrl-C gives that update up, and saves what was before it.
 
+    On a corpus of `lazyformer corpus`, --checkpoint-words 1M,2M,5M also keeps an encoder once it has read about so many
+    words, and --word-budget 100M refuses a run that would read more, repetitions included.
+
     The screen shows what is trained, on a processor for how long, then a line each minute (--log-seconds 60); all else
     goes to train.log in --save-dir. --log-seconds 0 shows what fairseq-train does.
 

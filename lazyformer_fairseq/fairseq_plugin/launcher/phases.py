@@ -36,6 +36,7 @@ FREE = """
     attention_backend compile verify
     log_interval log_seconds log_format tensorboard_logdir wandb_project
     save_interval_updates keep_interval_updates keep_updates_list validate_interval_updates
+    checkpoint_words word_budget
 """.split()
 # Settings by which a checkpoint shows which phase it is of, in the sections of its configuration.
 SHAPE = {"model": ("sublayer_pattern",), "task": ("tokens_per_sample", "tgt_len")}

@@ -29,6 +29,7 @@ from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.executors.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.fairseq_plugin.option_bounds import BOUNDS
 from lazyformer_fairseq.fairseq_plugin.reliability.run_log import log_to
+from lazyformer_fairseq.fairseq_plugin.reliability.words import read_budget, read_words
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install, start_run
 from lazyformer_fairseq.options import refuse_out_of_bounds
 from lazyformer_fairseq.storage.atomic import refuse_unwritable
@@ -85,6 +86,8 @@ def refuse_impossible(*options: Any) -> None:
                 "half a file; leave the option out"
             )
         listed_updates(getattr(some, "keep_updates_list", None))
+        read_words(some, "checkpoint_words")
+        read_budget(some)
         refuse_out_of_bounds({name: getattr(some, name, None) for name in BOUNDS}, BOUNDS)
 
 

@@ -8,7 +8,7 @@ With ``--next-sentence`` on pairs of texts, as BERT was pre-trained: see
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
@@ -35,6 +35,14 @@ class FullSentencesMaskedLMConfig(as_fairseq_reads(MaskedTextOptions, "MaskedTex
     """Options of masked LM on blocks, and those of fairseq's that it reads."""
 
     data: str = option(MISSING, "what lazyformer corpus wrote, or binarised folders as a:b:c, one an epoch")
+    checkpoint_words: Optional[str] = option(
+        None,
+        "also keep the model, without its optimizer, once it has read about so many words, as 1M,2M,5M",
+    )
+    word_budget: Optional[str] = option(
+        None,
+        "refuse a run that would read more words, repetitions included, as 100M",
+    )
     seed: int = II("common.seed")
     max_update: int = II("optimization.max_update")
     save_dir: str = II("checkpoint.save_dir")

@@ -98,8 +98,8 @@ ADDED_OPTIONS = {
         "--tokens-per-sample 32 --validation-tokens 64"
     ),
     "scripts/examples/babylm.sh": (
-        "--model bert=sf --updates 2 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --tokens-per-sample 64 --batch-size 4 "
-        "--validation-tokens 100"
+        "--model bert=sf --updates 2 --lr 1e-3,2e-3 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --tokens-per-sample 64 "
+        "--batch-size 4 --validation-tokens 100"
     ),
     "fairseq-train data": f"{PRETRAIN} {M2X2} --batch-size 4 --sequences-per-update 8 --cpu",
     "fairseq-train glue_data/CoLA": f"{SIZES} {M2X2} --max-update 2 --cpu",

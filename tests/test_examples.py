@@ -3,13 +3,18 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from comparison_results import a_model, a_run, results_of
 from helpers import ROOT
+
+from lazyformer_fairseq.experiments.folder import RESULTS
+from lazyformer_fairseq.storage.json_files import write_json
 
 EXAMPLES = ROOT / "scripts" / "examples"
 
@@ -47,3 +52,17 @@ def test_the_notebook(tmp_path, monkeypatch, capsys):
     assert "origin: 2 classes, language, library" in "".join(printed)
     said = capsys.readouterr().out
     assert len(re.findall(r"^\d+%  \S+", said, re.MULTILINE)) == 5 + 2, "fillings of a mask, and labels"
+
+
+def test_of_models_that_tried_several_rates_the_best_training_of_each_goes_on(tmp_path, capsys):
+    """scripts/examples/babylm.sh evaluates these: each under a name of its own."""
+    runs = {"1": a_run([9.0, 8.0]), "2": a_run([9.0, 7.0])}
+    models = {"bert": a_model(runs, "bert", rate=2e-3), "lazy": a_model({"1": runs["1"]}, "lazy", rate=0.01)}
+    write_json(tmp_path / "models" / RESULTS, results_of(models, "bert"))
+    runpy.run_path(str(EXAMPLES / "babylm_table.py"))["print_trained"](tmp_path)
+    folder = tmp_path / "models" / "runs"
+    assert capsys.readouterr().out.splitlines() == [
+        f"bert-seed1={folder}/bert-seed1-rate0.002/checkpoint_last.pt",
+        f"bert-seed2={folder}/bert-seed2-rate0.002/checkpoint_last.pt",
+        f"lazy-seed1={folder}/lazy-seed1-rate0.01/checkpoint_last.pt",
+    ]

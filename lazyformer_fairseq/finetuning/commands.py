@@ -1,5 +1,7 @@
 """The commands ``lazyformer finetune``, ``predict`` and ``report``: one way to fine-tune, whatever the task."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
@@ -8,16 +10,19 @@ import click
 
 from lazyformer_fairseq.arguments import named_path, refuse_missing
 from lazyformer_fairseq.child_process import stoppable
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.settings import OF_BENCHMARKS, TASK_NAMES, GridSettings, PredictSettings
 from lazyformer_fairseq.options import Command, refuse_given, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
+NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 A_PATH = click.Path(path_type=Path)
 TEXTS = (".tsv", ".csv", ".jsonl", ".txt", ".conll")  # endings of files of texts
 
 
 def run_grid(task: Optional[str], settings: GridSettings) -> None:
     """Prepare what is missing of the data; where there are checkpoints, run what is missing of a grid, and report."""
+    _refuse_values(settings.checkpoints)
     refuse_missing(settings.data, settings.tokenizer, *(named_path(text)[1] for text in settings.checkpoints))
     if not settings.checkpoints and not (settings.data and settings.tokenizer):
         raise click.UsageError("give a checkpoint to start from; or --data and --tokenizer, to prepare data alone")
@@ -30,6 +35,17 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
             run_to_the_end(benchmark, settings)
         wanted = replace(settings, tokenizer=find_tokenizer_folder(settings.tokenizer))
         click.echo(benchmark.prepare(wanted))
+
+
+def _refuse_values(checkpoints: Sequence[str]) -> None:
+    """Raise a UserError for a further value of an option that stands behind a space, where only checkpoints stand."""
+    for text in checkpoints:
+        path = named_path(text)[1]
+        if not path.exists() and NUMBER.fullmatch(str(path)):
+            raise UserError(
+                f"{text}: is no checkpoint; if it is a value of an option, put a comma before it, as in --epochs "
+                "10,MNLI=3 or --seeds 1,2"
+            )
 
 
 @click.command(cls=Command)

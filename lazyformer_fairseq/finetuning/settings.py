@@ -101,8 +101,8 @@ class GridSettings:
     )
     epochs: tuple[str, ...] = option(
         (),
-        "Epochs of every task, and of some, as in 10 MNLI=3.",
-        metavar="[TASK=]N...",
+        "Epochs of every task, and of some, as in 10,MNLI=3.",
+        metavar="[TASK=]N,...",
         shown=f"{USUAL}; for custom labels {CUSTOM_EPOCHS}",
     )
     batch_size: Optional[int] = option(None, "Rows per update.", low=1, shown=USUAL)
@@ -136,8 +136,8 @@ class GridSettings:
     )
     slurm: tuple[str, ...] = option(
         (),
-        "Send runs to Slurm, as an array, with submitit's parameters: slurm_partition=gpu timeout_min=600.",
-        metavar="NAME=VALUE...",
+        "Send runs to Slurm, as an array, with submitit's parameters: slurm_partition=gpu,timeout_min=600.",
+        metavar="NAME=VALUE,...",
     )
 
 

@@ -39,10 +39,8 @@ lazyformer compare run "$out/data" "$out/models" --task masked-lm --recipe lapto
   --device cpu --embed-dim 192 --ffn-embed-dim 768 --heads 6 --tokens-per-sample 512 --batch-size 2 --seeds 1 \
   --validation-tokens 31232 --word-budget 100M "${length[@]}" "${models[@]}" "$@"
 
-trained=()
-for folder in "$out"/models/runs/*; do
-  [[ ! -f $folder/checkpoint_last.pt ]] || trained+=("$(basename "${folder%-rate*}")=$folder/checkpoint_last.pt")
-done
+listed=$("$python" "$root/scripts/examples/babylm_table.py" --trained "$out")
+mapfile -t trained <<<"$listed"
 lazyformer evaluate "${trained[@]}" --ngram "$out/data" --data "$blimp" --output "$out/blimp"
 lazyformer finetune "${trained[@]}" --task babylm --data "$glue" --output "$out/glue" --gpus none
 "$python" "$root/scripts/examples/babylm_table.py" "$out"

@@ -1,4 +1,7 @@
-"""Join what scripts/examples/babylm.sh measured: a row per model with its cost, loss, minimal pairs and fine-tuning."""
+"""Join what scripts/examples/babylm.sh measured: a row per model with its cost, loss, minimal pairs and fine-tuning.
+
+With ``--trained`` before the folder, print the models that it trained.
+"""
 
 import sys
 from pathlib import Path
@@ -10,6 +13,7 @@ from lazyformer_fairseq.finetuning.results import read_results
 from lazyformer_fairseq.report.page import Notes, write_page
 from lazyformer_fairseq.report.tables import Table
 from lazyformer_fairseq.storage.json_files import read_checked_as
+from lazyformer_fairseq.training.loop import CHECKPOINT
 from lazyformer_fairseq.zero_shot.results import NORMAL_95, Answers
 
 
@@ -20,7 +24,7 @@ def main(folder: Path) -> None:
     accuracies = {}
     for model in comparison.models.values():
         for seed in model.runs:
-            name = f"{model.name}-seed{seed}"
+            name = name_of(model, seed)
             answers = read_checked_as(Answers, folder / "blimp" / f"{name}.json")
             accuracies[name] = answers.mean_accuracy(list(answers.margins))
             rows.append({**costs_of(model, seed), "BLiMP": with_interval(answers), "GLUE": fine_tuned(folder, name)})
@@ -40,6 +44,20 @@ def main(folder: Path) -> None:
         ]
     )
     print(write_page([verdict, Table("Models under BabyLM's rules", rows), notes], folder, "table"))
+
+
+def name_of(model: Model, seed: int) -> str:
+    """Return the name of a model's training, by which all tables call it."""
+    return f"{model.name}-seed{seed}"
+
+
+def print_trained(folder: Path) -> None:
+    """Print ``NAME=CHECKPOINT`` of every training that counts: those that tried another rate do not."""
+    for model in read_folders([folder / "models"]).models.values():
+        for seed in model.runs:
+            name = name_of(model, seed)
+            run = folder / "models" / "runs" / f"{name}-rate{model.facts['rate']:g}"
+            print(f"{name}={run / CHECKPOINT}")
 
 
 def costs_of(model: Model, seed: int) -> dict[str, str]:
@@ -74,4 +92,7 @@ def fine_tuned(folder: Path, name: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] == "--trained":
+        print_trained(Path(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]))

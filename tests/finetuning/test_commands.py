@@ -66,6 +66,8 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
         ("--data nowhere", "nowhere: no such file or folder"),
         ("--data .", "CoLA: no such folder"),
         ("--epochs RTE=3", "not among --tasks"),
+        ("--epochs 10 MNLI=3", "MNLI=3: is no checkpoint; if it is a value of an option, put a comma before it"),
+        ("--lrs 1e-5 2e-5", "2e-5: is no checkpoint; if it is a value of an option, put a comma before it"),
         ("--lrs 2", "2.0 is not in the range"),
         ("--seeds 1,1", "1 is there twice"),
         ("--seeds one", "'one' is not a valid int"),

@@ -4,6 +4,7 @@ The lengths of the trainings and the widths of feed-forward sublayers are decide
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
 import numpy as np
+import torch
 from torch import nn
 
 from lazyformer_fairseq.arguments import options_by_name
@@ -62,8 +64,9 @@ def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> 
     kept_settings = asdict(settings) | hashes_as_settings(checksums)
     with experiment(folder, kept_settings, "a comparison", f"*/*/{CHECKPOINT}", [LENGTHS, COSTS]):
         lengths = kept(folder / LENGTHS, lambda: find_lengths(compared, specs))["entries"]
-        for name, (_, updates) in lengths.items():
+        for name, (own, updates) in lengths.items():
             compared.refuse_too_many_words(name, updates)
+            refuse_too_short(compared, specs[own], name, updates)
         jobs = Jobs(compared, folder, specs, lengths)
         tried = jobs.tries()
         compared.train([job for tries in tried.values() for job in tries], "rates")
@@ -270,6 +273,44 @@ def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict
             updates = settings.updates
         entries[name] = (own, max(1, updates))
     return {"entries": entries, "milliseconds": milliseconds}
+
+
+def refuse_too_short(compared: ComparedTask, spec: ModelSpec, name: str, updates: int) -> None:
+    """Raise a UserError where the schedule of a model does not fit in its updates, or in those of a try.
+
+    Args:
+        compared: the task.
+        spec: the model.
+        name: its name in the results.
+        updates: the length of its training.
+    """
+    settings = compared.settings
+    given = f"--updates {settings.updates}"
+    if settings.budget is not None:
+        given = f"--budget {settings.budget:g}s"
+    elif settings.shares:
+        given = "--time-fractions"
+    lengths = {given: updates}
+    if len(settings.rates_of(spec)) > 1 and settings.rate_updates is not None:
+        lengths[f"--rate-updates {settings.rate_updates}"] = min(updates, settings.rate_updates)
+
+    def fits(length: int) -> bool:
+        optimization = compared.optimization(spec, settings.seeds[0], settings.rates_of(spec)[0], length)
+        any_optimizer = replace(optimization, optimizer="fused_adam", optimizer_options={})
+        try:
+            optimization.build_schedule(any_optimizer.build_optimizer([nn.Parameter(torch.zeros(1))]))
+        except UserError:
+            return False
+        return True
+
+    for option, length in lengths.items():
+        if not fits(length) and fits(LONG):  # else an option of the schedule is wrong, whatever the length is
+            least = bisect_left(range(LONG), True, lo=length, key=fits)
+            noun = "update" if length == 1 else "updates"
+            raise UserError(
+                f"{option}: has room for {length:,} {noun} of {name}, but its learning-rate schedule needs {least:,} "
+                "at least; give more"
+            )
 
 
 def _trial(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, float]:

@@ -67,8 +67,8 @@ class Bounds:
                 least += f" and at most {self.high:g}"
         if is_number:
             return least
-        kind = "a whole number" if self.is_whole else "a number"
-        return f"{kind}, {least}" if math.isfinite(self.low) else kind
+        number = "a whole number" if self.is_whole else "a number"
+        return f"{number}, {least}" if math.isfinite(self.low) else number
 
 
 LENGTH = Bounds(1, below=LONGEST, is_whole=True)
@@ -254,29 +254,29 @@ def bounds_of(*settings: type) -> dict[str, Bounds]:
         for one in options_of(each):
             described: Option = one.metadata["option"]
             bounds = described.bounds
-            kind = _kind_of(hints[one.name])[0]
-            if kind is int and described.parse is None:
+            value_type = _type_of(hints[one.name])[0]
+            if value_type is int and described.parse is None:
                 found[one.name] = replace(bounds, is_whole=True, below=min(bounds.below, TOO_LARGE))
-            elif kind is float or bounds != Bounds():
+            elif value_type is float or bounds != Bounds():
                 found[one.name] = bounds
     return found
 
 
-def check(settings: Any, kind: Optional[type] = None) -> None:
+def check(settings: Any, settings_class: Optional[type] = None) -> None:
     """Raise a UserError, which names the option, where a value is out of its bounds or none of its choices.
 
     Args:
-        settings: an object with the fields of `kind`.
-        kind: a settings dataclass; by default that of `settings`.
+        settings: an object with the fields of `settings_class`.
+        settings_class: a settings dataclass; by default that of `settings`.
     """
-    kind = kind or type(settings)
-    check_values(kind, {one.name: getattr(settings, one.name) for one in options_of(kind)})
+    settings_class = settings_class or type(settings)
+    check_values(settings_class, {one.name: getattr(settings, one.name) for one in options_of(settings_class)})
 
 
-def check_values(kind: type, values: Mapping[str, Any]) -> None:
-    """Check values by name as :func:`check` does; names that are no options of `kind` are passed over."""
-    bounds = bounds_of(kind)
-    for one in options_of(kind):
+def check_values(settings_class: type, values: Mapping[str, Any]) -> None:
+    """Check values by name as :func:`check` does; names that are no options of `settings_class` are passed over."""
+    bounds = bounds_of(settings_class)
+    for one in options_of(settings_class):
         value = values.get(one.name)
         if value == () and one.default:
             raise UserError(f"{flag_of(one)}: give one at least")
@@ -379,7 +379,7 @@ def chosen(settings: type, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
     described: Option = one.metadata["option"]
-    kind, is_optional, is_several = _kind_of(hint)
+    value_type, is_optional, is_several = _type_of(hint)
     flag = flag_of(one)
     default = None
     if one.default is not MISSING:
@@ -392,7 +392,7 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
         "required": one.default is MISSING and one.default_factory is MISSING,
         "show_default": described.shown or not (default is False or default in (None, (), "")),
     }
-    if kind is bool:
+    if value_type is bool:
         is_plain = "/" in flag or (default is False and not is_optional)
         if not is_plain:
             flag = f"{flag}/--no-{flag.removeprefix('--')}"
@@ -403,47 +403,47 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
         how["multiple"] = True
         how["default"] = (words,) if words else ()
         how["show_default"] = described.shown or bool(words)
-        how["callback"] = _several(described, kind, is_optional)
+        how["callback"] = _several(described, value_type, is_optional)
     elif described.parse is not None:
-        how["callback"] = lambda _ctx, _param, given: _read(given, described, kind)
+        how["callback"] = lambda _ctx, _param, given: _read(given, described, value_type)
     else:
-        how["type"] = _click_type(described, kind)
+        how["type"] = _click_type(described, value_type)
     if how["required"]:
         del how["default"]  # a None that is given counts as a value
     return click.option(flag, *described.flags[1:], one.name, **how)
 
 
-def _kind_of(hint: Any) -> tuple[type, bool, bool]:
+def _type_of(hint: Any) -> tuple[type, bool, bool]:
     """Return the type of one value, whether None stands for none, whether there may be several."""
     is_optional = False
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        hint = next(kind for kind in typing.get_args(hint) if kind is not type(None))
+        hint = next(each for each in typing.get_args(hint) if each is not type(None))
         is_optional = True
     if typing.get_origin(hint) in (tuple, list, Sequence):
         return typing.get_args(hint)[0], is_optional, True
     return hint, is_optional, False
 
 
-def _click_type(described: Option, kind: type) -> Any:
+def _click_type(described: Option, value_type: type) -> Any:
     if described.choices:
         return click.Choice(list(described.choices))
-    if kind is Path:
+    if value_type is Path:
         return click.Path(path_type=Path)
-    if kind is Any:
+    if value_type is Any:
         return str
     bounds = described.bounds
-    if kind not in (int, float) or bounds == Bounds():
-        return kind
-    low, high = (None if math.isinf(end) else kind(end) for end in (bounds.low, min(bounds.high, bounds.below)))
+    if value_type not in (int, float) or bounds == Bounds():
+        return value_type
+    low, high = (None if math.isinf(end) else value_type(end) for end in (bounds.low, min(bounds.high, bounds.below)))
     ranges = {int: click.IntRange, float: click.FloatRange}
-    return ranges[kind](low, high, min_open=bounds.is_open, max_open=bounds.below < math.inf)
+    return ranges[value_type](low, high, min_open=bounds.is_open, max_open=bounds.below < math.inf)
 
 
-def _several(described: Option, kind: type, is_optional: bool) -> Callable:
+def _several(described: Option, value_type: type, is_optional: bool) -> Callable:
     """Return a callback: commas divide values, of which none may be there twice; ``''`` stands for no value at all."""
 
     def convert(_ctx: click.Context, _param: click.Parameter, given: Sequence[str]) -> Optional[tuple]:
-        found = tuple(_read(word, described, kind) for text in given for word in divided(text))
+        found = tuple(_read(word, described, value_type) for text in given for word in divided(text))
         if twice := [value for value in found if found.count(value) > 1]:
             raise click.BadParameter(f"{twice[0]} is there twice")
         if given or not is_optional:
@@ -453,11 +453,11 @@ def _several(described: Option, kind: type, is_optional: bool) -> Callable:
     return convert
 
 
-def _read(text: Any, described: Option, kind: type) -> Any:
+def _read(text: Any, described: Option, value_type: type) -> Any:
     if not isinstance(text, str):  # a default
         return text
     try:
-        return (described.parse or click.types.convert_type(_click_type(described, kind)))(text)
+        return (described.parse or click.types.convert_type(_click_type(described, value_type)))(text)
     except UserError as error:
         raise click.BadParameter(str(error)) from None
 

@@ -23,7 +23,7 @@ HEADERS = ("aim", "n", "work", "bias", "back end", "measured", "bar", "FLOPs all
 
 
 def lines_of(results: dict[str, Any]) -> Iterator[tuple]:
-    """One line for each aim, kind of work and bias that was measured."""
+    """One line for each aim, workload and bias that was measured."""
     for cell in results["cells"]:
         time = cell["time"]
         for row in cell["rows"]:

@@ -28,7 +28,7 @@ _numbers = count()
 
 
 def tiny_model(head: str = "", labels: int = 2, arch: str = "lazyformer_m2x6_s_tiny", **options: Any) -> MaskedLM:
-    """With random weights everywhere, biases and norms too; `head` is a kind, a name of pre-training, "" for none."""
+    """With random weights everywhere, biases and norms too; `head` is a type, a name of pre-training, "" for none."""
     torch.manual_seed(1)
     row = ARCHITECTURES[arch].options()
     options = MaskedLMOptions(**{**row, "max_positions": POSITIONS, "attention_backend": "eager", **options})

@@ -84,12 +84,12 @@ ODD = (
 SIZES = {"ours": 80, "word piece": 120, "byte-level BPE": 330}
 
 
-def trained_on_odd(kind: str, folder: Path) -> TextTokenizer:
+def trained_on_odd(algorithm: str, folder: Path) -> TextTokenizer:
     """A tokenizer of ours, WordPiece or byte-level BPE, trained on ODD."""
-    if kind == "ours":
-        return train_tokenizer(folder / "tokenizer", [ODD] * 3, SIZES[kind], TextSettings(character_coverage=1.0))
-    if kind == "word piece":
-        write_bert_files(folder / "theirs", vocabulary=word_piece_vocabulary(size=SIZES[kind], texts=(ODD,) * 3))
+    if algorithm == "ours":
+        return train_tokenizer(folder / "tokenizer", [ODD] * 3, SIZES[algorithm], TextSettings(character_coverage=1.0))
+    if algorithm == "word piece":
+        write_bert_files(folder / "theirs", vocabulary=word_piece_vocabulary(size=SIZES[algorithm], texts=(ODD,) * 3))
     else:
-        write_roberta_files(folder / "theirs", byte_level_parts(SIZES[kind], (ODD,) * 3))
+        write_roberta_files(folder / "theirs", byte_level_parts(SIZES[algorithm], (ODD,) * 3))
     return adopt_tokenizer(folder / "theirs", folder / "tokenizer")

@@ -98,7 +98,7 @@ def mirror() -> Iterator[Mirror]:
 
 @pytest.fixture
 def wikipedia(mirror):
-    """A mirror with a dump; an older one is listed too, and files of other kinds."""
+    """A mirror with a dump; an older one is listed too, and files of other types."""
     sums = f"{'0' * 40}  enwiki-20261101-pages-articles.xml.bz2\n{SHA1}  {NAME}\n"
     mirror.files = {
         "/enwiki/latest/enwiki-latest-sha1sums.txt": sums.encode(),

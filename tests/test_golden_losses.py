@@ -54,9 +54,9 @@ def command_of(name: str) -> tuple[str, str]:
     return {
         "arch": ("corpus/shard0", f"{masked_lm} --arch {what} --max-positions 64 {ADAM}"),
         "causal": ("lm/data", f"{CAUSAL} --arch {what} {ADAM}{' --mem-len 0' * what.startswith('igpt')}"),
-        "kind": ("corpus/shard0", f"{MASKED_LM} {TINY} --sublayer-pattern '{what}' {ADAM}"),
-        "kind_dropout": ("corpus/shard0", f"{MASKED_LM} {TINY} --sublayer-pattern '{what}' {ADAM} {DROPOUT}"),
-        "causal_kind": ("lm/data", f"{SMALL_CAUSAL} --sublayer-pattern '{what}' {ADAM}"),
+        "pattern": ("corpus/shard0", f"{MASKED_LM} {TINY} --sublayer-pattern '{what}' {ADAM}"),
+        "pattern_dropout": ("corpus/shard0", f"{MASKED_LM} {TINY} --sublayer-pattern '{what}' {ADAM} {DROPOUT}"),
+        "causal_pattern": ("lm/data", f"{SMALL_CAUSAL} --sublayer-pattern '{what}' {ADAM}"),
         "optim": ("corpus/shard0", f"{M2X2} {OPTIMIZERS.get(what)}"),
         "task": ("corpus/shard0", f"{TASKS.get(what)} {ADAM}"),
         "glue": (f"glue_out/tasks/{what}", f"{of_glue} {ADAM}"),

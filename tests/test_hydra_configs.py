@@ -28,8 +28,8 @@ TINY = (
 
 def arguments(config: str, *overrides: object) -> list[str]:
     """Of fairseq-hydra-train for ``pretraining/NAME`` or ``finetuning/NAME``."""
-    kind, name = config.split("/")
-    return ["--config-dir", f"configs/{kind}", "--config-name", name, *map(str, overrides)]
+    folder, name = config.split("/")
+    return ["--config-dir", f"configs/{folder}", "--config-name", name, *map(str, overrides)]
 
 
 @pytest.fixture

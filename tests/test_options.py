@@ -21,7 +21,7 @@ class Settings:
     budget: Optional[float] = option(None, "In their place.", parse=duration, metavar="TIME", shown="none")
     lr: tuple[float, ...] = option((1e-3,), "Rates.", low=0, is_open=True, metavar="R,R,...")
     models: Optional[tuple[str, ...]] = option(None, "Patterns.", "--model", "-m")
-    kind: str = option("a", "Which.", choices=("a", "b"))
+    way: str = option("a", "Which.", choices=("a", "b"))
     in_turn: bool = option(True, "One after the other.")
     fast: bool = option(False, "Quickly.")
     asked: Optional[bool] = option(None, "Maybe.")
@@ -54,7 +54,7 @@ def ran(main, *words):
 
 
 def test_settings_come_from_words_and_their_defaults_from_the_fields(main):
-    words = "--name x --updates 3 --budget 2min --lr 0.1,0.2 --lr 0.5 -m s[a=1,b=2],f --kind b --no-in-turn --fast"
+    words = "--name x --updates 3 --budget 2min --lr 0.1,0.2 --lr 0.5 -m s[a=1,b=2],f --way b --no-in-turn --fast"
     assert ran(main, *words.split(), "--output", "o").exit_code == 0
     models, out = ("s[a=1,b=2]", "f"), Path("o")
     assert main.given == Settings("x", 3, 120.0, (0.1, 0.2, 0.5), models, "b", False, True, None, out)
@@ -75,7 +75,7 @@ def test_settings_come_from_words_and_their_defaults_from_the_fields(main):
         ("--lr 0", "0.0 is not in the range x>0"),
         ("--lr 1,1.0", "1.0 is there twice"),
         ("--budget 3", "'3' is no time; write for example 90s"),
-        ("--kind c", "'c' is not one of 'a', 'b'"),
+        ("--way c", "'c' is not one of 'a', 'b'"),
     ],
 )
 def test_a_bad_value_is_refused(main, words, said):
@@ -95,7 +95,7 @@ def test_what_is_required_has_to_be_given(main):
         ({"name": "x", "lr": [0.1, 0.0]}, "--lr 0.0: must be more than 0"),
         ({"name": "x", "lr": [float("nan")]}, "--lr nan: must be a number, more than 0"),
         ({"name": "x", "updates": 2**40}, "--updates 1099511627776: must be below 4,294,967,296"),
-        ({"name": "x", "kind": "c"}, "--kind c: is one of a, b"),
+        ({"name": "x", "way": "c"}, "--way c: is one of a, b"),
     ],
 )
 def test_a_bad_value_in_a_file_is_refused(kept, said):

@@ -151,9 +151,9 @@ def test_glue_is_prepared_as_its_own_files_give_it_and_fine_tuned(corpus, pretra
         assert hub.predict(head, "Anna sees the house.").shape == (1, 2)
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_wikitext_s_unknown_words_stay_unknown(kind, tmp_path):
-    tokenizer = adopt_tokenizer(WRITERS[kind](tmp_path / "source"), tmp_path / "ours")
+@pytest.mark.parametrize("writer", WRITERS)
+def test_wikitext_s_unknown_words_stay_unknown(writer, tmp_path):
+    tokenizer = adopt_tokenizer(WRITERS[writer](tmp_path / "source"), tmp_path / "ours")
     step = NormaliseWords(pickle.loads(pickle.dumps(tokenizer.settings)))
 
     def normalised(text: str, format: str) -> str:

@@ -19,8 +19,8 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
 from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 print(ARCH_MODEL_NAME_REGISTRY["bert_base"], *sorted({
-    kind.__module__ for registry in (MODEL_REGISTRY, OPTIMIZER_REGISTRY, TASK_REGISTRY) for kind in registry.values()
-    if kind.__module__.startswith("lazyformer_fairseq")
+    each.__module__ for registry in (MODEL_REGISTRY, OPTIMIZER_REGISTRY, TASK_REGISTRY) for each in registry.values()
+    if each.__module__.startswith("lazyformer_fairseq")
 }))
 """
 TRAINED = ROOT / "tests" / "fixtures" / "checkpoints" / "m2x2"

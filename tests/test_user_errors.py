@@ -175,13 +175,13 @@ MAKERS = (
 )
 
 
-@pytest.mark.parametrize("kind", UNWRITABLE)
+@pytest.mark.parametrize("obstacle", UNWRITABLE)
 @pytest.mark.parametrize("words", MAKERS)
-def test_what_cannot_be_written_is_said_at_the_door(words, kind, tmp_path, monkeypatch):
+def test_what_cannot_be_written_is_said_at_the_door(words, obstacle, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("checkpoint.pt", "manifest.json"):
         (tmp_path / name).touch()
-    out = UNWRITABLE[kind](tmp_path)
+    out = UNWRITABLE[obstacle](tmp_path)
     if words.startswith("curves"):
         out = out.with_name(out.name + ".png")
     before = sorted(tmp_path.iterdir())

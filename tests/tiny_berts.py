@@ -15,15 +15,15 @@ MODERN_ROWS = 320
 WORD_PIECES = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 
 
-def save_tiny(folder: Path, kind: str = "BertForMaskedLM", seed: int = 1, **options: Any) -> torch.nn.Module:
+def save_tiny(folder: Path, class_name: str = "BertForMaskedLM", seed: int = 1, **options: Any) -> torch.nn.Module:
     """Saves a model of a class of transformers with its tokenizer; returns it, in evaluation mode.
 
     Weights are drawn wide enough for differences to show, biases and LayerNorms too.
     """
     import transformers  # takes seconds
 
-    model_class = getattr(transformers, kind)
-    is_distil, is_roberta, is_modern = (kind.startswith(name) for name in ("Distil", "Roberta", "Modern"))
+    model_class = getattr(transformers, class_name)
+    is_distil, is_roberta, is_modern = (class_name.startswith(name) for name in ("Distil", "Roberta", "Modern"))
     sizes: dict[str, Any] = {**(DISTIL_SIZES if is_distil else SIZES), "vocab_size": ROWS}
     sizes |= {"pad_token_id": 1 if is_roberta else 0, "max_position_embeddings": 18 if is_roberta else 16}
     if is_modern:

@@ -27,7 +27,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import copy_file, remove_leftovers, sync_content, unfinished_name, write_text
-from lazyformer_fairseq.storage.checked import as_kind
+from lazyformer_fairseq.storage.checked import as_type
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences, run_lock
 
@@ -299,7 +299,7 @@ def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, 
         return None
     try:
         manifest = read_json(folder / MANIFEST)
-        there = as_kind(Plan, manifest, folder / MANIFEST, "remove it")
+        there = as_type(Plan, manifest, folder / MANIFEST, "remove it")
     except UserError:
         raise UserError(f"{folder}: exists already; remove it or choose another folder") from None
     _refuse_other_plan(there, plan, folder)
@@ -329,7 +329,7 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
     work = work_folder_of(folder)
     with run_lock(work):
         if (work / PLAN).exists():
-            there = as_kind(Plan, read_json(work / PLAN), work / PLAN, f"remove {work}")
+            there = as_type(Plan, read_json(work / PLAN), work / PLAN, f"remove {work}")
             _refuse_other_plan(there, plan, work)
         write_json(work / PLAN, plan)
         yield work

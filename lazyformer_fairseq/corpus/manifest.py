@@ -159,9 +159,9 @@ def told_of_bad_input(manifest: dict[str, Any]) -> Iterator[str]:
         DAMAGED_FILE: manifest["steps"][0]["counts"].get(f"{DAMAGED_FILE}s", 0),
     }
     outcomes = {BAD_RECORD: " left out", DAMAGED_FILE: ", kept as far as the damage"}
-    for kind, several in numbers.items():
+    for name, several in numbers.items():
         if several:
-            yield f"{plural(several, kind)}{outcomes[kind]}; the first: {manifest['dropped_names'][kind][0]}"
+            yield f"{plural(several, name)}{outcomes[name]}; the first: {manifest['dropped_names'][name][0]}"
 
 
 def _timing(paths: WorkPaths, workers: int, steps: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Appendix A of the LazyFormer paper segments by spaCy. It must see the text before it is lower-cased.
 
 The rules for English come first: :func:`mend` checks, for every final mark before a space, in this order: the next
-letter, the kind of mark, and the word before the mark, which may be an abbreviation. Where no rule here decides, the
+letter, which mark it is, and the word before the mark, which may be an abbreviation. Where no rule here decides, the
 sentencizer's answer stands. ``tests/corpus/sentence_gold.txt`` measures the rules.
 """
 

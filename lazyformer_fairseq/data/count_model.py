@@ -91,7 +91,7 @@ class CountModel:
 
 
 class _Table:
-    """The counts of one kind of context.
+    """The counts of the contexts of one shape.
 
     A pair of a context and a token is one number: the context's hash, whose lowest bits give way to the token's id. So
     one sort brings all pairs of a context together.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.checked import Finite, PositiveAmount, as_kind, parse_json
+from lazyformer_fairseq.storage.checked import Finite, PositiveAmount, as_type, parse_json
 
 Column = Union[int, str]
 CONLL = ".conll"
@@ -131,7 +131,7 @@ class TaskDescription:
     @classmethod
     def from_json(cls, found: Any, where: Union[str, Path]) -> "TaskDescription":
         """Return what :meth:`as_json` made; raise a UserError, which names the file, for anything else."""
-        task = as_kind(cls, found, f"{where}: does not say what its labels are", "fine-tune anew")
+        task = as_type(cls, found, f"{where}: does not say what its labels are", "fine-tune anew")
         if not NAME.fullmatch(task.name):
             raise UserError(f"{where}: does not say what its labels are: the task is called {task.name[:40]!r}")
         return task
@@ -248,7 +248,7 @@ class TaskDescription:
             limits = f" from {lowest:g} to {highest:g}"
         classes = ""
         if self.is_custom:
-            classes = " (--kind classes takes any)"
+            classes = " (--label-type classes takes any)"
         raise UserError(f"score {word!r} is no number{limits}, as {self.name}'s are{classes}")
 
 
@@ -277,7 +277,7 @@ class SplitFile:
     empty_lines: list[int] = field(default_factory=list)
 
     def oddities(self) -> list[str]:
-        """Return a sentence for the user on each kind of odd row."""
+        """Return a sentence for the user on each type of odd row."""
         return describe_oddities(self.path, {name: getattr(self, name) for name in ODDITIES})
 
 
@@ -285,7 +285,7 @@ ODDITIES = {"short_lines": "with too few fields left out", "empty_lines": "with 
 
 
 def describe_oddities(file: Union[str, Path], lines: Mapping[str, list[int]]) -> list[str]:
-    """Return :meth:`SplitFile.oddities` of the lines of each kind, as a manifest has them."""
+    """Return :meth:`SplitFile.oddities` of the lines of each type, as a manifest has them."""
     said = []
     for name, what in ODDITIES.items():
         numbers = lines.get(name)
@@ -398,9 +398,9 @@ class RowReader:
         if row.whole is not None:
             value = row.whole.get(self.names[place])
         if isinstance(value, refused):
-            kind = "a list" if isinstance(value, list) else "an object"
+            held = "a list" if isinstance(value, list) else "an object"
             raise UserError(
-                f"{self.path}, line {row.line}: the field {self.names[place]!r} is {kind}, {row.fields[place][:40]}; "
+                f"{self.path}, line {row.line}: the field {self.names[place]!r} is {held}, {row.fields[place][:40]}; "
                 f"{remedy}"
             )
         return row.fields[place]
@@ -521,20 +521,20 @@ def read_rows(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterat
         UserError: the file cannot be read, is not UTF-8, or a line is no row; the message names it.
     """
     lines = _lines(path, seen)
-    kind = path.suffix.lower()
-    if kind == ".csv":
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
         yield from _csv_rows(path, lines)
-    elif kind == ".jsonl":
+    elif suffix == ".jsonl":
         names = list(dict.fromkeys(name for _, found in _json_objects(path, _lines(path)) for name in found))
         if names:
             yield FileRow(1, names)
         for number, found in _json_objects(path, lines):
             yield FileRow(number, [_field_of(found.get(name)) for name in names], found)
-    elif kind == ".txt":
+    elif suffix == ".txt":
         yield FileRow(0, ["text"])
         for number, line in lines:
             yield FileRow(number, [line])
-    elif kind == CONLL:
+    elif suffix == CONLL:
         yield from _sentences(lines)
     else:
         for number, line in lines:

@@ -27,7 +27,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.atomic import atomic_folder
-from lazyformer_fairseq.storage.checked import Count, PositiveCount, as_kind
+from lazyformer_fairseq.storage.checked import Count, PositiveCount, as_type
 from lazyformer_fairseq.storage.indexed_format import MappedItems, check_items, type_of_ids, write_items
 from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version, write_json
 
@@ -107,7 +107,7 @@ class PreparedFolder(ABC):
         SETTINGS: fields of the manifest that decide the data.
         CONTENT: what the folder holds, for messages.
         COMMAND: the command that writes it.
-        KIND: dataclass with the fields of the manifest that are read.
+        CHECKED_FIELDS: dataclass with the fields of the manifest that are read.
     """
 
     folder: Path
@@ -118,7 +118,7 @@ class PreparedFolder(ABC):
     SETTINGS: ClassVar[tuple[str, ...]]
     CONTENT: ClassVar[str]
     COMMAND: ClassVar[str]
-    KIND: ClassVar[type]
+    CHECKED_FIELDS: ClassVar[type]
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> Self:
@@ -135,7 +135,7 @@ class PreparedFolder(ABC):
         again = f"remove {folder} and run `{cls.COMMAND}` again"
         refuse_other_version(path, manifest, cls.FORMAT_VERSION, f"; {again}")
         try:
-            as_kind(cls.KIND, manifest, path, "prepare the data again")
+            as_type(cls.CHECKED_FIELDS, manifest, path, "prepare the data again")
             cls.check(manifest)
         except UserError as error:
             raise UserError(f"{path}: damaged ({error}); {again}") from None
@@ -321,7 +321,7 @@ class PreparedTask(PreparedFolder):
     SETTINGS: ClassVar[tuple[str, ...]] = ("format_version", "task", "max_length", "tokenizer", "files")
     CONTENT = "a GLUE task"
     COMMAND = "lazyformer finetune"
-    KIND: ClassVar[type] = TaskManifest
+    CHECKED_FIELDS: ClassVar[type] = TaskManifest
     TABLE: ClassVar[Mapping[str, TaskDescription]] = PUBLISHED
 
     @classmethod
@@ -373,13 +373,13 @@ class PreparedTask(PreparedFolder):
                 check_items(self.folder / f"targets.{split}", vocab_size=None, eos=None)
                 targets = MappedItems(self.folder / f"targets.{split}")
             elif self.task.splits[split].label is not None:
-                kinds = "i"
+                dtypes = "i"
                 if self.task.is_regression:
-                    kinds = "f"
+                    dtypes = "f"
                 targets = map_array(
                     self.folder / f"targets.{split}.npy",
                     "prepare them again",
-                    kinds,
+                    dtypes,
                     ndim=1 + self.task.is_multi_label,
                 )
             is_whole = len(items) == counts["rows"] and (targets is None or len(targets) == counts["rows"])
@@ -435,7 +435,7 @@ class PreparedCustomTask(PreparedTask):
     FORMAT = "lazyformer custom task"
     SETTINGS = (*PreparedTask.SETTINGS, "description")
     CONTENT = "a task of one's own"
-    KIND = CustomTaskManifest
+    CHECKED_FIELDS = CustomTaskManifest
 
     @classmethod
     def row_of(cls, manifest: dict[str, Any]) -> TaskDescription:
@@ -451,10 +451,10 @@ def load_prepared(folder: Union[str, Path]) -> PreparedTask:
     """
     manifest = read_json(Path(folder) / MANIFEST, f"run `{PreparedTask.COMMAND}`")
     is_custom = manifest.get("format") == PreparedCustomTask.FORMAT
-    kind = PreparedTask
+    prepared_class = PreparedTask
     if is_custom:
-        kind = PreparedCustomTask
-    return kind.load(folder)
+        prepared_class = PreparedCustomTask
+    return prepared_class.load(folder)
 
 
 def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size: int) -> None:

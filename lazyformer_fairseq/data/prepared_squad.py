@@ -80,7 +80,7 @@ class PreparedSquad(PreparedFolder):
     )
     CONTENT = "prepared SQuAD"
     COMMAND = "lazyformer finetune --task squad"
-    KIND = SquadManifest
+    CHECKED_FIELDS = SquadManifest
 
     def count_cut(self, split: str, longest: int) -> int:  # noqa: ARG002  of the interface
         """Return how many questions of a split were cut; contexts are divided, not cut."""

@@ -100,7 +100,7 @@ def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescri
     saved = state.get("task_state")
     accounts = saved.get("heads") if isinstance(saved, dict) else None
     for name, head in match.heads_in_checkpoint(state["model"]).items():
-        if head.kind == SPAN or name == NEXT_SENTENCE:
+        if head.type == SPAN or name == NEXT_SENTENCE:
             continue
         labels = tuple(f"LABEL_{number}" for number in range(head.outputs)) if head.outputs > 1 else ()
         found[name] = TaskDescription(
@@ -109,7 +109,7 @@ def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescri
             (),
             labels,
             standard=None if labels else (0.0, 1.0),
-            tags_words=head.kind == TAGS,
+            tags_words=head.type == TAGS,
         )
         rows = [task for task in PUBLISHED.values() if task.head_name == name]
         if isinstance(accounts, dict) and name in accounts:
@@ -197,7 +197,7 @@ def assemble(make: Make, cfg: Options, dictionary: Any, weights: dict[str, Tenso
     """Return a model with fresh weights, and the classification heads that these weights have."""
     model = make(cfg, dictionary)
     for name, head in match.heads_in_checkpoint(weights).items():
-        model.register_classification_head(name, head.outputs, head.kind)
+        model.register_classification_head(name, head.outputs, head.type)
     if match.has_pooler(weights):
         model.register_pooler()
     return model

@@ -188,7 +188,7 @@ class SavedHead(NamedTuple):
     """A head among a checkpoint's weights: how many outputs, and which of :data:`heads.HEADS` it is."""
 
     outputs: int
-    kind: str
+    type: str
 
 
 def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
@@ -196,13 +196,13 @@ def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
     found = {}
     for name, weight in state_dict.items():
         if name.startswith(PREFIX) and name.endswith((TO_CLASSES, *TO_TOKENS)):
-            kind = "linear"
+            head_type = "linear"
             if f"{name.removesuffix(TO_CLASSES)}.dense.weight" in state_dict:
-                kind = "dense"
+                head_type = "dense"
             for ending, on_tokens in TO_TOKENS.items():
                 if name.endswith(ending):
-                    kind = on_tokens
-            found[_head(name)] = SavedHead(weight.size(0), kind)
+                    head_type = on_tokens
+            found[_head(name)] = SavedHead(weight.size(0), head_type)
     return found
 
 

@@ -52,12 +52,12 @@ def entities(tags: Iterable[str]) -> set[tuple[str, int, int]]:
     current = ""
     start = 0
     for place, tag in enumerate([*tags, "O"]):
-        prefix, _, kind = tag.partition("-")
-        if current and (prefix != "I" or kind != current):
+        prefix, _, entity = tag.partition("-")
+        if current and (prefix != "I" or entity != current):
             found.add((current, start, place))
             current = ""
-        if kind and not current:
-            current = kind
+        if entity and not current:
+            current = entity
             start = place
     return found
 

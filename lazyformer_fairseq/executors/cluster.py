@@ -41,7 +41,7 @@ class Cluster:
     """An array of jobs.
 
     Args:
-        kind: ``slurm``, or ``local`` for submitit's processes on this machine.
+        where: ``slurm``, or ``local`` for submitit's processes on this machine.
         folder: folder of submitit's own files and logs.
         options: submitit's parameters, such as ``slurm_partition`` or ``timeout_min``.
         at_once: jobs of the array that run at the same time; for ``local``, processes.
@@ -53,7 +53,7 @@ class Cluster:
 
     def __init__(
         self,
-        kind: str,
+        where: str,
         folder: Path,
         *,
         options: Mapping[str, str],
@@ -63,20 +63,20 @@ class Cluster:
         import submitit  # takes a second, which other commands need not spend
 
         values: dict[str, Any] = dict(TYPICAL)
-        if kind == "slurm" and at_once:
+        if where == "slurm" and at_once:
             values["slurm_array_parallelism"] = at_once
         for name, text in options.items():
             values[name] = text
             if whole_number(text) is not None:
                 values[name] = int(text)
         try:
-            self._executor = submitit.AutoExecutor(folder, cluster=kind)
+            self._executor = submitit.AutoExecutor(folder, cluster=where)
             self._executor.update_parameters(**values)
         except (RuntimeError, NameError, TypeError, ValueError) as error:
             raise UserError(f"--slurm: {error}") from error
-        self.look_every = 5.0 if kind == "slurm" else 0.2  # a look at Slurm is a look at files of a network
+        self.look_every = 5.0 if where == "slurm" else 0.2  # a look at Slurm is a look at files of a network
         self._limit = None
-        if kind == "local":
+        if where == "local":
             self._limit = at_once
         self._work = work
         self._jobs: list[ClusterJob] = []

@@ -58,12 +58,12 @@ def has_kernels(capability: Capability, architectures: Iterable[str]) -> bool:
     return any(_runs(capability, *architecture.partition("_")[::2]) for architecture in architectures)
 
 
-def _runs(capability: Capability, kind: str, version: str) -> bool:
+def _runs(capability: Capability, compiled_for: str, version: str) -> bool:
     digits = version.rstrip("af")
     compiled = (int(digits[:-1]), int(digits[-1]))
     if digits != version:
         return capability == compiled
-    return capability >= compiled and (kind == "compute" or capability[0] == compiled[0])
+    return capability >= compiled and (compiled_for == "compute" or capability[0] == compiled[0])
 
 
 def can_run(driver: Optional[int], cuda: str) -> bool:
@@ -109,7 +109,7 @@ def refuse_unfit_torch(processes: int = 1) -> None:
 def misfit_of_torch(processes: int = 1) -> Optional[str]:
     """Return why torch cannot use that many GPUs, and what to install; None where it can, and where there is no GPU.
 
-    With GPUs of several kinds nobody knows here which ones torch will see: enough of them have to do.
+    With GPUs of several types nobody knows here which ones torch will see: enough of them have to do.
     """
     visible = nvidia_smi.count_gpus()
     if not visible:

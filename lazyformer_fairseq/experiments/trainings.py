@@ -21,7 +21,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.executors.nvidia_smi import visible_gpus
 from lazyformer_fairseq.executors.workers import Workers, last_line
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.storage.checked import Count, as_kind
+from lazyformer_fairseq.storage.checked import Count, as_type
 from lazyformer_fairseq.storage.in_place import refuse_foreign
 from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
@@ -85,7 +85,7 @@ class Job:
             return None
         remedy = f"remove {self.folder} and run the same command again, which trains this model anew"
         content = read_checked_json(path, remedy)
-        as_kind(Finished, content, path, remedy)
+        as_type(Finished, content, path, remedy)
         return content
 
     def updates_saved(self) -> int:

@@ -264,7 +264,7 @@ class TextsBenchmark(Benchmark):
         given: GridSettings,
         prepared: Mapping[str, PreparedTask],  # noqa: ARG002  for SQuAD
     ) -> dict[str, Any]:
-        """Return kind and dropout of the head."""
+        """Return type and dropout of the head."""
         return head_settings(given.glue_head)
 
     def objective(self, run: Run) -> LabelledTextsObjective:
@@ -275,7 +275,7 @@ class TextsBenchmark(Benchmark):
             arguments["network"] = Network(replace(run.model.options, pooler_dropout=dropout))
         return LabelledTextsObjective(
             data=str(run.data.folder),
-            head_kind=run.grid.extra["head"] or "dense",
+            head_type=run.grid.extra["head"] or "dense",
             max_train_rows=run.grid.max_train_rows,
             **arguments,
         )
@@ -309,15 +309,15 @@ def _best_constant_list(targets: np.ndarray, metric: Metric) -> np.ndarray:
 
 
 def head_settings(text: Optional[str]) -> dict[str, Any]:
-    """Read kind and dropout of the head from ``KIND[:DROPOUT]``; None stands for a default.
+    """Read type and dropout of the head from ``TYPE[:DROPOUT]``; None stands for a default.
 
     A linear head's default dropout is 0.1, as published.
     """
-    kind, _, dropout = (text or "dense").partition(":")
-    if kind not in ("dense", "linear") or not re.fullmatch(r"(0(\.\d+)?)?", dropout):
+    head_type, _, dropout = (text or "dense").partition(":")
+    if head_type not in ("dense", "linear") or not re.fullmatch(r"(0(\.\d+)?)?", dropout):
         raise UserError(f"--glue-head {text}: give dense or linear, or a dropout below 1 too, as in dense:0.1")
-    if kind == "linear":
-        return {"head": kind, "head_dropout": float(dropout or 0.1)}
+    if head_type == "linear":
+        return {"head": head_type, "head_dropout": float(dropout or 0.1)}
     head_dropout = None
     if dropout:
         head_dropout = float(dropout)

@@ -90,7 +90,7 @@ def load_start_models(checkpoint_of: Mapping[str, Path], tokenizer_folder: Path)
         tokenizer_folder: the tokenizer of the data.
 
     Raises:
-        UserError: a checkpoint cannot be loaded, is of another kind of model, or has another dictionary or tokenizer
+        UserError: a checkpoint cannot be loaded, is of another type of model, or has another dictionary or tokenizer
             than the data.
     """
     symbols = dictionary_hash(load_tokenizer(tokenizer_folder).dictionary)

@@ -240,7 +240,7 @@ def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str,
 
 @dataclass
 class CountedRows:
-    """Rows of one kind: how many there are, and the line of the first one."""
+    """Rows with one oddity: how many there are, and the line of the first one."""
 
     count: int = 0
     first_line: int = 0

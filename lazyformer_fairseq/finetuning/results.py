@@ -17,7 +17,7 @@ import numpy as np
 
 from lazyformer_fairseq.data.prepared_folder import SplitFacts
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.checked import Amount, Count, PositiveAmount, PositiveCount, as_kind
+from lazyformer_fairseq.storage.checked import Amount, Count, PositiveAmount, PositiveCount, as_type
 from lazyformer_fairseq.storage.json_files import read_as, read_json, refuse_other_version
 
 FORMAT_VERSION = 1
@@ -366,7 +366,7 @@ def read_grid(path: Path, benchmark: Optional[TaskFamily] = None) -> Grid:
         raise UserError(f"{path}: no such file; give the folder that `lazyformer finetune` wrote")
     content = read_json(path)
     refuse_other_version(path, {"format_version": FORMAT_VERSION, **content}, FORMAT_VERSION)
-    grid = as_kind(Grid, content, path, REMEDY)
+    grid = as_type(Grid, content, path, REMEDY)
     for name in grid.models:
         if not MODEL_NAME.fullmatch(name):
             raise UserError(f"{path}: {name!r} cannot name a model's folder; {REMEDY}")
@@ -387,7 +387,7 @@ def read_run(path: Path, benchmark: Optional[TaskFamily] = None) -> Run:
     """
     content = read_json(path)
     refuse_other_version(path, content, FORMAT_VERSION)
-    run = as_kind(Run, {**content, "folder": str(path.parent)}, path, REMEDY)
+    run = as_type(Run, {**content, "folder": str(path.parent)}, path, REMEDY)
     if benchmark is None:
         return run
     _check_task(path, run.task, benchmark)

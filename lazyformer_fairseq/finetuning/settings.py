@@ -7,7 +7,7 @@ from typing import Optional
 from lazyformer_fairseq.options import PRECISION, option
 
 TASK_NAMES = ("glue", "babylm", "squad")  # of --task
-CUSTOM_OPTIONS = ("text", "label", "labels", "kind", "metric")
+CUSTOM_OPTIONS = ("text", "label", "labels", "label_type", "metric")
 SPECIAL_OPTIONS = ("max_length", "max_train_rows", "glue_head", "skip_mistakes", *CUSTOM_OPTIONS)  # of some benchmarks
 OF_BENCHMARKS = ("data", "tasks", "n_best", "max_answer_tokens", "skip_mistakes")  # options of predict, none of TEXTS
 CUSTOM_LRS = (5e-5, 5e-4)  # large models learn at the first rate, tiny ones at the second
@@ -18,10 +18,10 @@ CUSTOM = "Custom labels"  # a section of --help
 CLASSES = "classes"
 SCORES = "scores"
 LISTS = "lists"
-KINDS = (CLASSES, SCORES, LISTS)
+LABEL_TYPES = (CLASSES, SCORES, LISTS)
 ENTITIES = "entities"
 TAGS = "tags"
-METRICS_OF_KIND = {  # the first selects
+METRICS = {  # the first selects
     CLASSES: ("accuracy", "macro_f1", "matthews"),
     SCORES: ("spearman", "pearson"),
     LISTS: ("micro_f1", "macro_f1"),
@@ -50,10 +50,10 @@ class GridSettings:
     )
     label: Optional[str] = option(None, "Column of the labels.", shown="label, class, score or target", section=CUSTOM)
     labels: tuple[str, ...] = option((), "Classes in their order.", shown="sorted", section=CUSTOM)
-    kind: Optional[str] = option(
+    label_type: Optional[str] = option(
         None,
         "What the labels are.",
-        choices=KINDS,
+        choices=LABEL_TYPES,
         shown="lists if the first is one; scores if most are numbers and some are not whole, or the column is called "
         "score",
         section=CUSTOM,
@@ -117,7 +117,7 @@ class GridSettings:
     glue_head: Optional[str] = option(
         None,
         "Head on <s>, and its dropout: dense is RoBERTa's two linear maps with a tanh between, linear is one.",
-        metavar="KIND[:DROPOUT]",
+        metavar="TYPE[:DROPOUT]",
         shown="dense with the checkpoint's own dropout, 0 unless set; of a linear one 0.1",
     )
     no_padding: bool = option(False, "Compute a batch as a row of its texts, without padding: equal but for rounding.")

@@ -156,10 +156,10 @@ def choose_head(
     chosen = name or next(iter(fine_tuned), None)
     if chosen is None:
         return None
-    outputs, kind = there[chosen]
+    outputs, head_type = there[chosen]
     if chosen not in tasks:
-        return Head(chosen, outputs, kind)
-    return Head(chosen, outputs, kind, tasks[chosen].labels, tasks[chosen].is_multi_label)
+        return Head(chosen, outputs, head_type)
+    return Head(chosen, outputs, head_type, tasks[chosen].labels, tasks[chosen].is_multi_label)
 
 
 def choose_form(source: Source, form: str) -> str:
@@ -251,7 +251,7 @@ tags:
 
 # {name}
 
-{kind} that lazyformer_fairseq trained, with the sublayer pattern `{pattern}`.
+{model} that lazyformer_fairseq trained, with the sublayer pattern `{pattern}`.
 
 | | |
 |---|---|
@@ -281,7 +281,7 @@ NO_TOKENIZER = """\
 There is no tokenizer: ids are those of the data's `dict.txt`, whose first word has the id 4, behind `<s>`, `<pad>`,
 `</s>` and `<unk>`."""
 PLAIN = """\
-It is a plain {kind}: transformers loads it without code of its own. Pad on the right, and pass an
+It is a plain {model}: transformers loads it without code of its own. Pad on the right, and pass an
 attention mask, as the tokenizer does."""
 OWN_CODE = """\
 The files `*.py` are all its code; they need torch, numpy and transformers. Where lazyformer_fairseq is
@@ -306,10 +306,10 @@ def model_card(source: Source, form: str, name: str) -> str:
         tag = ""
         code = OWN_CODE
     else:
-        code = PLAIN.format(kind=NAMES[form])
+        code = PLAIN.format(model=NAMES[form])
     auto = f"AutoModel{source.use.ending}"
     return CARD.format(
-        kind="An encoder",
+        model="An encoder",
         imports=f"from transformers import {', '.join(sorted([auto, loader]))}",
         tokenizer=TOKENIZER.format(name=name, loader=loader),
         pipeline=source.use.pipeline,
@@ -339,7 +339,7 @@ def causal_card(state: Mapping[str, Any], name: str, has_tokenizer: bool) -> str
     return CARD.format(
         pipeline="text-generation",
         tag="",
-        kind="A causal language model",
+        model="A causal language model",
         name=name,
         pattern=options.sublayer_pattern,
         rows=_table({**rows, **training_of(state)}),
@@ -375,7 +375,7 @@ def _rows(source: Source) -> dict[str, str]:
     }
     if not source.has_lm_head:
         rows["masked-LM head"] = "none: the checkpoint's never trained, so that it cannot fill masks"
-    if head is not None and head.kind == SPAN:
+    if head is not None and head.type == SPAN:
         rows["span head"] = f"{head.name}: where an answer starts, and where it ends"
     elif head is not None:
         labels = ", ".join(head.labels)

@@ -417,7 +417,7 @@ def modern_pattern(config: ConfigFile, gate: str, layers: int) -> str:
     """Return the pattern of a config.json as transformers 5 writes it, or with the names that it had before.
 
     Raises:
-        UserError: other kinds of layers than the two, or scaled positions.
+        UserError: other types of layers than the two, or scaled positions.
     """
     values = config.values
     window = config.count("local_attention", 128, low=2) // 2
@@ -427,26 +427,27 @@ def modern_pattern(config: ConfigFile, gate: str, layers: int) -> str:
         FULL: f"s[rope={full}]f[gate={gate}]",
         SLIDING: f"s[window={window},rope={sliding}]f[gate={gate}]",
     }
-    kinds = values.get("layer_types")
+    layer_types = values.get("layer_types")
     every = values.get("global_attn_every_n_layers") or 3
-    if kinds is None and type(every) is int and every > 0:
-        kinds = [SLIDING if number % every else FULL for number in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in list(layer_of) for kind in kinds):
+    if layer_types is None and type(every) is int and every > 0:
+        layer_types = [SLIDING if number % every else FULL for number in range(layers)]
+    is_whole = isinstance(layer_types, list) and len(layer_types) == layers
+    if not is_whole or not all(layer_type in list(layer_of) for layer_type in layer_types):
         raise UserError(f"{config.path}: layer_types must be {layers} of {' or '.join(layer_of)}")
 
     period = 1
-    while kinds[period:] != kinds[: layers - period]:
+    while layer_types[period:] != layer_types[: layers - period]:
         period += 1
     whole, rest = divmod(layers, period)
-    of_layers = [layer_of[kind] for kind in kinds]
+    of_layers = [layer_of[layer_type] for layer_type in layer_types]
     return f"({''.join(of_layers[:period])})x{whole} {''.join(of_layers[:rest])}".rstrip()
 
 
-def _rotary_base(config: ConfigFile, kind: str, default: Any) -> int:
-    """Return the base of the rotary positions of one kind of layers."""
+def _rotary_base(config: ConfigFile, layer_type: str, default: Any) -> int:
+    """Return the base of the rotary positions of one type of layers."""
     given = config.values.get("rope_parameters") or {}
     if isinstance(given, dict):
-        given = given.get(kind) or {}
+        given = given.get(layer_type) or {}
     is_plain = isinstance(given, dict) and given.get("rope_type") in (None, "default")
     base = default
     if is_plain:
@@ -454,7 +455,7 @@ def _rotary_base(config: ConfigFile, kind: str, default: Any) -> int:
     is_whole = _is_number(base) and 1 <= base < 2**31 and base % 1 == 0
     if config.values.get("rope_scaling") or not is_plain or not is_whole:
         raise UserError(
-            f"{config.path}: rotary positions of {kind} are {given or base}: must be plain, of a whole base"
+            f"{config.path}: rotary positions of {layer_type} are {given or base}: must be plain, of a whole base"
         )
     return int(base)
 
@@ -488,10 +489,10 @@ def _refuse_other_functions(path: Path, values: Mapping[str, Any]) -> None:
     ):
         if values.get(name):
             raise UserError(f"{path}: {name} is {values[name]!r}: {why}")
-    kind = values.get("position_embedding_type", "absolute")
-    if kind != "absolute":
+    position_type = values.get("position_embedding_type", "absolute")
+    if position_type != "absolute":
         raise UserError(
-            f"{path}: position_embedding_type is {kind!r}: its scores have terms that none of our models has; "
+            f"{path}: position_embedding_type is {position_type!r}: its scores have terms that none of our models has; "
             "only 'absolute' can be imported"
         )
 

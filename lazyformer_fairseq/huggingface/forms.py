@@ -74,14 +74,14 @@ class Head(NamedTuple):
     Attributes:
         name: its name in the checkpoint.
         outputs: number of outputs.
-        kind: "dense", "linear", "span" or "tags".
+        type: "dense", "linear", "span" or "tags".
         labels: names of the classes.
         is_multi_label: whether a text has several of them.
     """
 
     name: str
     outputs: int
-    kind: str
+    type: str
     labels: tuple[str, ...] = ()
     is_multi_label: bool = False
 
@@ -131,7 +131,7 @@ class Source:
     def use(self) -> "Use":
         """The purpose of the model."""
         if self.head is not None:
-            return USES[{SPAN: "qa_outputs", TAGS: "token_classifier"}.get(self.head.kind, "classifier")]
+            return USES[{SPAN: "qa_outputs", TAGS: "token_classifier"}.get(self.head.type, "classifier")]
         if self.has_lm_head:
             return USES["lm_head"]
         return USES[""]
@@ -151,7 +151,7 @@ def _settings(source: Source, keys: Mapping[str, str] = families.BERT_KEYS) -> d
         "mask_token_id": source.tokenizer.mask_index,
     }
     head = source.head
-    if head is None or head.kind == SPAN:
+    if head is None or head.type == SPAN:
         return found
     names = head.labels or [f"LABEL_{number}" for number in range(head.outputs)]
     found["id2label"] = dict(enumerate(names))
@@ -211,8 +211,8 @@ def write_custom(source: Source, folder: Path) -> type:
     """Write config, weights and code; return the class of the package that reads them."""
     settings = {**settings_of(source.cfg), **_settings(source), "attention_backend": AUTO}
     config = LazyFormerConfig(**settings, pooler=pooler_in_checkpoint(source.weights) is not None)
-    if source.head is not None and source.head.kind in CLASSIFICATION_HEADS:
-        config.classifier = source.head.kind
+    if source.head is not None and source.head.type in CLASSIFICATION_HEADS:
+        config.classifier = source.head.type
     config.auto_map = auto_map()
     weights = custom_weights(source)
     config.weights_sha256 = _hash(config, weights)
@@ -314,8 +314,8 @@ def why_not_bert(source: Source) -> str:
     pattern = expand(source.cfg.sublayer_pattern)
     if pattern != "sf" * (len(pattern) // 2):
         return f"its pattern is {source.cfg.sublayer_pattern}, BERT's (sf)xN without settings"
-    if source.head is not None and source.head.kind == "linear":
-        return f"its classification head {source.head.name} is {source.head.kind}, BERT's has a pooler (dense)"
+    if source.head is not None and source.head.type == "linear":
+        return f"its classification head {source.head.name} is {source.head.type}, BERT's has a pooler (dense)"
     needed = {**BERT_OPTIONS, "head_activation_fn": source.cfg.activation_fn}
     return _why_not(source, needed, "BERT")
 
@@ -389,9 +389,10 @@ def _modern_layers(pattern: str) -> list[tuple[str, str, str]]:
     """Return each layer's window ("" for none), base of rotary positions, and gate; none for other patterns."""
     text = expand(pattern)
     layers = MODERN_LAYER.findall(text)
-    kinds = set(layers)
-    are_alike = len({bool(window) for window, _, _ in kinds}) == len(kinds) and len({gate for _, _, gate in kinds}) == 1
-    if are_alike and not MODERN_LAYER.sub("", text):
+    distinct = set(layers)
+    have_one_base_each = len({bool(window) for window, _, _ in distinct}) == len(distinct)
+    have_one_gate = len({gate for _, _, gate in distinct}) == 1
+    if have_one_base_each and have_one_gate and not MODERN_LAYER.sub("", text):
         return layers
     return []
 
@@ -401,21 +402,21 @@ def write_modernbert(source: Source, folder: Path) -> type:
     family = families.FAMILIES[MODERN]
     settings = _settings(source, family.keys)
     layers = _modern_layers(source.cfg.sublayer_pattern)
-    kinds = []
+    layer_types = []
     ropes = {}
     window = 0
     for of_layer, base, gate in layers:
-        kind = families.FULL
+        layer_type = families.FULL
         if of_layer:
-            kind = families.SLIDING
+            layer_type = families.SLIDING
             window = int(of_layer)
-        kinds.append(kind)
-        ropes[kind] = {"rope_type": "default", "rope_theta": float(base)}
+        layer_types.append(layer_type)
+        ropes[layer_type] = {"rope_type": "default", "rope_theta": float(base)}
         settings["hidden_activation"] = gate
     settings |= dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), not source.cfg.no_linear_bias)
     settings |= {
         "num_hidden_layers": len(layers),
-        "layer_types": kinds,
+        "layer_types": layer_types,
         "rope_parameters": ropes,
         "local_attention": 2 * window or 128,
         "classifier_activation": WRITTEN_ACTIVATIONS[str(source.cfg.head_activation_fn)],

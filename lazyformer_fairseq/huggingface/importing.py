@@ -1,4 +1,4 @@
-"""The work of ``lazyformer import``: reads a model of whatever kind, and writes it as a checkpoint of ours.
+"""The work of ``lazyformer import``: reads a model of any supported format, and writes it as a checkpoint of ours.
 
 Weights of a BERT become those of our model, by name. What has no place in ours is named, or refused.
 """
@@ -104,18 +104,18 @@ def import_to(
 
 
 def _refuse_unused(given: Mapping[str, Any], path: Path) -> None:
-    """Raise a UserError for the first flag that was given and that this kind of model has no use for."""
-    kind = "a model of the Hub"
+    """Raise a UserError for the first flag that was given and that this type of model has no use for."""
+    what = "a model of the Hub"
     used: tuple[str, ...] = ("--head-name",)
     if is_ours(path):
-        kind = "a checkpoint of this package"
+        what = "a checkpoint of this package"
         used = ()
     elif is_saved_lazyformer(path):
-        kind = "a LazyFormer that transformers saved"
+        what = "a LazyFormer that transformers saved"
         used = ("--head-name", "--tokenizer")
     for flag, value in given.items():
         if value is not None and flag not in used:
-            raise UserError(f"{flag}: {path} is {kind}, which has no use for it; leave it out")
+            raise UserError(f"{flag}: {path} is {what}, which has no use for it; leave it out")
 
 
 def is_ours(path: Path) -> bool:
@@ -150,7 +150,7 @@ def name_classes(folder: Path, weights: dict[str, Tensor]) -> dict[str, TaskDesc
         return {}
     found = {}
     for head, saved in heads_in_checkpoint(weights).items():
-        if saved.kind == SPAN or head in (POOLER, NEXT_SENTENCE) or saved.outputs != len(names):
+        if saved.type == SPAN or head in (POOLER, NEXT_SENTENCE) or saved.outputs != len(names):
             continue
         words = [str(called.get(str(place), place)) for place in range(len(names))]
         lower = [word.lower() for word in words]

@@ -176,20 +176,20 @@ def read_model(path: Path) -> Proto:
     """Read a file that is known to be a SentencePiece model.
 
     Raises:
-        UserError: it is of a kind that only SentencePiece itself encodes.
+        UserError: it is of a type that only SentencePiece itself encodes.
     """
     proto = Proto()
     proto.ParseFromString(path.read_bytes())
-    kind = TrainerSpec.ModelType.Name(proto.trainer_spec.model_type)
-    if kind not in ("BPE", "UNIGRAM"):
-        raise UserError(f"{path}: a SentencePiece model of type {kind}; {NOT_THERE}, they have BPE and UNIGRAM")
+    model_type = TrainerSpec.ModelType.Name(proto.trainer_spec.model_type)
+    if model_type not in ("BPE", "UNIGRAM"):
+        raise UserError(f"{path}: a SentencePiece model of type {model_type}; {NOT_THERE}, they have BPE and UNIGRAM")
     if proto.trainer_spec.treat_whitespace_as_suffix:
         raise UserError(f"{path}: its pieces end with the space, treat_whitespace_as_suffix; {NOT_THERE}")
     texts = {piece.piece for piece in proto.pieces}
     for piece in proto.pieces:
         if piece.type in (Piece.USER_DEFINED, Piece.UNUSED):
-            raise UserError(f"{path}: piece {piece.piece!r} is of kind {Piece.Type.Name(piece.type)}; {NOT_THERE}")
-        if kind == "BPE" and piece.type == Piece.NORMAL and not texts.issuperset(piece.piece):
+            raise UserError(f"{path}: piece {piece.piece!r} is of type {Piece.Type.Name(piece.type)}; {NOT_THERE}")
+        if model_type == "BPE" and piece.type == Piece.NORMAL and not texts.issuperset(piece.piece):
             raise UserError(f"{path}: piece {piece.piece!r} has a character that is no piece; {NOT_THERE}")
     return proto
 

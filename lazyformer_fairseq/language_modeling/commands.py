@@ -142,7 +142,7 @@ def read_lengths(name: str) -> dict[str, Any]:
         raise UserError(f"--lengths {name}: no such file, nor one of {', '.join(known)}{nearest(name, known)}")
     remedy = "write numbers as tgt_len, mem_len and clamp_len, true or false as same_length"
     given = checked.read_yaml(path, remedy)
-    checked.as_kind(Lengths, given, path, remedy)
+    checked.as_type(Lengths, given, path, remedy)
     check(replace(Reading(), **given))
     return given
 

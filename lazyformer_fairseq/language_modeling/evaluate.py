@@ -107,7 +107,7 @@ def load_model(
         precision: numeric precision of the model.
 
     Raises:
-        UserError: no checkpoint, damaged, of another kind of model or of another dictionary; no such device.
+        UserError: no checkpoint, damaged, of another type of model or of another dictionary; no such device.
     """
     device = device_named(device)
     state = checkpoints.load(checkpoint)

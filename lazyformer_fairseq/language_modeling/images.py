@@ -153,7 +153,7 @@ def find_images(folder: Path) -> Found:
         array = map_array(
             labels,
             "give a label for each image, numbers or words",
-            kinds="biufUS",
+            dtypes="biufUS",
             ndim=1,
         )
         if len(array) != sum(counts):
@@ -168,7 +168,7 @@ def _is_image(path: Path) -> bool:
 
 def _images_of(path: Path) -> np.ndarray:
     """Map an array of images, (N, H, W) or (N, H, W, 3); if it is one image, N is 1."""
-    array = map_array(path, "give images as np.save writes them", kinds="iuf")
+    array = map_array(path, "give images as np.save writes them", dtypes="iuf")
     if array.ndim == 2 or (array.ndim == 3 and array.shape[-1] == 3):
         array = array[None]
     if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[-1] != 3) or 0 in array.shape:

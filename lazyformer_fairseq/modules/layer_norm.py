@@ -19,18 +19,18 @@ class NormOptions(NamedTuple):
 
     Attributes:
         eps: added to the variance, by RMSNorm to the mean square.
-        kind: LAYER or RMS.
+        type: LAYER or RMS.
         has_bias: whether LayerNorms have one; RMSNorm has none.
     """
 
     eps: float = EPS
-    kind: str = LAYER
+    type: str = LAYER
     has_bias: bool = True
 
 
-def layer_norm(embed_dim: int, eps: float = EPS, kind: str = LAYER, has_bias: bool = True) -> nn.Module:
+def layer_norm(embed_dim: int, eps: float = EPS, norm_type: str = LAYER, has_bias: bool = True) -> nn.Module:
     """Build a norm over the last dimension, of size `embed_dim`; see :class:`NormOptions` for the others."""
-    if kind == RMS:
+    if norm_type == RMS:
         return RMSNorm(embed_dim, eps=eps)
     return nn.LayerNorm(embed_dim, eps=eps, bias=has_bias)
 

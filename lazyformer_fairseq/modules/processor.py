@@ -14,7 +14,7 @@ IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 
 
 @functools.cache
-def device_kind(device: str) -> str:
+def device_key(device: str) -> str:
     """Return the key of measurements of speed.
 
     A GPU's name and compute capability. A processor's trade name, which may be as vague as "AMD EPYC", its maker,

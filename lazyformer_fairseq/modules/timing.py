@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.processor import device_kind
-from lazyformer_fairseq.storage.checked import as_kind
+from lazyformer_fairseq.modules.processor import device_key
+from lazyformer_fairseq.storage.checked import as_type
 from lazyformer_fairseq.storage.json_files import recall, remember
 
 logger = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ class TimedSelector:
             time again.
         """
         try:
-            checked = as_kind(dict[str, dict[str, str]], state, "the choices in the checkpoint", "they are made anew")
+            checked = as_type(dict[str, dict[str, str]], state, "the choices in the checkpoint", "they are made anew")
         except UserError as error:
             logger.warning("%s", error)
             return {}
@@ -352,7 +352,7 @@ def machine(device: str) -> str:
     threads = ""
     if device == "cpu":
         threads = f", {torch.get_num_threads()} threads"
-    return f"{device_kind(device)}, torch {torch.__version__}{threads}"
+    return f"{device_key(device)}, torch {torch.__version__}{threads}"
 
 
 def half_octaves(size: float) -> float:

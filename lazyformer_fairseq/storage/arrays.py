@@ -11,13 +11,13 @@ from lazyformer_fairseq.errors import UserError
 MAGIC = b"\x93NUMPY"
 
 
-def map_array(path: Path, remedy: str, kinds: str = "iu", ndim: Optional[int] = None) -> np.ndarray:
+def map_array(path: Path, remedy: str, dtypes: str = "iu", ndim: Optional[int] = None) -> np.ndarray:
     """Map a ``.npy`` file, read-only.
 
     Args:
         path: path of the file.
         remedy: ends the message.
-        kinds: the kinds of dtype that it may have, letters of numpy's ``dtype.kind``.
+        dtypes: the types that its numbers may have, letters of numpy's ``dtype.kind``.
         ndim: the number of dimensions that it must have.
 
     Raises:
@@ -32,7 +32,7 @@ def map_array(path: Path, remedy: str, kinds: str = "iu", ndim: Optional[int] = 
         said = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: cannot be read as an array: {said}; {remedy}") from None
     # Items of no bytes, as of the type <U0, need no file, and a copy of them may need any memory.
-    if array.dtype.kind not in kinds or not array.dtype.itemsize or (ndim is not None and array.ndim != ndim):
+    if array.dtype.kind not in dtypes or not array.dtype.itemsize or (ndim is not None and array.ndim != ndim):
         dimensions = ""
         if ndim is not None:
             dimensions = f" of {ndim} dimensions"

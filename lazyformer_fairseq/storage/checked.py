@@ -1,6 +1,6 @@
 """Files of settings and results, in JSON or YAML: parsed within limits, and checked field by field.
 
-Such a file may come from somebody else, or be damaged. :func:`as_kind` is the one place that compares its content with
+Such a file may come from somebody else, or be damaged. :func:`as_type` is the one place that compares its content with
 what a reader needs: a dataclass, whose field types say it. Limits keep a small file from filling memory or the stack.
 """
 
@@ -134,14 +134,14 @@ def read_yaml(path: Path, remedy: str, loader: Any = None) -> dict[str, Any]:
     return content
 
 
-def as_kind(kind: type[T], content: Any, where: object, remedy: str) -> T:
+def as_type(expected: type[T], content: Any, where: object, remedy: str) -> T:
     """Return content of JSON as an instance of a dataclass, or of another type that pydantic knows, as dict[str, int].
 
     Types are strict: the text "1" is no number, and true is none either. Keys that a dataclass does not have are
     passed over, unless its `__pydantic_config__` has ``"extra": "forbid"``.
 
     Args:
-        kind: the dataclass or type.
+        expected: the dataclass or type.
         content: values of JSON.
         remedy: end of the message.
         where: the file, for the message.
@@ -160,19 +160,19 @@ def as_kind(kind: type[T], content: Any, where: object, remedy: str) -> T:
     ) as error:  # of a checkpoint, whose containers may hold anything
         raise UserError(f"{where}: holds more than JSON can ({error}); {remedy}") from None
     try:
-        return _adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type] # classes are hashable
+        return _adapter(expected).validate_json(text, strict=True)  # type: ignore[arg-type] # classes are hashable
     except ValidationError as error:
-        raise UserError(f"{where}: {_in_words(error, kind)}; {remedy}") from None
+        raise UserError(f"{where}: {_in_words(error, expected)}; {remedy}") from None
 
 
 @cache
-def _adapter(kind: Any) -> Any:
+def _adapter(expected: Any) -> Any:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(kind)
+    return TypeAdapter(expected)
 
 
-def _in_words(error: Any, kind: Any) -> str:
+def _in_words(error: Any, expected: Any) -> str:
     first = error.errors(include_url=False)[0]
     # Between the names of fields pydantic names the members of a union, as `list[str]`.
     place = ".".join(str(part) for part in first["loc"] if not re.search(r"[\[(]", str(part)))[:SHOWN]
@@ -184,8 +184,8 @@ def _in_words(error: Any, kind: Any) -> str:
         return f"has no field {place!r}"
     if first["type"] == "unexpected_keyword_argument":
         known = []
-        if is_dataclass(kind):
-            known = [each.name for each in fields(kind)]
+        if is_dataclass(expected):
+            known = [each.name for each in fields(expected)]
         return f"unknown key {place!r}{nearest(place, known)}"
     shown = repr(first["input"])
     if len(shown) > SHOWN:

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_file
-from lazyformer_fairseq.storage.checked import Count, PositiveCount, as_kind
+from lazyformer_fairseq.storage.checked import Count, PositiveCount, as_type
 
 logger = logging.getLogger(__name__)
 
@@ -242,9 +242,9 @@ def check_place(path: Union[str, Path], state: Mapping[str, Any]) -> int:
     iterator = (state.get("extra_state") or {}).get("train_iterator")  # None in weights that no run goes on with
     remedy = "no run can resume from it"
     try:
-        updates = as_kind(Count, history[-1].get("num_updates", 0), f"{path}: damaged, its number of updates", remedy)
+        updates = as_type(Count, history[-1].get("num_updates", 0), f"{path}: damaged, its number of updates", remedy)
         if iterator is not None:
-            as_kind(DataPlace, iterator, f"{path}: damaged, its place in the data", remedy)
+            as_type(DataPlace, iterator, f"{path}: damaged, its place in the data", remedy)
     except UserError as error:
         raise DamagedCheckpointError(str(error)) from None
     return updates

@@ -23,7 +23,7 @@ from lazyformer_fairseq.storage.atomic import atomic_file
 
 # As in fairseq.data.indexed_dataset, which takes seconds to import; a test compares them.
 MAGIC = b"MMIDIDX\x00\x00"
-_KINDS = (
+_DTYPES = (
     np.uint8,
     np.int8,
     np.int16,
@@ -35,7 +35,7 @@ _KINDS = (
     np.uint32,
     np.uint64,
 )
-TYPES = dict(enumerate(_KINDS, 1))
+TYPES = dict(enumerate(_DTYPES, 1))
 HEADER = struct.Struct(f"<{len(MAGIC)}sQBQ")  # the format's version (1), a code for the type, the number of items
 BYTES_OF_ITEM = 4 + 8
 WRITE_AGAIN = "copy or binarise both files again"
@@ -229,7 +229,7 @@ def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]]
         dtype: numpy's type of the ids.
     """
     dtype = np.dtype(dtype)
-    code = next(code for code, kind in TYPES.items() if dtype == kind)
+    code = next(code for code, known in TYPES.items() if dtype == known)
     stream.write(HEADER.pack(MAGIC, 1, code, sum(map(len, read_sizes()))))
     for sizes in read_sizes():
         sizes.astype(np.int32).tofile(stream)

@@ -39,13 +39,13 @@ def read_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
     return content
 
 
-def read_as(kind: type[T], path: Path, remedy: str = AGAIN) -> T:
+def read_as(expected: type[T], path: Path, remedy: str = AGAIN) -> T:
     """Read a JSON object as an instance of a dataclass, or as another type that pydantic knows.
 
     Raises:
         UserError: the file is no JSON object, or a field is missing or of another type; ends in the remedy.
     """
-    return checked.as_kind(kind, read_json(path, remedy), path, remedy)
+    return checked.as_type(expected, read_json(path, remedy), path, remedy)
 
 
 CHECKSUM = "sha256"  # the key of a checked file that holds the hash of all the others
@@ -78,9 +78,9 @@ def read_checked_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
     return content
 
 
-def read_checked_as(kind: type[T], path: Path, remedy: str = AGAIN) -> T:
+def read_checked_as(expected: type[T], path: Path, remedy: str = AGAIN) -> T:
     """Read what :func:`write_checked_json` wrote as an instance of a dataclass; raises as both of them do."""
-    return checked.as_kind(kind, read_checked_json(path, remedy), path, remedy)
+    return checked.as_type(expected, read_checked_json(path, remedy), path, remedy)
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
@@ -172,10 +172,10 @@ def _read_cache(path: Path) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def hash_of(path: Path, kind: str) -> str:
-    """Return the hash of a file in hexadecimal, by a method of hashlib's."""
+def hash_of(path: Path, algorithm: str) -> str:
+    """Return the hash of a file in hexadecimal, by an algorithm of hashlib's."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, kind).hexdigest()
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def sha256_of(path: Path) -> str:

@@ -23,7 +23,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.latency import wait_for
 from lazyformer_fairseq.modules.timing import SELECTOR
 from lazyformer_fairseq.storage import checkpoint_file
-from lazyformer_fairseq.storage.checked import Amount, as_kind
+from lazyformer_fairseq.storage.checked import Amount, as_type
 from lazyformer_fairseq.training import run_record
 from lazyformer_fairseq.training.gradients import HalfWeights, Weights
 from lazyformer_fairseq.training.muon import mark_matrices
@@ -129,12 +129,12 @@ class TrainingLoop:
         """The number of the model's weights."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    def from_history(self, name: str, kind: Any, default: Any) -> Any:
+    def from_history(self, name: str, expected: Any, default: Any) -> Any:
         """Return a part of the history in the checkpoint that this training resumed from, checked for its type."""
         if name not in self.history:
             return default
         remedy = f"remove {self.folder} to start anew"
-        return as_kind(kind, self.history[name], f"{self.folder / CHECKPOINT}, its {name}", remedy)
+        return as_type(expected, self.history[name], f"{self.folder / CHECKPOINT}, its {name}", remedy)
 
     # An update.
 

@@ -140,11 +140,11 @@ class AdamLike:
         torch finds out in the first update.
         """
         saved_groups = state_dict["param_groups"]
-        kind, saved_kind = (
+        settings, saved_settings = (
             {OWN_SETTINGS[name] for name in OWN_SETTINGS.keys() & groups[0]}
             for groups in (self.param_groups, saved_groups)
         )
-        if kind != saved_kind:
+        if settings != saved_settings:
             raise UserError(
                 f"the checkpoint was not trained with --optimizer {self.NAME}: give the one it was trained with, or "
                 "--reset-optimizer"

@@ -19,7 +19,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
-from lazyformer_fairseq.storage.checked import Amount, Count, PositiveCount, as_kind, parse_json
+from lazyformer_fairseq.storage.checked import Amount, Count, PositiveCount, as_type, parse_json
 from lazyformer_fairseq.storage.in_place import own_file
 from lazyformer_fairseq.storage.json_files import read_as, remembered, sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences
@@ -232,7 +232,7 @@ def read_metrics(folder: Path, split: Optional[str] = None) -> Sequence[MetricsL
             content = parse_json(text)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where}: is no JSON ({error}); {REMEDY}") from None
-        line = as_kind(MetricsLine, content, where, REMEDY)
+        line = as_type(MetricsLine, content, where, REMEDY)
         if split in (None, line.split):
             lines.append(line)
     return lines

@@ -52,7 +52,7 @@ class LanguageModel:
             by row; returns log P of each, float64 (M,). A causal model predicts from the ids before.
         weights: the tensors that the scores depend on, by name.
         mask: the id of a masked LM's mask; None for a causal model.
-        name: the kind of score, for reports.
+        name: the type of score, for reports.
     """
 
     encode: Callable[[str], EncodedSentence]

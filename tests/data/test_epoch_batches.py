@@ -16,7 +16,7 @@ from lazyformer_fairseq.data.batches import EpochBatches, batch_by_size, pad_rig
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.text import dictionary_file
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
+from lazyformer_fairseq.fairseq_plugin.fairseq_classes import as_fairseq
 
 SIZES = st.lists(st.integers(1, 30), max_size=80).map(lambda sizes: np.array(sizes, dtype=np.int64))
 
@@ -75,15 +75,15 @@ def test_without_shuffling_the_order_is_the_dataset_s_and_workers_change_nothing
     assert [*chain(*found[0])] == texts_of(sizes).ordered_indices().tolist()
 
 
-@pytest.mark.parametrize("kind", [dictionary_file.Dictionary, LabelledTextsDataset])
-def test_fairseq_takes_ours_for_its_own_and_it_can_be_pickled(kind):
+@pytest.mark.parametrize("plain_class", [dictionary_file.Dictionary, LabelledTextsDataset])
+def test_fairseq_takes_ours_for_its_own_and_it_can_be_pickled(plain_class):
     symbols = dictionary_file.Dictionary()
     symbols.add_symbol("a")
-    thing = as_fairseq(symbols if kind is dictionary_file.Dictionary else texts_of([2, 3]))
-    assert isinstance(thing, kind) and isinstance(thing, (Dictionary, FairseqDataset))
+    thing = as_fairseq(symbols if plain_class is dictionary_file.Dictionary else texts_of([2, 3]))
+    assert isinstance(thing, plain_class) and isinstance(thing, (Dictionary, FairseqDataset))
     again = pickle.loads(pickle.dumps(thing))
     assert type(again) is type(thing) and len(again) == len(thing)
     if isinstance(thing, Dictionary):  # what is fairseq's alone, and what both have
         assert again.string(torch.tensor([4, 3, 2])) == "a <unk>" and again.index("b") == again.unk()
-    assert as_fairseq(thing) is thing and type(thing).__name__ == kind.__name__
-    assert not isinstance(kind.__new__(kind), (Dictionary, FairseqDataset))
+    assert as_fairseq(thing) is thing and type(thing).__name__ == plain_class.__name__
+    assert not isinstance(plain_class.__new__(plain_class), (Dictionary, FairseqDataset))

@@ -45,10 +45,10 @@ lazyformer_fairseq.LazyFormerModel
 def models(tmp_path_factory, data_folder) -> list[Path]:
     """Checkpoints of a run, of a fine-tuned one, and models with each sort of head."""
     folder = tmp_path_factory.mktemp("models")
-    kinds = {"spans": ("squad", 2, "span"), "pairs": ("next_sentence", 2), "scores": ("mine", 1)}
+    made = {"spans": ("squad", 2, "span"), "pairs": ("next_sentence", 2), "scores": ("mine", 1)}
     written = [
         write_encoder(folder / name, data_folder, "sflf", *head, token_types=2 * (name == "pairs"))
-        for name, head in kinds.items()
+        for name, head in made.items()
     ]
     return [TRAINED_MODELS / "encoder", TRAINED_MODELS / "fine_tuned", *written]
 

@@ -20,7 +20,7 @@ from lazyformer_fairseq.experiments.search import latency, training
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.storage.json_files import read_checked_json
 
-KINDS = ["compare", "search", "supernet", "demo"]
+NAMES = ["compare", "search", "supernet", "demo"]
 MOST_KILLS = 12
 COMPARE = (
     "--task masked-lm --model bert=(sf)x2 --model mine=sff --embed-dim 8 --ffn-embed-dim 16 --heads 2 "
@@ -60,7 +60,7 @@ def rows_of_demo(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def experiments(data_folder, tmp_path_factory) -> dict[str, tuple[Callable[[Path], object], Callable[[Path], Any]]]:
-    """By kind what runs or resumes one in a folder, and what reads its losses there."""
+    """By name what runs or resumes one in a folder, and what reads its losses there."""
     inputs = tmp_path_factory.mktemp("inputs")
     prices, text = inputs / "prices.json", inputs / "text.txt"
     prices.write_text(json.dumps(PRICES))
@@ -82,14 +82,14 @@ def experiments(data_folder, tmp_path_factory) -> dict[str, tuple[Callable[[Path
 
 @pytest.fixture(scope="module")
 def whole(experiments, tmp_path_factory) -> dict[str, Path]:
-    """By kind the folder of an experiment that nothing disturbed."""
+    """By name the folder of an experiment that nothing disturbed."""
     folders = {}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(latency, "ROUNDS_OF_FRONTS", 3)
         patched.setattr(training, "SAVE_INTERVAL", 2)
-        for kind, (run, _) in experiments.items():
-            folders[kind] = tmp_path_factory.mktemp(kind) / "out"
-            run(folders[kind])
+        for experiment, (run, _) in experiments.items():
+            folders[experiment] = tmp_path_factory.mktemp(experiment) / "out"
+            run(folders[experiment])
     return folders
 
 
@@ -117,18 +117,18 @@ def is_killed_at(rename: int, run: Callable[[Path], object], folder: Path) -> bo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_killed_again_and_again_it_ends_as_if_nothing_had_been(kind, experiments, whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("experiment", NAMES)
+def test_killed_again_and_again_it_ends_as_if_nothing_had_been(experiment, experiments, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(latency, "ROUNDS_OF_FRONTS", 3)
     monkeypatch.setattr(training, "SAVE_INTERVAL", 2)
-    run, losses = experiments[kind]
+    run, losses = experiments[experiment]
     out = tmp_path / "out"
     kills = 0
     while kills < MOST_KILLS and is_killed_at(2 + 3 * kills % 8, run, out):
         kills += 1
     assert kills >= 5
     run(out)
-    assert losses(out) == losses(whole[kind])
+    assert losses(out) == losses(whole[experiment])
     assert not list(out.rglob("*.unfinished"))
 
 
@@ -171,15 +171,15 @@ FILES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_file_is_made_anew_or_named_with_a_remedy(kind, experiments, whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("experiment", NAMES)
+def test_a_damaged_file_is_made_anew_or_named_with_a_remedy(experiment, experiments, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(latency, "ROUNDS_OF_FRONTS", 3)
-    run, losses = experiments[kind]
-    expected, wrong = losses(whole[kind]), []
-    for pattern in FILES[kind]:
+    run, losses = experiments[experiment]
+    expected, wrong = losses(whole[experiment]), []
+    for pattern in FILES[experiment]:
         for damage in DAMAGE:
             shutil.rmtree(tmp_path / "out", ignore_errors=True)
-            shutil.copytree(whole[kind], tmp_path / "out")
+            shutil.copytree(whole[experiment], tmp_path / "out")
             path = min((tmp_path / "out").glob(pattern))
             damage(path)
             try:

@@ -90,7 +90,7 @@ def test_a_run_is_table_5_as_the_yaml_has_it(grid):
 def test_a_head_is_what_was_asked_for(grid):
     def settings_of(head) -> tuple[str, float]:
         objective = GLUE.objective(grid("CoLA", head=head).runs[0])
-        return objective.head_kind, objective.network.options.pooler_dropout
+        return objective.head_type, objective.network.options.pooler_dropout
 
     assert settings_of(None) == settings_of("dense") == ("dense", 0.0)
     assert settings_of("dense:0.1") == ("dense", 0.1)

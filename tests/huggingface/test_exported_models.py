@@ -120,10 +120,10 @@ def test_token_types_a_pooler_and_other_activations(head, tmp_path):
     assert_close(found, model(ids, token_types=types, classification_head_name=head)[0])
 
 
-@pytest.mark.parametrize(("kind", "labels"), [("dense", 3), ("linear", 3), ("dense", 1)])
-def test_classification_heads_and_their_losses(kind, labels, tmp_path):
+@pytest.mark.parametrize(("head_type", "labels"), [("dense", 3), ("linear", 3), ("dense", 1)])
+def test_classification_heads_and_their_losses(head_type, labels, tmp_path):
     """Of one class, of several, and of a score."""
-    model = tiny_model(kind, labels=labels)
+    model = tiny_model(head_type, labels=labels)
     export_custom(model, tmp_path)
     exported = heads.LazyFormerForSequenceClassification.from_pretrained(tmp_path)
     ids, classes, scores = some_ids(right=2), torch.tensor([2, 0, 1]), torch.tensor([0.0, 2.5, 5.0])

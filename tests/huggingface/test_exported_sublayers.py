@@ -98,7 +98,7 @@ def is_pattern(settings: str) -> bool:
 
 
 def buckets_of(settings: str) -> int:
-    """Of T5's bias: where a kind can have it, it has it."""
+    """Of T5's bias: where a sublayer can have it, it has it."""
     values = read_sublayer(f"s[{settings}]").values if settings and not is_pattern(settings) else with_defaults(())
     return 0 if any("bias" in row.refuses for row in chosen_variants(values)) else 8
 

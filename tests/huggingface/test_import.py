@@ -67,10 +67,10 @@ def padded_batch(pad: int, separator: int) -> tuple[Tensor, Tensor]:
     return ids.masked_fill(~is_text, pad), is_text
 
 
-@pytest.mark.parametrize(("kind", "options"), VARIANTS, ids=str)
-def test_hidden_states_and_logits_are_those_of_transformers(tmp_path, kind, options):
-    named = options.get("model_type", kind.partition("For")[0].lower())
-    theirs = save_tiny(tmp_path / "in", kind, **{name: options[name] for name in options if name != "model_type"})
+@pytest.mark.parametrize(("class_name", "options"), VARIANTS, ids=str)
+def test_hidden_states_and_logits_are_those_of_transformers(tmp_path, class_name, options):
+    named = options.get("model_type", class_name.partition("For")[0].lower())
+    theirs = save_tiny(tmp_path / "in", class_name, **{name: options[name] for name in options if name != "model_type"})
     config = json.loads((tmp_path / "in" / "config.json").read_text())
     (tmp_path / "in" / "config.json").write_text(json.dumps({**config, "model_type": named}))
     hub = imported(tmp_path / "in")
@@ -81,7 +81,7 @@ def test_hidden_states_and_logits_are_those_of_transformers(tmp_path, kind, opti
         logits, extra = hub.model(ids, return_all_hiddens=True)
     assert_close(logits[is_text], expected.logits[is_text], **EXACT)
     states = extra["inner_states"][::2]  # after each f
-    if kind.startswith("Modern"):  # whose last one is behind the last LayerNorm
+    if class_name.startswith("Modern"):  # whose last one is behind the last LayerNorm
         states[-1] = hub.model(ids, features_only=True)[0]
     for ours, hidden in zip(states, expected.hidden_states, strict=True):
         assert_close(ours[is_text], hidden[is_text], **EXACT)
@@ -106,7 +106,7 @@ def test_pairs_of_bert_are_exact_by_their_token_types(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "head", "output"),
+    ("class_name", "head", "output"),
     [
         ("BertForSequenceClassification", "mnli", "logits"),
         ("RobertaForSequenceClassification", "mnli", "logits"),
@@ -115,12 +115,12 @@ def test_pairs_of_bert_are_exact_by_their_token_types(tmp_path):
     ],
 )
 @torch.no_grad()
-def test_a_head_of_theirs_is_one_of_ours(tmp_path, kind, head, output):
-    theirs = save_tiny(tmp_path / "in", kind, **({"num_labels": 3} if head == "mnli" else {}))
+def test_a_head_of_theirs_is_one_of_ours(tmp_path, class_name, head, output):
+    theirs = save_tiny(tmp_path / "in", class_name, **({"num_labels": 3} if head == "mnli" else {}))
     hub = imported(tmp_path / "in", head_name="mnli")
     special = hub.tokenizer.special
     ids, is_text = padded_batch(special.pad, special.eos)
-    types = token_types_of(ids, special.eos, special.pad) if kind.startswith("Bert") else None
+    types = token_types_of(ids, special.eos, special.pad) if class_name.startswith("Bert") else None
     expected = theirs(ids, attention_mask=is_text.long(), token_type_ids=types)[output]
     assert_close(hub.model(ids, classification_head_name=head, token_types=types)[0], expected, **EXACT)
     assert hub.predict(head, "the cat sat").shape == (1, expected.size(1))
@@ -163,13 +163,13 @@ UNTRAINED = [
 @pytest.mark.parametrize("case", mostly_slow(UNTRAINED, *UNTRAINED[:2]), ids=str)
 def test_a_masked_lm_head_that_never_trained_is_left_out_and_the_card_says_so(case, tmp_path):
     """An export has no masked-LM head that nobody trained, and neither card nor fill_mask offers one."""
-    kind, form, exported = case
-    save_tiny(tmp_path / "in", kind)
+    class_name, form, exported = case
+    save_tiny(tmp_path / "in", class_name)
     invoke("import", tmp_path / "in", tmp_path / "out")
     invoke("export", tmp_path / "out", tmp_path / "back", "--to", "huggingface", "--as", form)
     card = (tmp_path / "back" / "README.md").read_text()
     assert "fill-mask" not in card and "MaskedLM" not in card and "cannot fill masks" in card
-    ending = "" if kind != "BertForSequenceClassification" else "ForSequenceClassification"
+    ending = "" if class_name != "BertForSequenceClassification" else "ForSequenceClassification"
     assert f"model = AutoModel{ending}.from_pretrained" in card
     assert json.loads((tmp_path / "back" / "config.json").read_text())["architectures"] == [exported]
     assert not any(name.startswith(("cls.predictions", "lm_head")) for name in load_file(tmp_path / "back" / SAFE))

@@ -58,10 +58,10 @@ def their_answers(folder: Path, model: torch.nn.Module, file: SquadFile) -> Iter
         yield paragraph.context[offsets[first][0] : offsets[last][1]]
 
 
-@pytest.mark.parametrize("kind", ["Bert", "Roberta", "DistilBert"])
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert"])
 @torch.no_grad()
-def test_an_imported_model_gives_the_answers_that_it_gave(kind, paragraphs, tmp_path):
-    theirs = save_tiny(tmp_path / "in", f"{kind}ForQuestionAnswering", max_position_embeddings=512)
+def test_an_imported_model_gives_the_answers_that_it_gave(family, paragraphs, tmp_path):
+    theirs = save_tiny(tmp_path / "in", f"{family}ForQuestionAnswering", max_position_embeddings=512)
     notes = import_to(tmp_path / "in", tmp_path / "out")
     assert any("its qa_outputs is the span head 'squad'" in note for note in notes)
     hub = load(tmp_path / "out")
@@ -71,7 +71,7 @@ def test_an_imported_model_gives_the_answers_that_it_gave(kind, paragraphs, tmp_
     expected = theirs(ids, attention_mask=text.long())
     for ours, logits in zip(found.unbind(-1), (expected.start_logits, expected.end_logits), strict=True):
         torch.testing.assert_close(ours[text], logits[text], atol=1e-5, rtol=0)
-    if kind == "Bert":  # the others' tiny vocabularies know few letters
+    if family == "Bert":  # the others' tiny vocabularies know few letters
         answers = list(their_answers(tmp_path / "in", theirs, paragraphs))
         assert our_answers(hub, paragraphs) == answers and len(set(answers)) == 3
 

@@ -179,7 +179,7 @@ def test_words_of_any_setting(text, language, on):
     assert words(text_settings, text) == our_normaliser(text_settings)(text) or text in ("<s>", "</s>", "<pad>")
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -188,13 +188,13 @@ def test_words_of_any_setting(text, language, on):
         {},  # a normalisation of its own, by default NFKC and some spaces
     ],
 )
-def test_models_of_sentencepiece(tmp_path, kind, options):
-    assert_same_ids(from_sentencepiece(tmp_path, model_type=kind, **options), "ﬁve\u3000houses…", "ｋｉｎｇ ²")
+def test_models_of_sentencepiece(tmp_path, model_type, options):
+    assert_same_ids(from_sentencepiece(tmp_path, model_type=model_type, **options), "ﬁve\u3000houses…", "ｋｉｎｇ ²")
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [({"model_type": "char"}, "type CHAR"), ({"user_defined_symbols": "king"}, "'king' is of kind USER_DEFINED")],
+    [({"model_type": "char"}, "type CHAR"), ({"user_defined_symbols": "king"}, "'king' is of type USER_DEFINED")],
 )
 def test_what_the_library_lacks_is_refused(tmp_path, options, told):
     ours = from_sentencepiece(tmp_path, **options)

@@ -34,7 +34,7 @@ def test_a_models_epsilon_reaches_all_its_layer_norms(prenorm):
 def test_rms_norm_is_torchs(dtype):
     """Of numbers whose squares are beyond half precision: statistics are in single."""
     torch.manual_seed(1)
-    theirs, ours = (kind(64, eps=1e-3) for kind in (nn.RMSNorm, RMSNorm))
+    theirs, ours = (norm_class(64, eps=1e-3) for norm_class in (nn.RMSNorm, RMSNorm))
     nn.init.normal_(theirs.weight)
     ours.load_state_dict(theirs.state_dict())
     x, gradient = (torch.randn(3, 5, 64) * 500).to(dtype), torch.randn(3, 5, 64).to(dtype)
@@ -65,11 +65,11 @@ def test_all_norms_of_a_network_and_no_linear_map_has_a_bias(make, prenorm, opti
     assert len(maps) > 8 and all(module.bias is None for module in maps)
     tokens = random_tokens(2, 7)
     found, _ = network(tokens)
-    kind = nn.RMSNorm if "norm" in options else partial(nn.LayerNorm, bias=False)
+    norm_class = nn.RMSNorm if "norm" in options else partial(nn.LayerNorm, bias=False)
     norms = {path: module for path, module in network.named_modules() if path.endswith("layer_norm")}
     assert len(norms) == 6 + (prenorm or make is make_encoder)
     for path, module in norms.items():
-        theirs = kind(module.weight.numel(), eps=0.25).double()
+        theirs = norm_class(module.weight.numel(), eps=0.25).double()
         theirs.load_state_dict(module.state_dict())
         network.set_submodule(path, theirs)
     torch.testing.assert_close(network(tokens)[0], found)

@@ -25,8 +25,8 @@ def test_rows_of_pars_table_4_count_what_the_published_models_count(name, family
     """At their 30,522 pieces. BERT has a pooler and two token types besides, DistilBERT neither."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     with torch.device("meta"):
-        theirs = [getattr(transformers, f"{family}{kind}") for kind in ("Model", "ForMaskedLM")]
-        counts = [sum(weight.numel() for weight in kind(kind.config_class()).parameters()) for kind in theirs]
+        theirs = [getattr(transformers, f"{family}{ending}") for ending in ("Model", "ForMaskedLM")]
+        counts = [sum(weight.numel() for weight in each(each.config_class()).parameters()) for each in theirs]
     d, of_bert = 768, family == "Bert"
     token_types, pooler, head = of_bert * 2 * d, of_bert * (d * d + d), d * d + 3 * d + 30_522
     ours = count_parameters(name, 30_522)
@@ -56,9 +56,9 @@ def test_modern_encoders_count_what_the_published_models_count_or_what_ours_does
 def test_modernberts_layers_are_where_transformers_has_them():
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.ModernBertConfig()
-    for number, kind in enumerate(config.layer_types):
-        of_all = kind == "full_attention"
-        base = config.rope_parameters[kind]["rope_theta"]
+    for number, layer_type in enumerate(config.layer_types):
+        of_all = layer_type == "full_attention"
+        base = config.rope_parameters[layer_type]["rope_theta"]
         reach = {} if of_all else {"window": config.local_attention // 2}
         assert dict(plan(ARCHITECTURES["modernbert_base"].sublayer_pattern)[2 * number].settings) == {
             **reach,

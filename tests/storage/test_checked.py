@@ -11,7 +11,7 @@ from helpers import ROOT
 
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.checked import Amount, Count, as_kind, read_yaml
+from lazyformer_fairseq.storage.checked import Amount, Count, as_type, read_yaml
 from lazyformer_fairseq.storage.json_files import read_as, read_json
 
 REMEDY = "write it again"
@@ -64,13 +64,13 @@ def test_content_becomes_an_instance(tmp_path):
 )
 def test_a_wrong_field_is_named(content, words):
     with pytest.raises(UserError, match=f"^file: {words}.*; write it again$") as caught:
-        as_kind(Whole, content, "file", REMEDY)
+        as_type(Whole, content, "file", REMEDY)
     assert len(str(caught.value)) < 300
 
 
 def test_an_unknown_key_has_a_neighbour():
     with pytest.raises(UserError, match=r"^file: unknown key 'dta'; did you mean data\?; write it again$"):
-        as_kind(Closed, {"dta": ""}, "file", REMEDY)
+        as_type(Closed, {"dta": ""}, "file", REMEDY)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def unix_socket(path: Path) -> None:
 
 
 # How each comes to have the name, and what is said of it.
-KINDS = {
+OBSTACLES = {
     link: "is a link",
     link_to_nothing: "is a link",
     link_to_itself: "is a link",
@@ -86,15 +86,15 @@ PLACES: list[tuple[str, Callable]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("make", OBSTACLES, ids=lambda make: make.__name__)
 @pytest.mark.parametrize(
     ("name", "opened_in"), PLACES, ids=[f"{number} {name}" for number, (name, _) in enumerate(PLACES)]
 )
-def test_what_has_the_name_of_a_lock_or_a_log_is_refused_and_stays(tmp_path, monkeypatch, name, opened_in, kind):
+def test_what_has_the_name_of_a_lock_or_a_log_is_refused_and_stays(tmp_path, monkeypatch, name, opened_in, make):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "precious").write_bytes(PRECIOUS)
-    kind(tmp_path / name)
-    with pytest.raises(UserError, match=f"{name}: {KINDS[kind]}"), opened_in(tmp_path):
+    make(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name}: {OBSTACLES[make]}"), opened_in(tmp_path):
         pytest.fail("it was opened")
     assert (tmp_path / "precious").read_bytes() == PRECIOUS
     assert not (tmp_path / "nothing").exists()

@@ -50,7 +50,7 @@ def compression(path: Union[str, Path]) -> Optional[str]:
         head = file.read(10)
     if head.startswith(b"BZh") and head[4:] in (BZ2_STREAM, BZ2_END):
         return "bz2"
-    return next((kind for kind, start in STARTS.items() if head.startswith(start)), None)
+    return next((name for name, start in STARTS.items() if head.startswith(start)), None)
 
 
 def open_decompressed(path: Union[str, Path], start: int = 0, end: Optional[int] = None) -> io.BufferedReader:
@@ -58,12 +58,12 @@ def open_decompressed(path: Union[str, Path], start: int = 0, end: Optional[int]
 
     Ignores ``end`` for a file that is not compressed: whoever reads lines goes beyond it to finish a document.
     """
-    kind = compression(path)
-    file = open(path, "rb", buffering=1 << 18 if kind is None else 0)  # noqa: SIM115  closed by the reader
+    compressed_by = compression(path)
+    file = open(path, "rb", buffering=1 << 18 if compressed_by is None else 0)  # noqa: SIM115  closed by the reader
     file.seek(start)
-    if kind is None:
+    if compressed_by is None:
         return file
-    return io.BufferedReader(_Decompressed(file, str(path), kind, start, end), 1 << 18)
+    return io.BufferedReader(_Decompressed(file, str(path), compressed_by, start, end), 1 << 18)
 
 
 class _Decompressed(io.RawIOBase):
@@ -73,10 +73,10 @@ class _Decompressed(io.RawIOBase):
         BadInputError: a stream is damaged, stops before its end, or stands for far more bytes than text would.
     """
 
-    def __init__(self, file: BinaryIO, path: str, kind: str, start: int, end: Optional[int]):
+    def __init__(self, file: BinaryIO, path: str, compressed_by: str, start: int, end: Optional[int]):
         self._file = file
         self._path = path
-        self._kind = kind
+        self._compressed_by = compressed_by
         self._start = start
         self._end = end
         self._at = start  # of the next compressed byte to hand to the decompressor
@@ -122,10 +122,10 @@ class _Decompressed(io.RawIOBase):
 
     def _decompress(self) -> bytes:
         most = ()
-        if self._kind == "bz2":
+        if self._compressed_by == "bz2":
             most = (MOST_AT_ONCE,)
         try:
-            self._stream = self._stream or DECOMPRESSORS[self._kind]()
+            self._stream = self._stream or DECOMPRESSORS[self._compressed_by]()
             text = self._stream.decompress(self._chunk, *most)
         except (OSError, zlib.error, zstandard.ZstdError, EOFError) as error:
             self._fail(f"are damaged ({error})")
@@ -140,7 +140,7 @@ class _Decompressed(io.RawIOBase):
 
     def _fail(self, what: str) -> None:
         raise BadInputError(
-            f"{self._path}, byte {self._at}: its {self._kind} data {what}; get it again, or leave it out"
+            f"{self._path}, byte {self._at}: its {self._compressed_by} data {what}; get it again, or leave it out"
         ) from None
 
 

@@ -206,10 +206,10 @@ def cut_tokens(tokens: np.ndarray, tgt_len: int, item: int = 0, **how: Any) -> T
     """
     if item and tgt_len != item:
         raise UserError(f"--tgt-len {tgt_len}: these images have {item} pixels, all predicted at once; give {item}")
-    kind = TokenStreams
+    dataset_class = TokenStreams
     if item:
-        kind = TokenItems
-    return kind(tokens, tgt_len=tgt_len, **how)
+        dataset_class = TokenItems
+    return dataset_class(tokens, tgt_len=tgt_len, **how)
 
 
 def item_length(folder: Union[str, Path]) -> int:

@@ -1,6 +1,6 @@
 """Interface of tokenizers: a text becomes ids of one dictionary, an input of the model, and text again.
 
-Two kinds of folder hold one, see ``load_tokenizer``. What follows from a few facts about a tokenizer stands here.
+Folders of two formats hold one, see ``load_tokenizer``. What follows from a few facts about a tokenizer stands here.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from lazyformer_fairseq.data.text.dictionary_file import Dictionary, dictionary_
 from lazyformer_fairseq.data.text.normalisation import COPY_AGAIN
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_folder
-from lazyformer_fairseq.storage.checked import as_kind
+from lazyformer_fairseq.storage.checked import as_type
 from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version
 
 DICTIONARY_FILE = "dict.txt"
@@ -91,7 +91,7 @@ class TextTokenizer(ABC):
         path = folder / SETTINGS_FILE
         content = read_json(path, f"is {folder} a tokenizer folder, copied whole?")
         refuse_other_version(path, content, cls.FORMAT_VERSION)
-        description: Any = as_kind(cls.DESCRIPTION, content, path, COPY_AGAIN)
+        description: Any = as_type(cls.DESCRIPTION, content, path, COPY_AGAIN)
         contents = {}
         for name in cls.files[1:]:
             if not (folder / name).is_file():  # to open a pipe is to wait for a writer

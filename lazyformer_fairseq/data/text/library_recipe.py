@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, U
 from annotated_types import Ge, Le, Lt
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.checked import as_kind
+from lazyformer_fairseq.storage.checked import as_type
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -137,19 +137,19 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a ``tokenizer.json`` of the library's that decide a text's ids, and nothing else of it.
 
     Raises:
-        UserError: of another kind, damaged, or with a part that this program does not know.
+        UserError: of another type, damaged, or with a part that this program does not know.
     """
     model = values.get("model")
     if not isinstance(model, dict):
         raise UserError(f"holds no model of a tokenizer; {ACCEPTED}")
     if model.get("type") == "Unigram":
         raise UserError(f"its model is Unigram (SentencePiece, as of ALBERT, DeBERTa and XLM-R); {ACCEPTED}")
-    kind = "WordPiece"
+    model_type = "WordPiece"
     if "merges" in model:
-        kind = "BPE"
-    model = _checked({"type": kind, **model}, "model", MODELS)  # files of old have no type
-    kind = model["type"]
-    if kind == "WordPiece":
+        model_type = "BPE"
+    model = _checked({"type": model_type, **model}, "model", MODELS)  # files of old have no type
+    model_type = model["type"]
+    if model_type == "WordPiece":
         defaults = {
             "unk_token": "[UNK]",
             "continuing_subword_prefix": "##",
@@ -160,15 +160,15 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
     if normaliser is not None:
         normaliser = _checked(normaliser, "normalizer", NORMALISERS)
     division = _checked(values.get("pre_tokenizer"), "pre_tokenizer", DIVISIONS)
-    if division["type"] != DIVISION_OF_MODEL[kind]:
-        raise UserError(f"its pre_tokenizer {division['type']} does not go with a {kind} model here; {ACCEPTED}")
-    added = as_kind(list[AddedToken], values.get("added_tokens", []), "its added_tokens", ACCEPTED)
+    if division["type"] != DIVISION_OF_MODEL[model_type]:
+        raise UserError(f"its pre_tokenizer {division['type']} does not go with a {model_type} model here; {ACCEPTED}")
+    added = as_type(list[AddedToken], values.get("added_tokens", []), "its added_tokens", ACCEPTED)
     recipe = {
         "version": "1.0",
         "added_tokens": [token.as_json() for token in added],
         "normalizer": normaliser,
         "pre_tokenizer": division,
-        "decoder": DECODERS[kind],
+        "decoder": DECODERS[model_type],
         "model": model,
     }
     for symbol in ids_of(recipe):
@@ -179,13 +179,13 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked(values: Any, what: str, known: Mapping[str, type]) -> dict[str, Any]:
     """Return an object of a known type with known fields alone, its type first."""
-    kind = None
+    type_name = None
     if isinstance(values, dict):
-        kind = values.get("type")
-    if not isinstance(kind, str) or kind not in known:
-        raise UserError(f"its {what} is {str(kind)[:40]}, known are {', '.join(known)}; {ACCEPTED}")
-    as_kind(known[kind], values, f"its {what}", ACCEPTED)
-    return {"type": kind, **values}
+        type_name = values.get("type")
+    if not isinstance(type_name, str) or type_name not in known:
+        raise UserError(f"its {what} is {str(type_name)[:40]}, known are {', '.join(known)}; {ACCEPTED}")
+    as_type(known[type_name], values, f"its {what}", ACCEPTED)
+    return {"type": type_name, **values}
 
 
 @dataclass(frozen=True)
@@ -239,28 +239,28 @@ def joining_of(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -> Joini
         ids: the id of each symbol.
 
     Raises:
-        UserError: it is of another kind than those that BERT and RoBERTa have, or puts something else around texts.
+        UserError: it is of another type than those that BERT and RoBERTa have, or puts something else around texts.
     """
     processors = [values]
     if isinstance(values, dict) and values.get("type") == "Sequence" and isinstance(values.get("processors"), list):
         processors = values["processors"]
     for each in processors:
-        kind = None
+        type_name = None
         if isinstance(each, dict):
-            kind = each.get("type")
-        if kind == "ByteLevel":  # which decides offsets alone
+            type_name = each.get("type")
+        if type_name == "ByteLevel":  # which decides offsets alone
             continue
-        if kind in ("BertProcessing", "RobertaProcessing"):
+        if type_name in ("BertProcessing", "RobertaProcessing"):
             if each.get("cls") != [bos, ids[bos]] or each.get("sep") != [eos, ids[eos]]:
                 raise UserError(f"puts {each.get('cls')} and {each.get('sep')} around a text; {AROUND}")
-            if kind == "BertProcessing":
+            if type_name == "BertProcessing":
                 return BERT
             return ROBERTA
-        if kind != "TemplateProcessing":
+        if type_name != "TemplateProcessing":
             raise UserError(
-                f"its post_processor is {str(kind)[:40]}, known are {', '.join(POST_PROCESSORS)}; {ACCEPTED}"
+                f"its post_processor is {str(type_name)[:40]}, known are {', '.join(POST_PROCESSORS)}; {ACCEPTED}"
             )
-        return _joining_of_template(as_kind(Template, each, "its post_processor", ACCEPTED), bos, eos, ids)
+        return _joining_of_template(as_type(Template, each, "its post_processor", ACCEPTED), bos, eos, ids)
     raise UserError(f"its post_processor puts nothing around a text; {AROUND}")
 
 

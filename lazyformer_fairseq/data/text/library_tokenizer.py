@@ -35,7 +35,7 @@ from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 from lazyformer_fairseq.storage.json_files import read_json, read_text, write_json
 
-KIND = "tokenizers"
+LIBRARY = "tokenizers"
 PIECES_FILE = "pieces.json"
 SPACE = "Ġ"  # how a byte-level piece has the space before it
 INSIDE_WORD = "##"  # how WordPiece marks a piece that begins no word
@@ -268,7 +268,7 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
             row without a symbol gets a name of its own.
 
     Raises:
-        UserError: no tokenizer there, one of another kind (SentencePiece, say), without one of the five special
+        UserError: no tokenizer there, one of another type (SentencePiece, say), without one of the five special
             symbols, with more ids than rows, or damaged; a folder that exists.
     """
     refuse_without_extra("huggingface", "a tokenizer that came with another model")
@@ -297,7 +297,7 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
         description = Description(special, rows, joining.separators, joining.second_type)
         dictionary = LibraryTokenizer(out, recipe, description).dictionary
         model = (json.dumps(recipe, indent=1) + "\n").encode()
-        return LibraryTokenizer._write(out, {"kind": KIND, **asdict(description)}, model, dictionary)
+        return LibraryTokenizer._write(out, {"library": LIBRARY, **asdict(description)}, model, dictionary)
     except UserError as error:
         raise UserError(str(error) if str(source) in str(error) else f"{path}: {error}") from None
 

@@ -13,11 +13,11 @@ used. Three things differ from Python's ``re.sub``, and are expressed otherwise:
 
 :class:`MosesWords` gives what the rules give, some ten times faster. Nearly all of a text is letters and digits with
 single spaces between them, which no rule changes. The rules change what stands *between* two letters, a gap: ``, "`` or
-``'`` or ``.``. They are asked for each gap once, between two words of the right kind, and the answer is kept. That is
+``'`` or ``.``. They are asked for each gap once, between two words of the right class, and the answer is kept. That is
 exact because of what they look at:
 
 - A rule that looks past a space or a mark reads one letter on either side, and of that letter only its
-  :meth:`~MosesWords._kind_of`. No match reaches over more than one letter; so a letter between two marks, as in
+  :meth:`~MosesWords._class_of`. No match reaches over more than one letter; so a letter between two marks, as in
   ``'n'`` or ``U.S.``, belongs to the gap.
 - The rule for full stops reads the whole token before (is it an abbreviation? has it a stop inside?) and the first
   letter of the next one. So a gap with a full stop in it is asked for together with what stands before it, unless that
@@ -114,7 +114,7 @@ REWRITTEN = {
 
 
 class Rule(NamedTuple):
-    """Every match of a pattern, of Oniguruma's kind or of the package regex's, becomes the content."""
+    """Every match of a pattern, of Oniguruma or of the package regex, becomes the content."""
 
     pattern: str
     content: str
@@ -261,7 +261,7 @@ class MosesWords:
         self._gap = re.compile(rf"( ?[^{letters} ][^{letters}]*(?:(?<! )[{letters}](?! )[^{letters}]+)*)")
         abbreviations = (*moses.NONBREAKING_PREFIXES, *moses.NUMERIC_ONLY_PREFIXES)
         self._ends_of_abbreviations = {word for words in abbreviations for word in re.findall(f"[{letters}]+", words)}
-        self._words_of_kinds: dict[tuple, str] = {}
+        self._words_of_classes: dict[tuple, str] = {}
         self._stand_in = cache(self._find_stand_in)
         self._answer = lru_cache(KEPT_ANSWERS)(self._ask)
 
@@ -342,15 +342,15 @@ class MosesWords:
                 raise _UnusualTextError
 
     def _find_stand_in(self, letter: str) -> str:
-        """Return a word of letters of the same kind, one for each kind, that is in no list of abbreviations."""
+        """Return a word of letters of the same class, one for each class, that is in no list of abbreviations."""
         if not letter:
             return ""
-        word = self._words_of_kinds.setdefault(self._kind_of(letter), letter * 3)
+        word = self._words_of_classes.setdefault(self._class_of(letter), letter * 3)
         while word in self._ends_of_abbreviations:
             word += letter
         return word
 
-    def _kind_of(self, letter: str) -> tuple:
+    def _class_of(self, letter: str) -> tuple:
         """Return all that a rule can test of a single letter: ``s`` is that of ``5's``."""
         sets = (self._alphabetic, self._numeric, self._lower)
         return (

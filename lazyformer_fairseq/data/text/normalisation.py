@@ -13,7 +13,7 @@ from re import Pattern
 from typing import Any, ClassVar, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.checked import as_kind
+from lazyformer_fairseq.storage.checked import as_type
 
 MASK = "<mask>"
 UNKNOWN = "<unk>"
@@ -89,7 +89,7 @@ class TextSettings:
         missing = sorted({field.name for field in fields(cls)} - values.keys())
         if missing:
             raise UserError(f"{path}: text setting {', '.join(missing)} is missing; {COPY_AGAIN}")
-        return as_kind(cls, values, path, COPY_AGAIN)
+        return as_type(cls, values, path, COPY_AGAIN)
 
 
 def symbol_pattern(settings: TextSettings) -> Pattern:

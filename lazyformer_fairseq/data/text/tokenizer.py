@@ -30,7 +30,7 @@ from lazyformer_fairseq.data.text.interface import (
     SpecialIds,
     refuse_surrogates,
 )
-from lazyformer_fairseq.data.text.library_tokenizer import KIND, LibraryTokenizer
+from lazyformer_fairseq.data.text.library_tokenizer import LIBRARY, LibraryTokenizer
 from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK, UNKNOWN, Span, TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
@@ -374,7 +374,7 @@ def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
             f"{path}: is a tokenizer as Hugging Face writes it; make a folder for this program of it first: "
             "docs/data.md, 'Take the tokenizer of a BERT'"
         )
-    if description.get("kind") == KIND:
+    if description.get("library") == LIBRARY:
         return LibraryTokenizer
     return Tokenizer
 

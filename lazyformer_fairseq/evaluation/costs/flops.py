@@ -294,7 +294,7 @@ def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> _Parameters:
         inner = build_sublayer(planned.kind.module(sizes.direction), options, planned)
         sublayer: nn.Module = inner
         if inner.is_residual:
-            norm = NormOptions(kind=sizes.norm, has_bias=sizes.norm_bias)
+            norm = NormOptions(type=sizes.norm, has_bias=sizes.norm_bias)
             sublayer = ResidualSublayer(inner, sizes.embed_dim, norm=norm)
     shared = {name: each for name, each in options.common.items() if isinstance(each, nn.Parameter)}
     own = set(sublayer.parameters()) - set(shared.values())

@@ -256,12 +256,12 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
 
 def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
     """Return products of two square matrices by each library that models use; measure them in turn with models."""
-    kind = torch.device(device).type
+    device_type = torch.device(device).type
     libraries: dict[str, Callable[..., Tensor]] = {"matrix product": torch.matmul}
-    if (kind, dtype) == ("cpu", torch.float32) and has_onednn():
+    if (device_type, dtype) == ("cpu", torch.float32) and has_onednn():
         libraries["matrix product by oneDNN"] = linear_by_onednn
     things: dict[str, Callable[[], Tensor]] = {}
-    sizes = SLOW_SIZES if (kind, dtype) == ("cpu", torch.float16) else MATRIX_SIZES[kind]
+    sizes = SLOW_SIZES if (device_type, dtype) == ("cpu", torch.float16) else MATRIX_SIZES[device_type]
     for size in sizes:
         pair = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(2)]
         for name, multiply in libraries.items():

@@ -10,7 +10,7 @@ import torch
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.executors.torch_builds import misfit_of_torch
 from lazyformer_fairseq.extras import versions
-from lazyformer_fairseq.modules.processor import device_kind
+from lazyformer_fairseq.modules.processor import device_key
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ def device_named(name: Optional[str]) -> str:
 def describe_machine(device: torch.device | str) -> dict[str, str | int]:
     """Return the processor or GPU, and how much of it is used."""
     if torch.device(device).type == "cuda":
-        return {"device": device_kind("cuda"), "cuda": str(torch.version.cuda)}
-    return {"device": device_kind("cpu"), "threads": torch.get_num_threads()}
+        return {"device": device_key("cuda"), "cuda": str(torch.version.cuda)}
+    return {"device": device_key("cpu"), "threads": torch.get_num_threads()}
 
 
 def trade_name(device: str) -> str:

@@ -335,7 +335,7 @@ def compose_yaml(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[st
             # Where a run's folder depends on the name of the job, only hydra's main function knows it.
             found[name] = OmegaConf.to_container(section, resolve=name != "checkpoint")
         return found
-    except Exception as error:  # hydra, OmegaConf and what they parse with raise exceptions of many kinds
+    except Exception as error:  # hydra, OmegaConf and what they parse with raise exceptions of many types
         raise UserError(f"{path}: cannot be read as a training's settings: {error}") from error
 
 
@@ -398,8 +398,8 @@ def _is_on(value: Any) -> bool:
     return str(value).lower() in ("", "true")
 
 
-def _number(name: str, value: Any, kind: type = int) -> Any:
+def _number(name: str, value: Any, number_type: type = int) -> Any:
     try:
-        return kind(value)
+        return number_type(value)
     except (TypeError, ValueError):
         raise UserError(f"--{name.replace('_', '-')} {value}: must be a number") from None

@@ -159,11 +159,11 @@ def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Mod
         raise UserError(f"--model {name}={spec}: layers is for fairseq: and hf: alone; a pattern says how many it has")
     if keeps and row is None:
         raise UserError(f"--model {name}={spec}: sizes=own is for a named arch, whose widths it keeps")
-    kind = "pattern"
+    named_by = "pattern"
     arch = None
     pattern = what
     if row:
-        kind = "arch"
+        named_by = "arch"
         arch = what
         pattern = row.sublayer_pattern
     try:
@@ -177,7 +177,7 @@ def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Mod
         fields = zip(WIDTHS, ("embed_dim", "ffn_embed_dim", "attention_heads"), strict=True)
         own = {ours: getattr(row, f"{part}_{theirs}") for ours, theirs in fields} | own
     widths = {size: own.get(size, sizes[size]) for size in WIDTHS}
-    return ModelSpec(name=name, what=kind, pattern=pattern, arch=arch, **widths, **others)
+    return ModelSpec(name=name, what=named_by, pattern=pattern, arch=arch, **widths, **others)
 
 
 def _elsewhere(name: str, spec: str, sizes: Mapping[str, Any], first: Optional[ModelSpec]) -> ModelSpec:

@@ -76,18 +76,18 @@ class ComparedTask(ABC):
         """Go to another process without what is loaded."""
         return type(self), (self.settings,)
 
-    def train(self, jobs: Sequence[Job], description: str, kind: Optional[type[Training]] = None) -> None:
+    def train(self, jobs: Sequence[Job], description: str, training_class: Optional[type[Training]] = None) -> None:
         """Do the jobs that have no result yet, in turn or alone as the settings say.
 
         Args:
             jobs: trainings of models of this task.
             description: the label of the progress bar.
-            kind: the class of the trainings, by default that of a comparison.
+            training_class: the class of the trainings, by default that of a comparison.
         """
         settings = self.settings
         workers = count_workers(settings.in_turn, settings.device)
         if jobs:
-            train(jobs, partial(kind or ComparedTraining, self), description, workers, settings.device)
+            train(jobs, partial(training_class or ComparedTraining, self), description, workers, settings.device)
 
     def objective(self, spec: ModelSpec, seed: int, updates: int) -> Objective:
         """Return the objective of a model for so many updates."""
@@ -177,11 +177,11 @@ class ComparedTask(ABC):
             device=settings.device,
         )
 
-    def _options(self, kind: type, spec: ModelSpec, of_recipe: Mapping[str, Any]) -> dict[str, Any]:
+    def _options(self, options_class: type, spec: ModelSpec, of_recipe: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the recipe that a dataclass has, and the user's."""
-        return {**chosen(kind, of_recipe), **self.given(kind, spec)}
+        return {**chosen(options_class, of_recipe), **self.given(options_class, spec)}
 
-    def given(self, kind: type, spec: Optional[ModelSpec] = None) -> dict[str, Any]:
+    def given(self, options_class: type, spec: Optional[ModelSpec] = None) -> dict[str, Any]:
         """Return the user's further options of a dataclass, of all models and of this one, by name.
 
         Raises:
@@ -200,7 +200,7 @@ class ComparedTask(ABC):
         schedule = by_flag.get("--lr-scheduler", recipe.schedule(0.0, 0)[0])
         optimizer_options = row_of("--optimizer", OPTIMIZERS, optimizer)[1]
         schedule_options = row_of("--lr-scheduler", SCHEDULES, schedule)[1]
-        return chosen(kind, read_words(words, *self.OPTIONS, Chosen, optimizer_options, schedule_options))
+        return chosen(options_class, read_words(words, *self.OPTIONS, Chosen, optimizer_options, schedule_options))
 
     @cached_property
     def words_per_token(self) -> float:

@@ -190,7 +190,7 @@ def read_histories(runs: Mapping[str, Sequence[Path]]) -> tuple[dict[str, Histor
     """Return the runs that were validated, by name, and a sentence for each that was not.
 
     Raises:
-        UserError: none was, or losses of different kinds.
+        UserError: none was, or losses that do not compare.
     """
     read = {name: read_history(phases) for name, phases in runs.items()}
     shown = {name: history for name, history in read.items() if history.losses}
@@ -206,7 +206,7 @@ def read_histories(runs: Mapping[str, Sequence[Path]]) -> tuple[dict[str, Histor
     measures = {history.measure: name for name, history in shown.items()}
     if len(measures) > 1:
         what = "; ".join(f"{name}: {measure}" for measure, name in measures.items())
-        raise UserError(f"these losses do not compare ({what}); draw one kind at a time")
+        raise UserError(f"these losses do not compare ({what}); draw one at a time")
     return shown, silent
 
 

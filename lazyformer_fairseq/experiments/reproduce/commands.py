@@ -87,7 +87,7 @@ def lazyformer(raw: str, out: Path, options: ReproduceOptions, models: tuple[str
     It builds the corpus, times the models, pre-trains six of them (or --models) for a million updates, fine-tunes on
     GLUE from six checkpoints of each model of Table 1 and from the last one of the others, and writes one page with the
     paper's numbers beside its own. RAW is a folder: `glue` in it is GLUE's official download, `books` holds books, one
-    per file, and everything else is text of any kind that lazyformer corpus reads. With --tiny RAW may be the word
+    per file, and everything else is text in any format that lazyformer corpus reads. With --tiny RAW may be the word
     demo: the prose that Python carries.
 
     Stop it at any time; rerun to resume. Look at --plan first: in full it takes weeks on eight GPUs.

@@ -370,8 +370,8 @@ def _prepare(size: Size, name: str, text: Path, data: Path) -> tuple[str, ...]:
     """Return the command that makes data of a text; a miniature's texts are in WikiText's format, and not official."""
     if size.is_tiny:
         return our_command("lm", "prepare", "wikitext", text, data)
-    kind = "wikitext" if name == WIKITEXT else name
-    return our_command("lm", "prepare", kind, text, data, official=name)
+    corpus = "wikitext" if name == WIKITEXT else name
+    return our_command("lm", "prepare", corpus, text, data, official=name)
 
 
 def _training_steps(size: Size, training: Training, data: Path, out: Path, needs: tuple[str, ...]) -> list[Step]:

@@ -139,12 +139,12 @@ class Material:
         settings = self.settings
         objective = self.objective(supernet_pattern(settings.candidates, settings.layers))
         if isinstance(objective, MaskedLMObjective):
-            kind = BlocksPart
+            part_class = BlocksPart
         else:
-            kind = StreamsPart
+            part_class = StreamsPart
         given = {field.name: getattr(objective, field.name) for field in fields(objective)}
         given["batch_size"] = settings.batch_size // settings.update_freq
-        return SupernetObjective({side: kind(**given, side=side) for side in (WEIGHTS, ARCHITECTURE)}, settings)
+        return SupernetObjective({side: part_class(**given, side=side) for side in (WEIGHTS, ARCHITECTURE)}, settings)
 
     @cached_property
     def network_sizes(self) -> Sizes:

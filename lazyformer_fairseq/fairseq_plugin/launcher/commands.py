@@ -153,8 +153,8 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
         raise UserError(f"--recipe {run.recipe}: {arch} is the folder of a trained model, which goes on by Table 5")
     choices = CAUSAL_CHOICES if is_causal else MASKED_CHOICES
     if run.recipe and run.recipe not in choices:
-        kind = "causal" if is_causal else "masked"
-        raise UserError(f"--recipe {run.recipe}: {arch} is a {kind} language model; give {' or '.join(choices)}")
+        trained_as = "causal" if is_causal else "masked"
+        raise UserError(f"--recipe {run.recipe}: {arch} is a {trained_as} language model; give {' or '.join(choices)}")
     if "sublayer_pattern" in wanted:
         plan(wanted["sublayer_pattern"], CAUSAL if is_causal else ENCODER)
 
@@ -174,7 +174,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
 
 
 def _refuse_misfits(arch: str, run: Pretraining, warm: Optional[Path], of_phases: dict[str, str]) -> None:
-    """Raise a UserError for options that belong to another recipe or kind of ARCH."""
+    """Raise a UserError for options that belong to another recipe or type of ARCH."""
     if run.distill and not warm:
         raise UserError(f"--distill: {arch} is no folder of a model")
     if run.without and run.recipe != "laptop":

@@ -265,7 +265,7 @@ def find_config(name: str) -> Path:
     Raises:
         UserError: there is none; with the nearest names.
     """
-    folders = [CONFIGS / kind for kind in ("pretraining", "language_modeling")]
+    folders = [CONFIGS / folder for folder in ("pretraining", "language_modeling")]
     paths = (Path(folder, name) for folder in ("", *folders))
     if path := next(filter(Path.is_file, paths), None):
         return path

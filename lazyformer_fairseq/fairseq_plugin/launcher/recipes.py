@@ -42,10 +42,10 @@ ADAM = """--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --w
 def without_replaced(recipe: Sequence[str], given: Mapping[str, str]) -> list[str]:
     """Return a recipe's words without those that a user's own optimizer or schedule lacks."""
     found = options_by_name(recipe)
-    for kind in given.keys() & {"optimizer", "lr_scheduler"}:
+    for registry in given.keys() & {"optimizer", "lr_scheduler"}:
         from lazyformer_fairseq.fairseq_plugin.optim.others import options_of_others  # imports fairseq
 
-        lacking = options_of_others(kind, given[kind])
+        lacking = options_of_others(registry, given[registry])
         found = {name: value for name, value in found.items() if name not in lacking}
     return as_words({name: value or True for name, value in found.items()})
 

@@ -29,11 +29,11 @@ def as_fairseq_reads(options: type, name: str, more: Sequence[tuple] = (), base:
         said = each.metadata["option"]
         if each.name in inherited:
             continue
-        kind = ChoiceEnum(list(said.choices)) if said.choices else each.type
+        value_type = ChoiceEnum(list(said.choices)) if said.choices else each.type
         metadata = {"help": said.help}
         if said.flags:
             metadata["argparse_alias"] = said.flags[-1]
-        found.append((each.name, kind, field(default=each.default, metadata=metadata)))
+        found.append((each.name, value_type, field(default=each.default, metadata=metadata)))
     return make_dataclass(name, [*found, *more], bases=(base,), namespace={"__module__": __name__})
 
 

@@ -9,7 +9,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import build_model
 from torch import nn
 
-from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
+from lazyformer_fairseq.fairseq_plugin.fairseq_classes import as_fairseq
 
 
 @dataclass(frozen=True)

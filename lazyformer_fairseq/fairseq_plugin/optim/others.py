@@ -5,7 +5,7 @@ from dataclasses import fields
 from fairseq.registry import REGISTRIES
 
 
-def options_of_others(kind: str, name: str) -> set[str]:
+def options_of_others(registry: str, name: str) -> set[str]:
     """Return the options of all optimizers, or schedules, that the one of this name lacks."""
-    rows = {each: {one.name for one in fields(row)} for each, row in REGISTRIES[kind]["dataclass_registry"].items()}
+    rows = {each: {one.name for one in fields(row)} for each, row in REGISTRIES[registry]["dataclass_registry"].items()}
     return set().union(*rows.values()) - rows.get(name, {"lr", "weight_decay"})  # which sgd has, without a row

@@ -91,7 +91,7 @@ class TrainerGuard(UpdateGuard):
         else:
             if trainer.get_num_updates() > before:
                 self.accept(self.loss)
-        # fairseq's own kind of meter, so that a run without the plugin can read the checkpoint.
+        # fairseq's own type of meter, so that a run without the plugin can read the checkpoint.
         metrics.log_scalar("skipped", self.skipped, weight=0, priority=710)
         metrics.log_scalar("rollbacks", self.rollbacks, weight=0, priority=711)
         return output

@@ -46,10 +46,10 @@ def printing_user_errors(excepthook: Callable) -> Callable:
             warnings.filterwarnings("ignore", category=category, module=module)
     warnings.filterwarnings("ignore", message=r"\n'config' is validated against ConfigStore schema")
 
-    def hook(kind, error, traceback):
+    def hook(error_type, error, traceback):
         user_error = find_user_error(error)
-        if user_error is None and not issubclass(kind, KeyboardInterrupt):
-            excepthook(kind, error, traceback)
+        if user_error is None and not issubclass(error_type, KeyboardInterrupt):
+            excepthook(error_type, error, traceback)
             return
         message = "interrupted; the same command, run again, resumes from what was saved, if anything was"
         if user_error is not None:

@@ -11,7 +11,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
-from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
+from lazyformer_fairseq.fairseq_plugin.fairseq_classes import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.reliability.data import BatchSize, ExactEpochBatchIterator
 from lazyformer_fairseq.training.out_of_memory import build_in_memory
 

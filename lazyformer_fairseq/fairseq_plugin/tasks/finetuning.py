@@ -27,7 +27,7 @@ from lazyformer_fairseq.data.squad import METRICS, SPLITS, read_squad
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
+from lazyformer_fairseq.fairseq_plugin.fairseq_classes import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
@@ -166,7 +166,7 @@ class GlueTask(FineTuningTask):
         objective = LabelledTextsObjective(
             data=cfg.data,
             task=None if description.is_custom or (is_prepared and not cfg.glue_task) else description.name,
-            head_kind=str(cfg.glue_head),
+            head_type=str(cfg.glue_head),
             head_name=cfg.glue_head_name,
             max_train_rows=cfg.max_train_rows,
             longest=cfg.tokens_per_sample,

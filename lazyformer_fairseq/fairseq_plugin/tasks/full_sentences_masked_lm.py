@@ -19,7 +19,7 @@ from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions
 from lazyformer_fairseq.data.shards import data_folders, keep_tokenizer, tokenizer_of
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
+from lazyformer_fairseq.fairseq_plugin.fairseq_classes import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks import encoder_task

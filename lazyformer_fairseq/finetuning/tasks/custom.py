@@ -98,7 +98,7 @@ class CustomTask(TextsBenchmark):
         given: settings.GridSettings,
         prepared: Mapping[str, PreparedCustomTask],
     ) -> dict[str, Any]:
-        """Return kind and dropout of the head, and the task."""
+        """Return type and dropout of the head, and the task."""
         return {**super().extra_settings(given, prepared), "description": self.row.as_json()}
 
 
@@ -106,7 +106,7 @@ def in_words(row: TaskDescription) -> str:
     """Return what is learnt, for the user to check."""
     if row.is_regression:
         mean, deviation = row.standard
-        what = f"scores around {mean:g}, standard deviation {deviation:g} (--kind classes for classes)"
+        what = f"scores around {mean:g}, standard deviation {deviation:g} (--label-type classes for classes)"
     else:
         shown = ", ".join(row.labels[:MOST_SHOWN])
         if len(row.labels) > MOST_SHOWN:
@@ -117,7 +117,7 @@ def in_words(row: TaskDescription) -> str:
         elif row.is_multi_label:
             what = f"lists of {len(row.labels)} labels, {shown}"
         elif all(map(_is_number, row.labels)):
-            what += " (--kind scores for scores)"
+            what += " (--label-type scores for scores)"
     columns = []
     for column in (*row.splits["train"].texts, row.splits["train"].label):
         if isinstance(column, str):
@@ -173,22 +173,24 @@ def describe(folder: Path, given: settings.GridSettings) -> TaskDescription:
     row = replace(row, is_multi_label=not row.tags_words and _begins_with_list(row, path))
 
     words = [example.target for example in read_split(row, folder, "train").examples]
-    kind = given.kind
+    label_type = given.label_type
     if row.tags_words:
         words = [word for tags in words for word in tags]
-        kind = _kind_of_tags(path, set(words))
+        label_type = _type_of_tags(path, set(words))
     elif row.is_multi_label:
-        kind = settings.LISTS
+        label_type = settings.LISTS
         words = [word for listed in words for word in listed]
         if not words:
             raise UserError(f"{path}: all lists of labels are empty, so nothing can be learnt from them")
-    elif not kind and given.labels:
-        kind = settings.CLASSES
-    if given.kind and (kind == settings.LISTS) != (given.kind == settings.LISTS):
-        raise UserError(f"--kind {given.kind}: the first row of {path} says otherwise; leave the option out")
-    if not kind:
-        kind = kind_of(words, label)
-    if kind != settings.SCORES:
+    elif not label_type and given.labels:
+        label_type = settings.CLASSES
+    if given.label_type and (label_type == settings.LISTS) != (given.label_type == settings.LISTS):
+        raise UserError(
+            f"--label-type {given.label_type}: the first row of {path} says otherwise; leave the option out"
+        )
+    if not label_type:
+        label_type = label_type_of(words, label)
+    if label_type != settings.SCORES:
         row = replace(row, labels=labels_of(path, words, given.labels))
     else:
         refuse_given(given, ("labels",), "scores have none; leave it out")
@@ -198,10 +200,10 @@ def describe(folder: Path, given: settings.GridSettings) -> TaskDescription:
         if not 0 < deviation < math.inf:
             raise UserError(f"{path}: all {len(scores):,} scores are {scores[0]:g}, so nothing can be learnt from them")
         row = replace(row, standard=(float(np.mean(scores)), deviation))
-    return replace(row, metrics=metrics_of(kind, row.labels, given.metric))
+    return replace(row, metrics=metrics_of(label_type, row.labels, given.metric))
 
 
-def _kind_of_tags(path: Path, tags: set[str]) -> str:
+def _type_of_tags(path: Path, tags: set[str]) -> str:
     """Return entities where tags have the prefixes of the IOB format, and all but one of them do; else tags."""
     of_entities = {tag for tag in tags if re.match("[BI]-.", tag)}
     if not of_entities:
@@ -309,7 +311,7 @@ def _is_number(word: str) -> bool:
         return False
 
 
-def kind_of(words: Sequence[str], label: Column) -> str:
+def label_type_of(words: Sequence[str], label: Column) -> str:
     """Return scores where most labels are numbers and some are not whole, or the column is called so; else classes.
 
     Args:
@@ -333,7 +335,7 @@ def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[s
     if len(there) > MOST_SHOWN and 2 * len(there) > len(words):
         raise UserError(
             f"{path}: {len(there):,} different labels in {len(words):,} rows, as {words[0][:40]!r}: is this their "
-            "column? Name it by --label; or if these are numbers to be predicted, give --kind scores"
+            "column? Name it by --label; or if these are numbers to be predicted, give --label-type scores"
         )
     for word in given:
         if word not in there or given.count(word) > 1:
@@ -345,15 +347,15 @@ def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[s
     return tuple(sorted(there))
 
 
-def metrics_of(kind: str, labels: Sequence[str], chosen: Optional[str]) -> tuple[str, ...]:
+def metrics_of(label_type: str, labels: Sequence[str], chosen: Optional[str]) -> tuple[str, ...]:
     """Return the names of what is measured, first of what selects epoch and rate."""
-    measured = settings.METRICS_OF_KIND[kind]
+    measured = settings.METRICS[label_type]
     known = measured
-    if len(labels) == 2 and kind == settings.CLASSES:
+    if len(labels) == 2 and label_type == settings.CLASSES:
         known = (*measured, "f1")
-        kind = f"two {kind}"
+        label_type = f"two {label_type}"
     if not chosen:
         return measured
     if chosen not in known:
-        raise UserError(f"--metric {chosen}: {kind} are measured by {', '.join(known)}")
+        raise UserError(f"--metric {chosen}: {label_type} are measured by {', '.join(known)}")
     return tuple(dict.fromkeys((chosen, *measured)))

@@ -210,10 +210,10 @@ def prepare_task(
     Raises:
         UserError: a row is wrong (file and line), or the folder was prepared in another way.
     """
-    kind = PreparedTask
+    prepared_class = PreparedTask
     if task.is_custom:
-        kind = PreparedCustomTask
-    before = kind.reuse(folder, settings)
+        prepared_class = PreparedCustomTask
+    before = prepared_class.reuse(folder, settings)
     if before is not None:
         return before
     files = {}
@@ -227,7 +227,7 @@ def prepare_task(
     def write_splits(folder: Path) -> dict[str, Any]:
         return {name: _write(folder / name, task, file, tokenizer, settings) for name, file in files.items()}
 
-    return kind.write(
+    return prepared_class.write(
         folder,
         settings,
         tokenizer,

@@ -231,7 +231,7 @@ def load_squad_model(
     task = state["cfg"].get("task") or {}
     name = task.get("squad_head_name") or "squad"
     head = heads_in_checkpoint(state["model"]).get(name)
-    if head is None or head.kind != SPAN:
+    if head is None or head.type != SPAN:
         raise UserError(f"{checkpoint}: has no span head {name!r}; give a checkpoint fine-tuned on SQuAD")
     folder = find_tokenizer_folder(wanted.tokenizer or checkpoint)
     loaded = loading.load_state(state, checkpoint, load_tokenizer(folder))

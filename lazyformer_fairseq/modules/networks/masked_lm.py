@@ -135,26 +135,26 @@ class MaskedLM(nn.Module):
         """Return the longest sequence, in tokens."""
         return self.encoder.sentence_encoder.max_positions
 
-    def register_classification_head(self, name: str, num_classes: int, kind: str = "dense") -> None:
-        """Add the head `name` with fresh weights, or replace one of another size or kind.
+    def register_classification_head(self, name: str, num_classes: int, head_type: str = "dense") -> None:
+        """Add the head `name` with fresh weights, or replace one of another size or type.
 
         Args:
             name: of the head.
             num_classes: its outputs.
-            kind: a key of :data:`~lazyformer_fairseq.modules.networks.heads.HEADS`.
+            head_type: a key of :data:`~lazyformer_fairseq.modules.networks.heads.HEADS`.
         """
         previous = dict(self.classification_heads.items()).get(name)
         if previous is not None:
-            if type(previous) is heads.HEADS[kind] and heads.outputs_of(previous) == num_classes:
+            if type(previous) is heads.HEADS[head_type] and heads.outputs_of(previous) == num_classes:
                 return
             logger.warning(
                 "classification head %s: %d outputs (%s) replace its %d, weights start anew",
                 name,
                 num_classes,
-                kind,
+                head_type,
                 heads.outputs_of(previous),
             )
-        head = heads.HEADS[kind](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
+        head = heads.HEADS[head_type](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
         self.classification_heads[name] = head.apply(init_bert_weights)
 
     def register_pooler(self) -> None:

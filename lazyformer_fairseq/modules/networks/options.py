@@ -183,17 +183,17 @@ def norms_and_biases(options: Any) -> dict[str, Any]:
     }
 
 
-def plain_options(kind: type[SomeOptions], config: Any) -> SomeOptions:
+def plain_options(cls: type[SomeOptions], config: Any) -> SomeOptions:
     """Return the options that a model was built from as a dataclass of ours, from fairseq's config or such a one."""
     found = {}
-    for each in fields(kind):
+    for each in fields(cls):
         found[each.name] = getattr(config, each.name)
         if each.type is str:
             found[each.name] = str(found[each.name])
-    return kind(**found)
+    return cls(**found)
 
 
-def read_options(kind: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptions:
+def read_options(cls: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptions:
     """Return the options of a model by name, as a checkpoint or a file has them.
 
     The one check of them: an export, a load, a build and a command line refuse the same values in the same words.
@@ -202,7 +202,7 @@ def read_options(kind: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptio
         UserError: an unknown name, or a value of another type, out of its bounds, or none of the choices.
     """
     given = dict(given)
-    known = {each.name: each.default for each in fields(kind)}
+    known = {each.name: each.default for each in fields(cls)}
     if unknown := sorted(map(str, given.keys() - known.keys())):
         raise UserError(f"no setting {', '.join(unknown)}{nearest(unknown[0], known)}")
     for name, value in given.items():
@@ -211,7 +211,7 @@ def read_options(kind: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptio
             given[name] = float(value)
         elif type(value) is not right:
             raise UserError(f"option {name} is {value!r}, must be {right.__name__}")
-    options = kind(**given)
+    options = cls(**given)
     check(options)
     return options
 

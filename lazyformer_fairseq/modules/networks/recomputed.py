@@ -232,8 +232,8 @@ class _Reversible(torch.autograd.Function):
         ctx.branch = branch
         ctx.dtype = dtype
         ctx.chances = []
-        kind = first.device.type
-        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        device_type = first.device.type
+        ctx.autocast = device_type, torch.get_autocast_dtype(device_type), torch.is_autocast_enabled(device_type)
         for unit in units:
             ctx.chances.append((torch.get_rng_state(), *get_device_states(first)))
             added, _, found = _with_graph(branch, unit, second, dtype, shared)

@@ -193,7 +193,7 @@ class Stack(nn.Module):
     def parts(self) -> dict[str, Any]:
         """Fields of `sizes` for norms and biases."""
         return {
-            "norm": self.norm.kind,
+            "norm": self.norm.type,
             "norm_bias": self.norm.has_bias,
             "linear_bias": self.options.linear_bias,
         }

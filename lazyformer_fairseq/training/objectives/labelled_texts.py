@@ -38,7 +38,7 @@ class LabelledTextsObjective(HeadObjective):
     Attributes:
         data: a folder of a task's official files, or of the task as prepared.
         task: the task's name in GLUE; None for what the folder holds.
-        head_kind: ``dense``, RoBERTa's two linear maps, or ``linear``.
+        head_type: ``dense``, RoBERTa's two linear maps, or ``linear``.
         head_name: the head's name; by default the task's.
         max_train_rows: rows to train on, the same for all seeds; None for all.
         tokenizer_folder: by default the one of prepared data, else the one beside the checkpoint.
@@ -47,7 +47,7 @@ class LabelledTextsObjective(HeadObjective):
 
     data: str
     task: Optional[str] = None
-    head_kind: str = "dense"
+    head_type: str = "dense"
     head_name: Optional[str] = None
     max_train_rows: Optional[int] = None
     tokenizer_folder: Optional[Path] = None
@@ -72,8 +72,8 @@ class LabelledTextsObjective(HeadObjective):
 
     @property
     def head(self) -> tuple[str, int, str]:
-        """The head's name, its number of outputs, and its kind."""
-        return self.head_name or self.description.head_name, self.description.num_classes, self.head_kind
+        """The head's name, its number of outputs, and its type."""
+        return self.head_name or self.description.head_name, self.description.num_classes, self.head_type
 
     def dataset(self, split: str) -> LabelledTextsDataset:
         """Read a split: `train`, `valid`, `test`; MNLI also has `valid1` and `test1` (mismatched)."""
@@ -152,7 +152,7 @@ class LabelledTextsObjective(HeadObjective):
             "data": self.data,
             "glue_task": None if self.description.is_custom else self.description.name,
             "glue_head_name": self.head_name,
-            "glue_head": self.head_kind,
+            "glue_head": self.head_type,
             "tokens_per_sample": self.longest,
             "max_train_rows": self.max_train_rows,
             "no_padding": self.no_padding,

@@ -45,7 +45,7 @@ class SpansObjective(HeadObjective):
 
     @property
     def head(self) -> tuple[str, int, str]:
-        """The head's name, its two outputs, and its kind."""
+        """The head's name, its two outputs, and its type."""
         return self.head_name, 2, SPAN
 
     def dataset(self, split: str) -> QuestionWindowsDataset:

@@ -23,7 +23,7 @@ class TagsObjective(LabelledTextsObjective):
     The loss is the mean over words. Words that are cut off add nothing to it; the metrics take them for OUTSIDE.
     """
 
-    head_kind: str = TAGS
+    head_type: str = TAGS
     DATASET: ClassVar[type[TaggedWordsDataset]] = TaggedWordsDataset
 
     def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:

@@ -22,7 +22,7 @@ NORM = "layer_norm."
 INNER = "inner."
 EMBEDDINGS = "encoder.sentence_encoder.embedding_layer_norm."
 SUBLAYER = "encoder.sentence_encoder.sublayers.{}.layer_norm."
-KINDS = ("weight", "bias")
+PARAMETERS = ("weight", "bias")
 
 
 @dataclass(frozen=True)
@@ -118,31 +118,31 @@ def _take_attention(planned: PlannedSublayer, old: Old, taken: Taken) -> tuple[s
             fresh_parts.add(place[0])
             continue
         (taken.kept if source is old else taken.borrowed).append(part)
-        for kind in KINDS:
-            weight = _read(source.weights, _parts(source.planned)[part], kind)
-            target = _read(taken.weights, place, kind)
+        for parameter in PARAMETERS:
+            weight = _read(source.weights, _parts(source.planned)[part], parameter)
+            target = _read(taken.weights, place, parameter)
             if weight is not None and target is not None:
                 target.copy_(weight)
     taken.dropped += [part for part in _parts(old.planned) if part not in places]
     taken.kept.append("out")
-    out = (f"{INNER}out_proj.{kind}" for kind in KINDS)
+    out = (f"{INNER}out_proj.{parameter}" for parameter in PARAMETERS)
     taken.weights |= {name: old.weights[name].clone() for name in out if name in taken.weights}
     whole = {"out_proj", *(linear for linear, _, _ in places.values())} - fresh_parts
     return _names(whole), _names(fresh_parts)
 
 
 def _names(linears: Iterable[str]) -> set[str]:
-    return {f"{INNER}{linear}.{kind}" for linear in linears for kind in KINDS}
+    return {f"{INNER}{linear}.{parameter}" for linear in linears for parameter in PARAMETERS}
 
 
 def _parts(planned: PlannedSublayer) -> Mapping[str, tuple[str, int, int]]:
     return planned.kind.module(ENCODER).parts(planned)
 
 
-def _read(weights: Weights, place: tuple[str, int, int], kind: str) -> Optional[Tensor]:
+def _read(weights: Weights, place: tuple[str, int, int], parameter: str) -> Optional[Tensor]:
     """Return a view of a projection's part."""
     linear, number, parts = place
-    weight = weights.get(f"{INNER}{linear}.{kind}")
+    weight = weights.get(f"{INNER}{linear}.{parameter}")
     if weight is None:
         return None
     return weight.chunk(parts)[number]
@@ -164,10 +164,10 @@ def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> 
             f"--encoder-ffn-embed-dim {new_width}: the old model's is {width}, and nothing says which of its numbers "
             f"to leave out; give {width} or more"
         )
-    for kind, number in product(KINDS, range(halves)):
+    for parameter, number in product(PARAMETERS, range(halves)):
         place = ("fc1", number, halves)
-        found = _read(old, place, kind)
-        target = _read(taken.weights, place, kind)
+        found = _read(old, place, parameter)
+        target = _read(taken.weights, place, parameter)
         if found is not None and target is not None:
             target[:width] = found
     taken.weights[f"{INNER}fc2.weight"].zero_()[:, :width] = old[f"{INNER}fc2.weight"]
@@ -245,10 +245,10 @@ def carry_norms(
             come = []
             last = _norm(new, place)
     return {
-        f"{name}{kind}": weight.to(new[f"{name}{kind}"].dtype)
+        f"{name}{parameter}": weight.to(new[f"{name}{parameter}"].dtype)
         for name, norm in changed.items()
-        for kind, weight in norm._asdict().items()
-        if f"{name}{kind}" in new
+        for parameter, weight in norm._asdict().items()
+        if f"{name}{parameter}" in new
     }
 
 

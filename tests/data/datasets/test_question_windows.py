@@ -139,9 +139,9 @@ def answered(file, windows, logits, **options):
     return collector.answers()
 
 
-@pytest.mark.parametrize("kind", SIZES)
-def test_odd_answers_come_back_as_they_stand_there_and_a_context_without_a_token_has_none(kind, tmp_path):
-    tokenizer = trained_on_odd(kind, tmp_path)
+@pytest.mark.parametrize("algorithm", SIZES)
+def test_odd_answers_come_back_as_they_stand_there_and_a_context_without_a_token_has_none(algorithm, tmp_path):
+    tokenizer = trained_on_odd(algorithm, tmp_path)
     questions = [(f"Which {number}?", answer) for number, answer in enumerate(ANSWERS)]
     file = read_squad(write_squad(tmp_path / "dev-v1.1.json", article("Odd", (ODD, questions))))
     for longest in (384, 40):
@@ -153,7 +153,7 @@ def test_odd_answers_come_back_as_they_stand_there_and_a_context_without_a_token
     file = read_squad(tmp_path / "dev.json", needs_answers=False)
     windows = make_windows(tokenizer, file)
     (answers,) = answered(file, windows, np.zeros((2, 1, int(windows.sizes[0])), np.float32))
-    assert [answer.text for answer in answers] == (["\x00"] if kind == "byte-level BPE" else [])
+    assert [answer.text for answer in answers] == (["\x00"] if algorithm == "byte-level BPE" else [])
 
 
 @pytest.fixture

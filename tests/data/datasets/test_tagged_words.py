@@ -8,14 +8,14 @@ from lazyformer_fairseq.data.datasets.tagged_words import NOWHERE, TaggedWordsDa
 from lazyformer_fairseq.data.labelled_files import words_of
 
 
-@pytest.mark.parametrize("kind", SIZES)
-def test_a_words_first_token_spells_its_beginning(kind, tmp_path):
-    tokenizer = trained_on_odd(kind, tmp_path)
+@pytest.mark.parametrize("algorithm", SIZES)
+def test_a_words_first_token_spells_its_beginning(algorithm, tmp_path):
+    tokenizer = trained_on_odd(algorithm, tmp_path)
     words = [*words_of(ODD), "\x00", "end."]
     assert "1\u00a0000\u00a0000," in words
     ids = tokenizer.build_input(" ".join(words))
     places = first_tokens(tokenizer, words)
-    assert (places == NOWHERE).tolist() == [word == "\x00" and kind != "byte-level BPE" for word in words]
+    assert (places == NOWHERE).tolist() == [word == "\x00" and algorithm != "byte-level BPE" for word in words]
     found = places[places != NOWHERE].tolist()
     assert len(set(found)) == len(found) and set(found) <= set(range(1, len(ids) - 1))
     for word in ("He", "said", "the"):

@@ -27,7 +27,7 @@ texts = st.one_of(
     st.text(),
     st.lists(st.sampled_from(["Anna", "sees", "the", "garden's", " ", ".", "é", "zz"])).map("".join),
 ).filter(lambda text: not any(symbol in text for symbol in ("<s>", "</s>")))  # which is text for ours alone
-KINDS = ("bert", "cased bert", "roberta", "prefixed roberta")
+FAMILIES = ("bert", "cased bert", "roberta", "prefixed roberta")
 
 
 def wordpiece(lower_case: bool = True, **options):
@@ -43,23 +43,23 @@ def byte_level(**options):
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """For each kind our tokenizer, adopted from what transformers wrote, and transformers' own."""
+    """For each family our tokenizer, adopted from what transformers wrote, and transformers' own."""
     folder = tmp_path_factory.mktemp("others")
     cased, prefixed = wordpiece(False, tokenize_chinese_chars=False), byte_level(add_prefix_space=True)
     result = {}
-    for kind, tokenizer in zip(KINDS, (wordpiece(), cased, byte_level(), prefixed), strict=True):
-        tokenizer.save_pretrained(folder / kind)
-        result[kind] = adopt_tokenizer(folder / kind, folder / f"ours, {kind}"), tokenizer
+    for family, tokenizer in zip(FAMILIES, (wordpiece(), cased, byte_level(), prefixed), strict=True):
+        tokenizer.save_pretrained(folder / family)
+        result[family] = adopt_tokenizer(folder / family, folder / f"ours, {family}"), tokenizer
     return result
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=40)
 @given(text=texts, second=texts)
 @example(text="Anna's  garden. ", second="a")
 @example(text="[MASK] <mask> [CLS]", second="")
-def test_ids_inputs_and_offsets_are_those_of_transformers(pairs, kind, text, second):
-    ours, theirs = pairs[kind]
+def test_ids_inputs_and_offsets_are_those_of_transformers(pairs, family, text, second):
+    ours, theirs = pairs[family]
     wanted = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
     if not {"[MASK]", "<mask>", "[CLS]"} & set(text.split()):
         assert ours.encode(text) == wanted["input_ids"]
@@ -81,10 +81,10 @@ def test_ids_inputs_and_offsets_are_those_of_transformers(pairs, kind, text, sec
         assert ids.tolist() == theirs.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_symbols_of_the_model(pairs, kind):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_symbols_of_the_model(pairs, family):
     """A mask is one id and the ends of inputs are text; the dictionary's special ids are the model's."""
-    ours, theirs = pairs[kind]
+    ours, theirs = pairs[family]
     mask = theirs.mask_token
     text = f"Anna sees {mask} near {mask}."
     assert ours.mask_word == mask and hash(load_tokenizer(ours.folder).settings) == hash(ours.settings)
@@ -104,19 +104,19 @@ def test_symbols_of_the_model(pairs, kind):
     assert ours.decode(ours.build_input(text)) == text
     from fairseq.data import Dictionary
 
-    if "roberta" in kind:
+    if "roberta" in family:
         assert Dictionary.load(str(ours.folder / DICTIONARY_FILE)).symbols == ours.symbols
     else:  # fairseq would read ids as other symbols where the special ones do not stand as in its own
         with pytest.raises(ValueError, match="Incorrect dictionary format"):
             Dictionary.load(str(ours.folder / DICTIONARY_FILE))
     ids = np.concatenate([ours.build_input(text) for text in ("Anna sees Ben.", "The old garden.")])
     # BERT divides at marks; a byte-level word is what follows a space.
-    assert ours.starts_of_words(ids).sum() == {"bert": 8, "cased bert": 8, "roberta": 6}.get(kind, 6)
+    assert ours.starts_of_words(ids).sum() == {"bert": 8, "cased bert": 8, "roberta": 6}.get(family, 6)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_words_of_another_models_vocabulary_are_masked_whole(pairs, kind):
-    ours, _ = pairs[kind]
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_words_of_another_models_vocabulary_are_masked_whole(pairs, family):
+    ours, _ = pairs[family]
     special, begins = ours.special, ours.begins_word
     how = {"mask_index": special.mask, "pad_index": special.pad, "special": tuple(special), "probability": 0.3}
     masking = Masking(len(ours.symbols), begins_word=begins, keep=0, random=0, **how)
@@ -130,16 +130,16 @@ def test_words_of_another_models_vocabulary_are_masked_whole(pairs, kind):
     assert seen == {*word[is_text]} and np.bincount(word[is_text]).max() > 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_transformers_read_what_is_written_for_them(pairs, kind, tmp_path):
-    ours, theirs = pairs[kind]
-    ours.write_for_transformers(tmp_path, token_types=kind.endswith("bert"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_read_what_is_written_for_them(pairs, family, tmp_path):
+    ours, theirs = pairs[family]
+    ours.write_for_transformers(tmp_path, token_types=family.endswith("bert"))
     again = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for texts_of in (["Anna sees the river."], ["Anna's garden", "is É old."]):
         assert again(*texts_of)["input_ids"] == theirs(*texts_of)["input_ids"]
     assert (again.mask_token_id, again.pad_token_id) == (theirs.mask_token_id, theirs.pad_token_id)
-    assert (ours.separators, ours.second_type) == ((1, 1) if kind.endswith("bert") else (2, 0))
-    if kind == "bert":
+    assert (ours.separators, ours.second_type) == ((1, 1) if family.endswith("bert") else (2, 0))
+    if family == "bert":
         assert again("a", "b")["token_type_ids"] == theirs("a", "b")["token_type_ids"]
 
 
@@ -210,7 +210,12 @@ def test_damaged_folders_are_refused(pairs, tmp_path):
         (SETTINGS_FILE, b'"format_version": 2', b'"format_version": 3', "format version 3"),
         (SETTINGS_FILE, b'"separators": 1', b'"separators": 9', r"tokenizer\.json: field 'separators' is 9"),
         (SETTINGS_FILE, b'"mask": "[MASK]"', b'"mask": "[PAD]"', "must be one each of .*, all different"),
-        (SETTINGS_FILE, b'"kind": "tokenizers"', b'"kind": "other"', "format version 2, but this program reads 1"),
+        (
+            SETTINGS_FILE,
+            b'"library": "tokenizers"',
+            b'"library": "other"',
+            "format version 2, but this program reads 1",
+        ),
         (SETTINGS_FILE, b'"rows": ', b'"rows": 9', "its symbols are not those"),
     ):
         with pytest.raises(UserError, match=reason):

@@ -98,7 +98,7 @@ def test_every_real_line(real_data):
 
 @pytest.mark.slow
 def test_memory_is_bounded():
-    """Endless new gaps of the longest kind that is kept."""
+    """Endless new gaps of the greatest length that is kept."""
     words = moses_words("en", False, False)
     marks = [chr(code) for code in range(0x1F300, 0x1F600) if chr(code).isprintable()]
     rng = random.Random(1)

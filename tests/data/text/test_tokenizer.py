@@ -145,11 +145,11 @@ def train_sentencepiece(sentences, **options) -> bytes:
     return model.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("algorithm", ["unigram", "bpe"])
 @pytest.mark.parametrize("byte_fallback", [False, True])
-def test_places_through_a_model_with_a_normalisation_of_its_own(tmp_path, kind, byte_fallback):
+def test_places_through_a_model_with_a_normalisation_of_its_own(tmp_path, algorithm, byte_fallback):
     size = 400 if byte_fallback else 120
-    model = train_sentencepiece(SENTENCES[:3] * 20, vocab_size=size, model_type=kind, byte_fallback=byte_fallback)
+    model = train_sentencepiece(SENTENCES[:3] * 20, vocab_size=size, model_type=algorithm, byte_fallback=byte_fallback)
     (tmp_path / "its.model").write_bytes(model)
     tokenizer = Tokenizer.from_model(tmp_path / "its.model", tmp_path / "tokenizer", PLAIN)
     text = "ﬁne\u3000house… 三 a"

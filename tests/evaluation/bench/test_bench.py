@@ -123,7 +123,7 @@ def test_there_is_no_speedup_without_its_baselines_name(finished):
 def test_pictures(finished):
     folder = finished[1]
     pictures = {path.name for path in folder.glob("*.png")}
-    assert pictures == {f"speedup_{kind}_fp32.png" for kind in ("training", "latency", "throughput")}
+    assert pictures == {f"speedup_{workload}_fp32.png" for workload in ("training", "latency", "throughput")}
     for name in pictures:
         assert image.imread(folder / name).std() > 0.01, "something is drawn"
 

@@ -44,15 +44,15 @@ def test_the_real_parsers_take_every_command(raw, tmp_path, size, monkeypatch):
     assert found["prepare_enwik8"].command[3] == ("wikitext" if size is TINY else "enwik8")
     for step in found.values():
         assert set(step.needs) <= found.keys() and step.command[0] == CLI
-        kind, words = step.name.partition("_")[0], step.command[1:]
-        if kind in ("test", "valid"):
+        part, words = step.name.partition("_")[0], step.command[1:]
+        if part in ("test", "valid"):
             checkpoint, data = map(Path, words[2:4])
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             checkpoint.touch()
             data.mkdir(parents=True, exist_ok=True)
             (data / "manifest.json").touch()
-            assert parsed(words)["split"] == kind
-        elif kind != "train":
+            assert parsed(words)["split"] == part
+        elif part != "train":
             parsed(words)
 
 

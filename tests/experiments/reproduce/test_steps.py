@@ -171,17 +171,17 @@ STUB = """
 import sys
 from pathlib import Path
 
-kind, made = sys.argv[1], Path(sys.argv[2])
+behaviour, made = sys.argv[1], Path(sys.argv[2])
 with Path("called").open("a") as file:
-    print(kind, made.name, file=file)
-if kind == "refuses what is there" and made.parent.exists():
+    print(behaviour, made.name, file=file)
+if behaviour == "refuses what is there" and made.parent.exists():
     sys.exit("is there already")
-if kind == "fails once" and not Path("tried").exists():
+if behaviour == "fails once" and not Path("tried").exists():
     Path("tried").touch()
     sys.exit("no room for it")
-if kind != "makes nothing":
+if behaviour != "makes nothing":
     made.parent.mkdir(parents=True, exist_ok=True)
-    made.write_text(kind)
+    made.write_text(behaviour)
 """
 
 
@@ -193,9 +193,9 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def step(name: str, kind: str = "works", **more) -> Step:
+def step(name: str, behaviour: str = "works", **more) -> Step:
     made = Path("out") / name / "result"
-    return Step(name, f"the step {name}", ("stub", kind, str(made)), made, **more)
+    return Step(name, f"the step {name}", ("stub", behaviour, str(made)), made, **more)
 
 
 def calls() -> list[str]:

@@ -67,9 +67,9 @@ def finished(search, tmp_path_factory) -> Callable[[str], Path]:
     """By its name the folder of a finished search: a front, or one pattern by gradient descent."""
 
     @functools.cache
-    def folder(kind: str) -> Path:
-        out = tmp_path_factory.mktemp(kind) / "out"
-        search(out, *WORDS[kind])
+    def folder(algorithm: str) -> Path:
+        out = tmp_path_factory.mktemp(algorithm) / "out"
+        search(out, *WORDS[algorithm])
         return out
 
     return folder
@@ -160,9 +160,9 @@ class Killed(BaseException):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gradient", "front"])
-def test_a_search_killed_anywhere_ends_as_one_that_was_not(kind, search, finished, tmp_path, monkeypatch):
-    saves, whole, out = [], finished(kind), tmp_path / "killed"
+@pytest.mark.parametrize("algorithm", ["gradient", "front"])
+def test_a_search_killed_anywhere_ends_as_one_that_was_not(algorithm, search, finished, tmp_path, monkeypatch):
+    saves, whole, out = [], finished(algorithm), tmp_path / "killed"
     save = TrainingLoop.save
 
     def save_and_die(*given, **more):
@@ -176,7 +176,7 @@ def test_a_search_killed_anywhere_ends_as_one_that_was_not(kind, search, finishe
     kills = 0
     while not (out / "result.json").exists():
         try:
-            search(out, *WORDS[kind])
+            search(out, *WORDS[algorithm])
         except Killed:
             kills += 1
     assert kills >= 3
@@ -308,7 +308,7 @@ def test_a_front_of_language_models_which_remember(lm_data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "message"),
+    ("algorithm", "name", "message"),
     [
         ("front", "thesis.tex", "holds no search"),
         pytest.param(
@@ -325,13 +325,13 @@ def test_a_front_of_language_models_which_remember(lm_data, tmp_path):
         ),
     ],
 )
-def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_path, kind, name, message):
+def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_path, algorithm, name, message):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"PK")
     if name != "thesis.tex":
-        (tmp_path / "settings.json").write_text((finished(kind) / "settings.json").read_text())
+        (tmp_path / "settings.json").write_text((finished(algorithm) / "settings.json").read_text())
     with pytest.raises(UserError, match=message):
-        search(tmp_path, *WORDS[kind])
+        search(tmp_path, *WORDS[algorithm])
     assert (tmp_path / name).read_bytes() == b"PK"
 
 

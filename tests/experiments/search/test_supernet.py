@@ -26,16 +26,16 @@ WITHOUT_LAZY = ("s", "f", "identity")
 WITH_KEYS = ("s", "l", "k", "f", "identity")
 
 
-def make_network(kind, pattern, **more):
+def make_network(network_class, pattern, **more):
     torch.manual_seed(1)
     sizes = dict(vocab_size=11, embed_dim=8, ffn_embed_dim=16, num_heads=2)
-    network = kind(pattern, **sizes, **more, **({} if kind is Encoder else {"mem_len": 4}))
+    network = network_class(pattern, **sizes, **more, **({} if network_class is Encoder else {"mem_len": 4}))
     network.apply(init_transformer_xl_weights)
     return network
 
 
-def make_supernet(candidates, kind=Encoder, layers=LAYERS, **more):
-    network = make_network(kind, supernet_pattern(candidates, layers), **more)
+def make_supernet(candidates, network_class=Encoder, layers=LAYERS, **more):
+    network = make_network(network_class, supernet_pattern(candidates, layers), **more)
     return Supernet(network, network, Architecture(layers, candidates))
 
 
@@ -93,7 +93,7 @@ def test_outputs_and_gradients_are_those_of_equation_4(candidates, normalize_bef
 LOCAL = "s[fixed=2,summary=1]"
 
 
-@pytest.mark.parametrize("kind", [Encoder, CausalDecoder])
+@pytest.mark.parametrize("network_class", [Encoder, CausalDecoder])
 @pytest.mark.parametrize(
     ("candidates", "chosen"),
     [
@@ -103,9 +103,9 @@ LOCAL = "s[fixed=2,summary=1]"
         *(((LOCAL, "k", "f"), chosen) for chosen in ((LOCAL, "k", "k"), (LOCAL, LOCAL, "k"), (LOCAL, "f", "k"))),
     ],
 )
-def test_a_certain_choice_is_the_network_of_that_pattern(kind, candidates, chosen):
+def test_a_certain_choice_is_the_network_of_that_pattern(network_class, candidates, chosen):
     """With the weights all on one candidate a layer, the supernet is the network that is trained in the end."""
-    supernet, inputs = make_supernet(candidates, kind), torch.randint(2, 11, (2, 5))
+    supernet, inputs = make_supernet(candidates, network_class), torch.randint(2, 11, (2, 5))
     fix_weights(supernet, torch.eye(len(candidates))[[candidates.index(name) for name in chosen]])
     found, _ = supernet(inputs)
     sublayers = (mixture.candidate(name) for mixture, name in zip(supernet.mixtures, chosen, strict=True))
@@ -213,14 +213,15 @@ MODERN = {"normalize_before": True, "embedding_norm": True, "norm": "rms", "line
 
 
 @pytest.mark.parametrize(
-    ("kind", "subnet", "more"),
+    ("network_class", "subnet", "more"),
     [
-        *((kind, subnet, {}) for kind in (Encoder, CausalDecoder) for subnet in SUBNETS),
+        *((network_class, subnet, {}) for network_class in (Encoder, CausalDecoder) for subnet in SUBNETS),
         *((Encoder, subnet, MODERN) for subnet in SUBNETS if subnet[0] != "identity"),
     ],
 )
-def test_a_certain_choice_computes_what_the_patterns_own_model_does(kind, subnet, more):
-    supernet, own = make_supernet(WITH_KEYS, kind, layers=4, **more), make_network(kind, letters(subnet), **more)
+def test_a_certain_choice_computes_what_the_patterns_own_model_does(network_class, subnet, more):
+    supernet = make_supernet(WITH_KEYS, network_class, layers=4, **more)
+    own = make_network(network_class, letters(subnet), **more)
     chosen = [m.candidate(name) for m, name in zip(supernet.mixtures, subnet, strict=True) if name != "identity"]
     outside = {name: value for name, value in own.state_dict().items() if not name.startswith("sublayers.")}
     supernet.model.load_state_dict(outside, strict=False)

@@ -93,10 +93,10 @@ def test_positions_are_repeated_but_no_weights_that_belong_to_them_and_none_are_
             model(pattern, 8).load_state_dict(model(pattern, 16).state_dict())
 
 
-def heads_of(*poolers: str, **kinds: str) -> LazyFormerModel:
+def heads_of(*poolers: str, **head_types: str) -> LazyFormerModel:
     found = model("f", 16)
-    for name, kind in kinds.items():
-        found.register_classification_head(name, 2 if "two" in kind else 3, kind.removesuffix(" of two"))
+    for name, head_type in head_types.items():
+        found.register_classification_head(name, 2 if "two" in head_type else 3, head_type.removesuffix(" of two"))
     if poolers:
         found.register_pooler()
     return found

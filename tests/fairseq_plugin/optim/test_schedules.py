@@ -21,11 +21,11 @@ from lazyformer_fairseq.training.schedules import WarmupSchedule
 OF_WSD = {"warmup_updates": 0, "decay": "1-sqrt", "decay_share": 0.1, "decay_from": None}
 
 
-def schedule_of(kind: type, lr: float = 0.5, **given) -> WarmupSchedule:
+def schedule_of(schedule_class: type, lr: float = 0.5, **given) -> WarmupSchedule:
     adam = SimpleNamespace(**{**vars(FusedAdamConfig()), "lr": [lr]})
     optimizer = FusedAdam(adam, [torch.nn.Parameter(torch.zeros(2, 2))])
     options = {"max_update": 0, "max_epoch": 0, "warmup_ratio": 0.1, "power": 0.5, **OF_WSD, **given}
-    return kind(OmegaConf.create({"lr": [lr], **options}), optimizer)
+    return schedule_class(OmegaConf.create({"lr": [lr], **options}), optimizer)
 
 
 def rates(schedule: WarmupSchedule, updates: int) -> list[float]:
@@ -41,13 +41,13 @@ def test_the_rate_grows_linearly_and_falls_linearly_to_zero():
         assert found == pytest.approx([0.05 * share for share in expected])
 
 
-@pytest.mark.parametrize("kind", [LinearWarmupSchedule, PolynomialWarmupSchedule])
-def test_epochs_give_the_same_rates_as_updates_and_a_resumed_run_keeps_them(kind):
-    schedule = schedule_of(kind, max_epoch=4)
+@pytest.mark.parametrize("schedule_class", [LinearWarmupSchedule, PolynomialWarmupSchedule])
+def test_epochs_give_the_same_rates_as_updates_and_a_resumed_run_keeps_them(schedule_class):
+    schedule = schedule_of(schedule_class, max_epoch=4)
     assert not schedule.knows_total
     schedule.set_updates_per_epoch(5)
-    assert rates(schedule, 20) == pytest.approx(rates(schedule_of(kind, max_update=20), 20))
-    resumed = schedule_of(kind, max_epoch=4)
+    assert rates(schedule, 20) == pytest.approx(rates(schedule_of(schedule_class, max_update=20), 20))
+    resumed = schedule_of(schedule_class, max_epoch=4)
     resumed.load_state_dict(schedule.state_dict())
     resumed.set_updates_per_epoch(99)
     assert rates(resumed, 20) == rates(schedule, 20)
@@ -78,15 +78,15 @@ def test_both_phases_of_nvidias_bert_and_other_shares_and_powers(peak, warmup_ra
 
 def test_impossible_schedules_are_user_errors():
     both = (LinearWarmupSchedule, PolynomialWarmupSchedule)
-    for kinds, options, words in (
+    for classes, options, words in (
         (both, {}, "--lr-scheduler (linear|polynomial)_warmup needs --max-update or --max-epoch"),
         (both, {"max_update": 5, "warmup_ratio": 1.5}, "--warmup-ratio 1.5"),
         (both, {"max_update": 5, "warmup_ratio": -1}, "--warmup-ratio -1"),
         (both[1:], {"max_update": 5, "power": 0.0}, "--power 0.0: must be above 0"),
     ):
-        for kind in kinds:
+        for schedule_class in classes:
             with pytest.raises(UserError, match=words):
-                schedule_of(kind, **options)
+                schedule_of(schedule_class, **options)
 
 
 # --- warm-up, constant, decay

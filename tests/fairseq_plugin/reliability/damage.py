@@ -31,33 +31,33 @@ class Update:
 
 @contextmanager
 def damaged_run(
-    kind_of: Callable[[int], object], criterion=MaskedLMAccuracyCriterion, damages_loss=True, records=True
+    fault_of: Callable[[int], object], criterion=MaskedLMAccuracyCriterion, damages_loss=True, records=True
 ) -> Iterator[list[Update]]:
     """Within the block, damages calls of train_step and records all of them, unless it `records` none.
 
-    `kind_of` gives for the number of a call, from 0, None or one of: "nan gradient", "inf gradient" (of the model's
+    `fault_of` gives for the number of a call, from 0, None or one of: "nan gradient", "inf gradient" (of the model's
     first weight, by a hook in the backward pass); "nan activations" (of the first linear layer, in the forward pass);
     "inf loss" (its gradient stays); a number, by which the loss is multiplied. Losses are those of `criterion`, which
     stays as it is where nothing `damages_loss`.
     """
     train_step, forward = SafeTrainer.train_step, criterion.forward
-    updates, calls, kind = [], itertools.count(), None
+    updates, calls, fault = [], itertools.count(), None
 
     def damaged_train_step(trainer, samples, *args, **kwargs):
-        nonlocal kind
-        kind, hook, model = kind_of(next(calls)), None, trainer.get_model()
+        nonlocal fault
+        fault, hook, model = fault_of(next(calls)), None, trainer.get_model()
         weight = next(model.parameters())
-        if kind in ("nan gradient", "inf gradient"):
-            first, value = torch.arange(weight.numel()).view_as(weight) == 0, float(kind[:3])
+        if fault in ("nan gradient", "inf gradient"):
+            first, value = torch.arange(weight.numel()).view_as(weight) == 0, float(fault[:3])
             hook = weight.register_hook(lambda gradient: gradient.masked_fill(first, value))
-        elif kind == "nan activations":
+        elif fault == "nan activations":
             layer = next(module for module in model.modules() if isinstance(module, Linear))
             hook = layer.register_forward_hook(lambda *call: call[-1] * torch.nan)
         old, before, lr = weight.detach().clone(), records and state_of(trainer), trainer.get_lr()
         try:
             return train_step(trainer, samples, *args, **kwargs)
         finally:
-            kind = None
+            fault = None
             if hook:
                 hook.remove()
             if records:
@@ -66,10 +66,10 @@ def damaged_run(
 
     def damaged_forward(criterion, *args, **kwargs):
         loss, sample_size, log = forward(criterion, *args, **kwargs)
-        if kind == "inf loss":
+        if fault == "inf loss":
             loss = loss + torch.inf
-        elif isinstance(kind, (int, float)):
-            loss = loss * kind
+        elif isinstance(fault, (int, float)):
+            loss = loss * fault
         return loss, sample_size, {**log, "loss": loss.detach()}
 
     loss_patch = mock.patch.object(criterion, "forward", damaged_forward if damages_loss else forward)

@@ -33,8 +33,8 @@ TINY = f"{TINY} --disable-validation"
 SAVING = f"{TINY} --save-interval-updates 4 --max-skipped-updates 3"
 
 
-def only(kind, *calls):
-    return lambda call: kind if call in calls else None
+def only(fault, *calls):
+    return lambda call: fault if call in calls else None
 
 
 def skipped(updates: list[Update]) -> list[int]:
@@ -58,7 +58,7 @@ def assert_finite(state):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("fault", "options"),
     [
         ("nan gradient", "--clip-norm 1 --store-ema --ema-decay 0.5"),
         pytest.param("nan gradient", "--update-freq 2", marks=pytest.mark.slow),
@@ -67,8 +67,8 @@ def assert_finite(state):
         (torch.nan, "--bf16 --update-freq 2"),
     ],
 )
-def test_a_bad_update_is_skipped_as_if_it_had_not_been_made(data_folder, tmp_path, fairseq_train, kind, options):
-    with damaged_run(only(kind, 3)) as updates:
+def test_a_bad_update_is_skipped_as_if_it_had_not_been_made(data_folder, tmp_path, fairseq_train, fault, options):
+    with damaged_run(only(fault, 3)) as updates:
         state = fairseq_train(data_folder, f"{TINY} --max-update 6 {options}", tmp_path / "run")
     assert numbers(updates) == [1, 2, 3, 4, 5, 6]  # the skipped one counts too: the schedule goes on
     assert skipped(updates) == [3]
@@ -290,11 +290,11 @@ def test_an_update_waits_only_where_it_is_judged(precision, fairseq_train, data_
 
 @pytest.fixture
 def two_processes(data_folder, tmp_path, free_port):
-    """``two_processes(kinds, options)``: the finished torchrun, and what each process saw."""
+    """``two_processes(faults, options)``: the finished torchrun, and what each process saw."""
 
-    def run(kinds: dict, options: str):
+    def run(faults: dict, options: str):
         words = train_words(data_folder, f"{TINY} --update-freq 2 --max-update 32 {options}", tmp_path / "run")
-        finished = train_in_two_processes(words, free_port, (__file__, str(tmp_path), json.dumps(kinds)))
+        finished = train_in_two_processes(words, free_port, (__file__, str(tmp_path), json.dumps(faults)))
         seen = [tmp_path / f"rank{rank}.json" for rank in range(2)]
         assert all(file.is_file() for file in seen), finished.stderr[-3000:]
         return finished, [json.loads(file.read_text()) for file in seen]
@@ -306,9 +306,9 @@ def two_processes(data_folder, tmp_path, free_port):
 @pytest.mark.reliability
 def test_both_processes_skip_and_roll_back(two_processes, record_counts):
     # A spike of one process is one of both where the mean is: 20 and 1 make about 10.
-    kinds = {2: "nan gradient", 22: 20.0, 24: 1.5, 27: "inf loss", 28: "inf gradient", 29: 20.0}
+    faults = {2: "nan gradient", 22: 20.0, 24: 1.5, 27: "inf loss", 28: "inf gradient", 29: 20.0}
     options = "--loss-spike 2 --max-skipped-updates 3 --save-interval-updates 13"
-    finished, (first, second) = two_processes(kinds, options)
+    finished, (first, second) = two_processes(faults, options)
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert first == second
     assert second["skipped"] == [2, 22, 27, 28]  # 29 did move them: back to those of update 26
@@ -330,16 +330,16 @@ def test_both_processes_stop_with_one_report(two_processes, tmp_path):
     assert len(samples) == 2 * 4 and all(len(of_process) == 2 for of_process in samples)  # --update-freq 2
 
 
-def main(output: Path, kinds: dict, options: list[str]) -> None:
+def main(output: Path, faults: dict, options: list[str]) -> None:
     """Writes OUTPUT/rank<R>.json: updates after each call, calls that moved no weight, a hash of the last weights."""
     rank = int(os.environ["RANK"])
-    since = kinds.pop("from", sys.maxsize)
+    since = faults.pop("from", sys.maxsize)
 
-    def kind_of(call: int):
-        return None if rank == 0 else "nan gradient" if call >= since else kinds.get(str(call))
+    def fault_of(call: int):
+        return None if rank == 0 else "nan gradient" if call >= since else faults.get(str(call))
 
     sys.argv = ["fairseq-train", *options]
-    with damaged_run(kind_of) as updates:
+    with damaged_run(fault_of) as updates:
         try:
             cli_main()
         finally:

@@ -292,8 +292,8 @@ class Targets(dict[str, Target]):
         }.items():
             content = io.BytesIO()
             np.save(content, array)
-            kinds = "biufUS" if "labels" in name else "iuf"
-            self.add(name, lambda path, kinds=kinds: len(map_array(path, "", kinds)), 2_500, content.getvalue())
+            dtypes = "biufUS" if "labels" in name else "iuf"
+            self.add(name, lambda path, dtypes=dtypes: len(map_array(path, "", dtypes)), 2_500, content.getvalue())
         for ending in ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM"):
             content = io.BytesIO()
             Image.new("RGB", (8, 8), (9, 99, 200)).save(content, ending)
@@ -309,15 +309,15 @@ EDITS = st.tuples(
 
 def edited(seed: bytes, edits: list[tuple[str, int, bytes]]) -> bytes:
     content = bytearray(seed)
-    for kind, place, new in edits:
+    for action, place, new in edits:
         at = place % (len(content) + 1)
-        if kind == "replace":
+        if action == "replace":
             content[at : at + len(new)] = new
-        elif kind == "insert":
+        elif action == "insert":
             content[at:at] = new
-        elif kind == "delete":
+        elif action == "delete":
             del content[at : at + 4 * len(new)]
-        elif kind == "repeat":
+        elif action == "repeat":
             content[at:at] = content[at : at + 16] * len(new)
         else:
             del content[at:]
@@ -349,13 +349,13 @@ def with_another_value(content: Any, path: list[int], value: Any) -> Any:
 def inputs_of(target: Target) -> st.SearchStrategy[bytes]:
     """Valid files with some edits, JSON with another value somewhere, and bytes of any kind."""
     edits = st.builds(edited, st.sampled_from(target.seeds), st.lists(EDITS, min_size=1, max_size=6))
-    kinds = [edits, st.binary(max_size=200)]
+    strategies = [edits, st.binary(max_size=200)]
     if target.seeds[0].startswith(b"{") and len(target.seeds) == 1:
         content, paths = json.loads(target.seeds[0]), st.lists(st.integers(0, 99), min_size=1, max_size=5)
-        kinds.append(
+        strategies.append(
             st.builds(lambda path, value: json.dumps(with_another_value(content, path, value)).encode(), paths, VALUES)
         )
-    return st.one_of(kinds)
+    return st.one_of(strategies)
 
 
 @pytest.fixture

@@ -67,9 +67,9 @@ def test_an_encoder_is_fine_tuned_and_so_is_the_model_that_it_is_exported_to(tmp
         assert (found.options.sublayer_pattern, found.options.max_positions) == ("sflf sf", 64)
 
 
-@pytest.mark.parametrize("kind", ["fine_tuned", "exported"])
-def test_a_classification_head_predicts(kind):
-    hub = LazyFormerModel.from_pretrained(TRAINED_MODELS / kind)
+@pytest.mark.parametrize("folder", ["fine_tuned", "exported"])
+def test_a_classification_head_predicts(folder):
+    hub = LazyFormerModel.from_pretrained(TRAINED_MODELS / folder)
     assert_near(hub.predict("cola", *EXPECTED["texts"]), EXPECTED["fine_tuned"]["logits"])
 
 

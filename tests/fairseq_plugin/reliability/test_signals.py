@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1, Ctrl-C and SIGKILL at all kinds of moments: a run saves, ends with exit code 75, and goes on."""
+"""SIGTERM, SIGUSR1, Ctrl-C and SIGKILL at all sorts of moments: a run saves, ends with exit code 75, and goes on."""
 
 import getpass
 import os

@@ -68,7 +68,7 @@ def test_meters_keep_nothing_of_an_update(data_folder, tmp_path, fairseq_train):
 def main(output: Path, every: int, options: list[str]) -> None:
     """Every 500th update has a NaN in its gradient, and every 4,000th is followed by two more, then a rollback."""
 
-    def kind_of(calls: int):
+    def fault_of(calls: int):
         if calls and calls % every == 0:
             with output.open("a") as file:
                 file.write(json.dumps({"update": calls, **held()}) + "\n")
@@ -76,7 +76,7 @@ def main(output: Path, every: int, options: list[str]) -> None:
         return "nan gradient" if bad else None
 
     sys.argv = ["fairseq-train", *options]
-    with damaged_run(kind_of, records=False):
+    with damaged_run(fault_of, records=False):
         cli_main()
 
 

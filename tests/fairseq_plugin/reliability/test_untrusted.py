@@ -313,14 +313,14 @@ PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "zst": zstandard.compress}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", PACKERS)
+@pytest.mark.parametrize("ending", PACKERS)
 @pytest.mark.parametrize("format", ["text", "book"])
-def test_a_compressed_bomb_is_refused_before_it_fills_the_memory(kind, format, tmp_path, monkeypatch):
+def test_a_compressed_bomb_is_refused_before_it_fills_the_memory(ending, format, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "BEYOND_BYTES", 1 << 20)
     monkeypatch.setattr(files, "MOST_AT_ONCE", 1 << 18)
     monkeypatch.setattr(files, "CHUNK", 256)
-    path = tmp_path / f"bomb.txt.{kind}"
-    path.write_bytes(PACKERS[kind](b"a" * (1 << 24)))
+    path = tmp_path / f"bomb.txt.{ending}"
+    path.write_bytes(PACKERS[ending](b"a" * (1 << 24)))
     with files.open_decompressed(path) as file, pytest.raises(BadInputError, match="50 times their size"):
         file.read()
     assert file.raw._unpacked < 1 << 24, "it stopped on the way"

@@ -200,7 +200,7 @@ def test_columns_by_number_the_order_of_labels_and_the_metric_are_options(tmp_pa
     assert stars.labels == ("1", "0") and not stars.is_regression, "a score, unless labels are given"
     for options, words in (
         ({"labels": ("1", "2")}, "--labels: '2' is there twice, or no row"),
-        ({"labels": ("1", "0"), "kind": "scores"}, "--labels: scores have none"),
+        ({"labels": ("1", "0"), "label_type": "scores"}, "--labels: scores have none"),
     ):
         with pytest.raises(UserError, match=words):
             choose_benchmark(None, settings_of(tmp_path, tmp_path / "stars", **options))
@@ -221,9 +221,9 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         ("text\tlabel\na\tx\nb\n", GOOD, "", "train.tsv, line 3: found 1 field, needed 2"),
         ("text\tlabel\na\tx\nb\t\n", GOOD, "", "train.tsv, line 3: the label is empty; mend the row"),
         ("text\tlabel\na\tx\n\ty\n", GOOD, "", "train.tsv, line 3: a sentence is empty"),
-        ("text\tlabel\na\t1.5\nb\t2.5\nc\tn/a\n", GOOD, "", "line 4: score 'n/a' is no number.*--kind classes.*mend"),
+        ("text\tlabel\na\t1.5\nb\t2.5\nc\tn/a\n", GOOD, "", "score 'n/a' is no number.*--label-type classes.*mend"),
         ("text\tscore\na\t1\nb\tinf\n", GOOD, "", "train.tsv, line 3: score 'inf' is no number"),
-        ("text\tlabel\na\t2\nb\t2\n", GOOD, "--kind scores", "all 2 scores are 2, so nothing can be learnt"),
+        ("text\tlabel\na\t2\nb\t2\n", GOOD, "--label-type scores", "all 2 scores are 2, so nothing can be learnt"),
         ("", GOOD, "", "train.tsv: is empty; write a line of names"),
         ("text\tlabel\n", GOOD, "", "train.tsv: has no row of data"),
         (GOOD, "", "", "dev.tsv: is empty"),
@@ -319,31 +319,31 @@ def test_any_other_word_is_a_class_as_it_is_written(other):
 
 
 @pytest.mark.parametrize(
-    ("words", "options", "kind", "said"),
+    ("words", "options", "classes", "said"),
     [
-        (("0.0", "1.0"), {}, ("0", "1"), "2 classes, 0, 1 (--kind scores for scores); accuracy"),
-        (("2.0", "0.0", "1.0", "10"), {}, ("0", "1", "2", "10"), "4 classes, 0, 1, 2, 10 (--kind"),
-        (("007", "7"), {}, ("007", "7"), "2 classes, 007, 7 (--kind"),
+        (("0.0", "1.0"), {}, ("0", "1"), "2 classes, 0, 1 (--label-type scores for scores); accuracy"),
+        (("2.0", "0.0", "1.0", "10"), {}, ("0", "1", "2", "10"), "4 classes, 0, 1, 2, 10 (--label-type"),
+        (("007", "7"), {}, ("007", "7"), "2 classes, 007, 7 (--label-type"),
         (
             ("0.0", "0.5"),
             {},
             None,
-            "scores around 0.25, standard deviation 0.25 (--kind classes for classes); spearman",
+            "scores around 0.25, standard deviation 0.25 (--label-type classes for classes); spearman",
         ),
-        (("0.0", "0.5"), {"kind": "classes"}, ("0", "0.5"), "2 classes, 0, 0.5 (--kind"),
-        (("0.0", "1.0"), {"kind": "scores"}, None, "scores around 0.5, standard deviation 0.5"),
+        (("0.0", "0.5"), {"label_type": "classes"}, ("0", "0.5"), "2 classes, 0, 0.5 (--label-type"),
+        (("0.0", "1.0"), {"label_type": "scores"}, None, "scores around 0.5, standard deviation 0.5"),
     ],
 )
-def test_labels_are_whole_numbers_or_scores_and_the_command_says_which(tmp_path, words, options, kind, said):
+def test_labels_are_whole_numbers_or_scores_and_the_command_says_which(tmp_path, words, options, classes, said):
     header, texts = ("text", "label"), [text for text, _ in sentences(24)]
     rows = [(text, words[n % len(words)]) for n, text in enumerate(texts)]
     for name in ("train", "dev"):
         write(tmp_path / "numbers" / f"{name}.tsv", header, *rows)
     benchmark = choose_benchmark(None, settings_of(tmp_path, tmp_path / "numbers", **options))
-    assert benchmark.row.labels == (kind or ()) and said in in_words(benchmark.row)
+    assert benchmark.row.labels == (classes or ()) and said in in_words(benchmark.row)
     assert in_words(benchmark.row).endswith("; texts in column 'text', labels in 'label'")
     targets = [example.target for example in read_split(benchmark.row, tmp_path / "numbers", "valid").examples]
-    wanted = [float(word) if kind is None else kind.index(class_name(word)) for _, word in rows]
+    wanted = [float(word) if classes is None else classes.index(class_name(word)) for _, word in rows]
     assert targets == wanted
 
 

@@ -145,7 +145,7 @@ def test_targets_and_lists_stand_for_each_other(labels):
 
 def test_what_options_say_otherwise_is_refused(trained, tmp_path):
     words = ["finetune", f"m={START}", "--data", trained / "words", "--output", tmp_path / "out"]
-    assert "--kind classes: the first row of" in refusal(*words, "--kind", "classes")
+    assert "--label-type classes: the first row of" in refusal(*words, "--label-type", "classes")
     assert "--metric accuracy: lists are measured by micro_f1, macro_f1" in refusal(*words, "--metric", "accuracy")
     assert "--labels: 'joy' is there twice, or no row of" in refusal(*words, "--labels", "calm,joy")
     bad = trained / "words" / "unseen.jsonl"

@@ -11,17 +11,17 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbeddi
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
 
 
-def build(kind: str, dropout: float = 0.0) -> torch.nn.Module:
+def build(head_type: str, dropout: float = 0.0) -> torch.nn.Module:
     torch.manual_seed(1)
-    return CLASSIFICATION_HEADS[kind](4, 3, dropout)
+    return CLASSIFICATION_HEADS[head_type](4, 3, dropout)
 
 
-@pytest.mark.parametrize("kind", ["dense", "linear"])
-def test_logits_are_of_the_first_token(kind):
-    head, features = build(kind), torch.randn(2, 5, 4)
+@pytest.mark.parametrize("head_type", ["dense", "linear"])
+def test_logits_are_of_the_first_token(head_type):
+    head, features = build(head_type), torch.randn(2, 5, 4)
     weights = {name: weight.numpy() for name, weight in head.state_dict().items()}
     x = features[:, 0].numpy()
-    if kind == "dense":
+    if head_type == "dense":
         x = np.tanh(x @ weights.pop("dense.weight").T + weights.pop("dense.bias"))
     expected = x @ weights.pop("out_proj.weight").T + weights.pop("out_proj.bias")
     assert not weights

@@ -64,7 +64,7 @@ def test_gradients_of_recurrences_are_those_without(direction, how):
 
 @ways
 @of_each_variant
-def test_gradients_of_each_kind_are_those_without(direction, s, how):
+def test_gradients_of_each_variant_are_those_without(direction, s, how):
     network = build(direction, f"{s}flf{s}f", **DROPOUT, **how)
     assert_same_gradients(network.train(), tokens())
 

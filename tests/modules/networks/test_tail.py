@@ -35,8 +35,8 @@ PATTERNS = {  # and how many of its feed-forwards are above all that mixes token
 def make(pattern: str, **options) -> MaskedLM:
     sizes = {"encoder_embed_dim": 12, "encoder_ffn_embed_dim": 20, "encoder_attention_heads": 3, "max_positions": 32}
     model = build("bert_tiny", WORDS, sublayer_pattern=pattern, attention_backend="eager", **{**sizes, **options})
-    for name, kind in (("classes", "dense"), ("spans", "span")):
-        model.register_classification_head(name, 2, kind)
+    for name, head_type in (("classes", "dense"), ("spans", "span")):
+        model.register_classification_head(name, 2, head_type)
     return loud(model, 0.4)
 
 

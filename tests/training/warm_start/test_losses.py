@@ -151,9 +151,9 @@ def test_what_is_refused_leaves_nothing_behind(model, tmp_path, options, message
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("kind", "layers"), [("Roberta", "num_hidden_layers"), ("DistilBert", "n_layers")])
-def test_a_model_of_the_hub_starts_another_pattern_with_its_own_tokenizer(tmp_path, kind, layers):
-    save_tiny(tmp_path / "in", f"{kind}ForMaskedLM", **{layers: 4})
+@pytest.mark.parametrize(("family", "layers"), [("Roberta", "num_hidden_layers"), ("DistilBert", "n_layers")])
+def test_a_model_of_the_hub_starts_another_pattern_with_its_own_tokenizer(tmp_path, family, layers):
+    save_tiny(tmp_path / "in", f"{family}ForMaskedLM", **{layers: 4})
     (tmp_path / "text.txt").write_text("The cat sat on the mat, a dog ran.\n" * 30)
     words = ("--sublayer-pattern", "M2x2", "--encoder-ffn-embed-dim", 60, "--text", tmp_path / "text.txt")
     record = record_of(tmp_path / "in", tmp_path / "out", *words)

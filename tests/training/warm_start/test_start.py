@@ -42,7 +42,9 @@ def without_queries(old):
     """All scores of its ``s`` are equal, whatever the input is."""
     zeros = {}
     for place, planned in enumerate(old.plan):
-        for name in (f"{place}.inner.qkv_proj.{kind}" for kind in ("weight", "bias") if planned.kind.letter == "s"):
+        for name in (
+            f"{place}.inner.qkv_proj.{parameter}" for parameter in ("weight", "bias") if planned.kind.letter == "s"
+        ):
             zeros[name] = old.weights[f"{SUBLAYERS}{name}"].clone()
             zeros[name][: 2 * WIDTH] = 0
     return changed(old, **zeros)
@@ -136,14 +138,14 @@ def test_the_record_says_what_became_of_a_sublayer(old, new, said):
     assert {name: record[name] for name in said} == said
 
 
-def test_what_a_kind_has_beyond_an_s_starts_fresh_and_a_seed_decides():
+def test_what_a_variant_has_beyond_an_s_starts_fresh_and_a_seed_decides():
     changes = {"sublayer_pattern": "(s[synthesizer=random+dot] f)x2"}
     starts = (start_from(trained("(sf)x2"), changes, seed=seed) for seed in (1, 1, 2))
     one, same, other = (start.new.weights[f"{SUBLAYERS}0.{SYNTHESIZER}.random_NLL"] for start in starts)
     assert torch.equal(one, same) and not torch.equal(one, other)
 
 
-def test_parts_that_two_kinds_of_attention_share_are_not_mixed_up():
+def test_parts_that_two_attention_variants_share_are_not_mixed_up():
     """Both have two parts in one matrix: queries and values here, keys and values there."""
     old = trained("s[synthesizer=dense]f", relative_position_buckets=0)
     start = started(old, "s[buckets=4]f")
@@ -234,7 +236,7 @@ def test_carrying_norms_is_nearer_than_not_where_they_are_uneven(monkeypatch):
 def test_a_pre_norm_model_leaves_its_norms_alone():
     old = trained("(sf)x2", **PRE_NORM)
     start = started(old, "sf", *"03")
-    for name in (f"{SUBLAYERS}0.layer_norm.{kind}" for kind in ("weight", "bias")):
+    for name in (f"{SUBLAYERS}0.layer_norm.{parameter}" for parameter in ("weight", "bias")):
         assert torch.equal(start.new.weights[name], old.weights[name])
 
 

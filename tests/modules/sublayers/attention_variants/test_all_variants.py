@@ -369,7 +369,7 @@ def assert_resumes_to_the_bit(data, folder, fairseq_train, options: str, *task: 
     assert_equal_state(resumed["last_optimizer_state"], whole["last_optimizer_state"])
 
 
-def test_a_causal_model_of_all_kinds_trains_and_resumes(lm_data, tmp_path, fairseq_train):
+def test_a_causal_model_of_all_variants_trains_and_resumes(lm_data, tmp_path, fairseq_train):
     options = (
         f"--arch transformer_xl_tiny --sublayer-pattern '{all_in_one(CAUSAL)}' --criterion causal_lm --batch-size 4 "
         "--adaptive-softmax-cutoff '' --mem-len 0"

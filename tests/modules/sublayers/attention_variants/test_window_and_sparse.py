@@ -14,10 +14,10 @@ from lazyformer_fairseq.patterns.attention_variants import chosen_variants
 from lazyformer_fairseq.patterns.grammar import plan
 
 
-def mask_of_paper(causal: bool, kind: str, part: str, length: int, block: int, summary: int) -> Tensor:
+def mask_of_paper(causal: bool, variant: str, part: str, length: int, block: int, summary: int) -> Tensor:
     """(K, K), by section 4.3. An encoder's: the same without j <= i, so that the strided one is symmetric."""
     i, j = torch.arange(length)[:, None], torch.arange(length)
-    if kind == "strided":
+    if variant == "strided":
         local, summaries = (i - j).abs() <= block, (i - j) % block == 0
     else:
         local, summaries = i // block == j // block, (j % block >= block - summary).expand(length, -1)
@@ -43,11 +43,11 @@ def mask_of(text: str, causal: bool, time: int, keys: int) -> Tensor:
     st.integers(1, 20),
     st.data(),
 )
-def test_sparse_masks_are_the_papers(kind, part, causal, keys, block, data):
+def test_sparse_masks_are_the_papers(variant, part, causal, keys, block, data):
     summary = data.draw(st.integers(1, block))
     time = data.draw(st.integers(1, keys)) if causal else keys
-    text = f"{kind}={block},part={part}" + f",summary={summary}" * (kind == "fixed" and part != "local")
-    expected = mask_of_paper(causal, kind, part, keys, block, summary)[keys - time :]
+    text = f"{variant}={block},part={part}" + f",summary={summary}" * (variant == "fixed" and part != "local")
+    expected = mask_of_paper(causal, variant, part, keys, block, summary)[keys - time :]
     assert torch.equal(mask_of(text, causal, time, keys), expected[None])
 
 

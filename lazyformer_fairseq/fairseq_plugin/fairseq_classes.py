@@ -1,4 +1,4 @@
-"""fairseq's kind of a plain class: fairseq asserts that datasets are of its own, and asks more of a dictionary."""
+"""Our datasets and dictionaries as fairseq's: it asserts that datasets are its own, and asks more of a dictionary."""
 
 from functools import cache
 from typing import Any, TypeVar

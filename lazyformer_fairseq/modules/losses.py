@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, as_positions
+from lazyformer_fairseq.modules.networks.own_loss import take_told
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_variants.span import SPANS
 
@@ -108,7 +109,7 @@ def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor]
     if network is None:
         told = None
     else:
-        told = network.take_told()
+        told = take_told(network)
     if told is None:
         return loss
     penalty = told.loss * sample_size

@@ -22,6 +22,7 @@ from lazyformer_fairseq.huggingface.models.saved_weights import check_weights, h
 from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionCall, AttentionInputs
 from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, TokenInfo, is_padded_right
 from lazyformer_fairseq.modules.networks.heads import Pooler
+from lazyformer_fairseq.modules.networks.own_loss import own_loss
 from lazyformer_fairseq.modules.sublayers import feed_forward
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.attention_variants.span import SPANS
@@ -394,7 +395,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
 
     def penalty(self) -> Union[Tensor, float]:
         """Return what sublayers add to the loss of a token in training, in nats."""
-        return self.encoder.penalty()
+        return own_loss(self.encoder)
 
     def find_padding(self, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Optional[Tensor]:
         """Return (B, T), True at padding; None where it is known that there is none."""

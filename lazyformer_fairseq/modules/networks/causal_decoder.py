@@ -14,7 +14,7 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band as WordBand
-from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.modules.networks.stack import Stack, refuse_features
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer, check_heads, encode_distances
 from lazyformer_fairseq.modules.sublayers.attention_variants.absolute import TABLE
@@ -102,7 +102,9 @@ class CausalDecoder(Stack):
             cutoffs=tuple(band.start for band in bands[1:]),
             div_val=self.embed_dim // bands[:2][-1].table.size(1),
             normalize_before=self.normalize_before,
-            **self.parts,
+            norm=self.norm.type,
+            norm_bias=self.norm.has_bias,
+            linear_bias=self.options.linear_bias,
         )
 
     def build_sublayer(self, planned: PlannedSublayer) -> nn.Module:
@@ -139,7 +141,7 @@ class CausalDecoder(Stack):
     def same_length(self, is_on: bool) -> None:
         if is_on:
             for planned in self.plan:
-                self.refuse(planned, {"mask"}, "--same-length is not for ")
+                refuse_features(planned, {"mask"}, "--same-length is not for ")
         self._same_length = is_on
 
     def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:

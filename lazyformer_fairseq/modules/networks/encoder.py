@@ -259,7 +259,9 @@ class Encoder(Stack):
             relative_position_buckets=getattr(self.relative_position_bias, "num_buckets", 0),
             computes_all_tokens=self.reversible,
             **given,
-            **self.parts,
+            norm=self.norm.type,
+            norm_bias=self.norm.has_bias,
+            linear_bias=self.options.linear_bias,
         )
 
     def forward(

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, StackOutput
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read
@@ -169,7 +170,7 @@ def run_reversible(
     units: Sequence[Unit],
     x_BTC: Tensor,
     shared: Context,
-    branch: Branch,
+    is_compiled: bool,
     return_all: bool,
 ) -> StackOutput:
     """Run two streams, both of which begin as x: each unit adds to one its output for the other (Reformer, section 3).
@@ -182,9 +183,12 @@ def run_reversible(
         units: sublayers, the lowest first.
         x_BTC: input of the first.
         shared: context of this pass.
-        branch: :func:`add_up`, or the same compiled.
+        is_compiled: what a unit adds is compiled.
         return_all: also return the input of each sublayer and the output; then autograd keeps everything.
     """
+    branch = add_up
+    if is_compiled:
+        branch = compiled(add_up)
     start = x_BTC.to(torch.promote_types(x_BTC.dtype, torch.float32))
     streams = (start, start)
     inputs: list[Tensor] = []

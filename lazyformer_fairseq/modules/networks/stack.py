@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Optional, Union, cast
+from typing import Any, ClassVar, Optional, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from lazyformer_fairseq.modules.attention.selection import BackEndSelector, chec
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.layer_norm import EPS, NormOptions
 from lazyformer_fairseq.modules.networks.recomputed import (
-    add_up,
     check_reversible,
     run_checkpointed,
     run_reversible,
@@ -24,7 +23,7 @@ from lazyformer_fairseq.modules.networks.recomputed import (
 )
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_variants.span import SPANS, measure_spans
-from lazyformer_fairseq.modules.sublayers.feed_forward import EXPERTS, ResidualSublayer, Told
+from lazyformer_fairseq.modules.sublayers.feed_forward import EXPERTS, ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import (
     Context,
     SharedState,
@@ -137,35 +136,11 @@ class Stack(nn.Module):
         Raises:
             UserError: its settings cannot stand with what this network adds to all scores.
         """
-        self.refuse(planned, self.features)
+        refuse_features(planned, self.features)
         inner = build_sublayer(planned.kind.module(self.direction), self.options, planned)
         if not inner.is_residual:
             return inner
         return ResidualSublayer(inner, self.embed_dim, self.dropout, self.normalize_before, self.norm)
-
-    @staticmethod
-    def refuse(planned: PlannedSublayer, features: Iterable[str], prefix: str = "") -> None:
-        """Raise a UserError if a sublayer's settings cannot stand with one of these features of scores."""
-        for row in chosen_variants(planned.values):
-            for feature in row.refuses.keys() & features:
-                raise UserError(f"{prefix}{planned.text}: {row.refuses[feature]}")
-
-    def take_told(self) -> Optional[Told]:
-        """Return the weighted loss and the counts of the experts in the last pass of training, summed; only once."""
-        told = [experts.take_told() for experts in self.options.common.get(EXPERTS, ())]
-        told = [each for each in told if each is not None]
-        if not told:
-            return None
-        loss, dropped, wanted = (torch.stack(each).sum() for each in zip(*told, strict=True))
-        return Told(self.experts_loss * loss, dropped, wanted)
-
-    def penalty(self) -> Union[Tensor, float]:
-        """Return what learned spans and experts of the last pass add to the loss per token, in nats."""
-        penalty = sum(span.penalty() for span in self.options.common.get(SPANS, ()))
-        told = self.take_told()
-        if told is not None:
-            penalty = penalty + told.loss
-        return penalty
 
     @property
     def compiles(self) -> bool:
@@ -188,15 +163,6 @@ class Stack(nn.Module):
     def sizes(self) -> Sizes:
         """Sizes, as :mod:`lazyformer_fairseq.evaluation.costs` needs them."""
         raise NotImplementedError
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        """Fields of `sizes` for norms and biases."""
-        return {
-            "norm": self.norm.type,
-            "norm_bias": self.norm.has_bias,
-            "linear_bias": self.options.linear_bias,
-        }
 
     @property
     def attention_backend(self) -> str:
@@ -241,7 +207,7 @@ class Stack(nn.Module):
         end = len(self.sublayers)
         tail = end
         if wanted_M is not None and not return_all and not self.reversible:
-            tail = self.tail_start()
+            tail = tail_start(self.sublayers)
         output = self._run_part(slice(tail), past, x_BTC, shared, return_all)
         if wanted_M is None:
             return output
@@ -249,13 +215,6 @@ class Stack(nn.Module):
         if tail == end:
             return output._replace(x_BTC=wanted_1MC)
         return self._run_part(slice(tail, end), None, wanted_1MC, shared._replace(documents=None), False)
-
-    def tail_start(self) -> int:
-        """Return the place of the tail: the sublayers at the top that compute each token from that token alone."""
-        start = len(self.sublayers)
-        while start and getattr(self.sublayers[start - 1], "is_tokenwise", False):
-            start -= 1
-        return start
 
     def _run_part(
         self,
@@ -268,16 +227,15 @@ class Stack(nn.Module):
         """Run neighbouring sublayers; see :func:`run_sublayers`."""
         sublayers = list(self.sublayers)[part]
         planned = self.plan[part]
+        is_compiled = self.compiles and self.training
         run = run_sublayers
-        branch = add_up
-        if self.compiles and self.training:
+        if is_compiled:
             run = compiled(run_sublayers)
-            branch = compiled(add_up)
         has_own_sublayers = len(self.sublayers) == len(self.plan)  # a search puts others in their place
 
         if self.reversible and has_own_sublayers:
             units = units_of(runs_of(planned), sublayers, past)
-            return run_reversible(units, x_BTC, shared, branch, return_all)
+            return run_reversible(units, x_BTC, shared, is_compiled, return_all)
         if self.checkpoints and has_own_sublayers and self.training and torch.is_grad_enabled():
             units = units_of(segments_of(planned, self.direction), sublayers, past)
             return run_checkpointed(
@@ -294,6 +252,21 @@ class Stack(nn.Module):
     def checkpoint(self, function: Callable, *arguments: Any) -> Any:
         """Return what `function` returns; the backward pass recomputes what it needs."""
         return checkpoint(function, *arguments, use_reentrant=False)
+
+
+def refuse_features(planned: PlannedSublayer, features: Iterable[str], prefix: str = "") -> None:
+    """Raise a UserError if a sublayer's settings cannot stand with one of these features of scores."""
+    for row in chosen_variants(planned.values):
+        for feature in row.refuses.keys() & features:
+            raise UserError(f"{prefix}{planned.text}: {row.refuses[feature]}")
+
+
+def tail_start(sublayers: Sequence[nn.Module]) -> int:
+    """Return the place of the tail: the sublayers at the top that compute each token from that token alone."""
+    start = len(sublayers)
+    while start and getattr(sublayers[start - 1], "is_tokenwise", False):
+        start -= 1
+    return start
 
 
 def run_sublayers(

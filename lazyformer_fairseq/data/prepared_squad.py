@@ -8,7 +8,7 @@ FOLDER/tokenizer/       a copy of the tokenizer
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Optional
 
@@ -31,7 +31,6 @@ class SplitCounts:
     """The entry of a split in a manifest, as far as it is read."""
 
     file: str
-    articles: Count
     paragraphs: Count
     rows: Count
     left_out: list[str]
@@ -89,17 +88,12 @@ class PreparedSquad(PreparedFolder):
     def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
         """Return facts on the questions of a split."""
         facts = super().facts(split, longest, most_rows)
-        return replace(facts, longest=self.settings.longest_question, unit="questions")
+        return replace(facts, longest=self.settings.max_question_length, unit="questions")
 
     @property
     def settings(self) -> WindowSettings:
         """Sizes of the windows."""
-        manifest = self.manifest
-        return WindowSettings(
-            manifest["max_length"],
-            manifest["stride"],
-            manifest["max_question_length"],
-        )
+        return WindowSettings(**{size.name: self.manifest[size.name] for size in fields(WindowSettings)})
 
     def read(self, split: str) -> PreparedSplit:
         """Read a split.
@@ -151,9 +145,7 @@ def prepare_squad(
             raise UserError(f"{path}: no such file; put SQuAD's official files there, {' and '.join(SPLITS.values())}")
     wanted = {
         "format_version": PreparedSquad.FORMAT_VERSION,
-        "max_length": settings.longest,
-        "stride": settings.stride,
-        "max_question_length": settings.longest_question,
+        **asdict(settings),
         "skip_mistakes": skip_mistakes,
         "tokenizer": tokenizer_hashes(tokenizer),
         "files": {split: sha256_of(path) for split, path in files.items()},
@@ -184,7 +176,6 @@ def _write(
     shutil.copyfile(file.path, folder / f"{split}.json")
     return {
         "file": file.path.name,
-        "articles": len({article.title for article in file.articles if article.paragraphs}),
         "paragraphs": len(file.paragraphs),
         "rows": len(file.questions),
         "left_out": file.left_out,
@@ -200,11 +191,11 @@ def _write(
 
 def window_settings(longest: Optional[int]) -> WindowSettings:
     """Return BERT's sizes of windows; where `longest` is short, the stride is half of it and questions a quarter."""
-    longest = longest or USUAL.longest
+    longest = longest or USUAL.max_length
     return WindowSettings(
         longest,
         min(USUAL.stride, longest // 2),
-        min(USUAL.longest_question, longest // 4),
+        min(USUAL.max_question_length, longest // 4),
     )
 
 
@@ -218,7 +209,6 @@ def overview(prepared: PreparedSquad) -> str:
         rows.append(
             {
                 "file": file,
-                "articles": f"{counts['articles']:,}",
                 "paragraphs": f"{counts['paragraphs']:,}",
                 "questions": f"{questions:,}",
                 "left out": f"{len(counts['left_out']):,}",

@@ -88,18 +88,13 @@ class SquadFile:
 
     Attributes:
         path: path of the file.
-        articles: articles with the questions that are right.
+        paragraphs: the paragraphs of all articles, with the questions that are right.
         left_out: the mistakes of questions that were left out.
     """
 
     path: Path
-    articles: list[Article]
+    paragraphs: list[Paragraph]
     left_out: list[str] = field(default_factory=list)
-
-    @cached_property
-    def paragraphs(self) -> list[Paragraph]:
-        """Paragraphs of all articles."""
-        return [paragraph for article in self.articles for paragraph in article.paragraphs]
 
     @cached_property
     def questions(self) -> list[Question]:
@@ -155,18 +150,17 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
                 right.append(question)
         return tuple(right)
 
-    articles = []
+    paragraphs = []
     for number, article in enumerate(official.data, start=1):
-        place = f"article {number}"
+        title = ""
         if article.title:
-            place += f" ({article.title})"
-        paragraphs = []
+            title = f" ({article.title})"
         for at, paragraph in enumerate(article.paragraphs, start=1):
+            place = f"article {number}{title}, paragraph {at}"
             if paragraph.context.strip():
-                paragraphs.append(replace(paragraph, qas=right_questions(paragraph, f"{place}, paragraph {at}")))
+                paragraphs.append(replace(paragraph, qas=right_questions(paragraph, place)))
             else:
-                mistakes.append(f"{place}, paragraph {at}: has no context")
-        articles.append(replace(article, paragraphs=paragraphs))
+                mistakes.append(f"{place}: has no context")
 
     if mistakes and not skip_mistakes:
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes):,} mistakes"
@@ -174,7 +168,7 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
         if len(mistakes) > SHOWN:
             lines += f"\n  and {len(mistakes) - SHOWN:,} more"
         raise UserError(f"{path}: {count}; mend the file, or have what is wrong left out (--skip-mistakes):\n{lines}")
-    file = SquadFile(path, articles, mistakes)
+    file = SquadFile(path, paragraphs, mistakes)
     if not file.questions:
         raise UserError(f"{path}: holds no question; download it again")
     return file

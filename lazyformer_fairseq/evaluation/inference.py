@@ -18,7 +18,7 @@ from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.datasets.question_windows import USUAL_ANSWERS, FoundAnswer, QuestionWindowsDataset
 from lazyformer_fairseq.data.datasets.tagged_words import first_tokens
 from lazyformer_fairseq.data.labelled_files import OUTSIDE, TaskDescription, words_of
-from lazyformer_fairseq.data.squad import Article, Paragraph, Question, SquadFile
+from lazyformer_fairseq.data.squad import Paragraph, Question, SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, told_cut
 from lazyformer_fairseq.data.text.normalisation import MASK
 from lazyformer_fairseq.errors import UserError
@@ -369,12 +369,13 @@ class TrainedModel(nn.Module):
         if not known:
             raise UserError("the checkpoint has no head for spans: fine-tune it with --task squad")
         head = _named_or_only(head, known, "head for spans")
-        longest = min(settings.longest, self.model.max_positions())
-        settings = replace(settings, longest=longest, longest_question=min(settings.longest_question, longest // 2))
-        file = SquadFile(Path("the text"), [Article([Paragraph(context, (Question("", question),))])])
+        longest = min(settings.max_length, self.model.max_positions())
+        longest_question = min(settings.max_question_length, longest // 2)
+        settings = replace(settings, max_length=longest, max_question_length=longest_question)
+        file = SquadFile(Path("the text"), [Paragraph(context, (Question("", question),))])
         windows = question_windows.make_windows(self.tokenizer, file, settings)
         if windows.cut_questions:
-            _warn_of_cuts([True], settings.longest_question, "questions")
+            _warn_of_cuts([True], longest_question, "questions")
         how = {"marks_questions": bool(self.model.encoder.sentence_encoder.asking), **self._fed}
         dataset = QuestionWindowsDataset(file, windows, "", longest_answer, **how)
         (answers,) = find_answers(self.model, head, dataset, max(n_best, USUAL_ANSWERS))

@@ -12,7 +12,7 @@ from tiny_berts import save_tiny
 from trained_encoders import write_encoder
 
 from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
-from lazyformer_fairseq.data.squad import Article, Paragraph, SquadFile, read_squad
+from lazyformer_fairseq.data.squad import Paragraph, SquadFile, read_squad
 from lazyformer_fairseq.evaluation.inference import TrainedModel
 from lazyformer_fairseq.evaluation.loading import load
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
@@ -30,7 +30,7 @@ def paragraphs(real_data) -> SquadFile:
     """Three of several articles, as much of them as one window of letters holds, with a question each."""
     file = read_squad(real_data / "squad" / "train-v1.1.part.json")
     some = [each for each in file.paragraphs[::900] if each.qas][:3]
-    return SquadFile(file.path, [Article([Paragraph(each.context[:300], each.qas[:1]) for each in some])])
+    return SquadFile(file.path, [Paragraph(each.context[:300], each.qas[:1]) for each in some])
 
 
 def our_answers(hub: TrainedModel, file: SquadFile) -> list[str]:

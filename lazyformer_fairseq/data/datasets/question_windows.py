@@ -38,26 +38,26 @@ class WindowSettings:
     """Sizes of windows, in tokens.
 
     Attributes:
-        longest: length of an input, all ids counted.
+        max_length: length of an input, all ids counted.
         stride: distance between the starts of two windows.
-        longest_question: longer questions are cut.
+        max_question_length: longer questions are cut.
 
     Raises:
         UserError: the sizes do not fit together.
     """
 
-    longest: int = 384
+    max_length: int = 384
     stride: int = 128
-    longest_question: int = 64
+    max_question_length: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("longest", "stride", "longest_question"):
+        for name in ("max_length", "stride", "max_question_length"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name.replace('_', ' ')} {getattr(self, name)}: must be 1 token at least")
-        if self.longest < self.longest_question + 5:
+        if self.max_length < self.max_question_length + 5:
             raise UserError(
-                f"inputs of {self.longest} tokens have no room for a context beside questions of "
-                f"{self.longest_question}; give {self.longest_question + 5} at least, or shorter questions"
+                f"inputs of {self.max_length} tokens have no room for a context beside questions of "
+                f"{self.max_question_length}; give {self.max_question_length + 5} at least, or shorter questions"
             )
 
 
@@ -144,14 +144,14 @@ def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSett
         context_offsets = without_spaces(spans, paragraph.context)
         for question in paragraph.qas:
             question_ids = tokenizer.encode(question.question)
-            cut_questions += len(question_ids) > settings.longest_question
-            head = [bos, *question_ids[: settings.longest_question], *[eos] * tokenizer.separators]
+            cut_questions += len(question_ids) > settings.max_question_length
+            head = [bos, *question_ids[: settings.max_question_length], *[eos] * tokenizer.separators]
             answer = None
             if has_answers:
                 first_answer = question.answers[0]
                 answer = tokens_of(context_offsets, first_answer.answer_start, first_answer.end)
 
-            windows = windows_over(len(context_ids), settings.longest - len(head) - 1, settings.stride)
+            windows = windows_over(len(context_ids), settings.max_length - len(head) - 1, settings.stride)
             for (start, end), own in zip(windows, own_tokens(windows), strict=True):
                 inputs.append(np.array([*head, *context_ids[start:end], eos], np.int32))
                 target = (NOT_HERE, NOT_HERE)

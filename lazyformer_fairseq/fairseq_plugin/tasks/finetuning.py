@@ -225,14 +225,14 @@ class SquadConfig(FineTuningConfig):
         False,
         "leave out what is wrong in the files, as answers that are not at their place",
     )
-    tokens_per_sample: Optional[int] = option(None, f"tokens of an input; default: {USUAL.longest}, or as prepared")
+    tokens_per_sample: Optional[int] = option(None, f"tokens of an input; default: {USUAL.max_length}, or as prepared")
     doc_stride: Optional[int] = option(
         None,
         f"of a long context's inputs each is so many tokens further on; default: {USUAL.stride}, or as prepared",
     )
     max_question_tokens: Optional[int] = option(
         None,
-        f"longer questions are cut to so many tokens; default: {USUAL.longest_question}, or as prepared",
+        f"longer questions are cut to so many tokens; default: {USUAL.max_question_length}, or as prepared",
     )
     max_answer_tokens: int = option(USUAL_ANSWER, "longest answer that is predicted")
     squad_head_name: str = option("squad", "name of the head")
@@ -265,7 +265,7 @@ class SquadTask(FineTuningTask):
             task_settings={},
             longest_answer=cfg.max_answer_tokens,
             head_name=cfg.squad_head_name,
-            longest=settings.longest,
+            longest=settings.max_length,
             no_padding=cfg.no_padding,
             seed=cfg.seed,
         )
@@ -290,9 +290,9 @@ def _window_settings(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> Win
     else:
         usual = USUAL
     given = {
-        "longest": cfg.tokens_per_sample,
+        "max_length": cfg.tokens_per_sample,
         "stride": cfg.doc_stride,
-        "longest_question": cfg.max_question_tokens,
+        "max_question_length": cfg.max_question_tokens,
     }
     wanted = replace(usual, **{name: size for name, size in given.items() if size is not None})
     if prepared and wanted != usual:

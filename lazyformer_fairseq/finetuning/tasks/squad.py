@@ -108,7 +108,7 @@ class Squad(Benchmark):
         """Return the tokens of a window."""
         if prepared is not None:
             return prepared.longest
-        return prepared_squad.window_settings(wanted.max_length).longest
+        return prepared_squad.window_settings(wanted.max_length).max_length
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedSquad]:  # noqa: ARG002  all there is
         """Return the prepared data, checked."""
@@ -135,7 +135,7 @@ class Squad(Benchmark):
             "data": str(prepared.folder),
             "tokens_per_sample": run.tokens_per_sample,
             "doc_stride": prepared.settings.stride,
-            "max_question_tokens": prepared.settings.longest_question,
+            "max_question_tokens": prepared.settings.max_question_length,
         }
         return SpansObjective(
             read=prepared.read,
@@ -214,7 +214,7 @@ class Squad(Benchmark):
         lines = [", ".join(said)]
         if windows.cut_questions:
             what = f"questions of {file.name}"
-            lines.append(told_cut(windows.cut_questions, len(texts), settings.longest_question, what))
+            lines.append(told_cut(windows.cut_questions, len(texts), settings.max_question_length, what))
         return lines
 
 
@@ -238,16 +238,16 @@ def load_squad_model(
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")
 
     settings = question_windows.WindowSettings(
-        longest=task.get("tokens_per_sample") or USUAL.longest,
+        max_length=task.get("tokens_per_sample") or USUAL.max_length,
         stride=task.get("doc_stride") or USUAL.stride,
-        longest_question=task.get("max_question_tokens") or USUAL.longest_question,
+        max_question_length=task.get("max_question_tokens") or USUAL.max_question_length,
     )
     objective = SpansObjective(
         read=PreparedSquad(checkpoint.parent, {}).read,  # answers are predicted for another file
         tokenizer_folder=folder,
         task_settings={},
         head_name=name,
-        longest=settings.longest,
+        longest=settings.max_length,
         longest_answer=wanted.max_answer_tokens,
     )
     objective.observe(loaded.model)

@@ -38,10 +38,10 @@ def file(tmp_path):
     return read_squad(write_squad(tmp_path / "train-v1.1.json", article("One", (CONTEXT, QUESTIONS))))
 
 
-@pytest.mark.parametrize("settings", [WindowSettings(), WindowSettings(longest=24, stride=5, longest_question=6)])
+@pytest.mark.parametrize("settings", [WindowSettings(), WindowSettings(max_length=24, stride=5, max_question_length=6)])
 def test_windows_of_short_and_long_contexts_and_questions(tokenizer, file, settings):
     windows = make_windows(tokenizer, file, settings)
-    longest = settings.longest_question
+    longest = settings.max_question_length
     ids, spans = tokenizer.encode_with_offsets(CONTEXT)
     assert len(windows) == len(QUESTIONS) if settings == WindowSettings() else windows.sizes.max() == 24
     assert windows.cut_questions == sum(len(tokenizer.encode(question)) > longest for question, _ in QUESTIONS)

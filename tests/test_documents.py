@@ -71,6 +71,9 @@ ADDED_OPTIONS = {
     "lazyformer bench": f"--arch lazyformer_m2x6_s_tiny --what encoder {BENCH}",
     "lazyformer bench --arch transformer_xl_base": f"--arch transformer_xl_tiny {BENCH}",
     "lazyformer bench attention": "--lengths 16 --heads 2x4 --rounds 2",
+    "OMP_NUM_THREADS=1 python scripts/time_tail.py": (
+        "--patterns sff --words 50 --tokens 16 --batch-size 2 --texts 2 --rounds 1"
+    ),
     "lazyformer pretrain": f"{PRETRAIN} {M2X2} --sequences-per-update 4",
     "lazyformer pretrain bert_base data --sublayer-pattern": f"{PRETRAIN} --sequences-per-update 4",
     **dict.fromkeys(

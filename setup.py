@@ -63,8 +63,8 @@ EXTRAS_REQUIRE = {
         "tokenizers>=0.22,<0.24",
         "transformers>=4.57,<6",
     ],
-    # Several machines: `lazyformer finetune --slurm`.
-    "cluster": ["submitit>=1.5.2,<2"],
+    # Several machines: --executor ray and slurm.
+    "cluster": ["ray>=2.44,<3; python_version < '3.14'", "submitit>=1.5.2,<2"],
     # torch's own CUDA build brings triton. 3.3: its kernels may take tuples.
     "gpu": ["triton>=3.3,<4; platform_system == 'Linux'"],
     # For tests without a GPU. Not in "test": a CUDA build of torch pins its own. Before 3.7 the interpreter fails with

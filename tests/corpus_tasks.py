@@ -13,6 +13,7 @@ from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import run_tasks
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors.local import Local
 
 
 def write_rank(folder: Path, fault: str, rank: int) -> None:
@@ -49,4 +50,4 @@ def build_in_process(inputs, folder: Path, settings: CorpusSettings, ready, prob
 
 
 if __name__ == "__main__":  # the process that gives two workers work in the folder of its command
-    run_tasks(partial(sleep, Path(sys.argv[1])), [1, 1], Path(sys.argv[1]) / "words", 2)
+    run_tasks(partial(sleep, Path(sys.argv[1])), [1, 1], Path(sys.argv[1]) / "words", Local(2))

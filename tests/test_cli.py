@@ -70,17 +70,16 @@ REQUIRED = [
         ("corpus . out", "lazyformer corpus needs not-there, not_there.too, not installed here"),
         ("demo", "lazyformer demo needs not-there, not_there.too"),
         ("export . out --to huggingface", r"needs not-there-either.*lazyformer_fairseq\[huggingface\]"),
-        ("an executor", "--slurm needs nor-this"),
+        ("an executor", "--executor ray needs nor-this"),
     ],
 )
 def test_a_command_says_what_it_lacks_and_help_needs_nothing(command, missing, tmp_path, monkeypatch):
     monkeypatch.setattr(metadata, "requires", lambda package: REQUIRED)
     with pytest.raises(UserError, match=missing):
         if command == "an executor":
-            from lazyformer_fairseq.finetuning.queue import choose_executor
-            from lazyformer_fairseq.finetuning.settings import GridSettings
+            from lazyformer_fairseq.executors.ray_cluster import RayCluster
 
-            choose_executor(GridSettings(output=tmp_path, slurm=("slurm_partition=x",)), "jobs")
+            RayCluster()
         CliRunner().invoke(main, command.split(), catch_exceptions=False)
     assert CliRunner().invoke(main, ["corpus", "build", "--help"]).exit_code == 0
     assert extras.missing_packages("bench") == [], "what is unknown is not missing"

@@ -24,6 +24,8 @@ from lazyformer_fairseq.corpus.words import WordStore
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors.interface import Executor
+from lazyformer_fairseq.executors.local import Local
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import copy_file, remove_leftovers, sync_content, unfinished_name, write_text
@@ -40,6 +42,7 @@ UNITS_OF_SMALL_INPUT = 64
 SMALLEST_UNIT = MEGABYTE // 4
 LARGEST_UNIT = 32 * MEGABYTE
 MOST_LINES = 10
+WORKER_IMPORTS = "lazyformer_fairseq.corpus.worker_imports"  # what tasks need, which takes seconds to load
 # Not read before the words are stored; what is not possible with a text, such as a vocabulary too large, is among them.
 LATE_SETTINGS = ("valid_share", "seed", "word_coverage", "vocab_size", "shards", "tokenizer")
 OPTION_OF_RULE = {
@@ -56,6 +59,7 @@ def build_corpus(
     settings: CorpusSettings = CorpusSettings(),  # noqa: B008 (frozen)
     workers: int = 1,
     word_budget: Optional[int] = None,
+    executor: Optional[Executor] = None,
 ) -> dict[str, Any]:
     """Make ``folder`` from raw ``inputs``: shards, dictionary, tokenizer, manifest.json and report.html.
 
@@ -66,8 +70,9 @@ def build_corpus(
         folder: the corpus to make.
         settings: all that decides its bytes.
         inputs: files or folders, each with ``FORMAT:`` before it or without.
-        workers: tasks at the same time.
+        workers: tasks at the same time on this machine.
         word_budget: most words between spaces, of both splits together, after cleaning; None for any number.
+        executor: the place where tasks run; None for this machine.
 
     Returns:
         the manifest.
@@ -82,8 +87,8 @@ def build_corpus(
     settings, digest = _with_tokenizer(settings)
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker
-    if workers > 1:
-        stages.start_fork_server()
+    if executor is None and workers > 1:
+        executor = Local(workers, preload=[WORKER_IMPORTS], keeps_processes=True)
     plan = {
         "settings": settings.as_json(digest),
         "versions": versions([*PACKAGES, *filter(None, [settings.spacy_model])]),
@@ -106,13 +111,13 @@ def build_corpus(
         job = stages.Job(paths, settings, size, [file for file in files if must_be_cut(file, size)])
         if job.to_cut:
             sizes = [file.size for file in job.to_cut]
-            stages.run_tasks(partial(stages.cut_one, job), sizes, paths.tasks / "cut", workers)
+            stages.run_tasks(partial(stages.cut_one, job), sizes, paths.tasks / "cut", executor)
         to_read, origins = _with_parts(files, job)
         job = _planned(job, files, to_read)
         _forget_other(late, paths)
         stages.loaded_tokenizer.cache_clear()  # of an earlier corpus of this name
         for stage, (task, sizes) in stages.STAGES.items():
-            stages.run_tasks(partial(task, job), sizes(job), paths.tasks / stage, workers)
+            stages.run_tasks(partial(task, job), sizes(job), paths.tasks / stage, executor)
             if stage == "words":
                 _tell_of_words(job, origins)
             if stage == "tokenizer" and (size := read_json(paths.vocabulary)["size"]) < plan["settings"]["vocab_size"]:
@@ -121,6 +126,8 @@ def build_corpus(
                 _refuse_empty_split(paths, settings.valid_share)
                 _refuse_empty_shard(job)
                 _refuse_too_many_words(job, word_budget)
+        if executor is not None:
+            workers = min(executor.free, len(job.units))
         manifest = describe(job, plan, origins, workers)
         shutil.copytree(paths.tokenizer, paths.result / "tokenizer", copy_function=copy_file, dirs_exist_ok=True)
         copy_file(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)

@@ -1,6 +1,5 @@
 """``lazyformer corpus``: the command line of this package."""
 
-import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,8 @@ import click
 from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors.local import processors_here
+from lazyformer_fairseq.executors.options import LOCAL, ExecutorOptions, choose_executor
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.options import Group, read_count, takes
 
@@ -38,15 +39,11 @@ def corpus() -> None:
     callback=lambda _context, _option, text: text and read_count(text),
     help="Refuse text of more words, as in 10M; words are what stands between spaces.",
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    help="Tasks at the same time.  [default: the CPU cores there are]",
-)
+@takes(ExecutorOptions, into="place")
 def build(
     inputs: tuple[str, ...],
     out: Path,
-    workers: Optional[int],
+    place: ExecutorOptions,
     cased: bool,
     word_budget: Optional[int],
     settings: CorpusSettings,
@@ -72,7 +69,10 @@ def build(
         raise UserError("--cased: the settings of --tokenizer decide this; leave it out")
     settings = replace(settings, text=replace(settings.text, lower_case=not cased))
     with stoppable(f"{out}: stopped; rerun to resume"):
-        manifest = build_corpus(inputs, out, settings, workers or len(os.sched_getaffinity(0)), word_budget)
+        executor = None
+        if place.executor != LOCAL or place.slurm:
+            executor = choose_executor(place, out.absolute().with_name(f".{out.name}.jobs"), "lazyformer-corpus")
+        manifest = build_corpus(inputs, out, settings, place.workers or processors_here(), word_budget, executor)
     documents = manifest["documents"]
     train, valid = (
         f"{of['sentences']:,} sentences, {of['words']:,} words, {of['tokens']:,} tokens" if of["tokens"] else "empty"

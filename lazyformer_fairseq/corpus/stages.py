@@ -8,28 +8,23 @@ tokenizer   merged counts -> low-frequency filter -> BPE (one task)
 ids         stored words -> ids of pieces (a task a unit)
 shards      parts of units -> shards (a task a shard)
 
-Tasks run in this process or in a pool that leaves no worker behind, and show their progress. A task is done once its
-counts lie in the stage's folder, ``tasks/STAGE/NNNNN.json``. Whoever resumes does the others.
+Tasks run in this process or where an executor puts them, and show their progress. A task is done once its counts lie
+in the stage's folder, ``tasks/STAGE/NNNNN.json``. Whoever resumes does the others.
 """
 
 import math
-import multiprocessing
+import os
 import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from multiprocessing import forkserver
-from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Optional
 
 import numpy as np
 
-from lazyformer_fairseq.child_process import end_with_parent, interrupts_held_back
 from lazyformer_fairseq.corpus.clean_text import CleanText
 from lazyformer_fairseq.corpus.duplicates import HELD_OUT, KEEP, REASONS, Fingerprint, draw, find_duplicates, threshold
 from lazyformer_fairseq.corpus.readers.files import BadInputError, Piece, bytes_of
@@ -43,6 +38,7 @@ from lazyformer_fairseq.corpus.words import NormaliseWords, StoreWords, WordStor
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer, TooLargeVocabularyError, load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors.interface import Call, Executor, LostError, run_calls
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE, atomic_file, copy_file
 from lazyformer_fairseq.storage.in_place import own_file
@@ -222,15 +218,15 @@ def run_tasks(
     task: Callable[[int], Optional[Counts]],
     sizes: Sequence[int],
     folder: Path,
-    workers: int,
+    executor: Optional[Executor] = None,
 ) -> None:
     """Run ``task(rank)`` for each rank below ``len(sizes)``, but for those that an earlier run completed.
 
     Args:
-        workers: number of tasks at the same time.
         task: returns its counts by step, or None where it is one step and counts nothing; can be pickled.
         sizes: in bytes of input, for the bar; 1 each where there is no such size.
         folder: receives the counts, and the seconds that passed.
+        executor: the place where tasks run side by side; None for this process.
 
     Raises:
         UserError: a task failed for a reason that the user can fix; finished work stays.
@@ -242,10 +238,10 @@ def run_tasks(
         scale = {"unit": "B", "unit_scale": True}
     done = sum(sizes) - sum(sizes[rank] for rank in waiting)
     run = partial(run_task, task, folder)
-    if workers == 1 or len(waiting) < 2:
+    if executor is None or (executor.is_here and len(waiting) < 2):
         finished: Iterable[int] = map(run, waiting)
     else:
-        finished = _in_pool(run, waiting, workers, folder.parent / WORKERS_LOCK)
+        finished = _elsewhere(run, waiting, executor)
     began = time.monotonic()
     try:
         with Progress(total=sum(sizes), initial=done, desc=folder.name, **scale) as bar:
@@ -266,48 +262,36 @@ def run_tasks(
 
 
 def run_task(task: Callable[[int], Optional[Counts]], folder: Path, rank: int) -> int:
-    """Run one task in this process, write its counts, and return its rank."""
-    write_json(folder / f"{rank:05d}.json", task(rank) or {}, durable=False)
+    """Run one task in this process, write its counts, and return its rank.
+
+    Whoever resumes after a kill waits for the tasks that are still under way.
+    """
+    descriptor = acquire_file_lock(folder.parent / WORKERS_LOCK, shared=True)
+    try:
+        write_json(folder / f"{rank:05d}.json", task(rank) or {}, durable=False)
+    finally:
+        os.close(descriptor)
     return rank
 
 
-def _in_pool(run: Callable[[int], int], ranks: Sequence[int], workers: int, lock: Path) -> Iterator[int]:
-    """Yield ranks as their tasks end, in a pool that notices the death of a worker, and ends with this process."""
-    pool = ProcessPoolExecutor(min(workers, len(ranks)), start_fork_server(), _begin_worker, (lock,))
-    try:
-        for future in as_completed([pool.submit(run, rank) for rank in ranks]):
-            yield future.result()
-    except BrokenProcessPool:
-        raise UserError(
-            "a worker died: killed from outside, or by the system for want of memory. What was finished stays: "
-            "run the same command again, with fewer --workers if memory was short"
-        ) from None
-    finally:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        pool.shutdown(cancel_futures=True)
+def _elsewhere(run: Callable[[int], int], ranks: Sequence[int], executor: Executor) -> Iterator[int]:
+    """Yield ranks as their tasks end where an executor put them."""
+    rank_of = {Call(run, (rank,)): rank for rank in ranks}
+    for ended in run_calls(list(rank_of), executor):
+        if ended is None or ended.is_tried_again:
+            continue
+        if isinstance(ended.error, LostError):
+            raise UserError(
+                f"a worker died: {ended.error}, from outside or by the system for want of memory. What was "
+                "finished stays: run the same command again, with fewer --workers if memory was short"
+            )
+        if ended.error is not None:
+            raise ended.error
+        yield rank_of[ended.call]
 
 
 def wait_for_workers(folder: Path) -> None:
-    """Wait until the workers of a killed run have exited; they exit by themselves within seconds."""
+    """Wait until the tasks of a killed run have ended; its processes exit by themselves within seconds."""
     folder.mkdir(exist_ok=True)
     with file_lock(folder / WORKERS_LOCK):
         pass
-
-
-def start_fork_server() -> BaseContext:
-    """Start the process that forks the workers, if it is not there; it imports while its parent goes on.
-
-    It ignores Ctrl-C, or its imports would print a traceback.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lazyformer_fairseq.corpus.worker_imports"])  # it pays for these once
-    with interrupts_held_back():
-        forkserver.ensure_running()
-    return context
-
-
-def _begin_worker(lock_file: Path) -> None:
-    """End the worker soon after the process that gave it work has ended, however it ended."""
-    end_with_parent()
-    acquire_file_lock(lock_file, shared=True)

@@ -1,15 +1,12 @@
 """Labelled texts as ids: encoded from official files, or read from a folder that was prepared of them."""
 
 import logging
-import multiprocessing
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional, Union
 
 import numpy as np
 
-from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.data.datasets.labelled_texts import sizes_of
 from lazyformer_fairseq.data.labelled_files import SplitFile, TaskDescription, read_split
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, load_prepared, targets_of
@@ -18,8 +15,6 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 
 logger = logging.getLogger(__name__)
-
-WORTH_A_PROCESS = 2000  # examples
 
 
 def read_examples(
@@ -69,7 +64,6 @@ def encode_split(
     tokenizer: TextTokenizer,
     split: SplitFile,
     max_length: Optional[int],
-    processes: int = 1,
 ) -> tuple[list[np.ndarray], dict[str, float]]:
     """Encode the examples of a file in their order as the tokenizer builds inputs.
 
@@ -77,7 +71,6 @@ def encode_split(
         tokenizer: builds the inputs.
         split: the file.
         max_length: most ids of an input, all counted; longer ones are cut, the longer text first; None cuts none.
-        processes: how many encode side by side; the result does not depend on it.
 
     Raises:
         UserError: a text of a row with a label has characters, but none that makes a token.
@@ -86,10 +79,8 @@ def encode_split(
         Inputs of the model (int32 each), and what was counted: inputs that had to be cut, and before that tokens,
         ``<s>`` and ``</s>`` included, words as the tokenizer divides the text, those that are or hold an ``<unk>``.
     """
-    texts = [example.texts for example in split.examples]
-    encoded = _encoded(tokenizer, texts, min(processes, 1 + len(texts) // WORTH_A_PROCESS))
-    bar = Progress(encoded, total=len(texts), desc=f"encode {split.path}", unit=" rows", delay=2, leave=False)
-    whole = list(bar)
+    bar = Progress(split.examples, desc=f"encode {split.path}", unit=" rows", delay=2, leave=False)
+    whole = [np.array(tokenizer.build_input(*example.texts), dtype=np.int32) for example in bar]
     _refuse_texts_without_tokens(tokenizer, split, whole)
     unknown_lines = [
         example.line for example, ids in zip(split.examples, whole, strict=True) if tokenizer.knows_nothing_of(ids)
@@ -124,23 +115,3 @@ def _refuse_texts_without_tokens(tokenizer: TextTokenizer, split: SplitFile, inp
                 f"{split.path}, line {example.line}: a sentence holds nothing but control characters; mend the "
                 "row, or remove it"
             )
-
-
-_worker: dict[str, TextTokenizer] = {}  # what processes that encode are forked with
-
-
-def _encoded(tokenizer: TextTokenizer, texts: list[tuple[str, ...]], processes: int) -> Iterator[np.ndarray]:
-    _worker["tokenizer"] = tokenizer
-    if processes < 2:
-        yield from map(_encode, texts)
-        return
-    forked = multiprocessing.get_context("fork")  # so workers have the tokenizer already
-    pool = ProcessPoolExecutor(processes, forked, initializer=end_with_parent)
-    try:
-        yield from pool.map(_encode, texts, chunksize=200)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _encode(texts: tuple[str, ...]) -> np.ndarray:
-    return np.array(_worker["tokenizer"].build_input(*texts), dtype=np.int32)

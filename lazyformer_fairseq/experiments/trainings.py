@@ -6,8 +6,6 @@ others too.
 
 import json
 import math
-import os
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +16,11 @@ import torch
 
 from lazyformer_fairseq.child_process import output_to
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.executors.nvidia_smi import visible_gpus
-from lazyformer_fairseq.executors.workers import Workers, last_line
+from lazyformer_fairseq.executors.interface import Call, Executor, reason, run_calls
+from lazyformer_fairseq.executors.local import processors_here
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.checked import Count, as_type
-from lazyformer_fairseq.storage.in_place import refuse_foreign
+from lazyformer_fairseq.storage.in_place import last_line, refuse_foreign
 from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
 from lazyformer_fairseq.training.loop import CHECKPOINT, DivergedError, TrainingLoop
@@ -33,6 +31,7 @@ from lazyformer_fairseq.training.stop_signals import StopRequest
 RESULT = "result.json"
 LOG = "train.log"
 PROGRESS = "progress.json"  # for the process that waits for this one
+PRELOAD = (__name__, "torch._dynamo")  # of processes that train; the latter for optimizers
 Curve = dict[str, list[float]]  # by validation; NaN where the training diverged
 
 
@@ -171,8 +170,8 @@ def train(
     jobs: Sequence[Job],
     open_training: Opening,
     description: str = "training",
-    workers: int = 0,
-    device: str = "cpu",
+    executor: Optional[Executor] = None,
+    threads: int = 1,
 ) -> None:
     """Do all jobs that have no result yet, and show how far they are.
 
@@ -180,21 +179,19 @@ def train(
         jobs: the trainings; one that comes twice is done once.
         open_training: a function that starts or resumes a job's training.
         description: the label of the progress bar.
-        workers: the number of processes, each with a job alone; 0 for turns in this one.
-        device: ``cpu``, or ``cuda`` where each process gets a GPU.
+        executor: the place where each trains alone; None for turns in this process.
+        threads: torch's threads for a training that is alone.
 
     Raises:
-        UserError: a process has died; names its log.
+        UserError: a training has failed; names its log.
     """
     jobs = list(dict.fromkeys(jobs))
     unfinished = [job for job in jobs if job.result() is None]
     total = sum(job.updates for job in jobs)
     left = sum(job.updates for job in unfinished)
     with Progress(total=total, initial=total - left, desc=description, unit=" updates") as progress:
-        if workers:
-            for job in unfinished:
-                refuse_foreign(job.folder / LOG)  # the process that would fail has nowhere to say why
-            _train_alone(unfinished, open_training, progress, workers, device)
+        if executor is not None:
+            _train_alone(unfinished, open_training, progress, executor, threads)
             return
         for group in dict.fromkeys(job.group for job in unfinished):
             trainings = [open_training(job) for job in unfinished if job.group == group]
@@ -204,16 +201,9 @@ def train(
                 training.finish()
 
 
-def count_workers(in_turn: bool, device: str) -> int:
-    """Return the number of processes at a time; 0 for turns in this one.
-
-    It is one per GPU, or as many as torch's threads leave processors for.
-    """
-    if in_turn:
-        return 0
-    if device == "cuda":
-        return len(visible_gpus())
-    return max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads())
+def threads_of_each(at_once: Optional[int]) -> int:
+    """Return torch's threads for each of so many trainings side by side on this machine; None for as many as fit."""
+    return min(torch.get_num_threads(), max(1, processors_here() // (at_once or 1)))
 
 
 def train_in_turn(trainings: Sequence[Training], progress: Progress) -> None:
@@ -276,29 +266,25 @@ def train_alone(job: Job, open_training: Opening, threads: int) -> None:
             training.finish()
 
 
-def _train_alone(jobs: Sequence[Job], open_training: Opening, progress: Progress, workers: int, device: str) -> None:
-    gpus: list[str] = []
-    if device == "cuda":
-        gpus = visible_gpus()
-    threads = min(torch.get_num_threads(), max(1, len(os.sched_getaffinity(0)) // workers))
-    executor = Workers(workers, gpus, threads, f"{__name__}:{train_alone.__name__}")
-    waiting = list(jobs)
-    under_way = {}
-    try:
-        while waiting or under_way:
-            begun = waiting[: executor.free]
-            waiting = waiting[executor.free :]
-            under_way |= zip(executor.start([(job, open_training) for job in begun]), begun, strict=True)
-            time.sleep(executor.look_every)
-            for process, job in [each for each in under_way.items() if each[0].is_over()]:
-                del under_way[process]
-                if job.result() is None:
-                    log = job.folder / LOG
-                    why = process.failure() or "ended without a result"
-                    raise UserError(f"{job}: {why}; the last line of {log} is: {last_line(log)}. Rerun to resume")
-                executor.release(process)
-            left = sum(job.updates for job in [*waiting, *under_way.values()])
-            made = sum(job.updates_saved() for job in under_way.values())
-            progress.update(progress.total - left + made - progress.n)
-    finally:
-        executor.stop()
+def _train_alone(
+    jobs: Sequence[Job],
+    open_training: Opening,
+    progress: Progress,
+    executor: Executor,
+    threads: int,
+) -> None:
+    calls = {}
+    for job in jobs:
+        refuse_foreign(job.folder / LOG)  # the process that would fail has nowhere to say why
+        calls[Call(train_alone, (job, open_training, threads))] = job
+    before = progress.n
+    for ended in run_calls(list(calls), executor):
+        if ended is not None and ended.error is not None:
+            job = calls[ended.call]
+            log = job.folder / LOG
+            why = f"{job}: {reason(ended.error)}; the last line of {log} is: {last_line(log)}"
+            if not ended.is_tried_again:
+                raise UserError(f"{why}. Rerun to resume")
+            Progress.write(f"{why}. It is resumed")
+        made = sum(job.updates_saved() for job in jobs)
+        progress.update(before + made - progress.n)

@@ -16,10 +16,12 @@ from lazyformer_fairseq.child_process import STOPPED
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError, nearest, whole_number
+from lazyformer_fairseq.executors.interface import Executor
 from lazyformer_fairseq.executors.nvidia_smi import precision_here
+from lazyformer_fairseq.executors.options import choose_executor, choose_gpus
 from lazyformer_fairseq.finetuning.benchmark import Benchmark
 from lazyformer_fairseq.finetuning.grid import Grid, StartModel, load_start_models, name_checkpoints
-from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, choose_executor
+from lazyformer_fairseq.finetuning.queue import RunQueue
 from lazyformer_fairseq.finetuning.registry import (
     BENCHMARKS,
     benchmark_of_grid,
@@ -30,9 +32,11 @@ from lazyformer_fairseq.finetuning.registry import (
 from lazyformer_fairseq.finetuning.results import RESULT, read_run
 from lazyformer_fairseq.finetuning.settings import CUSTOM_OPTIONS, SPECIAL_OPTIONS, GridSettings, PredictSettings
 from lazyformer_fairseq.finetuning.tasks.custom import CustomTask, find_custom_task
+from lazyformer_fairseq.finetuning.training import fine_tune
 from lazyformer_fairseq.options import refuse_given
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
+PRELOAD = (fine_tune.__module__, "torch._dynamo")  # the latter for optimizers
 PREPARING = ("max_length", "skip_mistakes", *CUSTOM_OPTIONS)  # options that mean something where data is prepared
 
 
@@ -55,7 +59,7 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
     return BENCHMARKS[task]
 
 
-def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, Workers | Cluster]:
+def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, Executor]:
     """Return the grid that a user asks for, and where its runs go; prepare what is missing of the data.
 
     Raises:
@@ -83,7 +87,14 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
     names = [name for name in names if name not in left_out]
     epochs = choose_epochs(benchmark, names, protocol.epochs, given.epochs)
     checkpoints = name_checkpoints(given.checkpoints)
-    executor = choose_executor(given, f"lazyformer-{benchmark.key}")
+    executor = choose_executor(
+        given,
+        given.output / "runs" / "jobs",
+        f"lazyformer-{benchmark.key}",
+        given.threads,
+        choose_gpus(given.gpus),
+        preload=PRELOAD,
+    )
 
     if is_official:  # the models first, which takes less time
         tokenizer = find_tokenizer_folder(given.tokenizer or next(iter(checkpoints.values())).parent)
@@ -163,7 +174,7 @@ def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
         UserError: whatever :func:`grid_and_executor` raises, or another queue is at work on the folder.
     """
     grid, executor = grid_and_executor(benchmark, given)
-    queue = RunQueue(grid, executor, given.keep_checkpoints)
+    queue = RunQueue(grid, executor, given.keep_checkpoints, given.threads)
     try:
         queue.run()
     except KeyboardInterrupt:

@@ -1,83 +1,24 @@
 """The queue: does every run of a grid once, whatever dies in between.
 
 A run is finished when its result.json is there. That file is written last and whole, so the queue needs no memory of
-its own: restarted, it takes what is not finished. Runs go to processes of this machine, or to a cluster's jobs.
+its own: restarted, it takes what is not finished.
 """
 
 import shutil
-import time
-from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Optional
 
-from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.executors.cluster import Cluster, ClusterJob
-from lazyformer_fairseq.executors.nvidia_smi import visible_gpus
-from lazyformer_fairseq.executors.torch_builds import refuse_unfit_torch
-from lazyformer_fairseq.executors.workers import Job, Workers, last_line
-from lazyformer_fairseq.extras import refuse_without_extra
+from lazyformer_fairseq.executors.interface import Call, Ended, Executor, LostError, reason, run_calls
 from lazyformer_fairseq.finetuning import results
 from lazyformer_fairseq.finetuning.grid import Grid, Run
 from lazyformer_fairseq.finetuning.results import BEST, FAILED, LOG
-from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.finetuning.training import fine_tune
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.storage.in_place import refuse_foreign
+from lazyformer_fairseq.storage.in_place import last_line, refuse_foreign
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import run_lock
 
-FINE_TUNE = f"{fine_tune.__module__}:{fine_tune.__name__}"
-ATTEMPTS = 2
-
-
-def choose_executor(given: GridSettings, name: str) -> Workers | Cluster:
-    """Return where runs go, from the command's options.
-
-    Args:
-        given: the options.
-        name: the name of a cluster's jobs.
-
-    Raises:
-        UserError: the options do not fit together.
-    """
-    if not given.slurm:
-        return Workers(given.workers, choose_gpus(given.gpus), given.threads, FINE_TUNE)
-    refuse_without_extra("cluster", "--slurm")
-    options = {"name": name, "cpus_per_task": str(given.threads)}
-    for text in given.slurm:
-        option, found, value = text.partition("=")
-        if not found:
-            raise UserError(f"--slurm {text}: give NAME=VALUE, as in slurm_partition=gpu")
-        options[option] = value
-    if shutil.which("sbatch") is None:
-        raise UserError("--slurm: there is no sbatch here; start the command where jobs are submitted")
-    return Cluster(
-        "slurm",
-        given.output / "runs" / "jobs",
-        options=options,
-        at_once=given.workers,
-        work=partial(fine_tune, threads=given.threads),
-    )
-
-
-def choose_gpus(names: Optional[str]) -> list[str]:
-    """Return the GPUs that ``--gpus`` names, all by default; none for the CPU.
-
-    Raises:
-        UserError: they are not there.
-    """
-    if names == "none":
-        return []
-    there = visible_gpus()
-    if names and not there:
-        raise UserError(f"--gpus {names}: nvidia-smi shows no GPU here; leave the option out to use the CPU")
-    if there:
-        refuse_unfit_torch(len(there))
-    if names:
-        return [name.strip() for name in names.split(",")]
-    return there
+ATTEMPTS = 2  # of a run that fails
 
 
 class RunQueue:
@@ -87,21 +28,20 @@ class RunQueue:
         grid: the grid.
         executor: the place that runs go to.
         keep: checkpoints to keep: those of ``all`` runs, the ``best`` run's of a model and task, or ``none``.
+        threads: threads of a run on a CPU.
 
     Attributes:
         results: the results of finished runs, by folder.
         failed: runs that failed for good, and why.
     """
 
-    def __init__(self, grid: Grid, executor: Workers | Cluster, keep: str = "best"):
+    def __init__(self, grid: Grid, executor: Executor, keep: str = "best", threads: int = 1):
         self.grid = grid
         self.executor = executor
         self.keep = keep
+        self.threads = threads
         self.results: dict[Path, results.Run] = {}
         self.failed: dict[Run, str] = {}
-        self._attempts: Counter[Path] = Counter()
-        self._jobs: dict[Job | ClusterJob, Run] = {}
-        self._waiting: list[Run] = []
 
     def run(self) -> None:
         """Run everything that is not finished.
@@ -112,26 +52,20 @@ class RunQueue:
         """
         self.grid.asked_before()  # refuses one of other tasks
         with run_lock(self.grid.output / "runs"):
-            self._sort_runs()
+            waiting = self._unfinished()
             self.grid.write()
-            if self._waiting:
-                log = self._waiting[0].folder / LOG
-                at_once = min(self.executor.free, len(self._waiting))
-                Progress.write(f"{len(self._waiting)} runs, {at_once} at a time; the first one's log is {log}")
+            if waiting:
+                log = waiting[0].folder / LOG
+                at_once = min(self.executor.free, len(waiting))
+                Progress.write(f"{len(waiting)} runs, {at_once} at a time; the first one's log is {log}")
             with Progress(total=len(self.grid.runs), initial=len(self.results), desc="runs", unit=" runs") as bar:
-                try:
-                    while self._waiting or self._jobs:
-                        self._start_ready()
-                        time.sleep(self.executor.look_every)
-                        for job in [job for job in self._jobs if job.is_over()]:
-                            self._finish(job)
-                        bar.update(len(self.results) + len(self.failed) - bar.n)
-                finally:
-                    self.executor.stop()
+                for attempt in range(1, ATTEMPTS + 1):
+                    waiting = self._try_each(waiting, bar, is_last=attempt == ATTEMPTS)
             self._remove_checkpoints(self.grid.runs)
 
-    def _sort_runs(self) -> None:
-        """Find out which runs are finished, and which wait: the largest first, so that no long run is left for last."""
+    def _unfinished(self) -> list[Run]:
+        """Return the runs to do, the largest first, so that no long run is left for last; read the others' results."""
+        waiting = []
         for run in sorted(self.grid.runs, key=_work, reverse=True):
             result = run.result()
             if result is not None:
@@ -139,44 +73,50 @@ class RunQueue:
                 continue
             refuse_foreign(run.folder / LOG)  # the process that would fail has nowhere to say why
             (run.folder / FAILED).unlink(missing_ok=True)
-            self._waiting.append(run)
+            waiting.append(run)
+        return waiting
 
-    def _start_ready(self) -> None:
-        free = self.executor.free
-        ready = self._waiting[:free]
-        if not ready:
-            return
-        self._waiting = self._waiting[free:]
-        for run, job in zip(ready, self.executor.start([(run,) for run in ready]), strict=True):
-            self._attempts[run.folder] += 1
-            self._jobs[job] = run
+    def _try_each(self, runs: Sequence[Run], bar: Progress, is_last: bool) -> list[Run]:
+        """Do runs, and return those that failed and are to be tried once more: none where it was the last time."""
+        run_of = {Call(fine_tune, (run, self.threads)): run for run in runs}
+        failed = []
+        for ended in run_calls(list(run_of), self.executor):
+            if ended is not None:
+                run = run_of[ended.call]
+                if ended.error is None:
+                    self._succeed(run)
+                elif self._may_try_again(run, ended, is_last):
+                    failed.append(run)
+            bar.update(len(self.results) + len(self.failed) - bar.n)
+        return failed
 
-    def _finish(self, job: Job | ClusterJob) -> None:
-        run = self._jobs.pop(job)
-        failure = job.failure() or "ended without a result"
-        self.executor.release(job)
+    def _succeed(self, run: Run) -> None:
         result = run.result()
-        if result is not None:
-            self.results[run.folder] = result
-            metric = run.task.selecting_metric
-            scores = "/".join(f"{values[metric]:.4f}" for values in result.metrics.values())
-            baseline = next(iter(result.baseline.values()))
-            Progress.write(
-                f"[{len(self.results)}/{len(self.grid.runs)}] {run.name}: {metric} {scores} at epoch "
-                f"{result.best_epoch} of {run.epochs} (baseline {baseline[metric]:.4f}), {result.seconds:.0f} s"
-            )
-            self._remove_checkpoints(run.rivals)
-            return
+        assert result is not None, "a run that ends well has written its result"
+        self.results[run.folder] = result
+        metric = run.task.selecting_metric
+        scores = "/".join(f"{values[metric]:.4f}" for values in result.metrics.values())
+        baseline = next(iter(result.baseline.values()))
+        Progress.write(
+            f"[{len(self.results)}/{len(self.grid.runs)}] {run.name}: {metric} {scores} at epoch "
+            f"{result.best_epoch} of {run.epochs} (baseline {baseline[metric]:.4f}), {result.seconds:.0f} s"
+        )
+        self._remove_checkpoints(run.rivals)
 
+    def _may_try_again(self, run: Run, ended: Ended, is_last: bool) -> bool:
+        """Report why a run failed, and return whether this queue has to try it once more."""
         log = run.folder / LOG
-        message = f"{failure}: {last_line(log)}"
-        if self._attempts[run.folder] < ATTEMPTS:
+        assert ended.error is not None
+        message = reason(ended.error)
+        if isinstance(ended.error, LostError):
+            message += f"; its log ends with: {last_line(log)}"
+        if ended.is_tried_again or not is_last:
             Progress.write(f"{run.name}: failed, is tried once more ({message})")
-            self._waiting.append(run)
-            return
+            return not ended.is_tried_again
         self.failed[run] = message
         write_json(run.folder / FAILED, {"attempts": ATTEMPTS, "message": message, "log": str(log)})
         Progress.write(f"{run.name}: FAILED ({message}); see {log}")
+        return False
 
     def _remove_checkpoints(self, runs: Sequence[Run]) -> None:
         """Remove those of finished runs, except the ones to keep."""

@@ -4,6 +4,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Optional
 
+from lazyformer_fairseq.executors.options import WHERE, ExecutorOptions
 from lazyformer_fairseq.options import PRECISION, option
 
 TASK_NAMES = ("glue", "babylm", "squad")  # of --task
@@ -31,7 +32,7 @@ METRICS = {  # the first selects
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridSettings:
+class GridSettings(ExecutorOptions):
     """The request to run a grid; what is None is as the protocol or the data has it."""
 
     checkpoints: tuple[str, ...] = ()
@@ -127,17 +128,17 @@ class GridSettings:
         choices=("none", "best", "all"),
     )
     precision: Optional[str] = PRECISION(help="Precision of training.")
-    gpus: Optional[str] = option(None, "GPUs, as in CUDA_VISIBLE_DEVICES, or 'none' for the CPU.", shown="all")
-    workers: Optional[int] = option(None, "Runs at a time.", low=1, shown="as many as GPUs, else cores / threads")
+    gpus: Optional[str] = option(
+        None,
+        "GPUs, as in CUDA_VISIBLE_DEVICES, or 'none' for the CPU.",
+        shown="all",
+        section=WHERE,
+    )
     threads: int = option(
         1,
         "Threads of a run on a CPU. Equal seeds and threads give equal results, to the last digit.",
         low=1,
-    )
-    slurm: tuple[str, ...] = option(
-        (),
-        "Send runs to Slurm, as an array, with submitit's parameters: slurm_partition=gpu,timeout_min=600.",
-        metavar="NAME=VALUE,...",
+        section=WHERE,
     )
 
 

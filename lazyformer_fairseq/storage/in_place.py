@@ -13,6 +13,8 @@ from typing import Union
 
 from lazyformer_fairseq.errors import UserError
 
+TAIL = 16384  # bytes of a log
+
 
 def own_file(path: Union[str, Path], flags: int) -> int:
     """Open a file in place and return its descriptor: an `opener` for Python's ``open``.
@@ -53,3 +55,23 @@ def _refuse(path: Union[str, Path], found: os.stat_result) -> None:
         raise UserError(
             f"{path}: has another name, too (a hard link), whose content would change with it; put a copy in its place"
         )
+
+
+def tail(log: Path) -> str:
+    """Return the end of a log, in which whatever stopped its run is; "" where it cannot be read, as of a pipe."""
+    if not log.is_file():
+        return ""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log, up to 500 characters."""
+    lines = tail(log).strip().splitlines()
+    if lines:
+        return lines[-1][:500]
+    return "its log is empty"

@@ -33,6 +33,7 @@ from lazyformer_fairseq.corpus.settings import VOCAB_SIZE, CorpusSettings
 from lazyformer_fairseq.corpus.stages import WORKERS_LOCK, run_tasks, wait_for_workers
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors.local import Local
 from lazyformer_fairseq.options import read_count
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 from lazyformer_fairseq.storage.run_lock import run_lock
@@ -318,6 +319,10 @@ def files_of(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.glob("rank*")}
 
 
+def executor_of(workers: int) -> Optional[Local]:
+    return Local(workers, keeps_processes=True) if workers > 1 else None
+
+
 @pytest.mark.parametrize(
     ("fault", "workers", "message"),
     [
@@ -330,12 +335,12 @@ def test_a_failed_task_is_named_and_the_rest_stays(tmp_path, fault, workers, mes
     (tmp_path / "broken").touch()
     task, folder = partial(write_rank, tmp_path, fault), tmp_path / "tasks" / "words"
     with pytest.raises(UserError, match=message):
-        run_tasks(task, SIZES, folder, workers)
+        run_tasks(task, SIZES, folder, executor_of(workers))
     assert "rank2" not in files_of(tmp_path)
     completed = {path.stem for path in folder.glob("*.json")}
     (tmp_path / "broken").unlink()
     for _ in range(2):  # the second time there is nothing left to do
-        run_tasks(task, SIZES, folder, workers)
+        run_tasks(task, SIZES, folder, executor_of(workers))
     after = files_of(tmp_path)
     assert set(after) == set(ALL) and not capsys.readouterr().out
     assert all(after[f"rank{int(rank)}"] == ALL[f"rank{int(rank)}"] for rank in completed)  # not run again

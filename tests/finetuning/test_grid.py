@@ -6,9 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
 from unittest import mock
 from unittest.mock import Mock
 
@@ -21,18 +20,21 @@ from toy_squad import START
 
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.executors.cluster import Cluster
-from lazyformer_fairseq.executors.workers import Workers, last_line
+from lazyformer_fairseq.executors.interface import Call, Ended, Executor
+from lazyformer_fairseq.executors.local import Local
+from lazyformer_fairseq.executors.options import ExecutorOptions, choose_executor, choose_gpus
+from lazyformer_fairseq.executors.slurm import Slurm
 from lazyformer_fairseq.finetuning import commands, training
 from lazyformer_fairseq.finetuning.benchmark import head_settings
 from lazyformer_fairseq.finetuning.grid import Grid, Run, load_start_models, name_checkpoints
 from lazyformer_fairseq.finetuning.launch import choose_epochs, grid_and_executor
 from lazyformer_fairseq.finetuning.paper_numbers import PAPER_TASKS, PROTOCOLS
-from lazyformer_fairseq.finetuning.queue import FINE_TUNE, RunQueue, choose_executor
+from lazyformer_fairseq.finetuning.queue import RunQueue
 from lazyformer_fairseq.finetuning.results import RunKey, development_splits
 from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 from lazyformer_fairseq.finetuning.training import fine_tune, optimization_of
+from lazyformer_fairseq.storage.in_place import last_line
 from lazyformer_fairseq.storage.run_lock import run_lock
 from lazyformer_fairseq.training.loop import TrainingLoop
 from lazyformer_fairseq.training.run_record import read_metrics, read_run
@@ -201,16 +203,16 @@ def test_tasks_epochs_and_executors(tmp_path, monkeypatch):
     assert choose_epochs(GLUE, tasks, 10, ("MNLI=3",)) == {"MNLI": 3, "RTE": 10}
     assert choose_epochs(GLUE, tasks, 10, ("MNLI=3", "5")) == {"MNLI": 3, "RTE": 5}
     monkeypatch.setenv("PATH", str(tmp_path))
-    given = GridSettings(workers=3, output=tmp_path)
-    assert choose_executor(given, "jobs").free == 3
+    assert choose_executor(ExecutorOptions(workers=3), tmp_path, "jobs").free == 3
     for make, words in (
         (lambda: GLUE.choose_tasks(("RTE", "rte")), "twice"),
         (lambda: GLUE.choose_tasks(("RTEE",)), "no GLUE task"),
         (lambda: choose_epochs(GLUE, tasks, 10, ("MNLI",)), "--epochs"),
         (lambda: choose_epochs(GLUE, tasks, 10, ("MNLI=0",)), "--epochs"),
-        (lambda: choose_executor(replace(given, gpus="0"), "jobs"), "nvidia-smi shows no GPU"),
-        (lambda: choose_executor(replace(given, slurm=("partition",)), "jobs"), "give NAME=VALUE"),
-        (lambda: choose_executor(replace(given, slurm=("slurm_partition=x",)), "jobs"), "no sbatch here"),
+        (lambda: choose_gpus("0"), "nvidia-smi shows no GPU"),
+        (lambda: ExecutorOptions(executor="slurm", slurm=("partition",)).slurm_parameters(), "give NAME=VALUE"),
+        (lambda: ExecutorOptions(slurm=("timeout_min=1",)).slurm_parameters(), "with --executor slurm"),
+        (lambda: choose_executor(ExecutorOptions(executor="slurm"), tmp_path, "jobs"), "no sbatch here"),
     ):
         with pytest.raises(UserError, match=words):
             make()
@@ -248,41 +250,41 @@ def write_run(run: Run, score: float, settings: Mapping[str, Any]) -> None:
     write_result(run.grid.output, key, score, best_epoch=1, settings=settings)
 
 
-def over(message: str | None) -> Mock:
-    """A job that has ended, badly where there is a message."""
-    return Mock(is_over=lambda: True, failure=lambda: message)
-
-
-class FakeExecutor:
+class FakeExecutor(Executor):
     """Runs are over at once. Their score is their seed's, or `scores` says; a run whose folder is in `broken` fails."""
 
-    look_every = 0.01
-
     def __init__(self, broken=(), times=99, places=2):
-        self.broken, self.times, self.free = set(broken), times, places
+        self.broken, self.times, self.places = set(broken), times, places
         self.scores: dict[str, float] = {}
         self.started: list[str] = []
+        self.ended: list[Ended] = []
 
-    def start(self, runs):
-        assert len(runs) <= self.free
-        return [self._start(run) for (run,) in runs]
+    @property
+    def free(self) -> int:
+        return self.places
 
-    def _start(self, run):
+    def start(self, calls: Sequence[Call]) -> None:
+        assert len(calls) <= self.free
+        self.ended += [Ended(call, self._start(call.arguments[0])) for call in calls]
+
+    def wait(self) -> list[Ended]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def stop(self) -> None:
+        pass
+
+    def _start(self, run: Run) -> Optional[Exception]:
         name = f"{run.task.name}/{run.folder.name}"
         before = self.started.count(name)
         self.started.append(name)
         run.folder.mkdir(parents=True, exist_ok=True)
         if name in self.broken and before < self.times:
             (run.folder / "train.log").write_text("ValueError: no luck\n")
-            return over("exit code 1")
+            return RuntimeError("no luck")
         (run.folder / "checkpoint_best.pt").touch()
         write_run(run, self.scores.get(name, run.seed / 10), run.settings)
-        return over(None)
-
-    def release(self, job=None):
-        pass
-
-    stop = release
+        return None
 
 
 def kept(grid: Grid) -> list[str]:
@@ -315,7 +317,7 @@ def test_most_work_first_and_a_failed_run_is_tried_twice(small):
     queue.run()
     assert len(executor.started) == 5, "the others go on"
     ((run, message),) = queue.failed.items()
-    assert message == "exit code 1: ValueError: no luck"
+    assert message == "no luck"
     failed = json.loads((run.folder / "failed.json").read_text())
     assert failed == {"attempts": 2, "message": message, "log": str(run.folder / "train.log")}
     RunQueue(other, FakeExecutor()).run()
@@ -344,7 +346,7 @@ def test_a_process_gives_what_a_run_in_this_one_gives(small):
     """Equal seeds give equal results, and a result has all that was asked for."""
     given = {"seeds": (1,), "max_train_rows": 32, "head": "linear"}
     one, here = small("MNLI", "STS-B", **given), small("STS-B", output="here", **given)
-    queue = RunQueue(one, Workers(2, [], 1, FINE_TUNE))
+    queue = RunQueue(one, Local(2))
     queue.run()
     assert not queue.failed, queue.failed
     fine_tune(here.runs[0])
@@ -425,7 +427,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_no_half_file(small):
 def test_submitit(small, tmp_path):
     pytest.importorskip("submitit")
     one = small("CoLA", seeds=(1,), max_train_rows=32)
-    queue = RunQueue(one, Cluster("local", tmp_path / "jobs", options={"timeout_min": "3"}, at_once=2, work=fine_tune))
+    queue = RunQueue(one, Slurm("local", tmp_path / "jobs", {"timeout_min": "3"}, at_once=2))
     queue.run()
     assert not queue.failed, queue.failed
     assert results(one)[0]["train_rows"] == 32

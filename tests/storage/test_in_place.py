@@ -13,8 +13,7 @@ import pytest
 from lazyformer_fairseq.child_process import output_to
 from lazyformer_fairseq.corpus import stages
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.executors.workers import tail
-from lazyformer_fairseq.storage.in_place import refuse_foreign
+from lazyformer_fairseq.storage.in_place import refuse_foreign, tail
 from lazyformer_fairseq.storage.run_lock import file_lock, lock_for_process, run_lock
 
 PRECIOUS = b"of the user\n"
@@ -65,7 +64,7 @@ def logging_to(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def tasks_in(folder: Path) -> Iterator[None]:
-    stages.run_tasks(lambda rank: None, [1], folder, workers=1)
+    stages.run_tasks(lambda rank: None, [1], folder)
     yield
 
 

@@ -11,6 +11,7 @@ import click
 from lazyformer_fairseq.arguments import ExistingPath, named, some_of
 from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors.options import ExecutorOptions
 from lazyformer_fairseq.experiments.compare.models import EXAMPLE, random_orders
 from lazyformer_fairseq.experiments.compare.settings import AXES, MODELS, TASKS, CompareSettings, Sizes, find_task
 from lazyformer_fairseq.options import Group, OptionInSection, takes
@@ -76,6 +77,7 @@ def compare() -> None:
 )
 @takes(CompareSettings, into="")
 @takes(Sizes, into="sizes")
+@takes(ExecutorOptions, into="place")
 def run(
     data: str,
     out: Path,
@@ -83,6 +85,7 @@ def run(
     presets: Optional[int],
     orders: Optional[int],
     sizes: Sizes,
+    place: ExecutorOptions,
     **given: Any,
 ) -> None:
     """Train models on DATA, equal in all that is not theirs, and report to OUT which gets how far in what time.
@@ -124,7 +127,7 @@ def run(
     from lazyformer_fairseq.experiments.compare.run import compare as compare_models
 
     with stoppable():
-        results = compare_models(settings, out, ["lazyformer", *sys.argv[1:]])
+        results = compare_models(settings, out, ["lazyformer", *sys.argv[1:]], place)
     click.echo(f"\n{write_report(comparison_of(results), out)}\nwritten: {out}")
 
 

@@ -20,6 +20,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_other_parameters, count_parameters
 from lazyformer_fairseq.evaluation.costs.latency import peak_memory
 from lazyformer_fairseq.evaluation.costs.machine import record
+from lazyformer_fairseq.executors.options import ExecutorOptions
 from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import COUNTED, CompareSettings
 from lazyformer_fairseq.experiments.compare.task import Chosen, ComparedTask, CompareJob
@@ -39,7 +40,12 @@ LONG = 1_000_000  # updates of a schedule that any warm-up and decay leave room 
 Runs = Mapping[str, Mapping[int, CompareJob]]  # by name in the results and seed
 
 
-def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> dict[str, Any]:
+def compare(
+    settings: CompareSettings,
+    folder: Path,
+    command: Sequence[str],
+    place: ExecutorOptions = ExecutorOptions(),  # noqa: B008 (frozen)
+) -> dict[str, Any]:
     """Run the comparison in `folder`, or resume it; return the content of `results.json`, which it writes there.
 
     The trained models go to `runs`, tries of rates that are shorter to `tries`.
@@ -48,12 +54,14 @@ def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> 
         settings: the settings of the comparison.
         folder: the folder of the comparison.
         command: the command line, for the record.
+        place: where trainings run that are alone.
 
     Raises:
         UserError: the folder holds a comparison of other settings or other data, the data or a size does not fit, or a
             process died.
     """
     compared = settings.row.load(settings)
+    compared.train_at(place)
     for spec in settings.specs.values():
         compared.given(Chosen, spec)  # raises a UserError for an option that nobody has
         ours = sorted(options_by_name(settings.words_of(spec)).keys() & COUNTED.keys())

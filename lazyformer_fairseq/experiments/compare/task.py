@@ -9,10 +9,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
+import torch
+
 from lazyformer_fairseq.data.shards import data_folders, read_word_counts
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors.nvidia_smi import visible_gpus
+from lazyformer_fairseq.executors.options import ExecutorOptions, choose_executor
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
-from lazyformer_fairseq.experiments.trainings import Job, Training, count_workers, train
+from lazyformer_fairseq.experiments.trainings import PRELOAD, Job, Training, threads_of_each, train
 from lazyformer_fairseq.options import chosen, option, read_words
 from lazyformer_fairseq.patterns.kinds import Sizes
 from lazyformer_fairseq.training.loop import TrainingLoop
@@ -64,6 +69,7 @@ class ComparedTask(ABC):
         settings: the settings of the comparison.
 
     Attributes:
+        place: where trainings run that are alone.
         OPTIONS: dataclasses of the options of its models and text, as fairseq-train takes them.
     """
 
@@ -71,10 +77,24 @@ class ComparedTask(ABC):
 
     def __init__(self, settings: CompareSettings):
         self.settings = settings
+        self.place = ExecutorOptions()
 
     def __reduce__(self) -> tuple:
         """Go to another process without what is loaded."""
         return type(self), (self.settings,)
+
+    def train_at(self, place: ExecutorOptions) -> None:
+        """Choose where trainings run.
+
+        Raises:
+            UserError: trainings take turns, which they do in this process.
+        """
+        if self.settings.in_turn and place != ExecutorOptions():
+            raise UserError(
+                "--executor, --workers, --slurm: choose where trainings run that are alone, and these take turns in "
+                "one process; give --alone too, or leave them out"
+            )
+        self.place = place
 
     def train(self, jobs: Sequence[Job], description: str, training_class: Optional[type[Training]] = None) -> None:
         """Do the jobs that have no result yet, in turn or alone as the settings say.
@@ -84,10 +104,18 @@ class ComparedTask(ABC):
             description: the label of the progress bar.
             training_class: the class of the trainings, by default that of a comparison.
         """
-        settings = self.settings
-        workers = count_workers(settings.in_turn, settings.device)
-        if jobs:
-            train(jobs, partial(training_class or ComparedTraining, self), description, workers, settings.device)
+        if not jobs:
+            return
+        executor = None
+        threads = torch.get_num_threads()
+        if not self.settings.in_turn:
+            gpus: list[str] = []
+            if self.settings.device == "cuda":
+                gpus = visible_gpus()
+            threads = threads_of_each(self.place.workers or len(gpus))
+            folder = jobs[0].folder.parent / "jobs"
+            executor = choose_executor(self.place, folder, "lazyformer-training", threads, gpus, PRELOAD)
+        train(jobs, partial(training_class or ComparedTraining, self), description, executor, threads)
 
     def objective(self, spec: ModelSpec, seed: int, updates: int) -> Objective:
         """Return the objective of a model for so many updates."""

@@ -10,6 +10,7 @@ import click
 from lazyformer_fairseq.arguments import ExistingPath, checkpoint_at, refuse_missing_folders
 from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors.options import ExecutorOptions
 from lazyformer_fairseq.experiments.search.settings import (
     TASKS,
     CompressSettings,
@@ -47,6 +48,7 @@ def search() -> None:
 )
 @click.option("--baseline-pattern", help="Pattern to compare with, of as many sublayers.  [default: sf, half as often]")
 @takes(SearchSettings, into="")
+@takes(ExecutorOptions, into="place")
 @LATENCIES
 def run(
     data: str,
@@ -56,6 +58,8 @@ def run(
     baseline_pattern: Optional[str],
     candidates: Sequence[str],
     latencies: Optional[Path],
+    *,
+    place: ExecutorOptions,
     **given: Any,
 ) -> None:
     """Search a sublayer pattern by gradient descent (PAR Transformer, section 2), or a front of them.
@@ -92,7 +96,7 @@ def run(
     if latencies:
         settings = replace(settings, prices=read_price_list(latencies, settings.priced))
     with stoppable():
-        click.echo(f"\n{report_of(run_search(settings, out))}\n\nFiles: {out}")
+        click.echo(f"\n{report_of(run_search(settings, out, place))}\n\nFiles: {out}")
 
 
 @search.command()

@@ -17,6 +17,7 @@ import numpy as np
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions
+from lazyformer_fairseq.executors.options import ExecutorOptions
 from lazyformer_fairseq.experiments.folder import SETTINGS, experiment, hashes_as_settings, kept
 from lazyformer_fairseq.experiments.search import latency
 from lazyformer_fairseq.experiments.search.halving import Trainings
@@ -65,8 +66,17 @@ def search_in(
         return result
 
 
-def run_search(settings: SearchSettings, path: Path) -> dict[str, Any]:
+def run_search(
+    settings: SearchSettings,
+    path: Path,
+    place: ExecutorOptions = ExecutorOptions(),  # noqa: B008 (frozen)
+) -> dict[str, Any]:
     """Search in the folder `path`, resume a stopped search there, or return the result of a finished one.
+
+    Args:
+        settings: the settings of the search.
+        path: the folder.
+        place: where trainings run that are alone.
 
     Returns:
         The content of result.json.
@@ -76,6 +86,7 @@ def run_search(settings: SearchSettings, path: Path) -> dict[str, Any]:
     """
     material = Material(settings)
     compared = material.compared  # what does not fit must not leave a folder behind
+    compared.train_at(place)
     if settings.budgets:
         compared.describe_data()
     else:

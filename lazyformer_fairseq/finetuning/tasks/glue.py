@@ -1,6 +1,5 @@
 """GLUE: its official files prepared, the paper's table, and the files that gluebenchmark.com takes."""
 
-import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -246,7 +245,7 @@ def _write(
     settings: dict[str, Any],
 ) -> dict[str, Any]:
     """Write a split, FOLDER/SPLIT, and return its entry in the manifest."""
-    inputs, counts = encode_split(tokenizer, file, settings["max_length"], len(os.sched_getaffinity(0)))
+    inputs, counts = encode_split(tokenizer, file, settings["max_length"])
     if task.tags_words:
         shutil.copy(file.path, prefix.parent)
         targets = []

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -276,14 +275,11 @@ def test_a_process_that_dies_names_its_log(data_folder, tmp_path, monkeypatch):
         compare(settings, tmp_path, [])
 
 
-@pytest.mark.parametrize(("asked", "workers", "given"), [(3, 2, 3), (8, 2, 4), (1, 8, 1)])
+@pytest.mark.parametrize(("asked", "workers", "given"), [(3, 2, 3), (8, 2, 4), (1, 8, 1), (3, None, 3)])
 def test_a_process_has_as_many_threads_as_were_asked_for(asked, workers, given, monkeypatch):
-    made = []
-    monkeypatch.setattr(trainings.os, "sched_getaffinity", lambda process: range(8))
+    monkeypatch.setattr(trainings, "processors_here", lambda: 8)
     monkeypatch.setattr(trainings.torch, "get_num_threads", lambda: asked)
-    monkeypatch.setattr(trainings, "Workers", lambda *of_all: made.append(of_all) or Mock())
-    trainings.train([], None, workers=workers)
-    assert [of_all[2] for of_all in made] == [given]
+    assert trainings.threads_of_each(workers) == given
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -516,20 +512,6 @@ def test_a_mistake_does_not_claim_the_folder(lm_data, tmp_path):
     models = {"models": {"lazy": "sflf"}, "baseline": "lazy"}
     found = compare(tiny(lm_data, "language-model", seeds=(1,), updates=1, **models), tmp_path, [])
     assert found["settings"]["sizes"]["heads"] == 2
-
-
-@pytest.mark.parametrize(
-    ("device", "in_turn", "threads", "workers"),
-    [("cuda", False, 1, 3), ("cuda", True, 1, 0), ("cpu", True, 1, 0), ("cpu", False, 1, 4), ("cpu", False, 3, 1)],
-)
-def test_as_many_train_alone_as_there_are_gpus_or_threads_leave_room_for(
-    device, in_turn, threads, workers, monkeypatch
-):
-    """One training per GPU, or as many as the threads of each leave room for on the processor; none in turn."""
-    monkeypatch.setattr(trainings, "visible_gpus", lambda: ["0", "1", "2"])
-    monkeypatch.setattr(trainings.os, "sched_getaffinity", lambda process: range(4))
-    monkeypatch.setattr(trainings.torch, "get_num_threads", lambda: threads)
-    assert trainings.count_workers(in_turn, device) == workers
 
 
 def test_models_are_kept_by_words_read_and_a_budget_of_words_is_kept(data_folder, tmp_path):

@@ -1,6 +1,5 @@
 """GLUE: every row, counted, whole or not at all; what task ``glue`` reads of it; the leaderboard's files."""
 
-import multiprocessing
 import re
 import shutil
 from dataclasses import replace
@@ -13,7 +12,6 @@ from glue_results import run_folder, write_grid, write_result
 from helpers import NAMES, THINGS, toy_texts, train_tokenizer, write_lines, write_toy_glue
 from in_process import invoke
 
-from lazyformer_fairseq.data import encoding
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import read_split
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
@@ -101,18 +99,6 @@ def test_the_manifest_counts(copied):
     columns = [f"cut at {length} tokens" for length in (few, more, 20)]
     assert [heads.index(column) for column in columns] == sorted(map(heads.index, columns))
     assert train.split()[4:7] == [*map(str, shorter), "1"]
-
-
-def test_processes_change_nothing_and_end_when_nobody_waits_for_them(toy_glue, data_folder, monkeypatch):
-    tokenizer = load_tokenizer(data_folder / "tokenizer")
-    monkeypatch.setattr(encoding, "WORTH_A_PROCESS", 10)
-    file = read_split(TASKS["RTE"], toy_glue / "RTE", "train")
-    alone, together = (encoding.encode_split(tokenizer, file, 12, processes) for processes in (1, 2))
-    assert [ids.tolist() for ids in alone[0]] == [ids.tolist() for ids in together[0]] and alone[1] == together[1]
-    encoded = encoding._encoded(tokenizer, [("anna sees ben",)] * 20_000, 2)
-    next(encoded)
-    encoded.close()  # as at Ctrl-C
-    assert not multiprocessing.active_children()
 
 
 def test_short_rows_and_missing_files_are_reported_and_the_rest_is_read(copied):

@@ -1,0 +1,178 @@
+"""Jobs in processes of this machine, each on a GPU or on the processor."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection, forkserver
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from typing import Optional, Union
+
+from lazyformer_fairseq.child_process import end_with_parent, interrupts_held_back
+from lazyformer_fairseq.executors.interface import LOOK_EVERY, Call, Ended, Executor, LostError, error_of
+
+
+def processors_here() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, eq=False)
+class Worker:
+    """A process, and this end of the pipe to it."""
+
+    process: BaseProcess
+    pipe: connection.Connection
+
+    def close(self) -> str:
+        """Let go of the process, wait until it is gone, and return how it ended."""
+        self.pipe.close()
+        self.process.join()
+        code = self.process.exitcode or 0
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+
+@dataclass(eq=False)
+class Place:
+    """Room for one process.
+
+    Attributes:
+        gpu: its GPU, as CUDA_VISIBLE_DEVICES names it; "" for the CPU.
+        worker: the process, if there is one.
+        call: its job, if it has one.
+    """
+
+    gpu: str = ""
+    worker: Optional[Worker] = None
+    call: Optional[Call] = None
+
+
+class Local(Executor):
+    """A number of processes at a time.
+
+    Args:
+        count: how many processes; None for one per GPU, or one per core.
+        gpus: as CUDA_VISIBLE_DEVICES names them; empty for the CPU. More processes than GPUs share them in turn.
+        threads: threads of each process on a CPU.
+        preload: modules that processes without a GPU begin with, at no cost.
+        keeps_processes: whether a process does job after job; otherwise each job has a new one, with nothing left in
+            its memory or on its GPU.
+    """
+
+    is_here = True
+
+    def __init__(
+        self,
+        count: Optional[int] = None,
+        gpus: Sequence[str] = (),
+        threads: int = 1,
+        preload: Sequence[str] = (),
+        keeps_processes: bool = False,
+    ):
+        self.count = count or len(gpus) or max(1, processors_here() // threads)
+        self._environment = {"OMP_NUM_THREADS": str(threads)}
+        self._keeps_processes = keeps_processes
+        self._places = [Place() for _ in range(self.count)]
+        self._context: Union[SpawnContext, ForkServerContext] = multiprocessing.get_context("spawn")
+        for number, place in enumerate(self._places):
+            if gpus:
+                place.gpu = gpus[number % len(gpus)]
+        if not gpus:
+            with _environment({**self._environment, "CUDA_VISIBLE_DEVICES": ""}):
+                self._context = start_fork_server(preload)
+
+    @property
+    def free(self) -> int:
+        """The number of jobs that could start now."""
+        return sum(place.call is None for place in self._places)
+
+    def start(self, calls: Sequence[Call]) -> None:
+        """Start jobs; no more than are free."""
+        places = [place for place in self._places if place.call is None]
+        for call, place in zip(calls, places, strict=False):
+            if place.worker is None:
+                place.worker = self._open(place.gpu)
+            place.call = call
+            with suppress(BrokenPipeError):  # the process was killed while it had nothing to do: wait() finds it
+                place.worker.pipe.send((call.function, call.arguments))
+
+    def wait(self) -> list[Ended]:
+        """Return the jobs that have ended since the last call."""
+        busy = [place for place in self._places if place.worker and place.call]
+        ready = connection.wait([place.worker.pipe for place in busy if place.worker], LOOK_EVERY)
+        return [self._end(place) for place in busy if place.worker and place.worker.pipe in ready]
+
+    def stop(self) -> None:
+        """End all processes, and wait until they are gone."""
+        workers = [place.worker for place in self._places if place.worker is not None]
+        for worker in workers:
+            worker.process.kill()
+        for worker in workers:
+            worker.close()
+        self._places = [Place(place.gpu) for place in self._places]
+
+    def _open(self, gpu: str) -> Worker:
+        """Start a process, which waits for a job."""
+        pipe, its_end = multiprocessing.Pipe()
+        process = self._context.Process(target=_serve, args=(its_end,))
+        with _environment({**self._environment, "CUDA_VISIBLE_DEVICES": gpu}), interrupts_held_back():
+            process.start()
+        its_end.close()  # so that the end of the process is the end of what can be read
+        return Worker(process, pipe)
+
+    def _end(self, place: Place) -> Ended:
+        """Return the end of a place's job, of whose process there is something to read."""
+        worker, call = place.worker, place.call
+        assert worker is not None and call is not None
+        place.call = None
+        try:
+            ended = Ended(call, worker.pipe.recv())
+            is_lost = False
+        except (EOFError, ConnectionResetError):
+            is_lost = True
+        if is_lost or not self._keeps_processes:
+            place.worker = None
+            how = worker.close()
+        if is_lost:
+            ended = Ended(call, LostError(how))
+        return ended
+
+
+def start_fork_server(preload: Sequence[str]) -> ForkServerContext:
+    """Start the process that forks others, if it is not there; it imports modules while its parent goes on.
+
+    It ignores Ctrl-C, or its imports would print a traceback.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    with interrupts_held_back():
+        forkserver.ensure_running()
+    return context
+
+
+def _serve(pipe: connection.Connection) -> None:
+    """Do jobs in a new process until its parent lets go of the pipe."""
+    end_with_parent()
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(error_of(function, arguments))
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set the values for processes started meanwhile."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,90 @@
+"""Jobs as tasks of a Ray cluster (https://docs.ray.io), on as many machines as it has."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors.interface import LOOK_EVERY, Call, Ended, Executor, LostError, error_of
+from lazyformer_fairseq.extras import refuse_without_extra
+
+ADDRESS = "RAY_ADDRESS"
+
+
+class RayCluster(Executor):
+    """The cluster at RAY_ADDRESS; without that variable one is started on this machine for this process.
+
+    Every machine has this package, and the same files under the same paths: the working folder among them.
+
+    Args:
+        at_once: jobs at a time; None for as many as the cluster has room for.
+        threads: processors of a job.
+        gpus: GPUs of a job: 0, 1, or a share of one.
+
+    Raises:
+        UserError: Ray is not installed, there is no cluster at RAY_ADDRESS, or it has less than a job needs.
+    """
+
+    def __init__(self, at_once: Optional[int] = None, threads: int = 1, gpus: float = 0):
+        refuse_without_extra("cluster", "--executor ray")
+        import ray  # takes a second, which other commands need not spend
+
+        self._ray = ray
+        if not ray.is_initialized():
+            try:
+                ray.init(address=os.environ.get(ADDRESS), log_to_driver=False, logging_level="warning")
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise UserError(f"{ADDRESS}={os.environ.get(ADDRESS)}: {str(error).splitlines()[0]}") from error
+        self._refuse_too_small(threads, gpus)
+        settings = {"env_vars": {"OMP_NUM_THREADS": str(threads)}}
+        self._call = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0, runtime_env=settings)(_call_in)
+        self._at_once = at_once
+        self._threads = threads
+        self._calls: dict[Any, Call] = {}
+
+    def _refuse_too_small(self, threads: int, gpus: float) -> None:
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        if not any(node.get("CPU", 0) >= threads and node.get("GPU", 0) >= gpus for node in nodes):
+            needed = f"{threads} processors and {gpus:g} GPUs"
+            raise UserError(f"--executor ray: no machine of the cluster has {needed}, which a job needs")
+
+    @property
+    def free(self) -> int:
+        """The number of jobs that could start now; machines may join and leave meanwhile."""
+        room = self._at_once
+        if room is None:
+            room = max(1, int(self._ray.cluster_resources().get("CPU", 0) // self._threads))
+        return max(0, room - len(self._calls))
+
+    def start(self, calls: Sequence[Call]) -> None:
+        """Send jobs."""
+        for call in calls:
+            self._calls[self._call.remote(os.getcwd(), call.function, call.arguments)] = call
+
+    def wait(self) -> list[Ended]:
+        """Return the jobs that have ended since the last call."""
+        references = list(self._calls)
+        ready, _ = self._ray.wait(references, timeout=LOOK_EVERY)
+        if ready:
+            ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
+        return [Ended(self._calls.pop(reference), self._error_of(reference)) for reference in ready]
+
+    def _error_of(self, reference: Any) -> Optional[BaseException]:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:  # a job that did not begin, as its module is not there
+            return RuntimeError(f"{type(error.cause).__name__}: {error.cause}")
+        except self._ray.exceptions.RayError as error:
+            return LostError(f"{type(error).__name__} of Ray")
+
+    def stop(self) -> None:
+        """Cancel all jobs; a cluster that was started for them ends with this process."""
+        for reference in self._calls:
+            self._ray.cancel(reference, force=True)
+        self._calls = {}
+
+
+def _call_in(folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Optional[BaseException]:
+    """Call a function in the working folder of whoever sent it, as paths may be relative."""
+    os.chdir(folder)
+    return error_of(function, arguments)

@@ -102,7 +102,7 @@ def run_calls(calls: Sequence[Call], executor: Executor) -> Iterator[Optional[En
             running -= len(all_ended)
             for ended in all_ended:
                 if isinstance(ended.error, LostError) and attempts[ended.call] < ATTEMPTS:
-                    waiting.insert(0, ended.call)
+                    waiting.append(ended.call)  # not at once: its machine may be about to be given up
                     ended = replace(ended, is_tried_again=True)  # noqa: PLW2901
                 yield ended
             if not all_ended:

@@ -520,12 +520,12 @@ def read_rows(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterat
     Raises:
         UserError: the file cannot be read, is not UTF-8, or a line is no row; the message names it.
     """
-    lines = _lines(path, seen)
+    lines = read_lines(path, seen)
     suffix = path.suffix.lower()
     if suffix == ".csv":
         yield from _csv_rows(path, lines)
     elif suffix == ".jsonl":
-        names = list(dict.fromkeys(name for _, found in _json_objects(path, _lines(path)) for name in found))
+        names = list(dict.fromkeys(name for _, found in _json_objects(path, read_lines(path)) for name in found))
         if names:
             yield FileRow(1, names)
         for number, found in _json_objects(path, lines):
@@ -550,7 +550,7 @@ def _field_of(value: Any) -> str:
     return json.dumps(value)
 
 
-def _lines(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterator[tuple[int, str]]:
     """Yield numbers from 1 and text, without a byte order mark (MRPC has one) and a line's final carriage return."""
     try:
         with path.open("rb") as file:

@@ -40,6 +40,7 @@ PACKAGES = (
     "torch",
 )
 SUBSET_SEED = 1
+SENTENCES = "sentences"  # the unit of what is cut, where words have tags
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class SplitFacts:
         cut: rows of the whole file that are longer than `longest`.
         rows_in_file: rows of the whole file.
         longest: tokens of an input that the model reads.
-        only_label: the label of all rows that are used, if they share one; else None.
+        only_label: the label of all rows that are used, or the tag of all words, if they share one; else None.
         unit: what is cut, in words.
     """
 
@@ -91,7 +92,10 @@ class SplitFacts:
             consequence = "scores on them say nothing"
             if self.is_train:
                 consequence = "nothing can be learnt from them"
-            said.append(f"all {self.rows:,} rows of {self.file} have the label {self.only_label!r}, so {consequence}")
+            labels = f"all {self.rows:,} rows of {self.file} have the label"
+            if self.unit == SENTENCES:
+                labels = f"all words of {self.file} have the tag"
+            said.append(f"{labels} {self.only_label!r}, so {consequence}")
         return said
 
 
@@ -408,15 +412,18 @@ class PreparedTask(PreparedFolder):
         """Return facts on a split, the label that all its rows share among them."""
         facts = super().facts(split, longest, most_rows)
         if self.task.tags_words:
-            return replace(facts, unit="sentences")
+            facts = replace(facts, unit=SENTENCES)
         return replace(facts, only_label=self._only_label(split, facts.rows))
 
     def _only_label(self, split: str, rows: int) -> Optional[str]:
-        targets = self.read(split, None, 0).targets
-        if targets is None:
+        examples = self.read(split, None, 0)
+        if examples.targets is None:
             return None
         if split == "train":
-            targets = targets[drawn_rows(len(targets), rows)]
+            examples = draw_rows(examples, rows)
+        targets: Any = examples.targets
+        if self.task.tags_words:
+            targets = np.concatenate([places_and_tags[1::2] for places_and_tags in targets])
         if len(np.unique(targets, axis=0)) > 1:
             return None
         return self.task.word_of(targets[0])
@@ -487,9 +494,11 @@ def draw_rows(examples: EncodedExamples, count: int) -> EncodedExamples:
     if count >= len(examples.inputs):
         return examples
     chosen = drawn_rows(len(examples.inputs), count)
-    targets = None
-    if examples.targets is not None:
-        targets = examples.targets[chosen]
+    targets = examples.targets
+    if isinstance(targets, MappedItems):
+        targets = [targets[index] for index in chosen]
+    elif targets is not None:
+        targets = targets[chosen]
     return EncodedExamples([examples.inputs[index] for index in chosen], targets, examples.cut)
 
 

@@ -46,6 +46,7 @@ class Prediction(NamedTuple):
         probabilities: of all labels.
         is_cut: whether the text is longer than the model reads, so that the answer is on a part of it.
         is_unknown: whether the tokenizer knows no token of the text, so that the answer says nothing.
+        cut_words: how many words have no token in what the model reads, where words have tags.
     """
 
     label: Optional[Union[str, float, list[str]]]
@@ -53,6 +54,7 @@ class Prediction(NamedTuple):
     probabilities: Mapping[str, float]
     is_cut: bool = False
     is_unknown: bool = False
+    cut_words: int = 0
 
 
 class TrainedModel(nn.Module):
@@ -243,12 +245,14 @@ class TrainedModel(nn.Module):
             for number, logits_TL in zip(index, logits, strict=True):
                 ids, text = sentences[number]
                 tags = []
+                cut_words = 0
                 for place in first_tokens(self.tokenizer, words_of(text)):
-                    tag = OUTSIDE
                     if place < len(ids) - 1:
-                        tag = self.tasks[name].labels[logits_TL[place].argmax()]
-                    tags.append(tag)
-                answers[number] = Prediction(tags, None, {})
+                        tags.append(self.tasks[name].labels[logits_TL[place].argmax()])
+                    else:
+                        tags.append(OUTSIDE)
+                        cut_words += 1
+                answers[number] = Prediction(tags, None, {}, cut_words=cut_words)
         return answers
 
     def _unlabelled(self, inputs: Sequence[np.ndarray]) -> LabelledTextsDataset:

@@ -267,18 +267,17 @@ class TextsBenchmark(Benchmark):
         """Return type and dropout of the head."""
         return head_settings(given.glue_head)
 
-    def objective(self, run: Run) -> LabelledTextsObjective:
-        """Return the classes or scores of a task."""
+    def arguments_of(self, run: Run) -> dict[str, Any]:
+        """Return the arguments of an objective that labels texts."""
         arguments = run.objective_arguments()
         dropout = run.grid.extra["head_dropout"]
         if dropout is not None:
             arguments["network"] = Network(replace(run.model.options, pooler_dropout=dropout))
-        return LabelledTextsObjective(
-            data=str(run.data.folder),
-            head_type=run.grid.extra["head"] or "dense",
-            max_train_rows=run.grid.max_train_rows,
-            **arguments,
-        )
+        return {**arguments, "data": str(run.data.folder), "max_train_rows": run.grid.max_train_rows}
+
+    def objective(self, run: Run) -> LabelledTextsObjective:
+        """Return the classes or scores of a task."""
+        return LabelledTextsObjective(head_type=run.grid.extra["head"] or "dense", **self.arguments_of(run))
 
     def baseline(self, run: Run, split: str) -> dict[str, float]:
         """Return the metrics of the best answer of a model that has seen the training labels but no text."""

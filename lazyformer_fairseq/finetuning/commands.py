@@ -94,8 +94,8 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
     MODEL is a fine-tuned checkpoint, the folder of one, a grid's with one model and task, or one that `lazyformer
     export` wrote. TEXTS ends in .tsv, .csv or .jsonl and names its columns in its first line, or in .txt and has a
     text a line. Its rows are written with prediction and probability after each; if it has a column of labels, the
-    answers are marked by them. A model that tags words takes a .conll file too, with a word per line, and writes each
-    word with its tag. A model for SQuAD takes a file of questions, .json, in place of TEXTS.
+    answers are marked by them. A model that tags words takes a .conll file too, with a word per line, and copies it
+    with the tag as a last column. A model for SQuAD takes a file of questions, .json, in place of TEXTS.
 
     \b
     lazyformer predict results/my_reviews texts.tsv

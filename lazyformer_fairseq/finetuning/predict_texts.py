@@ -1,6 +1,7 @@
 """``lazyformer predict MODEL TEXTS``: what a fine-tuned model says of each row of a file, into a file like it.
 
-Tags of words go into a CoNLL file, a word and its tag per line, or as a list behind the text.
+Tags of words go into a CoNLL file, a word and its tag per line, or as a list behind the text. A CoNLL file is copied
+line for line, with the tag as a last column.
 """
 
 import csv
@@ -25,6 +26,7 @@ from lazyformer_fairseq.data.labelled_files import (
     FileRow,
     RowReader,
     TaskDescription,
+    read_lines,
     read_rows,
     target_of_row,
     words_of,
@@ -66,7 +68,6 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
     loaded = loading.load_state(checkpoints.load(checkpoint), checkpoint, tokenizer)
     head = loaded.choose_head(wanted.head)
     task = loaded.tasks[head]
-    added = added_to(task)
     endings = TABLES
     ending = ".tsv"
     if task.tags_words:
@@ -87,18 +88,21 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
         reader, names, rows = open_rows(texts, task, wanted.text, progress.update)
         if output.suffix.lower() == ".jsonl":
             refuse_duplicates(texts, names)
-        elif output.suffix.lower() != CONLL:
-            file.write(line_of(output, names, FileRow(1, names), dict(zip(added, added, strict=True))).encode())
+        lines: TableLines | TaggedLines
+        if output.suffix.lower() != CONLL:
+            lines = TableLines(output, names, task)
+        elif texts.suffix.lower() != CONLL:
+            lines = TaggedLines(reader)
+        else:
+            lines = TaggedCopy(reader)
+        file.write(lines.header().encode())
         tally = Tally(task, reader, loaded.longest_of(head))
         while chunk := list(islice(rows, ROWS_AT_ONCE)):
             answers = loaded.predict_rows(map(reader.texts_of, chunk), head, wanted.max_tokens)
             for row, answer in zip(chunk, answers, strict=True):
                 tally.add(row, answer)
-                if output.suffix.lower() == CONLL:
-                    written = tagged_lines(reader.texts_of(row)[0], answer)
-                else:
-                    written = line_of(output, names, row, fields_added(answer, task))
-                file.write(written.encode())
+                file.write(lines.row(row, answer).encode())
+        file.write(lines.rest().encode())
         if tally.rows == tally.without_text.count:
             raise UserError(f"{texts}: has no text in it{tally.fields_in_place()}")
     return [f"{output}: {tally.rows:,} rows", *tally.lines()]
@@ -211,11 +215,102 @@ def refuse_taken(path: Path, line: int, names: Iterable[str], task: TaskDescript
         raise UserError(f"{path}, line {line}: has a field {taken[0]!r} already, as the answer's is called; rename it")
 
 
-def tagged_lines(text: str, answer: inference.Prediction) -> str:
-    """Return a word and its tag per line, and an empty line."""
-    words = words_of(text)
-    tags = answer.label or [OUTSIDE] * len(words)  # without a token of text there is no answer
-    return "".join([*(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)), "\n"])
+class TableLines:
+    """Lines of a table: its header, and rows with their answers.
+
+    Args:
+        output: the file that they are for, whose ending says its format.
+        names: names of the columns of the file that is labelled.
+        task: what the model answers.
+    """
+
+    def __init__(self, output: Path, names: Sequence[str], task: TaskDescription):
+        self.output = output
+        self.names = names
+        self.task = task
+
+    def header(self) -> str:
+        """Return the first line; JSON lines have none."""
+        if self.output.suffix.lower() == ".jsonl":
+            return ""
+        added = added_to(self.task)
+        return line_of(self.output, self.names, FileRow(1, list(self.names)), dict(zip(added, added, strict=True)))
+
+    def row(self, row: FileRow, answer: inference.Prediction) -> str:
+        """Return the line of a row."""
+        return line_of(self.output, self.names, row, fields_added(answer, self.task))
+
+    def rest(self) -> str:
+        """Return what follows the last row."""
+        return ""
+
+
+class TaggedLines:
+    """Lines of a CoNLL file that is made of texts: a word and its tag per line, an empty line after each text.
+
+    Args:
+        reader: reads the texts.
+    """
+
+    def __init__(self, reader: RowReader):
+        self.reader = reader
+
+    def header(self) -> str:
+        """Return what stands before the first row."""
+        return ""
+
+    def row(self, row: FileRow, answer: inference.Prediction) -> str:
+        """Return the lines of a text."""
+        words, tags = self.words_and_tags(row, answer)
+        return "".join([*(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)), "\n"])
+
+    def rest(self) -> str:
+        """Return what follows the last row."""
+        return ""
+
+    def words_and_tags(self, row: FileRow, answer: inference.Prediction) -> tuple[list[str], list[str]]:
+        """Return the words of a row, and as many tags."""
+        words = words_of(self.reader.texts_of(row)[0])
+        return words, answer.label or [OUTSIDE] * len(words)  # without a token of text there is no answer
+
+
+class TaggedCopy(TaggedLines):
+    """The lines of a CoNLL file as they are, with the tag as a last column of each word."""
+
+    def __init__(self, reader: RowReader):
+        super().__init__(reader)
+        self._lines = read_lines(reader.path)
+        self._copied = 0
+
+    def row(self, row: FileRow, answer: inference.Prediction) -> str:
+        """Return the lines from the end of the sentence before to that of this one, whose words have a line each."""
+        _, tags = self.words_and_tags(row, answer)
+        between = islice(self._lines, row.line - 1 - self._copied)
+        written = [line_without_word(line) for _, line in between]
+        words = islice(self._lines, len(tags))
+        written += [with_column(line, tag) for (_, line), tag in zip(words, tags, strict=True)]
+        self._copied = row.line - 1 + len(tags)
+        return "".join(written)
+
+    def rest(self) -> str:
+        """Return the lines behind the last sentence."""
+        return "".join(line_without_word(line) for _, line in self._lines)
+
+
+def line_without_word(line: str) -> str:
+    """Return an empty line, or one that begins a document; if that has several columns, it gets one more, too."""
+    if len(words_of(line)) > 1:
+        return with_column(line, OUTSIDE)
+    return f"{line}\n"
+
+
+def with_column(line: str, value: str) -> str:
+    """Return a line with one more column, behind a space where spaces divide its other ones, else a tab."""
+    line = line.rstrip(" \t")
+    divider = "\t"
+    if " " in line and "\t" not in line:
+        divider = " "
+    return f"{line}{divider}{value}\n"
 
 
 def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str, Any]) -> str:
@@ -266,6 +361,9 @@ class Tally:
         self.without_text = CountedRows()
         self.unknown = CountedRows()
         self.cut = CountedRows()
+        self.words = 0
+        self.cut_words = 0
+        self.own_tags: set[str] = set()
         self.fields_instead: dict[str, None] = {}  # of rows that lack the field of the text
         self.pairs = array("d")  # answer, target, answer, target ...; of lists a number per label each; counts of tags
         self.why_not = ""
@@ -277,6 +375,9 @@ class Tally:
             self.cut.add(row)
         if answer.is_unknown:
             self.unknown.add(row)
+        if self.task.tags_words:
+            self.words += len(answer.label or ())
+            self.cut_words += answer.cut_words
         if answer.label is None:
             self.without_text.add(row)
             if row.whole is not None and not set(self._text_columns) <= set(row.whole):
@@ -294,7 +395,9 @@ class Tally:
             self.why_not = f"no marks: {error}"
             return
         if self.task.tags_words:
-            self.pairs.extend(count_tags(answer.label, [self.task.labels[number] for number in target]))
+            tags = [self.task.labels[number] for number in target]
+            self.own_tags.update(tags)
+            self.pairs.extend(count_tags(answer.label, tags))
         else:
             self.pairs.extend(np.hstack([self.task.target_of(answer.label), target]))
 
@@ -326,6 +429,11 @@ class Tally:
         if self.cut.count:
             cut = told_cut(self.cut.count, self.rows, self.longest, "rows")
             said.append(f"{cut}, first in line {self.cut.first_line}")
+        if self.cut_words:
+            said.append(
+                f"{self.cut_words:,} of {self.words:,} words have no token in what the model reads, and got the tag "
+                f"{OUTSIDE}"
+            )
         return [*said, *self._marks()]
 
     def _marks(self) -> list[str]:
@@ -336,7 +444,10 @@ class Tally:
         if self.task.tags_words:
             rows = np.array(self.pairs).reshape(-1, 5)
             marks = [f"{name} {100 * TagsObjective.metric(name, rows):.2f}" for name in self.task.metrics]
-            return [f"by the file's own tags in {len(rows):,} of the rows: {', '.join(marks)}"]
+            said = [f"by the file's own tags in {len(rows):,} of the rows: {', '.join(marks)}"]
+            if len(self.own_tags) == 1:
+                said.append(f"all these tags are {min(self.own_tags)!r}, so these numbers say nothing")
+            return said
         width = 1
         if self.task.is_multi_label:
             width = len(self.task.labels)

@@ -117,7 +117,8 @@ class GridSettings(ExecutorOptions):
     max_train_rows: Optional[int] = option(None, "Rows of a task to train on, equal in all runs.", low=1, shown="all")
     glue_head: Optional[str] = option(
         None,
-        "Head on <s>, and its dropout: dense is RoBERTa's two linear maps with a tanh between, linear is one.",
+        "Head on <s>, and its dropout: dense is RoBERTa's two linear maps with a tanh between, linear is one. Tags of "
+        "words have a linear one.",
         metavar="TYPE[:DROPOUT]",
         shown="dense with the checkpoint's own dropout, 0 unless set; of a linear one 0.1",
     )

@@ -4,7 +4,7 @@ Weights of a BERT become those of our model, by name. What has no place in ours 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Optional
@@ -28,7 +28,7 @@ from lazyformer_fairseq.huggingface.saved_lazyformer import (
     is_saved_lazyformer,
     read_saved_lazyformer,
 )
-from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN, TAGS, TokenHead
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.training.warm_start.options import WarmOptions
@@ -155,7 +155,9 @@ def name_classes(folder: Path, weights: dict[str, Tensor]) -> dict[str, TaskDesc
         words = [str(called.get(str(place), place)) for place in range(len(names))]
         lower = [word.lower() for word in words]
         labels = next((task.labels for task in TASKS.values() if task.head_name == head), ())
-        if sorted(lower) == sorted(labels):
+        if saved.type == TAGS:
+            found[head] = TaskDescription(head, {}, (), tuple(words), tags_words=True)
+        elif sorted(lower) == sorted(labels):
             for part in families.PARTS:
                 name = f"{PREFIX}{head}.out_proj.{part}"
                 weights[name] = weights[name][[lower.index(label) for label in labels]]
@@ -194,6 +196,8 @@ def _read_hub(folder: Path, tokenizer_folder: Path, head_name: Optional[str]) ->
             model = loading.model_of(options, dictionary)
             if conversion.classes:
                 model.register_classification_head(conversion.head_name, conversion.classes)
+            if conversion.tags:
+                model.register_classification_head(conversion.head_name, conversion.tags, TAGS)
             if conversion.has_spans:
                 model.register_classification_head(conversion.head_name, 2, SPAN)
             if conversion.has_next_sentence:
@@ -213,13 +217,14 @@ class Conversion:
     Args:
         folder: the folder.
         described: its config.
-        head_name: for the classification or span head; by default "classifier", or "squad", as task squad looks for.
+        head_name: for the head of classes, tags or spans; by default "classifier", or "squad", as task squad looks for.
 
     Attributes:
         token_types: rows of the table that our model gets; a single type is folded into the positions.
         has_lm_head: whether the folder has a masked-LM head.
         has_next_sentence: whether it has BERT's head that tells whether a text follows another one.
         classes: number of classes of its classification head; 0 for none.
+        tags: number of tags of its head on every token; 0 for none.
         has_spans: whether it has a head that tells where answers start and end.
         places: for each of our weights their names, stacked.
 
@@ -258,7 +263,15 @@ class Conversion:
         if family.is_modern:  # its classifiers have the head's dense map and LayerNorm too
             signs = family.head[2]
         self.has_lm_head = any(name.startswith(signs) for name in self._weights)
-        self.classes = self._count_classes()
+        self.classes = 0
+        self.tags = 0
+        if described.architecture.endswith("ForSequenceClassification"):
+            names = ["classifier.out_proj.weight"]
+            if family.pooler:
+                names.append("classifier.weight")
+            self.classes = self._count_outputs(names)
+        elif described.architecture.endswith("ForTokenClassification") and not family.is_modern:
+            self.tags = self._count_outputs(["classifier.weight"])
         self.has_spans = described.architecture.endswith("ForQuestionAnswering") and self._has_map(SPANS)
         self.head_name = "classifier"
         if self.has_spans:
@@ -282,6 +295,10 @@ class Conversion:
             )
         if self.classes:
             found.append(f"its classifier of {self.classes} outputs is the classification head {self.head_name!r}")
+        if self.tags:
+            found.append(
+                f"its classifier of {self.tags} tags is the head {self.head_name!r}: lazyformer predict asks it"
+            )
         if self.has_spans:
             found.append(f"its {SPANS} is the span head {self.head_name!r}: lazyformer predict asks it")
         if self.has_next_sentence:
@@ -377,12 +394,8 @@ class Conversion:
             )
         return weight.float()
 
-    def _count_classes(self) -> int:
-        if not self.described.architecture.endswith("ForSequenceClassification"):
-            return 0
-        names = ["classifier.out_proj.weight"]
-        if self.described.family.pooler:
-            names.append("classifier.weight")
+    def _count_outputs(self, names: Sequence[str]) -> int:
+        """Return the outputs of the first of these maps that is there; 0 for none."""
         for name in names:
             if name in self._weights:
                 shape = self._shape(name)
@@ -421,6 +434,8 @@ class Conversion:
         elif self.classes:  # BERT's pooler and linear map
             maps[f"{head}.dense"] = [family.pooler]
             maps[f"{head}.out_proj"] = ["classifier"]
+        if self.tags:
+            maps[f"{head}.{TokenHead.MAP}"] = ["classifier"]
         if self.has_spans:
             maps[f"{head}.span_proj"] = [SPANS]
         for ours, names in maps.items():

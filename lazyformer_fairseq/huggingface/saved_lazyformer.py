@@ -14,7 +14,7 @@ from lazyformer_fairseq.evaluation import loading
 from lazyformer_fairseq.evaluation.match import PREFIX, dictionary_hash
 from lazyformer_fairseq.huggingface import families
 from lazyformer_fairseq.huggingface.settings import options_of
-from lazyformer_fairseq.modules.networks.heads import POOLER
+from lazyformer_fairseq.modules.networks.heads import POOLER, TokenHead
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 
 MODEL_TYPES = ("lazyformer", "lazyformer_lm")
@@ -27,7 +27,7 @@ NAMES = {
     "lm_head.": families.HEAD,
     "classifier.": f"{PREFIX}{{}}.",
     "qa_outputs.": f"{PREFIX}{{}}.span_proj.",
-    "token_classifier.": "",
+    "token_classifier.": f"{PREFIX}{{}}.{TokenHead.MAP}.",
 }
 
 
@@ -59,7 +59,7 @@ def read_saved_lazyformer(folder: Path, tokenizer_folder: Optional[Path], head_n
     Args:
         folder: the folder.
         tokenizer_folder: of the training, such as that beside the data; by default the one that an export writes.
-        head_name: name that a head for classes ("classifier" by default) or spans ("squad") gets.
+        head_name: name that a head for classes or tags ("classifier" by default) or spans ("squad") gets.
 
     Raises:
         UserError: the folder is damaged, is a causal model's, or its tokenizer is missing or another one.
@@ -120,10 +120,7 @@ def _rename(model: torch.nn.Module, head_name: Optional[str], notes: list[str]) 
         if not hasattr(model, "lazyformer"):
             full = f"lazyformer.{name}"
         theirs, ours = next(row for row in NAMES.items() if full.startswith(row[0]))
-        if ours:
-            found[ours.format(head) + full.removeprefix(theirs)] = weight
-    if hasattr(model, "token_classifier"):
-        notes.append("left out: its head for classes of tokens")
+        found[ours.format(head) + full.removeprefix(theirs)] = weight
     if any(name.startswith(f"{PREFIX}{head}.") for name in found):
         notes.append(f"its head is {head!r}")
     return found

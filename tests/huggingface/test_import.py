@@ -110,6 +110,9 @@ def test_pairs_of_bert_are_exact_by_their_token_types(tmp_path):
     [
         ("BertForSequenceClassification", "mnli", "logits"),
         ("RobertaForSequenceClassification", "mnli", "logits"),
+        ("BertForTokenClassification", "mnli", "logits"),
+        ("RobertaForTokenClassification", "mnli", "logits"),
+        ("DistilBertForTokenClassification", "mnli", "logits"),
         ("BertForPreTraining", "next_sentence", "seq_relationship_logits"),
         ("BertModel", "pooler", "pooler_output"),
     ],
@@ -121,9 +124,36 @@ def test_a_head_of_theirs_is_one_of_ours(tmp_path, class_name, head, output):
     special = hub.tokenizer.special
     ids, is_text = padded_batch(special.pad, special.eos)
     types = token_types_of(ids, special.eos, special.pad) if class_name.startswith("Bert") else None
-    expected = theirs(ids, attention_mask=is_text.long(), token_type_ids=types)[output]
-    assert_close(hub.model(ids, classification_head_name=head, token_types=types)[0], expected, **EXACT)
-    assert hub.predict(head, "the cat sat").shape == (1, expected.size(1))
+    given = {} if types is None else {"token_type_ids": types}
+    expected = theirs(ids, attention_mask=is_text.long(), **given)[output]
+    found = hub.model(ids, classification_head_name=head, token_types=types)[0]
+    if "Token" in class_name:  # at padding they say nothing
+        found = found[is_text]
+        expected = expected[is_text]
+    assert_close(found, expected, **EXACT)
+    assert hub.predict(head, "the cat sat").size(-1) == expected.size(-1)
+
+
+@torch.no_grad()
+def test_tags_keep_their_names_and_texts_are_tagged_as_there(tmp_path):
+    called = {0: "O", 1: "B-PER", 2: "I-PER"}
+    theirs = save_tiny(tmp_path / "in", "BertForTokenClassification", id2label=called)
+    tokenizer = BertTokenizerFast.from_pretrained(tmp_path / "in")
+    words = "the cat sat on a dogcat .".split()
+    batch = tokenizer([words], is_split_into_words=True, return_tensors="pt")
+    theirs.classifier.bias -= theirs(**batch).logits[0].mean(0)  # so that words differ in their tags
+    theirs.save_pretrained(tmp_path / "in")
+    hub = imported(tmp_path / "in")
+    expected = theirs(**batch).logits[0].argmax(-1).tolist()
+    firsts = [batch.word_to_tokens(0, number).start for number in range(len(words))]
+    (answer,) = hub.predict([" ".join(words)])
+    assert answer.label == [called[expected[place]] for place in firsts]
+    assert len(set(answer.label)) > 1
+
+    # A head with a map between is none of ours.
+    save_tiny(tmp_path / "modern", "ModernBertForTokenClassification")
+    (note,) = [note for note in import_to(tmp_path / "modern", tmp_path / "modern_out") if "left out" in note]
+    assert "classifier.weight" in note
 
 
 @torch.no_grad()

@@ -1,12 +1,17 @@
 """A custom task of words: train.conll and dev.conll in a folder have a tag for each word."""
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from lazyformer_fairseq.data.labelled_files import CONLL, read_split, words_of
+from lazyformer_fairseq.data.prepared_folder import PreparedCustomTask, drawn_rows
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.metrics import count_tags
 from lazyformer_fairseq.finetuning.grid import Run
+from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.finetuning.tasks.custom import CustomTask
 from lazyformer_fairseq.training.objectives.tags import TagsObjective
 
@@ -14,18 +19,31 @@ from lazyformer_fairseq.training.objectives.tags import TagsObjective
 class TaggedWords(CustomTask):
     """Tags of words, such as names and parts of speech."""
 
-    options = frozenset(("max_length", "metric"))
+    options = frozenset(("max_length", "max_train_rows", "glue_head", "metric"))
     baseline_name = "most frequent tag of each word"
     TEXTS = f"texts{CONLL}"
 
+    def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedCustomTask]) -> dict[str, Any]:
+        """Return the dropout of the head, and the task.
+
+        Raises:
+            UserError: another head than a linear one is asked for.
+        """
+        found = super().extra_settings(given, prepared)
+        if given.glue_head and found["head"] != "linear":
+            raise UserError(f"--glue-head {given.glue_head}: tags have a linear head; give linear:0.1 for its dropout")
+        return found
+
     def objective(self, run: Run) -> TagsObjective:
         """Return the tags."""
-        return TagsObjective(data=str(run.data.folder), **run.objective_arguments())
+        return TagsObjective(**self.arguments_of(run))
 
     def baseline(self, run: Run, split: str) -> dict[str, float]:
         """Return the metrics of each word's most frequent tag in training; new words get the most frequent one."""
         tags_of: dict[str, Counter[int]] = defaultdict(Counter)
-        for example in read_split(self.row, run.data.folder, "train").examples:
+        examples = read_split(self.row, run.data.folder, "train").examples
+        for index in drawn_rows(len(examples), run.train_rows):
+            example = examples[index]
             for word, tag in zip(words_of(example.texts[0]), example.target, strict=True):
                 tags_of[word][tag] += 1
         usual = sum(tags_of.values(), Counter())

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +114,6 @@ GOOD = "Anna B-PER\nsees O\n\nBen B-PER\n"
         ("Anna S-PER\nBen B-PER\nA I-PER\n", GOOD, "", "train.conll: has tags such as 'B-PER' and 'S-PER'; write B-T"),
         (GOOD, GOOD, "--metric f1", "--metric f1: entities are measured by entity_f1, accuracy"),
         (GOOD, GOOD, "--label-type classes", "--label-type: means nothing for bad"),
-        (GOOD, GOOD, "--glue-head linear", "--glue-head: means nothing for bad"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_files_is_said_with_file_line_and_remedy(tmp_path, train, dev, options, words):
@@ -207,11 +207,13 @@ def test_the_baseline_is_each_words_most_frequent_tag(names, run_of_names):
     assert found == right / 72
 
 
-def test_predictions_are_lines_of_words_and_tags(names, run_of_names, tmp_path):
+def test_predictions_are_a_last_column_or_lines_of_words_and_tags(names, run_of_names, tmp_path):
     said = invoke("predict", names / "out", names / "names" / "valid.conll", "--output", tmp_path / "valid.conll")
     assert "valid.conll: 12 rows\nby the file's own tags in 12 of the rows: entity_f1 " in said
+    own = (names / "names" / "valid.conll").read_text().splitlines()
     lines = (tmp_path / "valid.conll").read_text().splitlines()
-    assert [line.partition("\t")[0] for line in lines[:7]] == [*(word for word, *_ in sentences(1, seed=2)[0]), ""]
+    assert [line.rpartition(" ")[0] for line in lines] == own
+    assert {line.rpartition(" ")[2] for line in lines} == {"", "B-LOC", "B-PER", "I-LOC", "O"}
     f1 = json.loads((run_of_names / "result.json").read_text())["metrics"]["valid"]["entity_f1"]
     assert f"entity_f1 {100 * f1:.2f}" in said
 
@@ -225,6 +227,57 @@ def test_predictions_are_lines_of_words_and_tags(names, run_of_names, tmp_path):
     (tmp_path / "y.conll").write_text("anna B-PER\nsees\n\nben B-LORD\n")
     said = invoke("predict", run_of_names, tmp_path / "y.conll")
     assert f"no marks: {tmp_path / 'y.conll'}, line 2: the label is empty" in said
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_conll_file_keeps_its_lines(run_of_names, tmp_path, end):
+    """Columns, documents and empty lines stay where they are, so that conlleval and diff find every line."""
+    given = [
+        "-DOCSTART- -X- O",
+        "",
+        "anna NN B-PER",
+        "sees  V O ",
+        "",
+        "",
+        "-DOCSTART-",
+        "ben",
+        "sees",
+        " ",
+        "ben\tB-X",
+    ]
+    (tmp_path / "x.conll").write_text(end.join([*given, "", ""]), newline="")
+    invoke("predict", run_of_names, tmp_path / "x.conll")
+    assert (tmp_path / "x.predictions.conll").read_bytes().decode().split("\n") == [
+        *("-DOCSTART- -X- O O", "", "anna NN B-PER B-PER", "sees  V O O", "", "", "-DOCSTART-"),
+        *("ben\tB-PER", "sees\tO", " ", "ben\tB-X\tB-PER", "", ""),
+    ]
+
+
+def test_words_that_are_cut_off_are_counted_and_one_tag_alone_is_named(run_of_names, tmp_path):
+    write(tmp_path / "long.conll", [("anna", "O")] * 100, [("ben", "O")])
+    said = invoke("predict", run_of_names, tmp_path / "long.conll")
+    assert "1 of 2 rows is longer than the 64 tokens" in said
+    cut = int(re.search(r"(\d+) of 101 words have no token in what the model reads, and got the tag O", said)[1])
+    (long,) = load(run_of_names).predict_rows(["anna " * 100])
+    assert long.cut_words == cut > 0 and long.label[-cut:] == ["O"] * cut and long.label[-cut - 1] != "O"
+    assert "all these tags are 'O', so these numbers say nothing" in said
+
+
+def test_rows_and_dropout_are_those_that_options_ask_for_and_one_tag_alone_is_marked(tmp_path):
+    write(tmp_path / "names" / "train.conll", *sentences(16, seed=1))
+    write(tmp_path / "names" / "dev.conll", [("anna", "O"), ("sees", "O")], [("ben", "O")])
+    said = fine_tuned(tmp_path, *"--epochs 1 --max-train-rows 8 --glue-head linear:0.3".split())
+    sentence = "names: all words of dev.conll have the tag 'O', so scores on them say nothing"
+    assert f"note: {sentence}" in said and f"- {sentence}\n" in said
+    assert re.search(r"\| m .* \d+\.\d\d \(one class\) ", said)
+    (path,) = (tmp_path / "out").rglob("result.json")
+    result = json.loads(path.read_text())
+    assert result["train_rows"] == 8
+    record = json.loads(path.with_name("run.json").read_text())
+    assert record["model"]["pooler_dropout"] == 0.3 and record["task"]["max_train_rows"] == 8
+    for head in ("dense:0.1", "dense"):
+        said = refusal("finetune", START, "--output", tmp_path / "out", "--glue-head", head)
+        assert f"--glue-head {head}: tags have a linear head; give linear:0.1" in said
 
 
 def test_python_and_exports_tag_alike(run_of_names, tmp_path):
@@ -250,6 +303,15 @@ def test_python_and_exports_tag_alike(run_of_names, tmp_path):
     logits = model(loaded.encode(texts[0])).logits[0]
     torch.testing.assert_close(logits, loaded.predict("custom_names", texts[0])[0], rtol=1e-4, atol=1e-5)
     assert "custom_names: B-LOC, B-PER, I-LOC, O" in (tmp_path / "hf" / "README.md").read_text()
+
+    # And back, also from what transformers saves.
+    model.save_pretrained(tmp_path / "saved")
+    shutil.copytree(tmp_path / "hf" / "tokenizer", tmp_path / "saved" / "tokenizer")
+    for folder in ("hf", "saved"):
+        said = invoke("import", tmp_path / folder, tmp_path / f"{folder}_back", "--head-name", "custom_names")
+        assert "left out" not in said
+        with pytest.warns(UserWarning):
+            assert load(tmp_path / f"{folder}_back").predict(texts) == answers
 
 
 def test_fairseqs_task_refuses_them(names, run_of_names, glue_config):

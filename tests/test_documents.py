@@ -124,6 +124,14 @@ TESTED_ELSEWHERE = {
     "scripts/bench_gpu.sh": "test_bench_scripts.py",
     "lazyformer lm prepare wikitext": "language_modeling/test_prepare_and_evaluate.py",
     "lazyformer corpus wikitext:my_wikitext/wiki.train.tokens": "test_equal_footing.py",
+    "lazyformer corpus babylm:my_texts data --executor ray": "corpus/test_on_a_cluster.py",
+    "lazyformer corpus my_texts data --executor ray": "corpus/test_on_a_cluster.py",
+    "lazyformer corpus my_texts data --executor slurm": "executors/test_executors.py",
+    "export RAY_ADDRESS": "corpus/test_on_a_cluster.py",
+    "lazyformer compare data results/many --task masked-lm --alone --executor ray": "corpus/test_on_a_cluster.py",
+    "lazyformer finetune checkpoints/lazyformer_m2x6_s --data glue_data --output results/glue --executor slurm": (
+        "finetuning/test_grid.py"
+    ),
 }
 # Every block of this one is in tests/test_a_new_kind.py.
 WALK_THROUGH = "docs/add_a_kind.md"

@@ -1,5 +1,6 @@
 """Jobs as tasks of a Ray cluster (https://docs.ray.io), on as many machines as it has."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
@@ -32,7 +33,7 @@ class RayCluster(Executor):
         self._ray = ray
         if not ray.is_initialized():
             try:
-                ray.init(address=os.environ.get(ADDRESS), log_to_driver=False, logging_level="warning")
+                ray.init(address=os.environ.get(ADDRESS), log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise UserError(f"{ADDRESS}={os.environ.get(ADDRESS)}: {str(error).splitlines()[0]}") from error
         self._refuse_too_small(threads, gpus)

@@ -1,5 +1,6 @@
 """A corpus made on a Ray cluster of two machines, which are processes here: the same bytes, whoever dies."""
 
+import json
 import os
 import random
 import signal
@@ -8,8 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from helpers import ROOT, toy_texts
 
+from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import STAGES
@@ -20,6 +23,9 @@ pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray")
 SETTINGS = CorpusSettings(vocab_size=200, valid_share=0.1, shards=2, unit_megabytes=0.002)
 PROCESSORS = 2  # of a machine
+TINY = (
+    "--seeds 1,2 --updates 4 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --tokens-per-sample 32 --validation-tokens 200"
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +64,26 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.name != "manifest.json"}
 
 
-def test_two_machines_write_the_same_bytes(cluster, text, alone, tmp_path):
+def test_two_machines_write_the_same_bytes_and_train_to_the_same_losses(cluster, text, alone, tmp_path, monkeypatch):
+    """The corpus of the command, which finds the cluster by RAY_ADDRESS; and a comparison on it, in fp32."""
     executor = RayCluster()
     assert executor.free == 2 * PROCESSORS
     build_corpus([str(text)], tmp_path / "out", SETTINGS, executor=executor)
     assert content(tmp_path / "out") == alone
+    ray.shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    losses = {}
+    for place in ("local", "ray"):
+        command = (
+            f"compare run out {place} --task masked-lm --model bert=sf --model lazy=slf --alone --executor {place}"
+        )
+        result = CliRunner().invoke(main, [*command.split(), *TINY.split()], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        models = json.loads(Path(place, "results.json").read_text())["models"]
+        losses[place] = [run["curve"]["loss"] for model in models.values() for run in model["runs"].values()]
+    assert losses["local"] == losses["ray"] and len(losses["ray"]) == 4
 
 
 class Struck(RayCluster):

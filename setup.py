@@ -48,6 +48,7 @@ EXTRAS_REQUIRE = {
     "corpus": [
         "jinja2>=3.1,<4",
         "orjson>=3.10,<4",
+        "pyarrow>=17,<27",  # Parquet
         "rensa>=0.5,<0.6",  # the hashes of a MinHash change with its versions
         "xxhash>=3.4,<4",
         "zstandard>=0.22,<1",

@@ -53,10 +53,11 @@ def build(
     OUT gets shards of training data, the validation split, dictionary, tokenizer, manifest.json and report.html.
 
     An INPUT is a file or a folder: a MediaWiki dump (.xml, .xml.bz2), WikiExtractor's output, JSON lines, plain text
-    with documents divided by blank lines or `= Title =` lines; all also as .gz, .bz2 or .zst. The format is found from
-    the content; FORMAT:INPUT sets it (mediawiki, wikiextractor, jsonl, text, wikitext, book, babylm). Say book:INPUT
-    for plain-text books, one document a file, and babylm:INPUT for text whose lines people selected, such as BabyLM's:
-    no line of it is dropped, and each is a paragraph. Of equal documents the first in the order given stays.
+    with documents divided by blank lines or `= Title =` lines; all also as .gz, .bz2 or .zst; or Parquet, a document
+    per row. The format is found from the content; FORMAT:INPUT sets it (mediawiki, wikiextractor, jsonl, text,
+    wikitext, book, babylm, parquet). Say book:INPUT for plain-text books, one document a file, and babylm:INPUT for
+    text whose lines people selected, such as BabyLM's: no line of it is dropped, and each is a paragraph. Of equal
+    documents the first in the order given stays.
 
     Stop it at any time; rerun to resume.
     """

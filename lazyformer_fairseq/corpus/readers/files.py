@@ -201,7 +201,8 @@ class Format:
             UserError for what is near to it, but cannot be read.
         starts_document: whether one starts with a line: (line, whether the one before it is blank or there is none).
         parse: (text, metadata) of the documents in a block, and a BadInputError in the place of each that is broken.
-        read_whole: in place of these two, where a file is one document: the same of a piece.
+        read_whole: in place of these two, where documents are not lines of a file: the same of a piece.
+        magic: the bytes that a file of it begins with, if it is no text.
         is_selected: whether people chose its text line by line, so that no line or document is dropped for its looks.
     """
 
@@ -211,6 +212,7 @@ class Format:
     starts_document: Optional[StartsDocument] = None
     parse: Optional[Callable[[Block, Piece, Watch], Parsed]] = None
     read_whole: Optional[Callable[[Piece, Watch], Parsed]] = None
+    magic: bytes = b""
     is_selected: bool = False
 
 

@@ -160,6 +160,73 @@ def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> fi
     yield lines_to_paragraphs(text, title if isinstance(title, str) else None), {}
 
 
+ROWS_AT_ONCE = 64
+
+
+def read_table(piece: files.Piece, _watch: files.Watch) -> files.Parsed:
+    """Yield the paragraphs of the column ``text`` of a Parquet file, in the row groups that begin in the piece.
+
+    Raises:
+        BadInputError: the file is damaged, has no such column, or stands for far more bytes than text would; what came
+            before it was yielded.
+    """
+    import pyarrow  # takes a while, which other formats need not spend
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(piece.path) as table:
+            names = table.schema_arrow.names
+            texts = (pyarrow.string(), pyarrow.large_string())
+            if "text" not in names or table.schema_arrow.field("text").type not in texts:
+                raise files.BadInputError(
+                    f'{piece.path}: has no column "text" that holds strings; its columns: {", ".join(names)}'
+                )
+            row = 1
+            for number in range(table.num_row_groups):
+                group = table.metadata.row_group(number)
+                if piece.start <= _begin_of(group) and (piece.end is None or _begin_of(group) < piece.end):
+                    yield from _rows_of(table, number, row, piece.path)
+                row += group.num_rows
+    except (pyarrow.ArrowException, OSError) as error:
+        raise files.BadInputError(
+            f"{piece.path}: cannot be read as Parquet ({str(error).splitlines()[0]}); get it again, or leave it out"
+        ) from None
+
+
+def _begin_of(group: Any) -> int:
+    """Return the offset in the file at which a row group begins."""
+    column = group.column(0)
+    if column.dictionary_page_offset is not None:
+        return column.dictionary_page_offset
+    return column.data_page_offset
+
+
+def _rows_of(table: Any, number: int, row: int, path: str) -> files.Parsed:
+    """Yield the documents of a row group.
+
+    Args:
+        table: the open file.
+        number: the row group's, from 0.
+        row: the number of its first row in the file, from 1.
+        path: of the file, for messages.
+    """
+    group = table.metadata.row_group(number)
+    columns = map(group.column, range(group.num_columns))
+    column = next(column for column in columns if column.path_in_schema == "text")
+    packed, unpacked = column.total_compressed_size, column.total_uncompressed_size
+    if unpacked > max(files.BEYOND_BYTES, files.MOST_TIMES * packed):
+        raise files.BadInputError(
+            f"{path}, row {row}: its rows unpack to more than {files.MOST_TIMES} times their size, which no text does"
+        )
+    for batch in table.iter_batches(ROWS_AT_ONCE, row_groups=[number], columns=["text"]):
+        for text in batch.column(0).to_pylist():
+            if text is None:
+                yield files.BadInputError(f"{path}, row {row}: has no text")
+            else:
+                yield lines_to_paragraphs(text), {}
+            row += 1
+
+
 TITLE_LINE = re.compile(rb"\s?= [^=\s].* =\s*$")
 FIRST_TITLE = re.compile(rb"(?:\A|\n[^\S\n]*+\n\s?)= [^=\s].* =[^\S\n]*+\n")
 HEADING = re.compile(r"^ ?= .* =[^\S\n]*$", re.MULTILINE)
@@ -246,6 +313,13 @@ def is_gutenberg(content: bytes, _file: Path) -> bool:
 
 # In the order in which a file is tried; all that none of the others recognises is plain text.
 FORMATS: dict[str, files.Format] = {
+    "parquet": files.Format(
+        document="a row",
+        names=r".*\.parquet",
+        recognises=lambda _content, _file: False,
+        read_whole=read_table,
+        magic=b"PAR1",
+    ),
     "wikiextractor": files.Format(
         document="a <doc>",
         names=r"wiki_\d+",
@@ -354,9 +428,9 @@ def read_piece(
 
 
 def _parsed(piece: files.Piece, reader: files.Format, watch: files.Watch) -> Iterator[tuple[int, files.Parsed]]:
-    """Return the offset of each block, and what is in it; a file that is one document is a block."""
+    """Return the offset of each block, and what is in it; a piece without lines is a block."""
     if reader.read_whole:
-        yield 0, reader.read_whole(piece, watch)
+        yield piece.start, reader.read_whole(piece, watch)
     else:
         for block in files.read_blocks(piece, reader.starts_document):
             yield block.offset, reader.parse(block, piece, watch)

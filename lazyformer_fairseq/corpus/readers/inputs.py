@@ -147,7 +147,8 @@ def _text_files(folder: Path, bad_input: str, left_out: list[str]) -> list[Path]
     if not found:
         raise UserError(
             f"{folder}: holds no file whose name is that of a text: .txt, .text, .raw, .md, .rst, .tokens, .train, "
-            ".valid, .test, .xml, .jsonl, .ndjson, .json or wiki_00; a file given by its name is read in any case"
+            ".valid, .test, .xml, .jsonl, .ndjson, .json, .parquet or wiki_00; a file given by its name is read in any "
+            "case"
         )
     return found
 
@@ -195,6 +196,14 @@ def _recognised(file: Path, wanted: Optional[str]) -> InputFile:
         return InputFile(str(file), wanted or next(by_name, "text"), file.stat().st_size)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
+    size = file.stat().st_size
+    for name, format in FORMATS.items():
+        if format.magic and head.startswith(format.magic):
+            if compression(file) is not None:
+                raise UserError(f"{file}: is a compressed {name} file, which is read as it is alone; unpack it")
+            return InputFile(str(file), name, size)
+        if format.magic and name == wanted:
+            raise UserError(f"{file}: is no {name} file; leave {name}: out, or give another file")
     content = head.removeprefix(BOM).lstrip()
     if not content:
         raise UserError(f"{file}: is empty")
@@ -203,11 +212,11 @@ def _recognised(file: Path, wanted: Optional[str]) -> InputFile:
             raise UserError(f"{file}: is no text, it looks like {what}; convert it, or leave it out")
     if b"\0" in head:
         raise UserError(f"{file}: is no text, it holds NUL bytes (UTF-16 perhaps); convert it, or leave it out")
-    format = wanted or next(name for name, format in FORMATS.items() if format.recognises(content, file))
+    found = wanted or next(name for name, format in FORMATS.items() if format.recognises(content, file))
     namespaces = ()
-    if format == "mediawiki":
+    if found == "mediawiki":
         namespaces = left_out_namespaces_of(head)
-    return InputFile(str(file), format, file.stat().st_size, left_out_namespaces=namespaces)
+    return InputFile(str(file), found, size, left_out_namespaces=namespaces)
 
 
 def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece, ...]]:

@@ -89,6 +89,23 @@ def test_a_table_of_equal_updates_is_what_its_log_says(page, log):
         assert name == "bert" or f"{row}| {losses_of(comparison, name)[1]} |" in PAGES[page]
 
 
+def test_what_neighbour_embeddings_bring_is_what_their_log_says():
+    log = read_json(RECORDS / "neighbour-embeddings.json")
+    settings = log["settings"]
+    assert (settings["recipe"], settings["updates"], settings["seeds"]) == ("laptop", 1000, [1, 2, 3])
+    settings["baseline"] = "bert"
+    comparison = comparison_of(log)
+    (bits, _), (before, beside) = (losses_of(comparison, name) for name in ("bert", "before"))
+    yardsticks = log["data"]["yardsticks"]
+    for line in (
+        f"| BERT by the recipe | {bits} |",
+        f"| without `neighbour-embeddings` | {before}, so {beside} |",
+        f"| a table of counts of the two tokens on either side | {yardsticks['counts']:.2f} |",
+        f"| frequencies alone (the unigram loss) | {yardsticks['unigram']:.2f} |",
+    ):
+        assert line in PAGES["docs/training.md"], line
+
+
 def test_modern_parts_together_and_each_taken_away_are_what_their_log_says():
     comparison = comparison_of(log := read_json(RECORDS / "modern-parts.json"))
     same = ("recipe", "updates", "sizes", "precision", "rates")

@@ -354,12 +354,21 @@ def publish(work: Path, folder: Path) -> None:
 
 
 @dataclass(frozen=True)
+class PlannedInput:
+    """A file that a corpus is made of; the hash says what is in it."""
+
+    path: str
+    format: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """The parts of a manifest, or of the plan in a work folder, that decide a corpus."""
 
     settings: dict[str, Any]
     versions: dict[str, Any]
-    inputs: list[dict[str, Any]]
+    inputs: list[PlannedInput]
 
 
 def _refuse_other_plan(there: Plan, plan: dict[str, Any], folder: Path) -> None:
@@ -370,11 +379,8 @@ def _refuse_other_plan(there: Plan, plan: dict[str, Any], folder: Path) -> None:
     for name, found in (("settings", settings), ("versions", there.versions)):
         if differing := differences({key: found.get(key) for key in plan[name]}, plan[name]):
             raise UserError(f"{folder} was begun with other {name} ({differing}); {remedy}")
-    before, now = (
-        [(each.get("path"), each.get("format"), each.get("sha256")) for each in inputs]
-        for inputs in (there.inputs, plan["inputs"])
-    )
-    if before != now:
-        changed = sorted(str(path) for path, _, _ in {*before} ^ {*now})
+    now = [PlannedInput(each["path"], each["format"], each["sha256"]) for each in plan["inputs"]]
+    if there.inputs != now:
+        changed = sorted(each.path for each in {*there.inputs} ^ {*now})
         where = changed[0] if changed else "their order"
         raise UserError(f"{folder} was begun with other inputs ({where} differs); {remedy}")

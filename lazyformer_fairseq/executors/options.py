@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -45,6 +45,14 @@ class ExecutorOptions:
         metavar="NAME=VALUE,...",
         section=WHERE,
     )
+
+    def given(self) -> dict[str, str]:
+        """Return the options that are not as they are by default, by name, as a command line has them."""
+        found = {}
+        for name, value in asdict(self).items():
+            if value != getattr(ExecutorOptions, name):
+                found[name] = ",".join(value) if isinstance(value, tuple) else str(value)
+        return found
 
     def slurm_parameters(self) -> dict[str, str]:
         """Return the parameters by name.

@@ -1,12 +1,13 @@
 """The command ``lazyformer reproduce``, with a subcommand for each paper."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
 import click
 
 from lazyformer_fairseq.arguments import separated
+from lazyformer_fairseq.executors.options import ExecutorOptions
 from lazyformer_fairseq.extras import needs_fairseq, refuse_without_extra
 from lazyformer_fairseq.options import Group, option, takes
 
@@ -81,14 +82,22 @@ def reproduce() -> None:
     metavar="A,B,...",
     help="Tasks of GLUE.  [default: the paper's eight; with --tiny CoLA and RTE]",
 )
-def lazyformer(raw: str, out: Path, options: ReproduceOptions, models: tuple[str, ...], tasks: tuple[str, ...]) -> None:
+@takes(ExecutorOptions, into="place")
+def lazyformer(
+    raw: str,
+    out: Path,
+    options: ReproduceOptions,
+    models: tuple[str, ...],
+    tasks: tuple[str, ...],
+    place: ExecutorOptions,
+) -> None:
     """Reproduce LazyFormer's Tables 1 to 4 and Figures 2 and 3: from text in RAW to OUT/report/report.md.
 
     It builds the corpus, times the models, pre-trains six of them (or --models) for a million updates, fine-tunes on
     GLUE from six checkpoints of each model of Table 1 and from the last one of the others, and writes one page with the
     paper's numbers beside its own. RAW is a folder: `glue` in it is GLUE's official download, `books` holds books, one
     per file, and everything else is text in any format that lazyformer corpus reads. With --tiny RAW may be the word
-    demo: the prose that Python carries.
+    demo: the prose that Python carries. --executor is where the jobs of the corpus and of fine-tuning run.
 
     Stop it at any time; rerun to resume. Look at --plan first: in full it takes weeks on eight GPUs.
 
@@ -106,6 +115,7 @@ def lazyformer(raw: str, out: Path, options: ReproduceOptions, models: tuple[str
         size = paper.TINY
     else:
         size = paper.PAPER
+    size = replace(size, corpus={**size.corpus, **place.given()}, finetuning={**size.finetuning, **place.given()})
     inputs = paper.find_inputs(raw, out, size, models, tasks)
     options.carry_out(paper.reproduction(size, inputs, out, precision_here()), out)
 

@@ -127,6 +127,15 @@ def test_models_and_steps_choose(raw, tmp_path):
     assert [each.name for each in made.chosen(["pretrain_lazyformer_m2x7"])] == ["corpus", "pretrain_lazyformer_m2x7"]
 
 
+def test_jobs_run_where_the_user_says(raw, tmp_path):
+    """In a reproduction only a corpus and fine-tuning are made of jobs."""
+    words = ("--plan", "--executor", "slurm", "--slurm", "slurm_partition=x,timeout_min=9", "--workers", "3")
+    said = invoke("reproduce", raw, tmp_path / "out", *words)
+    place = "--executor slurm --workers 3 --slurm slurm_partition=x,timeout_min=9"
+    commands = dict(re.findall(r"^(\w+): python -m (.*)$", said, re.MULTILINE))
+    assert {name.split("_")[0] for name, command in commands.items() if place in command} == {"corpus", "glue"}
+
+
 def test_the_plan_is_printed_and_nothing_runs(raw, tmp_path):
     said = invoke("reproduce", raw, tmp_path / "out", "--plan")
     assert len(re.findall(r"^\| (?:corpus|bench|pretrain|glue)_?\w* .*\| to do", said, re.MULTILINE)) == 15

@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
+from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.sublayers.interface import Context, by_document
 from lazyformer_fairseq.modules.timing import SELECTOR
+from lazyformer_fairseq.storage.json_files import write_json
 
 WARM_UP = 2  # batches
 
@@ -46,6 +48,8 @@ def main() -> None:
     parser.add_argument("--s", default="s", help="with settings, as s[window=128]")
     parser.add_argument("--bias", action="store_true", help="with T5's bias, which learns")
     parser.add_argument("--back-end", default="auto")
+    parser.add_argument("--precision", choices=tuple(PRECISIONS), default="fp32")
+    parser.add_argument("--json", type=Path, help="a file for the row of the table")
     given = parser.parse_args()
 
     batch, width = given.batch_size, given.tokens_per_sample
@@ -59,11 +63,12 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     buckets, size = 32 * given.bias, {"embed_dim": 768, "ffn_embed_dim": 8, "num_heads": 12}
     encoder = Encoder(given.s, None, **size, relative_position_buckets=buckets, attention_backend=given.back_end)
-    encoder.to(device).train()
+    like = {"device": device, "dtype": PRECISIONS[given.precision]}
+    encoder.to(**like).train()
     SELECTOR.time_at_once()
     s = encoder.sublayers[0].inner
-    projected = torch.randn(batch, width, 3 * 768, device=device, requires_grad=True)
-    gradient = torch.randn(batch, width, 768, device=device)
+    projected = torch.randn(batch, width, 3 * 768, **like, requires_grad=True)
+    gradient = torch.randn(batch, width, 768, **like)
 
     def seconds(shape: tuple[int, int], lengths: np.ndarray | None) -> float:
         qkv = projected.reshape(*shape, -1)
@@ -88,15 +93,19 @@ def main() -> None:
             computed += sum(group.pairs for group in groups)
     whole, within = spent / given.batches * 1000
     pairs = given.batches * batch * width**2
-    row = (
-        f"{visible / pairs:.1%}",
-        f"{computed / pairs:.1%}",
-        f"{whole:.0f}",
-        f"{within:.1f}",
-        f"{within / whole:.1%}",
-    )
-    heads = ("visible", "computed", "ms, all pairs", "ms, within documents", "share of time", "over that of pairs")
-    print(tabulate([(*row, f"{within / whole / (visible / pairs):.2f}")], heads, tablefmt="github"))
+    row = {
+        "visible": visible / pairs,
+        "computed": computed / pairs,
+        "ms, all pairs": whole,
+        "ms, within documents": within,
+        "share of time": within / whole,
+        "over that of pairs": within / whole / (visible / pairs),
+    }
+    formats = (".1%", ".1%", ".0f", ".1f", ".1%", ".2f")
+    cells = [format(value, how) for value, how in zip(row.values(), formats, strict=True)]
+    print(tabulate([cells], list(row), tablefmt="github"))
+    if given.json:
+        write_json(given.json, row)
 
 
 if __name__ == "__main__":

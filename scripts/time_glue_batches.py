@@ -19,6 +19,7 @@ from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.finetuning.benchmark import head_settings
 from lazyformer_fairseq.finetuning.grid import Grid, load_start_models
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK
+from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.training.loop import moved
 
 BATCH_SIZE = BENCHMARK.usual.batch_size
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("task", type=Path, help="folder of a prepared task")
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--updates", type=int, default=30)
+    parser.add_argument("--json", type=Path, help="a file for the last column of the table, by row")
     given = parser.parse_args()
 
     prepared = PreparedTask.load(given.task)
@@ -77,7 +79,7 @@ def main() -> None:
                 torch.cuda.synchronize()
             if number >= 0:
                 seconds[name] += time.perf_counter() - start
-    rows, tokens_of_epoch = [], int(dataset.sizes.sum())
+    rows, shares, tokens_of_epoch = [], {}, int(dataset.sizes.sum())
     for order, in_a_row in drawn:
         found, taken = drawn[order, in_a_row], seconds[order, in_a_row]
         tokens = sum(batch["ntokens"] for batch in found)
@@ -85,9 +87,12 @@ def main() -> None:
         share = taken / seconds[order, False]
         epoch = f"{tokens_of_epoch / tokens * taken:,.0f}"
         name = f"{order}, {'in a row' if in_a_row else 'padded'}"
+        shares[name] = share
         rows.append((name, f"{tokens / taken:,.0f}", f"{1 - tokens / places:.1%}", epoch, f"{share:.2f}"))
     heads = ("batches", "tokens a second", "padding", "seconds of an epoch", "of padded")
     print(tabulate(rows, heads, colalign=("left", *["right"] * 4)))
+    if given.json:
+        write_json(given.json, shares)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ TESTED_ELSEWHERE = {
     "scripts/download_books.sh": "test_corpus_scripts.py",
     "scripts/prepare_enwik8.sh": "test_corpus_scripts.py",
     "scripts/prepare_text8.sh": "test_corpus_scripts.py",
-    "scripts/bench_gpu.sh": "test_bench_scripts.py",
+    "DATA=my_data scripts/gpu/run.sh learning": "test_gpu_scripts.py",
     "lazyformer lm prepare wikitext": "language_modeling/test_prepare_and_evaluate.py",
     "lazyformer corpus wikitext:my_wikitext/wiki.train.tokens": "test_equal_footing.py",
     "lazyformer corpus babylm:my_texts data --executor ray": "corpus/test_on_a_cluster.py",

@@ -11,6 +11,8 @@ by their square roots, and P(c) is that of frequencies raised to the power 0.75 
 "Improving Distributional Similarity with Lessons Learned from Word Embeddings", sections 3.2 and 3.3).
 """
 
+import hashlib
+
 import numpy as np
 from scipy import sparse
 from sklearn.utils.extmath import randomized_svd
@@ -18,6 +20,8 @@ from sklearn.utils.extmath import randomized_svd
 SMOOTHING = 0.75
 STANDARD_DEVIATION = 0.1  # of the vectors' numbers; BERT's random ones have 0.02
 ITERATIONS = 4  # of the power method: the leading singular vectors are found almost exactly
+
+_last: dict[tuple[bytes, int, int], np.ndarray] = {}  # models that are compared begin with the same vectors
 
 
 def neighbour_embeddings(text: np.ndarray, symbols: int, width: int) -> np.ndarray:
@@ -31,6 +35,15 @@ def neighbour_embeddings(text: np.ndarray, symbols: int, width: int) -> np.ndarr
     Returns:
         The vectors; zeros for tokens that do not occur.
     """
+    key = (hashlib.sha256(text).digest(), symbols, width)
+    if key not in _last:
+        _last.clear()
+        _last[key] = _decompose(text, symbols, width)
+    return _last[key].copy()
+
+
+def _decompose(text: np.ndarray, symbols: int, width: int) -> np.ndarray:
+    """Return the vectors, computed anew."""
     counts_VV = sparse.coo_array((np.ones(max(len(text) - 1, 0)), (text[:-1], text[1:])), shape=(symbols, symbols))
     left_and_right = sparse.hstack([_information(counts_VV.T), _information(counts_VV)]).tocsr()
     found = np.zeros((symbols, width), np.float32)

@@ -38,3 +38,12 @@ def test_more_numbers_than_symbols_and_texts_without_neighbours():
     assert found.shape == (SYMBOLS, 12) and not found[:, SYMBOLS:].any()
     for text in (TEXT[:0], TEXT[:1]):
         assert not neighbour_embeddings(text, SYMBOLS, 4).any()
+
+
+def test_models_of_one_text_share_the_decomposition(monkeypatch):
+    first = neighbour_embeddings(TEXT, SYMBOLS, 6)
+    first[:] = 0
+    monkeypatch.setattr("lazyformer_fairseq.data.neighbour_embeddings.randomized_svd", None)
+    assert neighbour_embeddings(TEXT.copy(), SYMBOLS, 6).any()
+    with pytest.raises(TypeError):
+        neighbour_embeddings(TEXT[::-1].copy(), SYMBOLS, 6)

@@ -277,6 +277,8 @@ def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict
     entries = {}
     for name, (own, share) in trained.items():
         updates = int(1000 * share * seconds / milliseconds[own])
+        if settings.budget is not None and settings.word_budget is not None:
+            updates = min(updates, int(settings.word_budget / compared.words_per_update))
         if name == settings.baseline and settings.updates is not None:
             updates = settings.updates
         entries[name] = (own, max(1, updates))

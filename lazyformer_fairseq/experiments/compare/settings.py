@@ -298,7 +298,8 @@ class CompareSettings:
     )
     word_budget: Optional[int] = of_length(
         None,
-        "Refuse a training that would read more words, repetitions included, such as 100M.",
+        "Most words that a training may read, repetitions included, such as 100M: --budget ends there at the latest, and "
+        "more --updates are refused.",
         parse=read_count,
         metavar="N",
     )

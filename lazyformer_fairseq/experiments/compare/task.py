@@ -235,19 +235,24 @@ class ComparedTask(ABC):
         """The words of the training text per token, about: without the token that begins a block."""
         return read_word_counts(self.settings.data).per_token
 
+    @property
+    def words_per_update(self) -> float:
+        """The words that a model reads in an update, about."""
+        sizes = self.settings.sizes
+        longest = sizes.get("tokens_per_sample") or sizes["tgt_len"]
+        return sizes["batch_size"] * longest * self.words_per_token
+
     def refuse_too_many_words(self, name: str, updates: int) -> None:
         """Raise a UserError for a training that would read more words than its budget allows."""
         budget = self.settings.word_budget
         if budget is None:
             return
-        sizes = self.settings.sizes
-        longest = sizes.get("tokens_per_sample") or sizes["tgt_len"]
         refuse_too_many_words(
             budget,
-            words=updates * sizes["batch_size"] * longest * self.words_per_token,
+            words=updates * self.words_per_update,
             reader=name,
             length=f"its {updates:,} updates",
-            remedy="fewer --updates, a shorter --budget",
+            remedy="fewer --updates",
         )
 
     def hash_data(self) -> dict[str, str]:

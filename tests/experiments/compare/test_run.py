@@ -529,6 +529,9 @@ def test_models_are_kept_by_words_read_and_a_budget_of_words_is_kept(data_folder
     most = 4 * settings.sizes["batch_size"] * settings.sizes["tokens_per_sample"] // 2
     with pytest.raises(UserError, match=f"--word-budget {most - 1}: bert would read {most} words in its 4 updates"):
         compare(tiny(data, **words, word_budget=most - 1), tmp_path / "more", [])
+    timed = {**words, "updates": None, "budget": 60.0}
+    found = compare(tiny(data, **timed, word_budget=most), tmp_path / "timed", [])
+    assert found["models"]["bert"]["updates"] == 4, "a budget of time ends where that of words does"
     (data / "manifest.json").unlink()
     with pytest.raises(UserError, match="has no manifest.json that counts words"):
         compare(tiny(data, **words, word_budget=most), tmp_path / "none", [])

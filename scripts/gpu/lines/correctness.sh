@@ -1,0 +1,11 @@
+# shellcheck shell=bash disable=SC2154
+# Every test that needs a GPU, eight at a time. Their conftest.py wants all that the corpus builder needs, so it is left
+# out. SIGINT, at the end of the time, shows the failures so far.
+tests=(tests/modules/attention/test_on_gpu.py tests/modules/networks/test_updates_on_gpu.py
+  tests/modules/sublayers/test_convolution.py tests/modules/sublayers/test_recurrent.py)
+side_by_side=()
+if [[ -z $tiny ]] && "$python" -c 'import xdist' 2>/dev/null; then side_by_side=(-n 8); fi
+cd "$root"
+CUBLAS_WORKSPACE_CONFIG=:4096:8 part 300 tests "$python" -m pytest -q --noconftest -p no:cacheprovider \
+  --override-ini "addopts=--import-mode=importlib" -k "on_gpu or on_a_gpu" --junit-xml "$work/tests.xml" \
+  "${side_by_side[@]}" "${tests[@]}"

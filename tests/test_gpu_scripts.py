@@ -56,7 +56,7 @@ def rehearsed(run, folder: Path) -> dict:
     assert {part["end"] for part in report["parts"]} == {"done"}
     page = (folder / "report.md").read_text()
     assert report["verdict"] in page and "whose figures mean nothing" in report["verdict"]
-    assert "H100" in str(report["machine"]["device"]) or "tokens/s" not in page
+    assert "H100" in report["facts"]["device"] or "tokens/s" not in page
     assert not list(folder.parent.glob("*.unfinished"))
     return report
 

@@ -35,7 +35,7 @@ def neighbour_embeddings(text: np.ndarray, symbols: int, width: int) -> np.ndarr
     Returns:
         The vectors; zeros for tokens that do not occur.
     """
-    key = (hashlib.sha256(text).digest(), symbols, width)
+    key = (hashlib.sha256(text.tobytes()).digest(), symbols, width)
     if key not in _last:
         _last.clear()
         _last[key] = _decompose(text, symbols, width)

@@ -8,8 +8,8 @@ are for an H100 alone; on other devices the report leaves them out.
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
 from xml.etree import ElementTree
@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import torch
 
 from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions
-from lazyformer_fairseq.experiments.compare.results import Model, read_folder
+from lazyformer_fairseq.experiments.compare.results import read_folder
 from lazyformer_fairseq.finetuning.registry import benchmark_of_grid
 from lazyformer_fairseq.finetuning.report import model_row
 from lazyformer_fairseq.finetuning.results import read_results
@@ -28,6 +28,7 @@ from lazyformer_fairseq.storage.json_files import read_checked_as, read_json, wr
 from lazyformer_fairseq.zero_shot.results import Answers
 
 Row = dict[str, Any]
+ABSOLUTE = ("tokens/s", "seconds", "ms, all pairs", "ms, within documents")  # columns
 
 
 @dataclass(frozen=True)
@@ -56,52 +57,13 @@ class Bar:
         return "yes" if is_reached else "no"
 
 
-@dataclass
-class Findings:
-    """What a line found. A row's columns in `absolute` are for an H100 alone."""
-
-    bars: list[Bar] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    absolute: tuple[str, ...] = ()
-    pictures: tuple[str, ...] = ()
+Found = tuple[list[Bar], list[Row]]
+Seconds = Mapping[str, int]  # by part; "line" is all of them
 
 
-def results_of(path: Path) -> Optional[dict[str, Any]]:
-    """The content of a file of JSON, or None where its part was cut."""
-    return read_json(path) if path.exists() else None
-
-
-def throughput(folder: Path, _: Mapping[str, int]) -> Findings:
-    results = results_of(folder / "throughput.json") or {"cells": [], "lengths": [1024, 8192]}
-    found = Findings(absolute=("tokens/s",))
-    speeds: list[dict[str, float]] = []
-    for cell in results["cells"]:
-        speed: dict[str, float] = {}
-        for row in cell["rows"]:
-            speed[row["model"]] = max(row["tokens_per_second"], speed.get(row["model"], 0.0))
-        speeds.append(speed)
-        for row in cell["rows"]:
-            family = "modernbert" if "modernbert" in row["model"] else "bert"
-            found.rows.append(
-                {
-                    "n": cell["time"],
-                    "model": f"{row['model']}, {row['back_end']}",
-                    "tokens/s": row["tokens_per_second"],
-                    "x transformers'": ratio(row["tokens_per_second"], speed.get(f"transformers' {family}")),
-                    "share of peak": row["share_of_peak"],
-                    "MB": row["memory_bytes"] / 1e6,
-                }
-            )
-    short, long = (*speeds, {}, {})[:2]
-    n, longer = results["lengths"][:2]
-    ours = short.get("modernbert")
-    lazy = ratio(long.get("lazy_modernbert"), long.get("modernbert"))
-    found.bars = [
-        Bar(f"modernbert, n = {n}, tokens/s", ours, 365_000, needs_h100=True),
-        Bar(f"modernbert x transformers', n = {n}", ratio(ours, short.get("transformers' modernbert")), 1.2),
-        Bar(f"lazy_modernbert x modernbert, n = {longer}", lazy, 1.2),
-    ]
-    return found
+def read_if_there(path: Path) -> dict[str, Any]:
+    """The content of a file of JSON; nothing where its part was cut."""
+    return read_json(path) if path.exists() else {}
 
 
 def ratio(above: Optional[float], below: Optional[float]) -> Optional[float]:
@@ -109,8 +71,33 @@ def ratio(above: Optional[float], below: Optional[float]) -> Optional[float]:
     return above / below if above and below else None
 
 
-def trained(folder: Path) -> Iterator[tuple[Model, Row, Optional[Answers]]]:
-    """Each model that was trained, its row, and its answers to BLiMP unless these were cut."""
+def throughput(folder: Path, _: Seconds) -> Found:
+    results = read_if_there(folder / "throughput.json")
+    rows = []
+    speeds: dict[tuple[int, str], float] = {}  # by length and model, on its fastest back end
+    for cell in results.get("cells", ()):
+        n = cell["time"]
+        for row in cell["rows"]:
+            at = (n, row["model"])
+            speeds[at] = max(row["tokens_per_second"], speeds.get(at, 0.0))
+        for row in cell["rows"]:
+            family = "modernbert" if "modernbert" in row["model"] else "bert"
+            found = {"n": n, "model": f"{row['model']}, {row['back_end']}", "tokens/s": row["tokens_per_second"]}
+            found["x transformers'"] = ratio(row["tokens_per_second"], speeds.get((n, f"transformers' {family}")))
+            rows.append({**found, "share of peak": row["share_of_peak"], "MB": row["memory_bytes"] / 1e6})
+    n, longer, *_ = results.get("lengths", (1024, 8192))
+    ours = speeds.get((n, "modernbert"))
+    lazy = ratio(speeds.get((longer, "lazy_modernbert")), speeds.get((longer, "modernbert")))
+    bars = [
+        Bar(f"modernbert, n = {n}, tokens/s", ours, 365_000, needs_h100=True),
+        Bar(f"modernbert x transformers', n = {n}", ratio(ours, speeds.get((n, "transformers' modernbert"))), 1.2),
+        Bar(f"lazy_modernbert x modernbert, n = {longer}", lazy, 1.2),
+    ]
+    return bars, rows
+
+
+def trained(folder: Path) -> Iterator[tuple[Row, Optional[Answers]]]:
+    """The row of each model that was trained, and its answers to BLiMP unless these were cut."""
     if not (folder / "models" / "results.json").exists():
         return
     for model in read_folder(folder / "models").models.values():
@@ -128,51 +115,51 @@ def trained(folder: Path) -> Iterator[tuple[Model, Row, Optional[Answers]]]:
             "loss, bits": model.runs[1].final["loss"],
             "BLiMP, %": answers and 100 * answers.mean_accuracy(list(answers.margins)),
         }
-        yield model, row, answers
+        yield row, answers
 
 
-def learning(folder: Path, seconds: Mapping[str, int]) -> Findings:
-    found = Findings(absolute=("tokens/s", "seconds"))
+def best_of(rows: Sequence[Row]) -> Optional[Row]:
+    """The row with the highest accuracy on BLiMP; None without any."""
+    return max((row for row in rows if row["BLiMP, %"]), key=lambda row: row["BLiMP, %"], default=None)
+
+
+def learning(folder: Path, seconds: Seconds) -> Found:
+    rows = []
     first = None
-    for _, row, answers in trained(folder):
-        above, error = None, None
-        if answers is not None:
+    for row, answers in trained(folder):
+        row |= {"above BERT": None, "standard error": None}
+        if answers:
             first = first or answers
-            above, error = (100 * each for each in answers.difference(first, list(answers.margins)))
-        found.rows.append({**row, "above BERT": above, "standard error": error})
-    best = max((row["BLiMP, %"] for row in found.rows if row["BLiMP, %"] is not None), default=None)
-    total = seconds["line"]
-    found.bars = [
-        Bar("minutes", total / 60, 8, at_most=True, needs_h100=True),
-        Bar("share of BLiMP in the time", ratio(seconds.get("BLiMP"), total), 1 / 3, at_most=True),
-        Bar("BLiMP of the best row, %", best, 71.3),
-        Bar("BLiMP of the best row, %: the goal", best, 74),
+            above, error = answers.difference(first, list(answers.margins))
+            row |= {"above BERT": 100 * above, "standard error": 100 * error}
+        rows.append(row)
+    best = best_of(rows) or {"BLiMP, %": None}
+    bars = [
+        Bar("minutes", seconds["line"] / 60, 8, at_most=True, needs_h100=True),
+        Bar("share of BLiMP in the time", ratio(seconds.get("BLiMP"), seconds["line"]), 1 / 3, at_most=True),
+        Bar("BLiMP of the best row, %", best["BLiMP, %"], 71.3),
+        Bar("BLiMP of the best row, %: the goal", best["BLiMP, %"], 74),
     ]
-    if (folder / "blimp" / "phenomena.png").exists():
-        found.pictures = ("blimp/phenomena.png",)
-    return found
+    return bars, rows
 
 
-def base_size(folder: Path, _: Mapping[str, int]) -> Findings:
-    found = Findings(absolute=("tokens/s", "seconds"))
-    blimp = minutes = None
-    for model, row, _ in trained(folder):
+def base_size(folder: Path, _: Seconds) -> Found:
+    rows = [row for row, _ in trained(folder)]
+    for row in rows:
         if (folder / "glue").exists():
             benchmark = benchmark_of_grid(folder / "glue")
-            results = read_results(folder / "glue", benchmark)
-            row |= model_row(results, benchmark, f"{model.name}-seed1").scores
-        found.rows.append(row)
-        blimp, minutes = row["BLiMP, %"], row["seconds"] / 60
-    found.bars = [Bar("minutes of training", minutes, 5, at_most=True, needs_h100=True)]
-    line_2 = results_of(folder.parent / "learning" / "report.json")
-    if line_2:
-        best = max(row["BLiMP, %"] or 0 for row in line_2["rows"])
-        found.bars.append(Bar("BLiMP, % (bar: the best of `learning`)", blimp, best))
-    return found
+            row |= model_row(read_results(folder / "glue", benchmark), benchmark, f"{row['model']}-seed1").scores
+    (row,) = rows or [{"BLiMP, %": None, "seconds": None}]
+    bars = [Bar("minutes of training", ratio(row["seconds"], 60), 5, at_most=True, needs_h100=True)]
+    best = best_of(read_if_there(folder.parent / "learning" / "report.json").get("rows", ()))
+    if best:
+        bars.append(Bar("BLiMP, % (bar: the best of `learning`)", row["BLiMP, %"], best["BLiMP, %"]))
+    return bars, rows
 
 
-def correctness(folder: Path, seconds: Mapping[str, int]) -> Findings:
+def correctness(folder: Path, seconds: Seconds) -> Found:
     files: dict[str, Row] = {}
+    failed = None
     if (folder / "tests.xml").exists():
         for case in ElementTree.parse(folder / "tests.xml").iter("testcase"):  # noqa: S314 - pytest wrote it
             name = case.get("classname", "").rpartition("tests.")[2]
@@ -180,26 +167,23 @@ def correctness(folder: Path, seconds: Mapping[str, int]) -> Findings:
             ends = {child.tag for child in case}
             end = "failed" if ends & {"failure", "error"} else "skipped" if "skipped" in ends else "passed"
             row[end] += 1
-    failed = sum(row["failed"] for row in files.values()) if files else None
-    minutes = seconds.get("tests", 0) / 60
+        failed = sum(row["failed"] for row in files.values())
     bars = [
         Bar("tests that failed", failed, 0, at_most=True),
         Bar("tests that passed", sum(row["passed"] for row in files.values()), 1),
-        Bar("minutes", minutes, 4, at_most=True, needs_h100=True),
+        Bar("minutes", seconds["line"] / 60, 4, at_most=True, needs_h100=True),
     ]
-    return Findings(bars, list(files.values()))
+    return bars, list(files.values())
 
 
-def documents(folder: Path, _: Mapping[str, int]) -> Findings:
-    found = Findings(absolute=("ms, all pairs", "ms, within documents"))
-    for path in sorted((folder / "documents").glob("*.json")):
-        row = read_json(path)
-        found.rows.append({"attention": path.stem, **row})
-        found.bars.append(Bar(f"{path.stem}: time over visible pairs", row["over that of pairs"], 1.3, at_most=True))
-    shares = results_of(folder / "rte.json") or {}
-    share = shares.get("by length, in a row")
-    found.bars.append(Bar("an epoch of RTE without padding, of padded time", share, 0.5, at_most=True))
-    return found
+def documents(folder: Path, _: Seconds) -> Found:
+    rows = [{"attention": path.stem, **read_json(path)} for path in sorted((folder / "documents").glob("*.json"))]
+    bars = [
+        Bar(f"{row['attention']}: time over visible pairs", row["over that of pairs"], 1.3, at_most=True)
+        for row in rows
+    ]
+    share = read_if_there(folder / "rte.json").get("by length, in a row")
+    return [*bars, Bar("an epoch of RTE without padding, of padded time", share, 0.5, at_most=True)], rows
 
 
 OURS = "our bert_base"
@@ -215,29 +199,24 @@ SPEEDUPS = {
 SHARE_OF_PEAK = {512: 0.45}  # of our bert_base
 
 
-def rest(folder: Path, _: Mapping[str, int]) -> Findings:
-    found = Findings()
+def rest(folder: Path, _: Seconds) -> Found:
+    rows = []
     for part in ("models", "kinds"):
-        results = results_of(folder / part / "results.json") or {"cells": []}
-        for cell in results["cells"]:
+        for cell in read_if_there(folder / part / "results.json").get("cells", ()):
             for row in cell["rows"]:
-                beside = row["against"].get(OURS, {})
                 facts = {"n": cell["time"], "work": cell["workload"], "bias": row["buckets"], "on": row["back_end"]}
+                beside = row["against"].get(OURS, {})
                 measured = {key: beside.get(key) for key in ("speedup", "low", "high", "limit", "memory")}
-                row = {"model": row["model"], **facts, **measured, "share of peak": row["share_of_peak"]}
-                found.rows.append(row)
-                found.bars += bars_of_the_rest(row)
-    return found
+                rows.append({"model": row["model"], **facts, **measured, "share of peak": row["share_of_peak"]})
+    return [bar for row in rows for bar in bars_of_the_rest(row)], rows
 
 
 def bars_of_the_rest(row: Row) -> Iterator[Bar]:
     """The bars of one model in one cell."""
     model, n = row["model"], row["n"]
     where = f"n = {n}, {row['work']}, {row['bias']} buckets, {row['on']}"
-    if model == OURS:
-        if n in SHARE_OF_PEAK and row["speedup"] == 1:  # on its fastest back end
-            yield Bar(f"{OURS}: share of the matrix peak, {where}", row["share of peak"], SHARE_OF_PEAK[n])
-        return
+    if model == OURS and n in SHARE_OF_PEAK and row["speedup"] == 1:  # on its fastest back end
+        yield Bar(f"{OURS}: share of the matrix peak, {where}", row["share of peak"], SHARE_OF_PEAK[n])
     if (model, n) in SPEEDUPS:
         yield Bar(f"{model} x {OURS}, {where}", row["speedup"], SPEEDUPS[model, n])
         if row["work"] == "training":
@@ -258,56 +237,47 @@ LINES = {
 def write_report(line: str, folder: Path, total: int, is_tiny: bool) -> str:
     """Write both files, and return what a screen shows."""
     machine = describe_machine("cuda" if torch.cuda.is_available() else "cpu")
-    parts = [text.split("\t") for text in (folder / "parts.tsv").read_text().splitlines()]
-    seconds = {name: int(taken) for name, taken, _ in parts} | {"line": total}
-    found = LINES[line](folder, seconds)
-    bars = found.bars
-    rows = found.rows
+    facts = {**machine, **describe_versions()}
+    texts = (folder / "parts.tsv").read_text().splitlines()
+    parts = [dict(zip(("part", "seconds", "end"), text.split("\t"), strict=True)) for text in texts]
+    seconds = {part["part"]: int(part["seconds"]) for part in parts}
+    bars, rows = LINES[line](folder, {**seconds, "line": total})
     if "H100" not in str(machine["device"]):
         bars = [bar for bar in bars if not bar.needs_h100]
-        rows = [{name: value for name, value in row.items() if name not in found.absolute} for row in rows]
+        rows = [{name: value for name, value in row.items() if name not in ABSOLUTE} for row in rows]
     verdict = verdict_on(bars, str(machine["device"]))
     if is_tiny:
-        verdict = f"A rehearsal with tiny models, whose figures mean nothing. {verdict}"
-    content = {"line": line, "verdict": verdict, "seconds": total, "machine": machine, "versions": describe_versions()}
-    content["parts"] = [dict(zip(("part", "seconds", "end"), part, strict=True)) for part in parts]
-    content |= {"bars": [{**asdict(bar), "reached": bar.reached} for bar in bars], "rows": rows}
-    write_json(folder / "report.json", content)
+        verdict = f"A rehearsal with tiny models, whose figures mean nothing: {verdict}"
+    shown_bars = [{**asdict(bar), "reached": bar.reached} for bar in bars]
+    content = {"line": line, "verdict": verdict, "seconds": total, "parts": parts, "bars": shown_bars, "rows": rows}
+    write_json(folder / "report.json", content | {"facts": facts})
     page: list[Block] = [f"# {line}", verdict]
-    if rows:
-        page.append(
-            Table("Figures", shown(rows), left=[name for name, value in rows[0].items() if isinstance(value, str)])
-        )
-    if bars:
-        columns = ("what", "measured", "bar", "reached")
-        page.append(Table("Bars", shown([{name: getattr(bar, name) for name in columns} for bar in bars])))
-    page += [Table("Parts", content["parts"]), *map(Picture, found.pictures)]
-    page.append(Notes([f"{name}: {value}" for name, value in (machine | content["versions"]).items()]))
+    for title, table in (("Figures", rows), ("Bars", shown_bars), ("Parts", parts)):
+        if table:
+            words = [name for name, value in table[0].items() if isinstance(value, str)]
+            cells = [{name: cell(value) for name, value in row.items()} for row in table]
+            page.append(Table(title, cells, left=words))
+    page += [Picture(str(path.relative_to(folder))) for path in folder.glob("*/phenomena.png")]
+    page.append(Notes([f"{name}: {value}" for name, value in facts.items()]))
     return write_page(page, folder, "report")
 
 
-def verdict_on(bars: list[Bar], device: str) -> str:
+def verdict_on(bars: Sequence[Bar], device: str) -> str:
     """One sentence."""
-    by_end = {end: [bar.what for bar in bars if bar.reached == end] for end in ("yes", "no", "not measured")}
-    sentence = f"On {device} {len(by_end['yes'])} of {len(bars)} bars are reached"
-    if by_end["no"]:
-        sentence += f"; missed: {'; '.join(by_end['no'])}"
-    if by_end["not measured"]:
-        sentence += f"; not measured: {'; '.join(by_end['not measured'])}"
+    sentence = f"on {device} {sum(bar.reached == 'yes' for bar in bars)} of {len(bars)} bars are reached"
+    for end, said in (("no", "missed"), ("not measured", "not measured")):
+        if found := [bar.what for bar in bars if bar.reached == end]:
+            sentence += f"; {said}: {'; '.join(found)}"
     return f"{sentence}."
 
 
-def shown(rows: list[Row]) -> list[dict[str, str]]:
-    """Rows as they are printed."""
-    return [{name: cell(value) for name, value in row.items()} for row in rows]
-
-
 def cell(value: Any) -> str:
+    """A value as it is printed."""
     if value is None:
         return ""
     if isinstance(value, float):
         return number(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 if __name__ == "__main__":
@@ -319,7 +289,7 @@ if __name__ == "__main__":
     parser.add_argument("--best", action="store_true")
     given = parser.parse_args()
     if given.best:
-        rows = read_json(given.folder / "report.json")["rows"]
-        print(max(rows, key=lambda row: row["BLiMP, %"] or 0)["model"])
+        best = best_of(read_json(given.folder / "report.json")["rows"])
+        print(best["model"] if best else "")
     else:
         print(write_report(given.line, given.folder, given.seconds, given.tiny))

@@ -8,15 +8,13 @@ that; their heads get the masked positions alone, as ours. No model has dropout 
 
 import argparse
 import importlib.util
-import math
-from dataclasses import asdict
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 from lazyformer_fairseq.evaluation.bench import models
 from lazyformer_fairseq.evaluation.bench.models import BenchModel, OnBackEnd, our_model
-from lazyformer_fairseq.evaluation.bench.run import Cell, Update, describe
-from lazyformer_fairseq.evaluation.costs import latency
+from lazyformer_fairseq.evaluation.bench.run import run_bench
+from lazyformer_fairseq.evaluation.bench.settings import BenchSettings
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
 from lazyformer_fairseq.modules.networks.huggingface_bert import (
     HuggingFaceBert,
@@ -52,12 +50,13 @@ def theirs(name: str, like: BenchModel, longest: int, attention: str) -> BenchMo
     return BenchModel(model, like.pattern, sizes)
 
 
-def build_all(longest: int, is_tiny: bool) -> list[OnBackEnd]:
-    """All models, those of transformers first."""
+def build_all(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
+    """All models, those of transformers first; their tiny twins where a sequence is tiny."""
+    longest = max(settings.lengths)
     ours = {}
     for name in OURS:
         arch = f"{name}_base" if f"{name}_base" in ARCHITECTURES else name
-        if is_tiny:
+        if settings.lengths == TINY_LENGTHS:
             arch = f"{name}_tiny"
         ours[name] = our_model({**ARCHITECTURES[arch].options(), "attention_dropout": 0.0}, longest)
     found = []
@@ -66,51 +65,36 @@ def build_all(longest: int, is_tiny: bool) -> list[OnBackEnd]:
         implementations.append("sdpa")
     if implementations and importlib.util.find_spec("flash_attn"):
         implementations.append("flash_attention_2")
-    for name in THEIRS:
-        for attention in implementations:
-            model = theirs(name, ours[name], longest, attention)
-            found.append(OnBackEnd(f"transformers' {name}", model, attention, 0, None))
+    for name, attention in product(THEIRS, implementations):
+        model = theirs(name, ours[name], longest, attention)
+        found.append(OnBackEnd(f"transformers' {name}", model, attention, 0, None))
     for name, model in ours.items():
         found.append(OnBackEnd(name, model, "auto", model.sizes.relative_position_buckets, None))
+    for each in found:
+        each.model.model.to(settings.device, PRECISIONS[precision])
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--budget", type=float, default=math.inf, help="seconds; no round begins after them")
+    parser.add_argument("--budget", type=float, help="seconds; no round begins after them")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--tiny", action="store_true", help="tiny twins on few tokens")
     given = parser.parse_args()
     SELECTOR.time_at_once()
     lengths, tokens, rounds = (TINY_LENGTHS, 32, 2) if given.tiny else (LENGTHS, 32_768, 20)
-    compared = build_all(max(lengths), given.tiny)
-    for each in compared:
-        each.model.model.to(given.device, PRECISIONS[given.precision])
-    cells = [Cell("training", given.precision, length, max(1, tokens // length)) for length in lengths]
-    tried = latency.Tried({}, {}, {})
-
-    def things_of(cell: Cell) -> latency.Things:
-        nonlocal tried
-        updates = {each: Update(each.model, cell.batch, cell.time) for each in compared}
-        seconds = given.budget / len(cells) / 2
-        tried = latency.try_out({each.name: each.prepared(updates[each]) for each in compared}, given.device, seconds)
-        for each in compared:
-            if each.name in tried.memory:
-                tried.memory[each.name] += updates[each].held_bytes()
-        return tried.things | latency.matrix_products(given.device, PRECISIONS[given.precision])
-
-    found: list[dict[str, Any]] = []
-    for cell, timings in latency.measure_in_turn(cells, things_of, given.device, rounds, given.budget):
-        peak = latency.matrix_peak(timings)
-        rows = [
-            describe(each, cell, timings[each.name], tried.memory[each.name], peak)
-            for each in compared
-            if each.name in tried.things
-        ]
-        found.append({**asdict(cell), "rows": rows, "left_out": tried.left_out})
-        write_json(given.out, {"lengths": lengths, "cells": found})
+    settings = BenchSettings(
+        lengths=lengths,
+        tokens=tokens,
+        rounds=rounds,
+        precisions=(given.precision,),
+        workloads=("training",),
+        device=given.device,
+        budget=given.budget,
+    )
+    write_json(given.out, {"lengths": lengths, **run_bench(settings, build_all)})
 
 
 if __name__ == "__main__":

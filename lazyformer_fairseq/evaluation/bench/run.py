@@ -29,6 +29,7 @@ from lazyformer_fairseq.storage.json_files import write_json
 
 SHARE_TO_TRY = 0.5  # of a cell's budget; a model that was not called by then is left out
 LEAST_TO_TRY = 5.0  # seconds
+Build = Callable[[BenchSettings, str], list[models.OnBackEnd]]
 FREQUENT = 19_997  # ids below are in the adaptive softmax's first band; the FLOPs count only that band
 
 
@@ -68,14 +69,18 @@ class Cell:
         return f"{self.workload}, n = {self.time}, batch {self.batch}, {self.precision}"
 
 
-def run_bench(settings: BenchSettings) -> dict[str, Any]:
+def run_bench(settings: BenchSettings, build: Build = models.build_models) -> dict[str, Any]:
     """Measure everything. After Ctrl-C, SIGTERM or a GPU error, return the measurements so far, if any.
+
+    Args:
+        settings: what to measure.
+        build: makes the encoders, from settings and a precision.
 
     Returns:
         `cells`, each with its `matrix_peak` in FLOP/s, `rows` (see :func:`describe`) and `left_out`, reasons by name of
         what could not run; `cells_planned`, more than there are if the run was stopped.
     """
-    bench = _Bench(settings)
+    bench = _Bench(settings, build)
     results: dict[str, Any] = {"cells_planned": len(bench.cells), "cells": []}
     measured = latency.measure_in_turn(
         bench.cells,
@@ -106,8 +111,9 @@ class _Bench:
         tried: of the present cell.
     """
 
-    def __init__(self, settings: BenchSettings):
+    def __init__(self, settings: BenchSettings, build: Build):
         self.settings = settings
+        self.build = build
         self.cells = [cell for precision in settings.precisions for cell in self._cells(precision)]
         self.models: list[models.OnBackEnd] = []
         self.tried = latency.Tried({}, {}, {})
@@ -129,7 +135,7 @@ class _Bench:
         is_causal = cell.workload == "causal"
         if (cell.precision, is_causal) != self._built:
             self.models = []
-            build = models.build_causal_models if is_causal else models.build_models
+            build = models.build_causal_models if is_causal else self.build
             self.models = build(self.settings, cell.precision)
             self._built = (cell.precision, is_causal)
 

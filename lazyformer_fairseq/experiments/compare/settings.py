@@ -298,7 +298,7 @@ class CompareSettings:
     )
     word_budget: Optional[int] = of_length(
         None,
-        "Most words that a training may read, repetitions included, such as 100M: --budget ends there at the latest, and "
+        "Most words that a training may read, repetitions included, such as 100M: --budget ends there at the latest, "
         "more --updates are refused.",
         parse=read_count,
         metavar="N",

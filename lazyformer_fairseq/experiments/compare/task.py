@@ -237,7 +237,7 @@ class ComparedTask(ABC):
 
     @property
     def words_per_update(self) -> float:
-        """The words that a model reads in an update, about."""
+        """Words of the training text per update, about."""
         sizes = self.settings.sizes
         longest = sizes.get("tokens_per_sample") or sizes["tgt_len"]
         return sizes["batch_size"] * longest * self.words_per_token

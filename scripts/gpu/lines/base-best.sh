@@ -7,6 +7,7 @@ case $best in
   lazyformer) model='lazyformer=M2x6' ;;
   conv) model='conv=(cf)x5 sf (cf)x6' ;;
   modern) model='modern=(s[qk_norm] f[gate=gelu])x12' ;;
+  *) fail 1 "$out/learning: has no accuracy on BLiMP; run the line \`learning\` again" ;;
 esac
 # shellcheck source=scripts/gpu/lines/base-size.sh
 source "$here/lines/base-size.sh"

@@ -1,5 +1,6 @@
 """``lazyformer corpus``: the command line of this package."""
 
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -71,9 +72,11 @@ def build(
     settings = replace(settings, text=replace(settings.text, lower_case=not cased))
     with stoppable(f"{out}: stopped; rerun to resume"):
         executor = None
+        logs = out.absolute().with_name(f".{out.name}.jobs")
         if place.executor != LOCAL or place.slurm:
-            executor = choose_executor(place, out.absolute().with_name(f".{out.name}.jobs"), "lazyformer-corpus")
+            executor = choose_executor(place, logs, "lazyformer-corpus")
         manifest = build_corpus(inputs, out, settings, place.workers or processors_here(), word_budget, executor)
+        shutil.rmtree(logs, ignore_errors=True)  # of jobs that ended well
     documents = manifest["documents"]
     train, valid = (
         f"{of['sentences']:,} sentences, {of['words']:,} words, {of['tokens']:,} tokens" if of["tokens"] else "empty"

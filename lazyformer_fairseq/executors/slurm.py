@@ -1,5 +1,6 @@
 """Jobs as an array of Slurm's, sent by submitit."""
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ class Slurm(Executor):
     def __init__(self, kind: str, folder: Path, options: Mapping[str, str], at_once: Optional[int] = None):
         refuse_without_extra("cluster", "--executor slurm")
         import submitit  # takes a second, which other commands need not spend
+
+        logging.getLogger("submitit").setLevel(logging.ERROR)  # without Slurm's accounting it warns at every look
 
         values: dict[str, Any] = dict(TYPICAL)
         if kind == "slurm" and at_once:

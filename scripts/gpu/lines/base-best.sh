@@ -1,12 +1,13 @@
 # shellcheck shell=bash disable=SC2154
-# The best row of the line `learning`, in BERT base's sizes: twelve layers for its eight.
+# The best row of the line `learning` in BERT base's sizes: twelve layers for its eight, and the feed-forward width that
+# makes parameters equal.
 [[ -e $out/learning/report.json ]] || fail 1 "$out/learning: is not there; run the line \`learning\` first"
 best=$("$python" "$here/report.py" --best "$out/learning")
 case $best in
   bert) model='bert=(sf)x12' ;;
-  lazyformer) model='lazyformer=M2x6' ;;
-  conv) model='conv=(cf)x5 sf (cf)x6' ;;
-  modern) model='modern=(s[qk_norm] f[gate=gelu])x12' ;;
+  lazyformer) model='lazyformer=M2x6; ffn=3456' ;;
+  conv) model='conv=(cf)x5 sf (cf)x6; ffn=3424' ;;
+  modern) model='modern=(s[qk_norm] f[gate=gelu])x12; ffn=2048' ;;
   *) fail 1 "$out/learning: has no accuracy on BLiMP; run the line \`learning\` again" ;;
 esac
 # shellcheck source=scripts/gpu/lines/base-size.sh

@@ -88,7 +88,8 @@ def build_corpus(
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker
     if executor is None and workers > 1:
-        executor = Local(workers, preload=[WORKER_IMPORTS], keeps_processes=True)
+        with Local(workers, preload=[WORKER_IMPORTS], keeps_processes=True) as here:
+            return build_corpus(inputs, folder, settings, workers, word_budget, here)
     plan = {
         "settings": settings.as_json(digest),
         "versions": versions([*PACKAGES, *filter(None, [settings.spacy_model])]),

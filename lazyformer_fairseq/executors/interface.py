@@ -1,4 +1,4 @@
-"""Where jobs run: the interface that processes of this machine, a Ray cluster and Slurm share.
+"""The interface of the places where jobs run: processes of this machine, a Ray cluster, and Slurm.
 
 A job is a call of a function that keeps its result in files of its own, each whole or not at all. So the disk says
 which jobs are done, whoever did them, and a job whose process was lost is done again.
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Optional
+from typing import Any, Optional, Self
 
 from lazyformer_fairseq.errors import UserError
 
@@ -75,6 +75,14 @@ class Executor(ABC):
     def stop(self) -> None:
         """End all jobs that are under way; others may start afterwards."""
 
+    def __enter__(self) -> Self:
+        """Return itself; leaving the block stops it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self.stop()
+
 
 def run_calls(calls: Sequence[Call], executor: Executor) -> Iterator[Optional[Ended]]:
     """Run jobs, as many at a time as the executor has room for; whatever happens, no job goes on afterwards.
@@ -107,8 +115,9 @@ def run_calls(calls: Sequence[Call], executor: Executor) -> Iterator[Optional[En
                 yield ended
             if not all_ended:
                 yield None
-    finally:
+    except BaseException:  # the reader of this iterator has gone, too
         executor.stop()
+        raise
 
 
 def error_of(function: Callable[..., Any], arguments: Sequence[Any]) -> Optional[BaseException]:

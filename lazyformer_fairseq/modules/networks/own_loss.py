@@ -1,4 +1,4 @@
-"""What sublayers of a stack add to the loss by themselves: learned spans, and experts that are to be used equally."""
+"""The loss that sublayers of a stack add by themselves: of learned spans, and of experts that are to be used equally."""
 
 from typing import Optional, Union
 

@@ -1,4 +1,4 @@
-"""The loss that sublayers of a stack add by themselves: of learned spans, and of experts that are to be used equally."""
+"""The loss that sublayers of a stack add by themselves: of learned spans, and of experts to be used equally."""
 
 from typing import Optional, Union
 

@@ -1,7 +1,6 @@
 """The plan for a GPU, scripts/gpu: each line is rehearsed on a processor, and its report is looked at."""
 
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -179,9 +178,7 @@ def test_the_line_correctness_names_tests_that_there_are():
     named = re.findall(r"tests/[\w/]+\.py", text)
     assert named and all((ROOT / path).is_file() for path in named)
     with_gpu = set()
-    for folder, _, names in os.walk(ROOT / "tests" / "modules"):
-        for name in names:
-            path = Path(folder) / name
-            if (name.startswith("test_") and "def test_on_a_gpu" in path.read_text()) or name.endswith("_on_gpu.py"):
-                with_gpu.add(str(path.relative_to(ROOT)))
+    for path in (ROOT / "tests" / "modules").rglob("test_*.py"):
+        if "def test_on_a_gpu" in path.read_text() or path.name.endswith("_on_gpu.py"):
+            with_gpu.add(str(path.relative_to(ROOT)))
     assert with_gpu == set(named)

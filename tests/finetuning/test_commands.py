@@ -158,7 +158,7 @@ def test_a_report_ends_it_though_runs_have_failed(options, tmp_path):
     output = invoke(*options, "--seeds", "1,2", "--epochs", "1", code=1)
     assert "CoLA/train.tsv: ends at line 64 and has 64 rows, but the official file has 8,551" in output
     assert "1 of 2 runs are finished" in output
-    assert "failed: m CoLA lr0.001_seed1: exit code 1: " in output
+    assert "failed: m CoLA lr0.001_seed1: IsADirectoryError: " in output
     assert json.loads((folder / "failed.json").read_text())["attempts"] == 2
     markdown = (tmp_path / "out" / "report" / "glue.md").read_text()
     assert markdown.partition("![")[0] in output and "* m on CoLA: the number may change" in markdown

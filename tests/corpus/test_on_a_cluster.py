@@ -17,7 +17,7 @@ from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import STAGES
 from lazyformer_fairseq.executors.interface import Ended
-from lazyformer_fairseq.executors.ray_cluster import RayCluster
+from lazyformer_fairseq.executors.ray_cluster import RayCluster, _call_in
 
 pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray")
@@ -130,13 +130,13 @@ def test_a_machine_or_a_process_that_dies_in_each_stage_changes_nothing(cluster,
 
 
 def task_processes() -> list[int]:
-    """The processes that do a task now, as Ray names them."""
+    """The processes that do a task now, as Ray names them; its agents, without which a machine ends, are others."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             name = (folder / "cmdline").read_bytes().decode()
         except OSError:
             continue
-        if name.startswith("ray::"):
+        if name.startswith(f"ray::{_call_in.__name__}"):
             found.append(int(folder.name))
     return found

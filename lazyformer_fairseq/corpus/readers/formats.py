@@ -9,6 +9,7 @@ Each function of a row takes a block, its piece and a watch, and yields (text, m
 place of a broken one it yields, not raises, a BadInputError: what comes after it may be whole.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from html import unescape
@@ -163,8 +164,11 @@ def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> fi
 ROWS_AT_ONCE = 64
 
 
-def read_table(piece: files.Piece, _watch: files.Watch) -> files.Parsed:
-    """Yield the paragraphs of the column ``text`` of a Parquet file, in the row groups that begin in the piece.
+def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
+    """Yield the paragraphs of the column ``text`` of a Parquet file, in the row groups that belong to the piece.
+
+    The groups count as equally long. Nobody asks where they lie in the file: of damaged columns pyarrow then ends the
+    process.
 
     Raises:
         BadInputError: the file is damaged, has no such column, or stands for far more bytes than text would; what came
@@ -173,6 +177,7 @@ def read_table(piece: files.Piece, _watch: files.Watch) -> files.Parsed:
     import pyarrow  # takes a while, which other formats need not spend
     from pyarrow.parquet import ParquetFile
 
+    size = os.path.getsize(piece.path)
     try:
         with ParquetFile(piece.path) as table:
             names = table.schema_arrow.names
@@ -181,27 +186,25 @@ def read_table(piece: files.Piece, _watch: files.Watch) -> files.Parsed:
                 raise files.BadInputError(
                     f'{piece.path}: has no column "text" that holds strings; its columns: {", ".join(names)}'
                 )
+            groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
+            unpacked = sum(group.total_byte_size for group in groups)
+            if unpacked > max(files.BEYOND_BYTES, files.MOST_TIMES * size):
+                raise files.BadInputError(
+                    f"{piece.path}: its rows unpack to more than {files.MOST_TIMES} times its size, which no text does"
+                )
             row = 1
-            for number in range(table.num_row_groups):
-                group = table.metadata.row_group(number)
-                if piece.start <= _begin_of(group) and (piece.end is None or _begin_of(group) < piece.end):
-                    yield from _rows_of(table, number, row, piece.path)
+            for number, group in enumerate(groups):
+                begin = number * size // len(groups)
+                if piece.start <= begin and (piece.end is None or begin < piece.end):
+                    yield from _rows_of(table, number, row, piece.path, watch)
                 row += group.num_rows
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise files.BadInputError(
             f"{piece.path}: cannot be read as Parquet ({str(error).splitlines()[0]}); get it again, or leave it out"
         ) from None
 
 
-def _begin_of(group: Any) -> int:
-    """Return the offset in the file at which a row group begins."""
-    column = group.column(0)
-    if column.dictionary_page_offset is not None:
-        return column.dictionary_page_offset
-    return column.data_page_offset
-
-
-def _rows_of(table: Any, number: int, row: int, path: str) -> files.Parsed:
+def _rows_of(table: Any, number: int, row: int, path: str, watch: files.Watch) -> files.Parsed:
     """Yield the documents of a row group.
 
     Args:
@@ -209,21 +212,14 @@ def _rows_of(table: Any, number: int, row: int, path: str) -> files.Parsed:
         number: the row group's, from 0.
         row: the number of its first row in the file, from 1.
         path: of the file, for messages.
+        watch: counts what was read with doubt.
     """
-    group = table.metadata.row_group(number)
-    columns = map(group.column, range(group.num_columns))
-    column = next(column for column in columns if column.path_in_schema == "text")
-    packed, unpacked = column.total_compressed_size, column.total_uncompressed_size
-    if unpacked > max(files.BEYOND_BYTES, files.MOST_TIMES * packed):
-        raise files.BadInputError(
-            f"{path}, row {row}: its rows unpack to more than {files.MOST_TIMES} times their size, which no text does"
-        )
     for batch in table.iter_batches(ROWS_AT_ONCE, row_groups=[number], columns=["text"]):
-        for text in batch.column(0).to_pylist():
-            if text is None:
+        for content in batch.column(0).cast("large_binary").to_pylist():
+            if content is None:
                 yield files.BadInputError(f"{path}, row {row}: has no text")
             else:
-                yield lines_to_paragraphs(text), {}
+                yield lines_to_paragraphs(files.decode(content, watch)), {}
             row += 1
 
 

@@ -121,7 +121,10 @@ def run_calls(calls: Sequence[Call], executor: Executor) -> Iterator[Optional[En
 
 
 def error_of(function: Callable[..., Any], arguments: Sequence[Any]) -> Optional[BaseException]:
-    """Call a function in the process of a job, and return what it raises: others than these need not pickle."""
+    """Call a function in the process of a job, and return the exception that it raises, or None.
+
+    Exceptions other than a UserError or an OSError become a RuntimeError, because they may not survive pickling.
+    """
     try:
         function(*arguments)
     except (UserError, OSError) as error:

@@ -167,8 +167,8 @@ ROWS_AT_ONCE = 64
 def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
     """Yield the paragraphs of the column ``text`` of a Parquet file, in the row groups that belong to the piece.
 
-    The groups count as equally long. Nobody asks where they lie in the file: of damaged columns pyarrow then ends the
-    process.
+    Row groups are assigned to pieces by their number, not by their offset: pyarrow aborts the process when it is asked
+    for the offset of a damaged column.
 
     Raises:
         BadInputError: the file is damaged, has no such column, or stands for far more bytes than text would; what came

@@ -205,6 +205,6 @@ import lazyformer_fairseq.corpus.build, lazyformer_fairseq.corpus.worker_imports
 import lazyformer_fairseq.data.text.tokenizer
 from lazyformer_fairseq.corpus.sentences import SentenceSplitter
 SentenceSplitter()("One. Two.")
-print(*({"torch", "fairseq", "sklearn"} & set(sys.modules)))"""
+print(*({"torch", "fairseq", "sklearn", "spacy"} & set(sys.modules)))"""
     done = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -63,7 +63,7 @@ class CorpusSettings:
     )
     min_line_letters: float = option(0.5, "Drop lines with a smaller share of letters and spaces.", low=0, high=1)
     near_duplicates: bool = option(False, "Drop near-duplicates (MinHash), not only equal documents.")
-    spacy_model: Optional[str] = option(None, "Installed spaCy model that finds sentences.", shown="rules, no model")
+    spacy_model: Optional[str] = option(None, "Installed spaCy model that finds sentences.", shown="rules for English")
     bad_input: str = option(
         "stop",
         "At a broken record or a damaged file: stop and name it, or leave it out, count it and go on.",

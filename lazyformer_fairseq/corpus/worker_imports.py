@@ -3,7 +3,5 @@
 import gc
 
 from lazyformer_fairseq.corpus import stages  # noqa: F401
-from lazyformer_fairseq.corpus.sentences import load_spacy
 
-load_spacy()
 gc.freeze()  # the collector leaves this memory alone, so that the workers go on sharing it

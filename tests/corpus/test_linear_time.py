@@ -55,7 +55,7 @@ TEXTS = [
     *(("wiki", "", unit) for unit in REPEATED_MARKUP),
     *(("wiki", begin, " ") for begin in ("#a", "{{", "{{nowrap|", "{{nowrap|1", "==", "[//a", "(")),
     *(("clean", "[[(", unit) for unit in HOSTILE_LINES),
-    *(("sentences", "", unit) for unit in ("a", ".", "A! ", '. " ', ". . ", "( ", "&c. x", ".[1]", "(word). ")),
+    *(("sentences", "", unit) for unit in ("a", ".", "A! ", '. " ', ". . ", "( ", "&c. x", ".[1]", "(word). ", "Mr. ")),
     ("sentences", "", "At 5 p.m. Eastern Mr "),
     ("sentences", "This is a long sentence. ", "No. "),
     ("sentences", "A :) b. ", "(x"),

@@ -1,16 +1,15 @@
-"""Sentence boundaries: the rules against a gold set, and the quick sentencizer against spaCy's own."""
+"""Sentence boundaries: the rules against a gold set, and models of spaCy."""
 
-from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import spacy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus import sentences as sentences_module
-from lazyformer_fairseq.corpus.sentences import QuickSentencizer, SentenceSplitter, SplitSentences
+from lazyformer_fairseq.corpus.sentences import SentenceSplitter, SplitSentences
 from lazyformer_fairseq.corpus.steps import Document
 from lazyformer_fairseq.errors import UserError
 
@@ -18,18 +17,6 @@ GOLD = Path(__file__).with_name("sentence_gold.txt")
 MINIMUM_F1 = {"dev": 0.97, "test": 0.95}  # slightly under what was measured
 
 split = SentenceSplitter()
-quick = QuickSentencizer()
-plain = spacy.blank("en")
-plain.add_pipe("sentencizer")
-plain.max_length = 1 << 31
-
-
-def plain_starts(text: str) -> list[int]:
-    return [sentence.start_char for sentence in plain(text).sents]
-
-
-def plain_sentences(text: str) -> list[str]:
-    return [sentence.text for sentence in plain(text).sents]
 
 
 def gold_items(half: str) -> list[list[str]]:
@@ -44,19 +31,16 @@ def inner_boundaries(sentences: list[str]) -> set[int]:
     return {*ends} - {*ends[-1:]}
 
 
-def score(divide: Callable[[str], list[str]], half: str) -> tuple[float, float, float]:
-    """(precision, recall, F1) of the boundaries."""
-    true = found = both = 0
-    for sentences in gold_items(half):
-        gold, guess = inner_boundaries(sentences), inner_boundaries(divide(" ".join(sentences)))
-        true, found, both = true + len(gold), found + len(guess), both + len(gold & guess)
-    return both / found, both / true, 2 * both / (true + found)
-
-
 @pytest.mark.parametrize("half", MINIMUM_F1)
 def test_gold_set(half):
-    f1 = score(split, half)[2]
-    assert f1 >= MINIMUM_F1[half] and f1 > score(plain_sentences, half)[2]
+    true = found = both = 0
+    for sentences in gold_items(half):
+        gold = inner_boundaries(sentences)
+        guess = inner_boundaries(split(" ".join(sentences)))
+        true += len(gold)
+        found += len(guess)
+        both += len(gold & guess)
+    assert 2 * both / (true + found) >= MINIMUM_F1[half]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +54,8 @@ def test_gold_set(half):
         ['He wrote " It is late . "', "She read it .", '" Late ? "', "They left ."],
         ["1. Open it.", "2. Close it.—", "He left.--", "She stayed."],
         ["He went to the U.K.", "The U.S. Army did not."],
+        ["He met then-U.S. Ambassador Hill--Mr. Hill.", "It isn't.", "She saw St. Paul's.", "It rained."],
+        ["It sold 1 @.@ 5 million copies .", "It rained ."],
         ["This is on <url> .", "<url> is down .", "Mr. <unk> wrote to <email> .", "<unk> did not ."],
         ["this text has no capitals.", "it has sentences."],
         ["One without an end"],
@@ -80,23 +66,14 @@ def test_boundaries(sentences):
     assert split(" ".join(sentences)) == sentences
 
 
-EXCEPTIONS = [text for text in plain.tokenizer.rules if not text.isalpha()]
 PIECES = st.sampled_from(
     [
-        *"aBc1 80.?!\"'()[]-_:;,/*@#$%&=<>|}{’“”‘—…\n\t\xa0",
+        *"aBc1 80.?!\"'()[]-_:;,/*@#$%&=<>|}{’“”‘—…\n\t\xa0।",
         *([" ", ". ", '" '] * 8),
         *"... foo Bar. wed. 1999. U.S. Calif. cannot. http://a.b/c www.x.com me@x.org :-D :) o.O".split(),
-        *sorted(sentences_module.final_marks())[::6],
-        *EXCEPTIONS,
     ]
 )
 TEXTS = st.lists(PIECES, max_size=14).map("".join)
-
-
-@settings(max_examples=120)
-@given(TEXTS)
-def test_quick_sentencizer_is_spacys(text):
-    assert quick(text) == plain_starts(text)
 
 
 @given(TEXTS)

@@ -19,6 +19,7 @@ INSTALL_REQUIRES = [
     "numpy>=2.0,<3",
     "omegaconf>=2.3,<2.4",  # settings in fairseq's checkpoints; fairseq pins it
     "platformdirs>=4,<5",  # the user's cache folder, for what is measured on a machine
+    "protobuf>=4.25,<8",  # sentencepiece_model_pb2
     "pydantic>=2.7,<3",  # files of settings against dataclasses
     "pyyaml>=6,<7",
     "regex>=2024.4",
@@ -28,6 +29,7 @@ INSTALL_REQUIRES = [
     "scipy>=1.14,<2",
     "sentencepiece>=0.2.3,<0.3",
     "tabulate>=0.9,<0.11",
+    "tokenizers>=0.22,<0.24",
     "tqdm>=4.66.3,<5",
 ]
 
@@ -61,8 +63,6 @@ EXTRAS_REQUIRE = {
     # `lazyformer export --to huggingface`, `lazyformer import`, transformers' Trainer. Tried with 4.57 and 5.24.
     "huggingface": [
         "accelerate>=1.1,<2",  # transformers' Trainer
-        "protobuf>=4.25,<8",  # for SentencePiece
-        "tokenizers>=0.22,<0.24",
         "transformers>=4.57,<6",
     ],
     # Several machines: --executor ray and slurm.

@@ -106,7 +106,7 @@ def test_what_a_page_imports_is_what_readme_installs(page, site, tmp_path):
     assert not (site / "pytest").exists()
 
 
-@pytest.mark.parametrize("package", mostly_slow(["accelerate", "protobuf"], "accelerate"))
+@pytest.mark.parametrize("package", mostly_slow(["accelerate", "transformers"], "accelerate"))
 def test_what_lacks_a_package_of_an_extra_names_both(package, site, tmp_path):
     link_environment(site, extras_of_readme(), without=(package,))
     run = run_there(tmp_path, site, "-c", "from lazyformer_fairseq.huggingface import ShardTrainer")

@@ -12,6 +12,7 @@ from lazyformer_fairseq.corpus.readers.formats import FORMATS
 from lazyformer_fairseq.corpus.sentences import SplitSentences
 from lazyformer_fairseq.corpus.steps import Document
 from lazyformer_fairseq.corpus.wiki_markup import ExtractWikiMarkup
+from lazyformer_fairseq.data.text import fast_tokenizer
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
 
 NORMALISER = TextNormaliser(TextSettings())
@@ -35,7 +36,7 @@ STEPS: dict[str, Callable[[str], object]] = {
     "clean": lambda text: CleanText().process(document(text)),
     "sentences": lambda text: SplitSentences().process(document(text)),
     "words": NORMALISER,
-    "places": NORMALISER.with_places,
+    "places": fast_tokenizer.normaliser(TextSettings()).normalize_str,
     "page": lambda text: parse("mediawiki", f"<page>{text}"),
     "doc": lambda text: parse("wikiextractor", f"<doc {text}>\n</doc>"),
     "recognise": recognise,

@@ -17,18 +17,14 @@ from odd_texts import TELLING, lines_of, texts
 from other_tokenizers import word_piece_vocabulary
 
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary
+from lazyformer_fairseq.data.text.fast_tokenizer import normaliser
 from lazyformer_fairseq.data.text.interface import cut_input
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.data.text.moses import BREAK, KNOWN_LANGUAGES, REWRITTEN
-from lazyformer_fairseq.data.text.normalisation import MASK, UNKNOWN, TextNormaliser, TextSettings
-from lazyformer_fairseq.data.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from lazyformer_fairseq.data.text.normalisation import BOS, EOS, MASK, PAD, UNK, UNKNOWN, TextNormaliser, TextSettings
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.tokenizer import (
-    as_fast_tokenizer,
-    normaliser,
-    write_causal_tokenizer,
-    write_tokenizer,
-)
+from lazyformer_fairseq.huggingface.tokenizer import write_causal_tokenizer, write_tokenizer
 
 SENTENCES = [
     "The house of the old king is red, isn't it?",
@@ -98,7 +94,7 @@ class Fast:
     """The exported tokenizer; its own repr, which hypothesis would print, is as long as a book."""
 
     def __init__(self, ours: Tokenizer):
-        self.library = as_fast_tokenizer(ours)
+        self.library = ours.fast
 
     def pieces(self, text: str) -> list[tuple[int, str, str]]:
         """Id, name, and the text between the offsets of each piece."""
@@ -207,7 +203,7 @@ def test_what_the_library_lacks_is_refused(tmp_path, options, told):
 def test_an_unknown_rule_of_sacremoses_is_refused(ours, monkeypatch):
     monkeypatch.delitem(REWRITTEN, (r"(\d) %", r"\g<1>%"))
     with pytest.raises(UserError, match="a rule of another version"):
-        as_fast_tokenizer(ours)
+        _ = Tokenizer.load(ours.folder).fast
 
 
 @pytest.mark.slow

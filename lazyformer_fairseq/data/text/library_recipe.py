@@ -348,7 +348,7 @@ def refusals_of_the_library() -> Iterator[None]:
     """Turn the library's errors, and panics of Rust's, into UserErrors."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+    except (KeyboardInterrupt, SystemExit, MemoryError, UserError):
         raise
     except BaseException as error:  # a panic of Rust's is no Exception
         raise UserError(f"the library refuses it: {error}") from None

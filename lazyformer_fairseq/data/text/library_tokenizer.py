@@ -31,7 +31,6 @@ from lazyformer_fairseq.data.text.interface import (
 from lazyformer_fairseq.data.text.library_recipe import ACCEPTED, check_recipe, ids_of
 from lazyformer_fairseq.data.text.normalisation import COPY_AGAIN
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 from lazyformer_fairseq.storage.json_files import read_json, read_text, write_json
 
@@ -127,12 +126,6 @@ class LibraryTokenizer(interface.TextTokenizer):
             self._names["unk"],
         )
         self.normalise = library_recipe.LibraryNormaliser(self.settings)
-
-    @classmethod
-    def load(cls, folder: FolderName) -> "LibraryTokenizer":
-        """Read a tokenizer folder as :meth:`.TextTokenizer.load`; the library must be there."""
-        refuse_without_extra("huggingface", "a tokenizer that came with another model")
-        return super().load(folder)
 
     @classmethod
     def _of(cls, folder: Path, description: Description, model: bytes) -> "LibraryTokenizer":  # noqa: ARG003
@@ -271,7 +264,6 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
         UserError: no tokenizer there, one of another type (SentencePiece, say), without one of the five special
             symbols, with more ids than rows, or damaged; a folder that exists.
     """
-    refuse_without_extra("huggingface", "a tokenizer that came with another model")
     source = Path(source)
     out = Path(out)
     refuse_filled_folder(out)

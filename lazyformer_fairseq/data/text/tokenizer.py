@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 import sentencepiece
@@ -30,11 +30,25 @@ from lazyformer_fairseq.data.text.interface import (
     SpecialIds,
     refuse_surrogates,
 )
+from lazyformer_fairseq.data.text.library_recipe import refusals_of_the_library
 from lazyformer_fairseq.data.text.library_tokenizer import LIBRARY, LibraryTokenizer
-from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK, UNKNOWN, Span, TextSettings
+from lazyformer_fairseq.data.text.normalisation import (
+    BOS,
+    EOS,
+    FIRST_SYMBOLS,
+    MASK,
+    PAD,
+    SPACE,
+    UNK,
+    UNKNOWN,
+    TextSettings,
+)
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
+
+if TYPE_CHECKING:
+    import tokenizers
 
 # Characters. Versions of sentencepiece number the characters of a word with 16 bits and refuse a longer one. Training
 # uses the beginning of such a word (a text in a script without spaces, say).
@@ -112,9 +126,6 @@ def _explain(error: RuntimeError, vocab_size: int, symbols_beside_pieces: int) -
 
 
 MODEL_FILE = "sentencepiece.model"
-BOS, PAD, EOS, UNK = range(len(FIRST_SYMBOLS))
-SPACE = "\u2581"  # sentencepiece's own sign for it
-SPACES = (" ", SPACE)
 
 
 @dataclass(frozen=True)
@@ -229,53 +240,30 @@ class Tokenizer(interface.TextTokenizer):
                 ids += [self._id_of_piece[number] for number in self._model.encode(part)]
         return ids
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """:meth:`encode`, and for each id its characters of ``text``: the first, and one past the last.
 
-        What stands there, normalised, is what the piece spells. Where a quote and a mark have changed places, each has
-        its own place; a piece that is the space before a word alone has none, an empty span where the word starts.
+        A piece that is the space before a word alone has none, an empty span where the word starts. A quote that Moses
+        puts behind a comma or a stop has the place of that mark.
+
+        Raises:
+            UserError: as :attr:`fast`, or for half a character.
         """
         refuse_surrogates(text)
-        words, places = self.normalise.with_places(text)
-        ids: list[int] = []
-        spans: list[Span] = []
-        start = 0
-        for number, part in enumerate(self._symbol.split(words)):
-            inside = places[start : start + len(part)]
-            start += len(part)
-            if number % 2:
-                ids.append(self._index[part.lower()])
-                spans.append((inside[0][0], inside[-1][1]))
-            elif part.strip():
-                found = self._model.encode(part, return_type="offset_mapping")
-                ids += [self._id_of_piece[number] for number in found["ids"]]
-                spans += self._spans_of_pieces(part, found["pieces"], found["offsets"], inside)
-        return ids, spans
+        encoding = self.fast.encode(text, add_special_tokens=False)
+        spans = [
+            (start, start if symbol == SPACE else end)
+            for symbol, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True)
+        ]
+        return encoding.ids, spans
 
-    def _spans_of_pieces(
-        self,
-        words: str,
-        pieces: list[str],
-        offsets: list[Span],
-        places: list[Span],
-    ) -> list[Span]:
-        """Return the characters of the text that each piece stands for.
+    @cached_property
+    def fast(self) -> "tokenizers.Tokenizer":
+        """The same tokenizer as one of the library ``tokenizers``; UserError for pieces that the library has not."""
+        from lazyformer_fairseq.data.text.fast_tokenizer import as_fast_tokenizer
 
-        Args:
-            words: normalised words.
-            pieces: what the words are cut into.
-            offsets: characters of the words that each piece spells. Of several pieces that spell one character, such
-                as its bytes, the last has it, and the others end where it begins.
-            places: characters of the text that each character of the words stands for.
-        """
-        spans = []
-        for piece, (start, end) in zip(pieces, offsets, strict=True):
-            if start == end and piece != SPACE:
-                end = start + 1  # noqa: PLW2901
-            letters = [places[at] for at in range(start, min(end, len(words))) if words[at] not in SPACES]
-            empty_at = places[min(end, len(places) - 1)][0]
-            spans.append(normalisation.cover(letters) or (empty_at, empty_at))
-        return spans
+        with refusals_of_the_library():
+            return as_fast_tokenizer(self.folder / MODEL_FILE, self.symbols, self.settings)
 
     def _ids_of(self, words: list[str]) -> list[list[int]]:
         ids = []

@@ -1,0 +1,237 @@
+"""A tokenizer of ours as one of the ``tokenizers`` library, which finds the place of each token, and exports load.
+
+Pieces become a BPE or Unigram model with the ids of dict.txt; TextNormaliser a normaliser, which keeps track of where
+each character comes from; Moses' way back (MosesDetokenizer) replacements in the text of all pieces. There a word that
+Moses joins to the one before gets a mark in front, one that it joins to the next a mark behind; then the marks go, and
+their spaces. The first rule that fits a word decides, as in sacremoses; a word with a mark fits none.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from sacremoses import MosesDetokenizer
+from sacremoses.util import CJKChars
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from lazyformer_fairseq.data.text import moses
+from lazyformer_fairseq.data.text.normalisation import BOS, EOS, FIRST_SYMBOLS, MASK, SPACE, UNK, UNKNOWN, TextSettings
+from lazyformer_fairseq.errors import UserError
+
+
+def as_fast_tokenizer(model_file: Path, symbols: Sequence[str], settings: TextSettings) -> tokenizers.Tokenizer:
+    """Return a tokenizer as one of the ``tokenizers`` library.
+
+    Args:
+        model_file: the SentencePiece model.
+        symbols: all symbols of the dictionary; ids are their places.
+        settings: the settings of the text.
+
+    Raises:
+        UserError: pieces that Hugging Face's tokenizers do not have, in a SentencePiece model of the user's own.
+    """
+    proto = read_model(model_file)
+    fast = tokenizers.Tokenizer(model(proto, symbols))
+    fast.normalizer = normaliser(settings, normalisers(proto))
+    fast.pre_tokenizer = pre_tokenizers.Sequence(  # words, each with the sign for a space before it
+        [
+            pre_tokenizers.Split(" ", "removed"),
+            pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=False),
+            pre_tokenizers.Split(moses.BREAK, "removed"),
+        ]
+    )
+    start = FIRST_SYMBOLS[BOS]
+    end = FIRST_SYMBOLS[EOS]
+    fast.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} {end} $B {end}",
+        special_tokens=[(start, BOS), (end, EOS)],
+    )
+    fast.decoder = decoder(settings)
+    # Normalised, so that a text's <MASK> is found as well.
+    fast.add_special_tokens([AddedToken(symbol, normalized=True, special=True) for symbol in (*FIRST_SYMBOLS, MASK)])
+    fast.add_tokens([AddedToken(symbol, normalized=True) for symbol in settings.special_tokens])
+    return fast
+
+
+MESSAGES: Any = sentencepiece_model_pb2  # whose classes are made at run time
+Proto = MESSAGES.ModelProto
+TrainerSpec = MESSAGES.TrainerSpec
+Piece = Proto.SentencePiece
+NOT_THERE = "Hugging Face's tokenizers have none such"
+WITHOUT_TEXT = (Piece.UNKNOWN, Piece.CONTROL)
+
+
+def read_model(path: Path) -> Any:
+    """Read a file that is known to be a SentencePiece model.
+
+    Raises:
+        UserError: it is of a type that only SentencePiece itself encodes.
+    """
+    proto = Proto()
+    proto.ParseFromString(path.read_bytes())
+    model_type = TrainerSpec.ModelType.Name(proto.trainer_spec.model_type)
+    if model_type not in ("BPE", "UNIGRAM"):
+        raise UserError(f"{path}: a SentencePiece model of type {model_type}; {NOT_THERE}, they have BPE and UNIGRAM")
+    if proto.trainer_spec.treat_whitespace_as_suffix:
+        raise UserError(f"{path}: its pieces end with the space, treat_whitespace_as_suffix; {NOT_THERE}")
+    texts = {piece.piece for piece in proto.pieces}
+    for piece in proto.pieces:
+        if piece.type in (Piece.USER_DEFINED, Piece.UNUSED):
+            raise UserError(f"{path}: piece {piece.piece!r} is of type {Piece.Type.Name(piece.type)}; {NOT_THERE}")
+        if model_type == "BPE" and piece.type == Piece.NORMAL and not texts.issuperset(piece.piece):
+            raise UserError(f"{path}: piece {piece.piece!r} has a character that is no piece; {NOT_THERE}")
+    return proto
+
+
+def model(proto: Any, symbols: Sequence[str]) -> models.Model:
+    """Return a model that gives the same pieces for each word that starts with SentencePiece's sign for a space.
+
+    Args:
+        proto: the SentencePiece model.
+        symbols: all symbols of the dictionary; ids are their places.
+    """
+    byte_fallback = proto.trainer_spec.byte_fallback
+    if proto.trainer_spec.model_type == TrainerSpec.UNIGRAM:
+        scores = {piece.piece: piece.score for piece in proto.pieces if piece.type not in WITHOUT_TEXT}
+        rarest = min(scores.values())  # as unlikely are symbols that are no pieces
+        return models.Unigram([(symbol, scores.get(symbol, rarest)) for symbol in symbols], UNK, byte_fallback)
+    ids = {symbol: index for index, symbol in enumerate(symbols)}
+    return models.BPE(ids, _merges(proto), unk_token=UNKNOWN, fuse_unk=True, byte_fallback=byte_fallback)
+
+
+def normalisers(proto: Any) -> list[normalizers.Normalizer]:
+    """Return the normalisers that SentencePiece applies to words before it looks for pieces."""
+    charsmap = proto.normalizer_spec.precompiled_charsmap
+    if charsmap:
+        of_the_model = [normalizers.Precompiled(charsmap)]
+    else:
+        of_the_model = []
+    # SentencePiece takes its sign for a space away at the end, and writes one before every word; the library writes
+    # none before a word that has one.
+    at_the_end = normalizers.Replace(Regex(f"[ {SPACE}]+(?![^{moses.SIGNS}])"), "")
+    before_one = normalizers.Replace(Regex(f"(?<![^ {moses.SIGNS}]){SPACE}"), 2 * SPACE)
+    return [*of_the_model, at_the_end, before_one]
+
+
+def _merges(proto: Any) -> list[tuple[str, str]]:
+    """Return the pairs of pieces that become one, the best score first (Sennrich et al., 2016)."""
+    texts = {piece.piece: piece.score for piece in proto.pieces if piece.type == Piece.NORMAL}
+    merges = []
+    for text in sorted(texts, key=lambda text: -texts[text]):  # stable: the first of equals stays first
+        pairs = [(text[:place], text[place:]) for place in range(1, len(text))]
+        merges += [(left, right) for left, right in pairs if left in texts and right in texts]
+    return merges
+
+
+CONTROLS = [symbol for symbol in FIRST_SYMBOLS if symbol != UNKNOWN]
+# The one letter that str.lower treats by its neighbours; a bound, because time would grow with the square of a run.
+FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}{0,30}\KΣ(?!\p{Case_Ignorable}{0,30}\p{Cased})"
+
+
+def normaliser(settings: TextSettings, of_the_model: Sequence[normalizers.Normalizer] = ()) -> normalizers.Sequence:
+    """Return what turns text into words divided by single spaces, symbols in lower case between them.
+
+    ``<s>`` in a text is text, as for our own tokenizer, and comes out as ``< s >`` or with a :data:`BREAK` in it. Only
+    a text that is ``<s>`` and nothing else stays: the library normalises the names of added tokens, too.
+
+    Args:
+        settings: the settings of the text.
+        of_the_model: what the SentencePiece model itself normalises.
+    """
+    in_texts = (*settings.special_tokens, MASK, UNKNOWN)
+    whole = dict(zip(CONTROLS, moses.WHOLE, strict=True))
+    recipe = settings.language, settings.normalise_punctuation, settings.moses_tokenise
+    steps: list[normalizers.Normalizer] = [
+        _replace(moses.TAKEN, moses.NO_SIGN),
+        # Bracket by bracket: what replaces one character has that one's offsets.
+        _replace(f"<(?=(?:{'|'.join(_in_any_case(symbol[1:-1]) for symbol in in_texts)})>)", moses.OPEN),
+        _replace(rf"{moses.OPEN}[a-zA-Z]+\K>", moses.CLOSE),
+        *(_replace(rf"\A{symbol}\z", sign) for symbol, sign in whole.items()),
+        *(_replace(f"<(?={symbol[1:]})", f"<{moses.BREAK}") for symbol in CONTROLS if not settings.moses_tokenise),
+        *(_replace(*rule) for rule in moses.moses_rules(*recipe)),
+    ]
+    if settings.lower_case:
+        steps += [_replace(FINAL_SIGMA, "ς"), normalizers.Lowercase()]
+    else:
+        letters = sorted(set("".join(in_texts)) - set("<>"))
+        steps += (_replace(f"{letter.upper()}(?=[a-zA-Z]*{moses.CLOSE})", letter) for letter in letters)
+    names = {moses.OPEN: "<", moses.CLOSE: ">", **{sign: symbol for symbol, sign in whole.items()}}
+    return normalizers.Sequence([*steps, *of_the_model, *(normalizers.Replace(*name) for name in names.items())])
+
+
+def _replace(pattern: str, content: str) -> normalizers.Replace:
+    return normalizers.Replace(Regex(pattern), content)
+
+
+def _in_any_case(name: str) -> str:
+    """Return a pattern letter by letter, because the library's own way takes a long s for an s."""
+    return "".join(f"[{letter}{letter.upper()}]" for letter in name)
+
+
+TO_THE_LEFT = "\U0010ff00"
+TO_THE_RIGHT = "\U0010ff01"
+CLOSES = "\U0010ff02"
+WORD_START, WORD_END = "(?<![^ ])", "(?![^ ])"  # of a word
+
+
+def decoder(settings: TextSettings) -> decoders.Decoder:
+    """Return what makes words divided by spaces into text, without spaces that Moses put there."""
+    steps = [
+        *(
+            _decoded(moses.Rule(rf"\A{symbol}\z", f" {symbol} "))
+            for symbol in (*settings.special_tokens, MASK, UNKNOWN)
+        ),
+        decoders.Replace(SPACE, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        *map(_decoded, [moses.Rule(" +", " "), moses.Rule(r"\A | \z", "")]),
+    ]
+    if settings.moses_tokenise:
+        steps += map(_decoded, _joining_rules(settings.language))
+    return decoders.Sequence(steps)
+
+
+def _decoded(rule: moses.Rule) -> decoders.Replace:
+    return decoders.Replace(Regex(rule.pattern), rule.content)
+
+
+def _joining_rules(language: str) -> list[moses.Rule]:
+    letters = moses.character_class(MosesDetokenizer.IsAlpha)
+    opening = rf"[{moses.character_class(MosesDetokenizer.IsSc)}(\[{{¿¡]+"
+    cjk = "".join(f"{chr(first)}-{chr(last)}" for first, last in CJKChars.ranges)
+    rules = []
+    if language != "ko":
+        rules.append(moses.Rule(f"(?<=[{cjk}]) (?=[{cjk}])", ""))
+    rules += [
+        moses.Rule(rf"{WORD_START}{opening}\K{WORD_END}", TO_THE_RIGHT),
+        moses.Rule(rf"{WORD_START}(?=[,.?!:;\\%}}\])]+{WORD_END})", TO_THE_LEFT),
+    ]
+    if language == "en":
+        rules.append(moses.Rule(rf"(?<= )(?='[{letters}])", TO_THE_LEFT))
+    if language in ("fr", "it", "ga"):
+        rules.append(moses.Rule(rf"[{letters}]'\K(?= [{letters}])", TO_THE_RIGHT))
+    opens = ""
+    if language == "en":
+        opens = "(?<!s )"
+    joined = [moses.Rule(f" ?{TO_THE_LEFT}", ""), moses.Rule(f"{TO_THE_RIGHT} ?", "")]
+    return [*rules, *_quote_rules('"'), *_quote_rules("'", opens), *joined]
+
+
+def _quote_rules(quote: str, opens: str = "") -> list[moses.Rule]:
+    """Return rules for pairs of quotation marks: the first opens, the second closes.
+
+    Args:
+        quote: the mark.
+        opens: a condition for the first; else it belongs to the word before.
+    """
+    word = f"{WORD_START}{quote}{WORD_END}"
+    return [
+        moses.Rule(rf"{opens}{word}(?:(?!{word}).)*{word}\K", CLOSES),
+        moses.Rule(rf"{WORD_START}(?={quote}{CLOSES})", TO_THE_LEFT),
+        moses.Rule(CLOSES, ""),
+        moses.Rule(rf"{opens}{WORD_START}{quote}\K{WORD_END}", TO_THE_RIGHT),
+        moses.Rule(rf"{WORD_START}(?={quote}{WORD_END})", TO_THE_LEFT),
+    ]

@@ -1,8 +1,9 @@
-"""A corpus made on a Ray cluster of two machines, which are processes here: the same bytes, whoever dies."""
+"""Work on a Ray cluster of two machines, which are processes here: the same bytes and the same losses, whoever dies."""
 
 import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from helpers import ROOT, toy_texts
+from helpers import ROOT, toy_texts, write_toy_glue
+from toy_squad import START
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.corpus.build import build_corpus
@@ -23,8 +25,14 @@ pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray")
 SETTINGS = CorpusSettings(vocab_size=200, valid_share=0.1, shards=2, unit_megabytes=0.002)
 PROCESSORS = 2  # of a machine
-TINY = (
-    "--seeds 1,2 --updates 4 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --tokens-per-sample 32 --validation-tokens 200"
+COMPARISON = (  # six models and three seeds
+    "compare run out {place} --task masked-lm --model bert=sf --model lazy=slf --model par=sff --model conv=cf "
+    "--model deep=sfsf --model wide=sf;ffn=16 --seeds 1,2,3 --alone --executor {place} --updates 4 --embed-dim 8 "
+    "--ffn-embed-dim 8 --heads 2 --tokens-per-sample 32 --validation-tokens 200"
+)
+GRID = (  # four rates and five seeds
+    "finetune m={start} --task glue --data glue --output {place} --tasks CoLA --lrs 1e-3,2e-3,3e-3,4e-3 "
+    "--seeds 1,2,3,4,5 --epochs 1 --gpus none --keep-checkpoints none --executor {place}"
 )
 
 
@@ -50,7 +58,7 @@ def cluster(request) -> Iterator[object]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(ROOT / "tests"), prepend=os.pathsep)
         # Looks, three seconds apart, at a silent machine until it counts as dead; one may be silent as it is busy.
-        patient = {"health_check_failure_threshold": 5 if "[machine]" in request.node.name else 100}
+        patient = {"health_check_failure_threshold": 5 if "machine-" in request.node.name else 100}
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": patient})
         for _ in range(2):
             made.add_node(num_cpus=PROCESSORS)
@@ -66,7 +74,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_two_machines_write_the_same_bytes_and_train_to_the_same_losses(cluster, text, alone, tmp_path, monkeypatch):
-    """The corpus of the command, which finds the cluster by RAY_ADDRESS; and a comparison on it, in fp32."""
+    """A corpus, a comparison and a grid of fine-tuning runs, in fp32; commands find the cluster by RAY_ADDRESS."""
     executor = RayCluster()
     assert executor.free == 2 * PROCESSORS
     build_corpus([str(text)], tmp_path / "out", SETTINGS, executor=executor)
@@ -75,16 +83,24 @@ def test_two_machines_write_the_same_bytes_and_train_to_the_same_losses(cluster,
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)
-    losses = {}
-    for place in ("local", "ray"):
-        command = (
-            f"compare run out {place} --task masked-lm --model bert=sf --model lazy=slf --alone --executor {place}"
-        )
-        result = CliRunner().invoke(main, [*command.split(), *TINY.split()], catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        models = json.loads(Path(place, "results.json").read_text())["models"]
-        losses[place] = [run["curve"]["loss"] for model in models.values() for run in model["runs"].values()]
-    assert losses["local"] == losses["ray"] and len(losses["ray"]) == 4
+
+    losses = {place: losses_of(COMPARISON, place, "runs/*-seed*") for place in ("local", "ray")}
+    assert losses["local"] == losses["ray"] and len(losses["ray"]) == 6 * 3
+    write_toy_glue(tmp_path / "glue", train=64, valid=20)
+    losses = {place: losses_of(GRID, place, "runs/m/CoLA/*") for place in ("local", "ray")}
+    assert losses["local"] == losses["ray"] and len(losses["ray"]) == 4 * 5
+
+
+def losses_of(command: str, place: str, runs: str) -> dict[str, list[dict]]:
+    """All that the trainings of a command measured, by the names of their folders; without the seconds."""
+    shutil.rmtree(place, ignore_errors=True)
+    result = CliRunner().invoke(main, command.format(place=place, start=START).split(), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    measured = {}
+    for log in Path(place).glob(f"{runs}/metrics.jsonl"):
+        points = [json.loads(line)["values"] for line in log.read_text().splitlines()]
+        measured[log.parent.name] = [point | {"seconds": None} for point in points]
+    return measured
 
 
 class Struck(RayCluster):
@@ -93,38 +109,47 @@ class Struck(RayCluster):
     Attributes:
         strike: what happens to it, once a stage.
         struck: the stages at which it did.
+        losses: how many machines or processes it has lost.
     """
 
-    def __init__(self, strike: Callable[[], None]):
+    def __init__(self, strike: Callable[[], int]):
         super().__init__()
         self.strike = strike
         self.struck: list[str] = []
+        self.losses = 0
 
     def wait(self) -> list[Ended]:
         for call in self._calls.values():
             stage = call.function.args[1].name
             if stage not in self.struck and task_processes():
                 self.struck.append(stage)
-                self.strike()
+                self.losses += self.strike()
         return super().wait()
 
 
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("victim", ["machine", "process"])
-def test_a_machine_or_a_process_that_dies_in_each_stage_changes_nothing(cluster, text, alone, tmp_path, victim):
+def test_a_machine_or_a_process_that_dies_in_each_stage_changes_nothing(
+    cluster, text, alone, tmp_path, victim, seed, record_property
+):
     """Tasks that are lost are done again on what is left; a new machine joins in place of the dead one."""
-    chance = random.Random(1)
+    chance = random.Random(seed)
 
-    def strike() -> None:
+    def strike() -> int:
         if victim == "machine":
             cluster.remove_node(chance.choice(cluster.list_all_nodes()[1:]), allow_graceful=False)
             cluster.add_node(num_cpus=PROCESSORS)
-            return
+            return 1
+        killed = 0
         for process in chance.sample(workers := task_processes(), min(2, len(workers))):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
+                killed += 1
+        return killed
 
     executor = Struck(strike)
     build_corpus([str(text)], tmp_path / "out", SETTINGS, executor=executor)
+    record_property("lost", executor.losses)
     assert content(tmp_path / "out") == alone
     assert executor.struck == list(STAGES)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Optional, Union
+from typing import Any, Literal, Optional, Union, get_args
 
 import numpy as np
 
@@ -100,6 +100,8 @@ class LibraryTokenizer(interface.TextTokenizer):
         most = 2 * len(ids) + MOST_FREE_ROWS
         if not 0 < description.rows <= most:
             raise UserError(f"an embedding of {description.rows} rows: for {len(ids)} symbols it has 1 to {most}")
+        if nameless := [role for role in get_args(Role) if role not in self._names]:
+            raise UserError(f"has no special symbol for {nameless[0]!r}")
         if lacking := sorted(set(self._names.values()) - ids.keys()):
             raise UserError(f"the special symbol {lacking[0]!r} is none of its vocabulary")
         if recipe["model"].get("unk_token") not in (None, self._names["unk"]):

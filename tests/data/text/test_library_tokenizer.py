@@ -315,3 +315,13 @@ def test_other_folders_are_refused(tmp_path):
     refused(source, "is id 0, but config.json says 3")
     # A symbol that reads like a word: texts with the word would end there.
     refused(write_bert_files(tmp_path / "word", sep_token="anna"), "'anna' would end there")
+
+
+def test_a_description_without_a_special_symbol_is_refused(tmp_path):
+    adopt_tokenizer(write_bert_files(tmp_path / "bert"), tmp_path / "ours")
+    description = tmp_path / "ours" / SETTINGS_FILE
+    values = json.loads(description.read_text())
+    del values["special"]["bos"]
+    description.write_text(json.dumps(values))
+    with pytest.raises(UserError, match="has no special symbol for 'bos'"):
+        load_tokenizer(tmp_path / "ours")

@@ -410,7 +410,16 @@ def test_readers_raise_our_own_errors_alone(targets, record_counts, share):
             target.path.write_bytes(seed)
             target.read(target.path)  # raises where it is not valid: the fuzzing would see but a reader's first line
     before = peak_memory()
-    counts = {name: fuzz(target, max(10, target.inputs // share), share > 1) for name, target in targets.items()}
+    counts = {}
+    errors = []
+    for name, target in targets.items():
+        try:
+            counts[name] = fuzz(target, max(10, target.inputs // share), share > 1)
+        except Exception as error:
+            error.add_note(f"while reading {name}")
+            errors.append(error)
+    if errors:  # all at once: a run of all inputs takes half an hour
+        raise ExceptionGroup("errors that are not ours", errors)
     assert peak_memory() - before < LARGEST, "a small file filled the memory"
     record_counts("fuzz", inputs=sum(counts.values()), errors_not_ours=0, **counts)
     assert sum(counts.values()) >= ALL_INPUTS // share, counts

@@ -5,9 +5,12 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Optional
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +21,7 @@ from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import STAGES
-from lazyformer_fairseq.executors.interface import Ended
+from lazyformer_fairseq.executors.interface import Call, Ended
 from lazyformer_fairseq.executors.ray_cluster import RayCluster, _call_in
 
 pytestmark = pytest.mark.slow
@@ -104,27 +107,44 @@ def losses_of(command: str, place: str, runs: str) -> dict[str, list[dict]]:
 
 
 class Struck(RayCluster):
-    """A cluster that loses something when tasks of a stage are under way.
+    """A cluster that loses something in the middle of each stage: tasks wait in their processes until it has.
+
+    Args:
+        flags: a folder of files, by which tasks learn that their stage was struck.
+        strike: loses something, and returns how many it has lost.
 
     Attributes:
-        strike: what happens to it, once a stage.
-        struck: the stages at which it did.
-        losses: how many machines or processes it has lost.
+        losses: how many machines or processes it has lost, by stage.
     """
 
-    def __init__(self, strike: Callable[[], int]):
+    def __init__(self, flags: Path, strike: Callable[[], int]):
         super().__init__()
+        self.flags = flags
         self.strike = strike
-        self.struck: list[str] = []
-        self.losses = 0
+        self.losses: dict[str, int] = {}
+        self._send = ray.remote(num_cpus=1, max_retries=0)(call_once_struck)
+
+    def start(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            self._calls[self._send.remote(self.flags, os.getcwd(), call.function, call.arguments)] = call
 
     def wait(self) -> list[Ended]:
-        for call in self._calls.values():
-            stage = call.function.args[1].name
-            if stage not in self.struck and task_processes():
-                self.struck.append(stage)
-                self.losses += self.strike()
+        stage = stage_of(next(iter(self._calls.values())).function)
+        if stage not in self.losses and len(task_processes()) == min(len(self._calls), 2 * PROCESSORS):
+            self.losses[stage] = self.strike()
+            (self.flags / stage).touch()
         return super().wait()
+
+
+def call_once_struck(flags: Path, folder: str, function: partial, arguments: tuple) -> Optional[BaseException]:
+    while not (flags / stage_of(function)).exists():
+        time.sleep(0.01)
+    return _call_in(folder, function, arguments)
+
+
+def stage_of(function: partial) -> str:
+    """The stage of a task; ``function`` is ``run_task`` with what it does and the stage's folder."""
+    return function.args[1].name
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -132,7 +152,7 @@ class Struck(RayCluster):
 def test_a_machine_or_a_process_that_dies_in_each_stage_changes_nothing(
     cluster, text, alone, tmp_path, victim, seed, record_property
 ):
-    """Tasks that are lost are done again on what is left; a new machine joins in place of the dead one."""
+    """Tasks that are lost are done again: a new machine joins in place of the dead one; all processes at work die."""
     chance = random.Random(seed)
 
     def strike() -> int:
@@ -141,17 +161,18 @@ def test_a_machine_or_a_process_that_dies_in_each_stage_changes_nothing(
             cluster.add_node(num_cpus=PROCESSORS)
             return 1
         killed = 0
-        for process in chance.sample(workers := task_processes(), min(2, len(workers))):
+        for process in task_processes():
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
                 killed += 1
         return killed
 
-    executor = Struck(strike)
+    (tmp_path / "flags").mkdir()
+    executor = Struck(tmp_path / "flags", strike)
     build_corpus([str(text)], tmp_path / "out", SETTINGS, executor=executor)
-    record_property("lost", executor.losses)
+    record_property("lost", sum(executor.losses.values()))
     assert content(tmp_path / "out") == alone
-    assert executor.struck == list(STAGES)
+    assert list(executor.losses) == list(STAGES) and min(executor.losses.values()) > 0
 
 
 def task_processes() -> list[int]:
@@ -162,6 +183,6 @@ def task_processes() -> list[int]:
             name = (folder / "cmdline").read_bytes().decode()
         except OSError:
             continue
-        if name.startswith(f"ray::{_call_in.__name__}"):
+        if name.startswith(f"ray::{call_once_struck.__name__}"):
             found.append(int(folder.name))
     return found

@@ -20,7 +20,7 @@ INSTALL_REQUIRES = [
     "omegaconf>=2.3,<2.4",  # settings in fairseq's checkpoints; fairseq pins it
     "platformdirs>=4,<5",  # the user's cache folder, for what is measured on a machine
     "protobuf>=4.25,<8",  # sentencepiece_model_pb2
-    "pydantic>=2.7,<3",  # files of settings against dataclasses
+    "pydantic>=2.7,<3",  # files of settings against dataclasses; spacy needs it too
     "pyyaml>=6,<7",
     "regex>=2024.4",
     "sacremoses>=0.1.1,<0.3",
@@ -28,6 +28,7 @@ INSTALL_REQUIRES = [
     "scikit-learn>=1.5,<2",
     "scipy>=1.14,<2",
     "sentencepiece>=0.2.3,<0.3",
+    "spacy>=3.8.2,<4",
     "tabulate>=0.9,<0.11",
     "tokenizers>=0.22,<0.24",
     "tqdm>=4.66.3,<5",
@@ -54,8 +55,6 @@ EXTRAS_REQUIRE = {
         "xxhash>=3.4,<4",
         "zstandard>=0.22,<1",
     ],
-    # `lazyformer corpus --spacy-model`.
-    "spacy": ["spacy>=3.8.2,<4"],
     # --tensorboard-logdir and --wandb-project.
     "logging": ["tensorboard>=2.18,<3", "wandb>=0.19,<1"],
     # `lazyformer bench`: Hugging Face's BertModel, a baseline; without it the others are measured. Tried with 5.23.

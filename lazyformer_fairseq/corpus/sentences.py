@@ -15,7 +15,6 @@ from typing import Optional
 
 from lazyformer_fairseq.corpus.steps import Document, DocumentStep, has_words
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.extras import refuse_without_extra
 
 # A final mark, the rest of its marks (closing quotes, a dash, a footnote's number) and then space. WikiText writes @.@
 # inside numbers.
@@ -198,17 +197,16 @@ class SentenceSplitter:
 
     Args:
         spacy_model: name of an installed spaCy pipeline that sets sentence boundaries (``en_core_web_sm``);
-            None for the rules, which need no spaCy and are far faster.
+            None for the rules, which are far faster.
 
     Raises:
-        UserError: spaCy or ``spacy_model`` is not installed, or the model finds no sentences.
+        UserError: ``spacy_model`` is not installed, or it finds no sentences.
     """
 
     def __init__(self, spacy_model: Optional[str] = None):
         self._trained = None
         if spacy_model is None:
             return
-        refuse_without_extra("spacy", "--spacy-model")
         import spacy
 
         try:

@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import pytest
 from helpers import toy_texts, train_tokenizer
+from tiny_berts import write_byte_level, write_word_pieces
 
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
@@ -54,23 +55,18 @@ def byte_level_parts(
 
 
 def write_bert_files(folder: Path, lower_case: bool = True, vocabulary: Any = None, **options: Any) -> Path:
-    """A folder with vocab.txt and tokenizer_config.json, as old BERTs have it. Returns `folder`."""
+    """A folder with tokenizer.json and tokenizer_config.json, as BERTs have it. Returns `folder`."""
     folder.mkdir(parents=True)
-    vocabulary = vocabulary or word_piece_vocabulary(lower_case)
-    lines = sorted(vocabulary, key=vocabulary.get)
-    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in lines), encoding="utf-8")
+    write_word_pieces(folder, vocabulary or word_piece_vocabulary(lower_case))
     options = {"do_lower_case": lower_case, **options}
     (folder / "tokenizer_config.json").write_text(json.dumps(options))
     return folder
 
 
 def write_roberta_files(folder: Path, parts: Any = None, **options: Any) -> Path:
-    """A folder with vocab.json and merges.txt, as old RoBERTas have it. Returns `folder`."""
+    """A folder with tokenizer.json, as RoBERTas have it. Returns `folder`."""
     folder.mkdir(parents=True)
-    vocabulary, merges = parts or byte_level_parts()
-    (folder / "vocab.json").write_text(json.dumps(vocabulary))
-    lines = ["#version: 0.2", *map(" ".join, merges)]
-    (folder / "merges.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_byte_level(folder, *(parts or byte_level_parts()))
     if options:
         (folder / "tokenizer_config.json").write_text(json.dumps(options))
     return folder

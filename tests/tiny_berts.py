@@ -1,6 +1,7 @@
 """Tiny models with random weights in folders as the Hub has them, made by transformers itself, without a download."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = [*"the cat sat on mat dog ran big red house . ,".split(), *LETTERS, *(f"##{letter}" for letter in LETTERS)]
 ROWS = 80  # of the word embedding: more than the tokenizer has
 MODERN_ROWS = 320
+BYTE_PIECES = ["<s>", "<pad>", "</s>", "<unk>", *LETTERS, "Ġ", ".", "th", "the", "Ġthe", "Ġc", "at", "<mask>"]
+MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ġ", "c"), ("a", "t")]
 WORD_PIECES = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 
 
@@ -40,23 +43,37 @@ def save_tiny(folder: Path, class_name: str = "BertForMaskedLM", seed: int = 1, 
                 + ("norm" in name.lower() and name.endswith("weight"))
             )
     model.save_pretrained(folder)
-    write = write_modern if is_modern else write_byte_level if is_roberta else write_word_pieces
-    write(folder)
+    if is_modern:
+        write_modern(folder)
+    elif is_roberta:
+        write_byte_level(folder, {symbol: number for number, symbol in enumerate(BYTE_PIECES)}, MERGES)
+    else:
+        write_word_pieces(folder, {piece: number for number, piece in enumerate(WORD_PIECES)})
     return model
 
 
-def write_word_pieces(folder: Path) -> None:
-    """BERT's tokenizer as the oldest folders have it."""
-    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in WORD_PIECES))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+def write_word_pieces(folder: Path, vocabulary: dict[str, int]) -> None:
+    """Write tokenizer.json of a BERT."""
+    of_words = {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    usual = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+    values = {
+        "added_tokens": [],
+        "normalizer": {"type": "BertNormalizer", **usual},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "model": {"type": "WordPiece", "vocab": vocabulary, **of_words},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(values))
 
 
-def write_byte_level(folder: Path) -> None:
-    """RoBERTa's tokenizer, of few letters, as its oldest folders have it."""
-    symbols = ["<s>", "<pad>", "</s>", "<unk>", *LETTERS, "Ġ", ".", "th", "the", "Ġthe", "Ġc", "at", "<mask>"]
-    merges = ["t h", "th e", "Ġ the", "Ġ c", "a t"]
-    (folder / "vocab.json").write_text(json.dumps({symbol: number for number, symbol in enumerate(symbols)}))
-    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{merge}\n" for merge in merges))
+def write_byte_level(folder: Path, vocabulary: dict[str, int], merges: Sequence[tuple[str, str]]) -> None:
+    """Write tokenizer.json of a RoBERTa."""
+    values = {
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": list(merges)},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(values))
 
 
 def write_modern(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
-from tiny_berts import save_tiny
+from tiny_berts import save_tiny, write_word_pieces
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
@@ -164,8 +164,11 @@ def test_a_config_that_is_none(folder, content):
         (leave_the_head_untied, "lacks the weight .*cls.predictions.decoder.weight"),
         (lambda folder: (folder / SAFE).rename(folder / "pytorch_model.bin"), "holds no model.safetensors; .* save it"),
         (lambda folder: [(folder / each).unlink() for each in (SAFE, "config.json")], "config.json: cannot be read"),
-        (lambda folder: (folder / "vocab.txt").open("a").write("\n".join(map(str, range(99)))), "rows|ids"),
-        (lambda folder: (folder / "vocab.txt").unlink(), "no tokenizer there"),
+        (lambda folder: write_word_pieces(folder, {f"{number}": number for number in range(99)}), "rows|ids|has no"),
+        (
+            lambda folder: (folder / "tokenizer.json").unlink(),
+            "holds no tokenizer.json; transformers writes one",
+        ),
     ],
 )
 def test_files_that_are_missing_or_something_else(folder, spoil, match):

@@ -35,7 +35,7 @@ class Strict:
 
 @dataclass(frozen=True)
 class WordPiece(Strict):
-    """The model of a BERT's tokenizer; files of old leave all but the vocabulary out."""
+    """The model of a BERT's tokenizer."""
 
     type: str
     vocab: dict[str, Id]
@@ -149,13 +149,6 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
         model_type = "BPE"
     model = _checked({"type": model_type, **model}, "model", MODELS)  # files of old have no type
     model_type = model["type"]
-    if model_type == "WordPiece":
-        defaults = {
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-        }
-        model = {**defaults, **model}
     normaliser = values.get("normalizer")
     if normaliser is not None:
         normaliser = _checked(normaliser, "normalizer", NORMALISERS)

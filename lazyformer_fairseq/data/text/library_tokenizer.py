@@ -4,10 +4,9 @@
     TOKENIZER/dict.txt         its symbols, each at its row of the model's embedding (``dictionary_file.py``)
     TOKENIZER/tokenizer.json   format version 2, special symbols, how a pair is joined, sha256 of the two files above
 
-:func:`adopt_tokenizer` makes such a folder of the files that came with a BERT or RoBERTa; of these it reads JSON and
-plain text alone. Which symbol plays which part stands in tokenizer_config.json or special_tokens_map.json; what a text
-goes through in tokenizer.json or, beside a vocab.txt, in tokenizer_config.json. Where both say it the latter wins, as
-in transformers.
+:func:`adopt_tokenizer` makes such a folder of the files that came with a BERT or RoBERTa; of these it reads JSON
+alone. Which symbol plays which part stands in tokenizer_config.json or special_tokens_map.json; what a text goes
+through in tokenizer.json. Where tokenizer_config.json says that too it wins, as in transformers.
 """
 
 import itertools
@@ -28,11 +27,11 @@ from lazyformer_fairseq.data.text.interface import (
     SpecialIds,
     refuse_surrogates,
 )
-from lazyformer_fairseq.data.text.library_recipe import ACCEPTED, check_recipe, ids_of
+from lazyformer_fairseq.data.text.library_recipe import check_recipe, ids_of
 from lazyformer_fairseq.data.text.normalisation import COPY_AGAIN
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
-from lazyformer_fairseq.storage.json_files import read_json, read_text, write_json
+from lazyformer_fairseq.storage.json_files import read_json, write_json
 
 LIBRARY = "tokenizers"
 PIECES_FILE = "pieces.json"
@@ -243,12 +242,6 @@ OPTIONS_OF_BERT = {  # of tokenizer_config.json -> of the library's normaliser
     "strip_accents": ("strip_accents", (bool, type(None))),
     "tokenize_chinese_chars": ("handle_chinese_chars", (bool,)),
 }
-SENTENCE_PIECE_FILES = (
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "spm.model",
-    "tokenizer.model",
-)
 ADVICE = "download the model's folder again"
 
 
@@ -256,8 +249,8 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
     """Write the tokenizer folder `out` of a model's own tokenizer, whole or not at all. Ids stay what they are.
 
     Args:
-        source: folder with ``tokenizer.json``, or ``vocab.txt`` (WordPiece), or ``vocab.json`` and ``merges.txt``
-            (byte-level BPE); beside it perhaps ``tokenizer_config.json``, ``special_tokens_map.json``, ``config.json``.
+        source: folder with ``tokenizer.json``; beside it perhaps ``tokenizer_config.json``,
+            ``special_tokens_map.json``, ``config.json``.
         out: must not exist yet, or be empty.
         rows: rows of the model's word embedding; by default those of ``config.json``, else as many as there are ids. A
             row without a symbol gets a name of its own.
@@ -270,14 +263,12 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
     out = Path(out)
     refuse_filled_folder(out)
     options = _optional_json(source / "tokenizer_config.json")
-    path = _main_file(source)
+    path = source / "tokenizer.json"
     try:
         values = _values(source, path, options)
         recipe = check_recipe(values)
         ids = ids_of(recipe)
         special = _special_symbols(source, options, ids)
-        if path.name == "vocab.txt":
-            recipe["model"]["unk_token"] = special["unk"]
         recipe = _with_added(recipe, special, options)
         joining = library_recipe.ROBERTA
         if recipe["model"]["type"] == "WordPiece":
@@ -296,36 +287,16 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
         raise UserError(str(error) if str(source) in str(error) else f"{path}: {error}") from None
 
 
-def _main_file(source: Path) -> Path:
-    """Return the file that holds the vocabulary."""
+def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the contents of tokenizer.json, with what tokenizer_config.json changes in it."""
     if not source.is_dir():
         raise UserError(f"{source}: no such folder; give the one with the model's config.json")
-    for names in (
-        ("tokenizer.json",),
-        ("vocab.txt",),
-        ("vocab.json", "merges.txt"),
-    ):
-        if all((source / name).is_file() for name in names):
-            return source / names[0]
-    if found := next(filter(Path.is_file, (source / name for name in SENTENCE_PIECE_FILES)), None):
-        raise UserError(f"{found}: is a SentencePiece model (ALBERT, DeBERTa, XLM-R); {ACCEPTED}")
-    raise UserError(f"{source}: no tokenizer there; expected tokenizer.json, vocab.txt, or vocab.json and merges.txt")
-
-
-def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of tokenizer.json, or what would stand there."""
-    if path.name == "tokenizer.json":
-        values = read_json(path, ADVICE)
-    elif path.name == "vocab.txt":
-        values = _word_piece(read_text(path, ADVICE).split("\n"))
-    else:
-        values = _byte_level(
-            read_json(path, ADVICE),
-            read_text(source / "merges.txt", ADVICE).split("\n"),
+    if not path.exists():
+        raise UserError(
+            f"{source}: holds no tokenizer.json; transformers writes one: "
+            f"AutoTokenizer.from_pretrained({str(source)!r}).save_pretrained({str(source)!r})"
         )
-    if path.name != "tokenizer.json":
-        added = _optional_json(source / "added_tokens.json")
-        values["added_tokens"] = [{"id": index, "content": symbol} for symbol, index in added.items()]
+    values = read_json(path, ADVICE)
     normaliser = values.get("normalizer")
     division = values.get("pre_tokenizer")
     if isinstance(normaliser, dict) and normaliser.get("type") == "BertNormalizer":
@@ -336,40 +307,6 @@ def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, A
     if type(prefixed) is bool and isinstance(division, dict) and division.get("type") == "ByteLevel":
         division["add_prefix_space"] = prefixed
     return values
-
-
-def _word_piece(lines: list[str]) -> dict[str, Any]:
-    """BERT's tokenizer of a vocab.txt: a line for each id. Lower-case unless a piece has upper case."""
-    if lines[-1] == "":
-        lines.pop()
-    vocabulary = {line.removesuffix("\r"): number for number, line in enumerate(lines)}
-    is_cased = any(any(map(str.isupper, piece)) for piece in vocabulary if not piece.startswith(("[", "<")))
-    normaliser = {
-        "type": "BertNormalizer",
-        "clean_text": True,
-        "handle_chinese_chars": True,
-        "strip_accents": None,
-    }
-    return {
-        "model": {"type": "WordPiece", "vocab": vocabulary},
-        "normalizer": {**normaliser, "lowercase": not is_cased},
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-    }
-
-
-def _byte_level(vocabulary: dict[str, Any], lines: list[str]) -> dict[str, Any]:
-    """RoBERTa's tokenizer of a vocab.json and a merges.txt, whose first line may name a version."""
-    merges = [line.removesuffix("\r") for line in lines if line.strip() and not line.startswith("#version")]
-    return {
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
-    }
 
 
 def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str, int]) -> dict[Role, str]:

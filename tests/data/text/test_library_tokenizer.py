@@ -146,16 +146,14 @@ def test_transformers_read_what_is_written_for_them(pairs, family, tmp_path):
     ("options", "lower_case"),
     [({}, True), ({}, False), ({"strip_accents": False}, True), ({"tokenize_chinese_chars": False}, True)],
 )
-def test_a_vocab_txt_is_read_as_its_config_says(tmp_path, options, lower_case):
+def test_the_config_decides_how_a_text_is_normalised(tmp_path, options, lower_case):
     source = write_bert_files(tmp_path / "bert", lower_case, **options)
     ours, theirs = adopt_tokenizer(source, tmp_path / "ours"), wordpiece(lower_case, **options)
     for text in ("Anna's É garden", "中文 a", "ANNA [MASK] zz"):
         assert ours.build_input(text, "Ben") == theirs(text, "Ben")["input_ids"]
-    (source / "tokenizer_config.json").unlink()  # its case is then that of its pieces
-    assert (adopt_tokenizer(source, tmp_path / "alone").normalise("Anna É") == "anna e") == lower_case
 
 
-def test_vocab_json_and_merges(tmp_path):
+def test_a_byte_level_tokenizer_without_added_tokens(tmp_path):
     ours, theirs = adopt_tokenizer(write_roberta_files(tmp_path / "roberta"), tmp_path / "ours"), byte_level()
     for text in ("Anna's É garden", " 中文 a", "ANNA  zz"):
         assert ours.build_input(text, "Ben") == theirs(text, "Ben")["input_ids"]
@@ -178,7 +176,12 @@ def test_rows_without_a_symbol_have_a_name_and_added_tokens_keep_their_ids(tmp_p
             adopt_tokenizer(source, tmp_path / "narrower")
     (source / "config.json").write_text(json.dumps({"vocab_size": size + 3, "pad_token_id": 0}))
     assert not (tmp_path / "narrower").exists()
-    (source / "added_tokens.json").write_text(json.dumps({"[B]": size + 1, "[A]": size}))  # which keep their ids
+    values = json.loads((source / "tokenizer.json").read_text())
+    values["added_tokens"] = [
+        {"id": size + 1, "content": "[B]"},
+        {"id": size, "content": "[A]"},
+    ]
+    (source / "tokenizer.json").write_text(json.dumps(values))
     ours = adopt_tokenizer(source, tmp_path / "with more")
     assert ours.encode("[A] [B]") == [size, size + 1]
     assert ours.symbols[size : size + 2] == ["[A]", "[B]"]
@@ -301,11 +304,9 @@ def test_other_folders_are_refused(tmp_path):
     empty = tmp_path / "empty"
     refused(empty, "no such folder")
     empty.mkdir()
-    refused(empty, "no tokenizer there")
-    (empty / "spiece.model").write_bytes(b"")
-    refused(empty, "spiece.model: is a SentencePiece model")
-    (empty / "vocab.txt").write_bytes(b"\xff")
-    refused(empty, "no UTF-8 text")
+    refused(empty, r"holds no tokenizer.json; .*save_pretrained")
+    (empty / "tokenizer.json").write_bytes(b"\xff")
+    refused(empty, "cannot be read as JSON")
     source = write_bert_files(tmp_path / "bert", mask_token="[mask]")
     refused(source, r"has no mask_token \('\[mask\]'\)")
     (source / "tokenizer_config.json").write_text(json.dumps({"mask_token": {"content": "[UNK]"}}))

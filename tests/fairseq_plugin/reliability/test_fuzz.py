@@ -200,8 +200,8 @@ class Targets(dict[str, Target]):
         for read, source, inputs, *names in (
             (load, tokenizer, 2_000, SETTINGS_FILE, MODEL_FILE),
             (adopt, whole, 1_000, "tokenizer.json", "tokenizer_config.json"),
-            (adopt, bert, 1_000, "vocab.txt", "config.json"),
-            (adopt, roberta, 1_000, "vocab.json", "merges.txt"),
+            (adopt, bert, 1_000, "tokenizer.json", "config.json"),
+            (adopt, roberta, 1_000, "tokenizer.json"),
             (load, made, 1_000, PIECES_FILE, SETTINGS_FILE),
         ):
             for name in names:

@@ -1,10 +1,10 @@
-"""The report of a grid of fine-tuning runs, whatever the benchmark: NAME.md, NAME.tex, NAME.csv and NAME.png."""
+"""The report of a grid of fine-tuning runs, whatever the benchmark: NAME.md and NAME.png."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from lazyformer_fairseq.finetuning.results import Measurement, Results, RunKey, 
 from lazyformer_fairseq.report.figures import draw_spread, handles, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING, mean_bounds
 from lazyformer_fairseq.report.page import Notes, Picture, write_page
-from lazyformer_fairseq.report.tables import Table, write_csv
+from lazyformer_fairseq.report.tables import Table
 
 INCOMPLETE = "*"
 ONE_CLASS = " (one class)"  # behind a score on a development set whose rows all have one label
@@ -58,7 +58,6 @@ def write_report(folder: Path, output: Path) -> str:
 
     figure = output / f"{benchmark.key}.png"
     draw(results, benchmark, figure)
-    write_csv([_csv_row(each, len(results.grid.seeds)) for each in results.measurements()], figure.with_suffix(".csv"))
     blocks = [
         verdict(results, benchmark),
         first,
@@ -67,7 +66,7 @@ def write_report(folder: Path, output: Path) -> str:
         settings,
         Picture(figure.name),
     ]
-    return write_page(blocks, output, benchmark.key, with_latex=True)
+    return write_page(blocks, output, benchmark.key)
 
 
 def verdict(results: Results, benchmark: Benchmark) -> str:
@@ -250,35 +249,6 @@ def _score_row(measurement: Measurement, benchmark: Benchmark, seeds: int) -> di
         "95% bounds of the mean": bounds_printed,
         "above baseline": verdict,
     }
-
-
-def _csv_row(measurement: Measurement, seeds: int) -> dict[str, Any]:
-    values = measurement.values
-    found = measurement.found
-    low, high = mean_bounds(values) or (None, None)
-    row = {
-        "model": measurement.model,
-        "task": measurement.task,
-        "split": measurement.split,
-        "metric": measurement.metric,
-        "median": float(np.median(values)),
-        "lowest": float(values.min()),
-        "highest": float(values.max()),
-        "lower_bound": low,
-        "upper_bound": high,
-        "baseline": measurement.baseline,
-        "rate": found.rate,
-        "seeds": len(values),
-        "seeds_asked": seeds,
-        "runs": len(found.runs),
-        "runs_missing": len(found.missing),
-        "runs_failed": len(found.failed),
-        "only_label": found.only_label(measurement.split),
-    }
-    for name, cell in row.items():
-        if isinstance(cell, float):
-            row[name] = f"{cell:.6g}"
-    return row
 
 
 # --- the figure -------------------------------------------------------------------------------------------------------

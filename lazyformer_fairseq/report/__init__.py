@@ -1,1 +1,1 @@
-"""Shared parts of reports: tables, numbers with their spread, figures in one style, pages of Markdown and LaTeX."""
+"""Shared parts of reports: tables, numbers with their spread, figures in one style, pages of Markdown."""

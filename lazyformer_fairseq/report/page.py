@@ -31,17 +31,9 @@ def markdown(blocks: Sequence[Block], pictures: bool = True) -> str:
     return "\n\n".join(text for text in map(_as_markdown, shown) if text) + "\n"
 
 
-def latex(blocks: Sequence[Block]) -> str:
-    """Return the tables of a page, which need the package booktabs."""
-    tables = (f"% {block.title}\n{block.printed('latex_booktabs')}" for block in blocks if isinstance(block, Table))
-    return "\n\n".join(("% needs \\usepackage{booktabs}", *tables)) + "\n"
-
-
-def write_page(blocks: Sequence[Block], folder: Path, stem: str, with_latex: bool = False) -> str:
-    """Write STEM.md and perhaps STEM.tex, each whole; returns what a screen shows of it."""
+def write_page(blocks: Sequence[Block], folder: Path, stem: str) -> str:
+    """Write STEM.md, whole; returns what a screen shows of it."""
     write_text(folder / f"{stem}.md", markdown(blocks))
-    if with_latex:
-        write_text(folder / f"{stem}.tex", latex(blocks))
     return markdown(blocks, pictures=False)
 
 

@@ -1,7 +1,5 @@
 """Tables, notes and pictures of a report; figures in one style."""
 
-import csv
-
 import numpy as np
 import pytest
 
@@ -16,23 +14,19 @@ from lazyformer_fairseq.report.figures import (
     styles,
 )
 from lazyformer_fairseq.report.numbers import number, spread, with_range, with_spread
-from lazyformer_fairseq.report.page import Notes, Picture, latex, markdown, write_page
-from lazyformer_fairseq.report.tables import Table, write_csv
+from lazyformer_fairseq.report.page import Notes, Picture, markdown, write_page
+from lazyformer_fairseq.report.tables import Table
 
 ROWS = [{"model": "bert", "of": "1%", "bits": "7.72"}, {"model": "lazy", "of": "a_b", "bits": "-"}]
 
 
-def test_a_page_has_its_blocks_in_order_a_screen_no_pictures_a_csv_every_column(tmp_path):
+def test_a_page_has_its_blocks_in_order_and_a_screen_no_pictures(tmp_path):
     blocks = ["# Results", Table("Cost", ROWS, left=["of"]), Notes(["One.", "Two."]), Picture("curves.png")]
-    on_screen = write_page(blocks, tmp_path, "table", with_latex=True)
+    on_screen = write_page(blocks, tmp_path, "table")
     assert (tmp_path / "table.md").read_text() == on_screen.rstrip() + "\n\n![curves](curves.png)\n"
     assert on_screen.startswith("# Results\n\n## Cost\n\n| model   | of   |   bits |")
     assert on_screen.endswith("|\n\n- One.\n- Two.\n")
     assert markdown(["first", Notes([]), "last"]) == "first\n\nlast\n", "a block without words leaves no gap"
-    write_csv([{"a": 1}, {"a": 2, "b": "x,y"}], tmp_path / "rows.csv")
-    with (tmp_path / "rows.csv").open(newline="") as file:
-        assert list(csv.DictReader(file)) == [{"a": "1", "b": ""}, {"a": "2", "b": "x,y"}]
-    assert "1\\%" in (tmp_path / "table.tex").read_text() and "a\\_b" in latex(blocks)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def write_report(
     target: results.Target = results.BASELINE,
     against: Sequence[str] = AXES,
 ) -> str:
-    """Write `table.md`, `table.tex` and `curves.png`, each whole; return what a screen shows of them, in Markdown.
+    """Write `table.md` and `curves.png`, each whole; return what a screen shows of them, in Markdown.
 
     Args:
         comparison: all models.
@@ -46,7 +46,7 @@ def write_report(
         "Patterns:",
         Notes(list(_patterns(comparison))),
     ]
-    return write_page(blocks, folder, "table", with_latex=True)
+    return write_page(blocks, folder, "table")
 
 
 def describe(comparison: results.Comparison) -> str:

@@ -25,7 +25,7 @@ AXES = ("updates", "tokens", "hours", "flops")
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("curves.png"),
-    help="PNG to draw to; the numbers go to a .csv beside it.",
+    help="PNG to draw to.",
 )
 @click.option("--training", is_flag=True, help="Draw the training loss too.")
 def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, training: bool) -> None:
@@ -42,12 +42,10 @@ def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, traini
     if output.suffix != ".png":
         raise UserError(f"--output {output}: give a name that ends in .png")
     from lazyformer_fairseq.experiments.curves import report
-    from lazyformer_fairseq.report.tables import write_csv
 
     shown, silent = report.read_histories(report.find_runs(runs))
     report.draw(shown, against, output, training)
-    write_csv(list(report.csv_rows(shown, training)), output.with_suffix(".csv"))
     click.echo(report.table(shown))
     for sentence in (*silent, *report.left_out(shown, against)):
         click.echo(sentence, err=True)
-    click.echo(f"written: {output}, {output.with_suffix('.csv')}")
+    click.echo(f"written: {output}")

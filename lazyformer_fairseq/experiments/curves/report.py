@@ -1,10 +1,9 @@
-"""Losses of runs against what was spent on them, from their records: a table, rows for a CSV, a picture."""
+"""Losses of runs against what was spent on them, from their records: a table and a picture."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.lines import Line2D
@@ -34,7 +33,7 @@ class History:
     """The history of a run of one phase, or of several, which follow each other: updates count on from phase to phase.
 
     Attributes:
-        arch, pattern: the architecture and the pattern of the first phase.
+        pattern: the pattern of the first phase.
         measure: what the losses are, in words.
         splits: losses by held-out split.
         training: mean training losses of the updates since the line before.
@@ -43,7 +42,6 @@ class History:
         why_no_flops: why the FLOPs of a phase cannot be counted; else empty.
     """
 
-    arch: str
     pattern: str
     measure: str
     splits: dict[str, Losses] = field(default_factory=dict)
@@ -123,7 +121,7 @@ def read_history(phases: Sequence[Path]) -> History:
     records = [read_run(folder) for folder in phases]
     model = records[0].model
     measure = MEASURES.get(records[0].task.get("name"), "validation loss")
-    history = History(model["name"], str(model.get("sublayer_pattern", "")), measure)
+    history = History(str(model.get("sublayer_pattern", "")), measure)
     for folder, record in zip(phases, records, strict=True):
         lines = []
         if (folder / METRICS).exists():  # else it has begun and measured nothing yet
@@ -239,25 +237,6 @@ def _number(value: float, digits: str) -> str:
     if isnan(value):
         return NOTHING
     return format(value, digits)
-
-
-def csv_rows(shown: Runs, training: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield a row per validation, and per training loss where asked for; what is not known stays empty."""
-    for name, history in shown.items():
-        splits = dict(history.splits)
-        if training:
-            splits = {"train": history.training, **splits}
-        for split, losses in splits.items():
-            columns = {axis: history.at(axis, losses) for axis in AXES[1:]}
-            for place, (updates, loss) in enumerate(losses.items()):
-                row = {"run": name, "arch": history.arch, "pattern": history.pattern, "split": split}
-                row["updates"] = updates
-                for axis, values in columns.items():
-                    if isnan(values[place]):
-                        row[axis] = None
-                    else:
-                        row[axis] = float(f"{values[place]:.6g}")
-                yield row | {"loss": loss}
 
 
 def draw(shown: Runs, axes: Sequence[str], path: Path, training: bool = False) -> None:

@@ -24,8 +24,8 @@ from lazyformer_fairseq.child_process import run_to_its_end, stoppable
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions, device_named
 from lazyformer_fairseq.evaluation.planning.job import job_of_launch
-from lazyformer_fairseq.experiments.curves.report import AXES, csv_rows, draw, find_runs, read_histories, table
-from lazyformer_fairseq.report.tables import markdown_table, write_csv
+from lazyformer_fairseq.experiments.curves.report import AXES, draw, find_runs, read_histories, table
+from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import copy_file, write_text
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
@@ -280,7 +280,7 @@ def missing(steps: str) -> str:
 
 
 def show_losses(folders: Sequence[Path], report: Path, steps: str) -> str:
-    """Return a table of validation losses with their picture, and write loss.png and loss.csv.
+    """Return a table of validation losses with their picture, and write loss.png.
 
     Args:
         folders: folders of trainings, which may not have begun.
@@ -294,7 +294,6 @@ def show_losses(folders: Sequence[Path], report: Path, steps: str) -> str:
         return missing(steps)
     axes = [axis for axis in AXES if axis != "tokens"]  # all models read the same tokens in an update
     draw(shown, axes, report / "loss.png")
-    write_csv(list(csv_rows(shown)), report / "loss.csv")
     picture = "![validation loss against updates, time and FLOPs](loss.png)"
     return "\n\n".join([table(shown), *silent, picture])
 

@@ -44,18 +44,15 @@ class ExistingPath(click.Path):
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "model.safetensors")
 
 
-def checkpoint_at(path: Path, name: Optional[str] = None) -> Path:
-    """Return a checkpoint, given itself or its folder (and perhaps its name there); UserError where there is none."""
+def checkpoint_at(path: Path) -> Path:
+    """Return a checkpoint, given itself or its folder; UserError where there is none."""
     if path.is_file():
-        if name is not None:
-            raise UserError(f"{path}: is a file; {name} can be chosen in a folder of checkpoints alone")
         return path
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give a checkpoint, or a folder of checkpoints")
-    names = [name] if name else CHECKPOINTS
-    found = [path / name for name in names if (path / name).is_file()]
+    found = [path / name for name in CHECKPOINTS if (path / name).is_file()]
     if not found:
-        raise UserError(f"{path}: holds no {' or '.join(names)}")
+        raise UserError(f"{path}: holds no {' or '.join(CHECKPOINTS)}")
     return found[0]
 
 

@@ -59,7 +59,6 @@ for command in (
 class ExportSettings:
     """Options of ``lazyformer export``."""
 
-    checkpoint_file: Optional[str] = option(None, "Name in the folder.", shown="the best checkpoint, else the last")
     target: str = option(
         "safetensors",
         "Whose format: lazyformer_fairseq's own, or transformers'.",
@@ -105,14 +104,14 @@ def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
                 raise UserError(f"{name} is for --to huggingface")
         from lazyformer_fairseq.evaluation.export import export as write
 
-        write(checkpoints, out, settings.checkpoint_file)
+        write(checkpoints, out)
         click.echo(f"written: {out}")
         return
     refuse_without_extra("huggingface", "lazyformer export --to huggingface")
     from lazyformer_fairseq.huggingface.export import export_to_huggingface
 
     form = settings.form or "auto"
-    chosen = export_to_huggingface(checkpoints, out, settings.checkpoint_file, form, settings.head)
+    chosen = export_to_huggingface(checkpoints, out, form, settings.head)
     theirs = {
         "bert": "a BERT of transformers",
         "modernbert": "a ModernBERT of transformers",

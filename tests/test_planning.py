@@ -27,7 +27,7 @@ from lazyformer_fairseq.executors import nvidia_smi
 from lazyformer_fairseq.fairseq_plugin.launcher.launch import CONFIGS, Launch
 from lazyformer_fairseq.options import read_size
 
-LONG = "bert_base --gpus 8 --gpu-memory 6GB --tokens-per-sample 4096"
+LONG = "bert_base --gpus 8x6GB --tokens-per-sample 4096"
 V100 = Place(8, 16 * 10**9, "fp16")
 
 
@@ -204,9 +204,9 @@ def test_other_files_are_refused(tmp_path: Path, text, message):
     [
         ("all_attention_small_tiny --gpus 4 --teraflops 60", "weights|memory of streams|eager|--teraflops 60"),
         ("lazyformer_small --gpus 8 --attention-backend fused", "fused needs compute capability 8.0"),
-        ("bert_base --gpu-memory 1GB", "THIS DOES NOT FIT|Choose shorter sequences or a larger GPU."),
+        ("bert_base --gpus 1x1GB", "THIS DOES NOT FIT|Choose shorter sequences or a larger GPU."),
         pytest.param(
-            "bert_base --gpu-memory 1GB --precision fp32",
+            "bert_base --gpus 1x1GB --precision fp32",
             "Choose shorter sequences, half precision or a larger GPU.",
             marks=pytest.mark.slow,
         ),
@@ -249,7 +249,7 @@ def test_a_plan_takes_no_nonsense(option, value):
 @pytest.mark.parametrize(("text", "size"), [("16GB", 16 * 10**9), ("16GiB", 2**34), ("1.5gb", 15 * 10**8)])
 def test_sizes(text, size):
     assert read_size(text) == size
-    assert "'big' is no size; write for example 16GB" in run("plan", "--arch", "x", "--gpu-memory", "big").output
+    assert "'big' is no size; write for example 16GB" in run("plan", "--arch", "x", "--gpus", "8xbig").output
 
 
 @pytest.fixture

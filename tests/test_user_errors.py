@@ -165,7 +165,6 @@ MAKERS = (
     "lm sample checkpoint.pt . --output OUT",
     "lm probe checkpoint.pt . OUT",
     "pattern show sf --output OUT",
-    "pattern spans checkpoint.pt OUT",
     "predict . --output OUT",
     "pretrain bert_base . --save-dir OUT",
     "reproduce lazyformer . OUT",

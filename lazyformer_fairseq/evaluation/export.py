@@ -11,7 +11,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Optional, Union
+from typing import Union
 
 from safetensors.torch import save_model
 
@@ -26,18 +26,17 @@ from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, plain_o
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
 
-def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Optional[str] = None) -> None:
+def export(folder: Union[str, Path], out: Union[str, Path]) -> None:
     """Write a checkpoint's model and tokenizer to the folder `out`, whole or not at all.
 
     Args:
-        folder: of checkpoints; see :func:`lazyformer_fairseq.evaluation.loading.load`.
+        folder: of checkpoints, or one of these; see :func:`lazyformer_fairseq.evaluation.loading.load`.
         out: must not exist yet, or be empty.
-        checkpoint_file: name in `folder`; by default the best, else the last.
 
     Raises:
         UserError: what :func:`~lazyformer_fairseq.evaluation.loading.load` raises, or `out` exists.
     """
-    loaded = load(folder, checkpoint_file)
+    loaded = load(folder)
     with atomic_folder(Path(out)) as unfinished:
         write_model(loaded, unfinished)
 

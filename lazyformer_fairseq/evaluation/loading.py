@@ -47,7 +47,6 @@ def model_of(options: Options, dictionary: Any) -> Union[MaskedLM, CausalLM]:
 
 def load(
     folder: Union[str, Path],
-    checkpoint_file: Optional[str] = None,
     make: Make = model_of,
     read: Callable[[Path], dict[str, Any]] = checkpoints.load,
 ) -> TrainedModel:
@@ -55,15 +54,14 @@ def load(
 
     Args:
         folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both. Or
-            one of the checkpoints in it.
-        checkpoint_file: name in `folder`; by default the best, else the last.
+            one of the checkpoints in it; by default the best, else the last.
         make: of options and a dictionary makes a model with fresh weights.
         read: reads a checkpoint.
 
     Raises:
         UserError: a file is missing, damaged, unsafe or does not belong to the others.
     """
-    checkpoint = checkpoint_at(Path(folder), checkpoint_file)
+    checkpoint = checkpoint_at(Path(folder))
     tokenizer = tokenizer_beside(checkpoint)  # first: that it is missing is the likelier mistake
     return load_state(read(checkpoint), checkpoint, tokenizer, make)
 

@@ -51,7 +51,6 @@ CLOSE = 1e-6  # of numbers around 1, between two ways to compute the same in dou
 def export_to_huggingface(
     folder: Union[str, Path],
     out: Union[str, Path],
-    checkpoint_file: Optional[str] = None,
     form: str = AUTO,
     head: Optional[str] = None,
 ) -> str:
@@ -62,7 +61,6 @@ def export_to_huggingface(
     Args:
         folder: folder of checkpoints; see :func:`lazyformer_fairseq.evaluation.loading.load`.
         out: must not exist yet, or be empty.
-        checkpoint_file: name of the checkpoint in the folder.
         form: "bert" or "modernbert" for one of transformers, "custom" for a model with its own code, "auto" for the
             first that is possible.
         head: the classification or span head to take along; None for the only one, if there is one.
@@ -74,7 +72,7 @@ def export_to_huggingface(
         UserError: what `load` raises; no such head, or several; the model is no BERT; a kind whose
             code cannot be exported; `out` exists.
     """
-    path = checkpoint_at(Path(folder), checkpoint_file)
+    path = checkpoint_at(Path(folder))
     state = checkpoints.load(path)
     if loading.is_causal(state):
         if form in (BERT, MODERN) or head is not None:

@@ -12,7 +12,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from lazyformer_fairseq.arguments import CHECKPOINTS, checkpoint_at
+from lazyformer_fairseq.arguments import CHECKPOINTS
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
@@ -76,7 +76,7 @@ def import_to(
     notes: list[str] = []
     with TemporaryDirectory(prefix="lazyformer") as scratch:
         if is_ours(path):
-            loaded = loading.load(checkpoint_at(path))
+            loaded = loading.load(path)
             options = loaded.model.cfg
             weights = loaded.model.state_dict()
             tokenizer = loaded.tokenizer

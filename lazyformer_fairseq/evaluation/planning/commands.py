@@ -12,7 +12,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.planning import NO_GPU, PAPER_TERAFLOPS, V100_BYTES
 from lazyformer_fairseq.executors.cpuinfo import has_bf16
 from lazyformer_fairseq.executors.nvidia_smi import count_gpus, precision_here, smallest_memory
-from lazyformer_fairseq.options import Command, Gpus, option, read_gpus, read_size, takes
+from lazyformer_fairseq.options import Command, Gpus, option, read_gpus, takes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 
@@ -32,13 +32,6 @@ class Planning:
         parse=read_gpus,
         metavar="N or NxSIZE",
         shown="this machine's, or its processor where it has none",
-    )
-    gpu_memory: Optional[int] = option(
-        None,
-        "The same SIZE, 16GB (10^9 bytes) or 16GiB.",
-        parse=read_size,
-        metavar="SIZE",
-        shown="this machine's; 16GB where it has no GPU",
     )
     precision: Optional[str] = option(
         None,
@@ -138,7 +131,7 @@ def _place(asked: Planning) -> Any:
 
     there = count_gpus()
     given = asked.gpus or Gpus(0)
-    memory = asked.gpu_memory or given.memory
+    memory = given.memory
     if not (there or given.count or memory):
         by_pretrain = "fp32"
         if has_bf16() and asked.archs and ARCHITECTURES.keys() >= set(asked.archs):

@@ -93,19 +93,14 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
 
 @pattern.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path, dir_okay=False))
-@click.argument("output", type=click.Path(path_type=Path, dir_okay=False), required=False)
-def spans(checkpoint: Path, output: Optional[Path]) -> None:
-    """Print how far each head of CHECKPOINT looks, and draw it.
+def spans(checkpoint: Path) -> None:
+    """Print how far each head of CHECKPOINT looks.
 
-    For models with s[span=1024] or the like, whose heads learn it. OUTPUT is a PNG.
+    For models with s[span=1024] or the like, whose heads learn it.
     """
-    from lazyformer_fairseq.experiments.pattern.look import draw_spans, read_spans, spans_table
+    from lazyformer_fairseq.experiments.pattern.look import read_spans, spans_table
 
-    found = read_spans(checkpoint)
-    click.echo(spans_table(found))
-    if output is not None:
-        draw_spans(found, output)
-        click.echo(f"written: {output}")
+    click.echo(spans_table(read_spans(checkpoint)))
 
 
 def _row(arch: str) -> Architecture:

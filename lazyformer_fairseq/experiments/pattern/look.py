@@ -318,21 +318,3 @@ def spans_table(found: list[Spans]) -> str:
         heads = " ".join(f"{tokens:.0f}" for tokens in sorted(spans.tokens))
         lines.append(f"{spans.number:>8} {spans.ramp:>8} {np.mean(spans.tokens):>8.1f}   {heads}")
     return "\n".join(lines)
-
-
-def draw_spans(found: list[Spans], path: Path) -> None:
-    """Draw a bar per head, from the shortest to the longest in each sublayer."""
-    from lazyformer_fairseq.report.figures import COLOURS, picture
-
-    width = 1.5 + 0.14 * sum(len(spans.tokens) + 1 for spans in found)
-    with picture(path, panel=(width, 3)) as ((axis,),):
-        start = 0
-        ticks = []
-        for spans in found:
-            places = start + np.arange(len(spans.tokens))
-            axis.bar(places, sorted(spans.tokens), width=0.8, color=COLOURS[0])
-            ticks.append(places.mean())
-            start = places[-1] + 2
-        axis.set_xticks(ticks, [str(spans.number) for spans in found])
-        axis.set_xlabel("sublayer, a bar for each head")
-        axis.set_ylabel("span z, tokens")

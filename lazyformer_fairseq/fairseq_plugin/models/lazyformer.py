@@ -4,7 +4,7 @@ Transformer-XL, PAR, Sandwich and lazy PAR are the causal language model, all ot
 """
 
 from argparse import Namespace
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar
 
 from fairseq.models import BaseFairseqModel, register_model
 from omegaconf import OmegaConf
@@ -60,13 +60,13 @@ class LazyFormerModel(MaskedLM, CheckedModel):
         self.register_buffer("dictionary_sha256", match.dictionary_hash(dictionary))
 
     @classmethod
-    def from_pretrained(cls, folder: str, checkpoint_file: Optional[str] = None):
-        """Load model, dictionary and tokenizer from a folder of checkpoints; see :func:`evaluation.loading.load`."""
+    def from_pretrained(cls, folder: str):
+        """Load model, dictionary and tokenizer beside a checkpoint; see :func:`evaluation.loading.load`."""
 
         def make(options: MaskedLMOptions, dictionary: Any) -> LazyFormerModel:
             return cls(OmegaConf.structured(MaskedLMConfig(**vars(options))), dictionary)
 
-        return loading.load(folder, checkpoint_file, make, load_safely)
+        return loading.load(folder, make, load_safely)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Let a checkpoint with other classification heads than the model's load, or with fewer positions; log it."""

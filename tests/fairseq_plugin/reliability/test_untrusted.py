@@ -154,7 +154,7 @@ def test_every_entry_refuses(tmp_path, victim, trained, data_folder, fairseq_tra
         lambda: fairseq_train(data_folder, train, folder),
         lambda: fairseq_train(cola, tuning, tmp_path / "cola", task="glue"),
         lambda: LazyFormerModel.from_pretrained(folder),
-        lambda: LazyFormerModel.from_pretrained(folder, "model.pt"),
+        lambda: LazyFormerModel.from_pretrained(folder / "model.pt"),
         lambda: hub_utils.from_pretrained(str(folder), "model.pt", str(data_folder)),
         lambda: load_start_models({"evil": evil}, tokenizer),
         lambda: predict_task(TASKS["CoLA"], folder, cola, folder, PredictSettings(tokenizer=tokenizer)),

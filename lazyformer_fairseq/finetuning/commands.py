@@ -57,8 +57,7 @@ def _refuse_values(checkpoints: Sequence[str]) -> None:
     ".jsonl or .conll; else glue]",
 )
 @takes(GridSettings, into="")
-@click.option("--checkpoint", "more", multiple=True, hidden=True)
-def finetune(task: Optional[str], checkpoints: tuple[str, ...], more: tuple[str, ...], **given: Any) -> None:
+def finetune(task: Optional[str], checkpoints: tuple[str, ...], **given: Any) -> None:
     r"""Fine-tune every CHECKPOINT, a file, a folder or NAME=FILE, on a task, and report.
 
     Custom labels or scores stand in a folder, in train.tsv and dev.tsv, whose first line names the columns, as
@@ -77,7 +76,7 @@ def finetune(task: Optional[str], checkpoints: tuple[str, ...], more: tuple[str,
     lazyformer finetune model/checkpoint_best.pt --task babylm --data babylm_glue --output results/babylm
     lazyformer finetune bert=a.pt lazy=b.pt --task squad --data squad_data --output results/squad
     """
-    run_grid(task, GridSettings(checkpoints=(*checkpoints, *more), **given))
+    run_grid(task, GridSettings(checkpoints=checkpoints, **given))
 
 
 @click.command(cls=Command)
@@ -94,8 +93,8 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
     MODEL is a fine-tuned checkpoint, the folder of one, a grid's with one model and task, or one that `lazyformer
     export` wrote. TEXTS ends in .tsv, .csv or .jsonl and names its columns in its first line, or in .txt and has a
     text a line. Its rows are written with prediction and probability after each; if it has a column of labels, the
-    answers are marked by them. A model that tags words takes a .conll file too, with a word per line, and copies it
-    with the tag as a last column. A model for SQuAD takes a file of questions, .json, in place of TEXTS.
+    answers are marked by them. A model that tags words takes a .conll file too, with a word per line.
+    A model for SQuAD takes a file of questions, .json, in place of TEXTS.
 
     \b
     lazyformer predict results/my_reviews texts.tsv
@@ -134,7 +133,7 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
 @click.argument("folder", type=A_PATH)
 @click.option("--output", type=A_PATH, help="Folder of tables and pictures.  [default: FOLDER/report]")
 def report(folder: Path, output: Optional[Path]) -> None:
-    """Bring the runs in FOLDER, which `lazyformer finetune` wrote, to a table: Markdown, CSV, LaTeX and pictures.
+    """Bring the runs in FOLDER, which `lazyformer finetune` wrote, to a table, in Markdown, and a picture.
 
     An unfinished grid is reported as such.
     """

@@ -54,9 +54,9 @@ def name_checkpoints(texts: Iterable[str]) -> dict[str, Path]:
         if name is None:
             name = path.absolute().parent.name
         if not MODEL_NAME.fullmatch(name):
-            raise UserError(f"--checkpoint {text}: {name!r} cannot name a model's folder; give one, as in m2x6={path}")
+            raise UserError(f"{text}: {name!r} cannot name a model's folder; give one, as in m2x6={path}")
         if name in models:
-            raise UserError(f"--checkpoint {text}: {models[name]} is called {name} too; give names, as in NAME={path}")
+            raise UserError(f"{text}: {models[name]} is called {name} too; give names, as in NAME={path}")
         models[name] = path
     return models
 

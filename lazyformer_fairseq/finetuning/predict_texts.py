@@ -1,7 +1,6 @@
 """``lazyformer predict MODEL TEXTS``: what a fine-tuned model says of each row of a file, into a file like it.
 
-Tags of words go into a CoNLL file, a word and its tag per line, or as a list behind the text. A CoNLL file is copied
-line for line, with the tag as a last column.
+Tags of words go into a CoNLL file, a word and its tag per line, or as a list behind the text.
 """
 
 import csv
@@ -10,7 +9,7 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
 
@@ -22,11 +21,9 @@ from lazyformer_fairseq.data.labelled_files import (
     CONLL,
     MOST_SHOWN,
     OUTSIDE,
-    Column,
     FileRow,
     RowReader,
     TaskDescription,
-    read_lines,
     read_rows,
     target_of_row,
     words_of,
@@ -89,12 +86,10 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
         if output.suffix.lower() == ".jsonl":
             refuse_duplicates(texts, names)
         lines: TableLines | TaggedLines
-        if output.suffix.lower() != CONLL:
-            lines = TableLines(output, names, task)
-        elif texts.suffix.lower() != CONLL:
+        if output.suffix.lower() == CONLL:
             lines = TaggedLines(reader)
         else:
-            lines = TaggedCopy(reader)
+            lines = TableLines(output, names, task)
         file.write(lines.header().encode())
         tally = Tally(task, reader, loaded.longest_of(head))
         while chunk := list(islice(rows, ROWS_AT_ONCE)):
@@ -102,7 +97,6 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
             for row, answer in zip(chunk, answers, strict=True):
                 tally.add(row, answer)
                 file.write(lines.row(row, answer).encode())
-        file.write(lines.rest().encode())
         if tally.rows == tally.without_text.count:
             raise UserError(f"{texts}: has no text in it{tally.fields_in_place()}")
     return [f"{output}: {tally.rows:,} rows", *tally.lines()]
@@ -152,7 +146,7 @@ def open_rows(
         raise UserError(f"{path}: is empty; write a line that names its columns, and a text in each line under it")
     header = first.fields
     layout = task.splits.get("valid")
-    trained: tuple[Column, ...] = ()
+    trained: tuple[str, ...] = ()
     label = None
     if layout is not None and set(layout.texts) <= set(header):
         trained = layout.texts
@@ -161,7 +155,6 @@ def open_rows(
     templates: tuple[str, ...] = ()
     if trained and not text:
         templates = layout.templates
-    texts: tuple[Column, ...]
     if templates:
         texts = trained
     else:
@@ -173,13 +166,9 @@ def open_rows(
             knows = "single texts: name one so"
         raise UserError(f"{path}: the model was trained on {task.name}, on {knows}")
     reader = RowReader.of(path, header, texts, label, templates)
-    names = header
-    if isinstance(texts[0], int):
-        names = [f"column{place}" for place in range(1, len(header) + 1)]
-        rows = chain([first], rows)
     if path.suffix.lower() != ".jsonl":  # its rows are looked at one by one
-        refuse_taken(path, first.line, names, task)
-    return reader, names, _rows(reader, rows, task)
+        refuse_taken(path, first.line, header, task)
+    return reader, header, _rows(reader, rows, task)
 
 
 def _rows(reader: RowReader, rows: Iterator[FileRow], task: TaskDescription) -> Iterator[FileRow]:
@@ -240,10 +229,6 @@ class TableLines:
         """Return the line of a row."""
         return line_of(self.output, self.names, row, fields_added(answer, self.task))
 
-    def rest(self) -> str:
-        """Return what follows the last row."""
-        return ""
-
 
 class TaggedLines:
     """Lines of a CoNLL file that is made of texts: a word and its tag per line, an empty line after each text.
@@ -261,56 +246,9 @@ class TaggedLines:
 
     def row(self, row: FileRow, answer: inference.Prediction) -> str:
         """Return the lines of a text."""
-        words, tags = self.words_and_tags(row, answer)
-        return "".join([*(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)), "\n"])
-
-    def rest(self) -> str:
-        """Return what follows the last row."""
-        return ""
-
-    def words_and_tags(self, row: FileRow, answer: inference.Prediction) -> tuple[list[str], list[str]]:
-        """Return the words of a row, and as many tags."""
         words = words_of(self.reader.texts_of(row)[0])
-        return words, answer.label or [OUTSIDE] * len(words)  # without a token of text there is no answer
-
-
-class TaggedCopy(TaggedLines):
-    """The lines of a CoNLL file as they are, with the tag as a last column of each word."""
-
-    def __init__(self, reader: RowReader):
-        super().__init__(reader)
-        self._lines = read_lines(reader.path)
-        self._copied = 0
-
-    def row(self, row: FileRow, answer: inference.Prediction) -> str:
-        """Return the lines from the end of the sentence before to that of this one, whose words have a line each."""
-        _, tags = self.words_and_tags(row, answer)
-        between = islice(self._lines, row.line - 1 - self._copied)
-        written = [line_without_word(line) for _, line in between]
-        words = islice(self._lines, len(tags))
-        written += [with_column(line, tag) for (_, line), tag in zip(words, tags, strict=True)]
-        self._copied = row.line - 1 + len(tags)
-        return "".join(written)
-
-    def rest(self) -> str:
-        """Return the lines behind the last sentence."""
-        return "".join(line_without_word(line) for _, line in self._lines)
-
-
-def line_without_word(line: str) -> str:
-    """Return an empty line, or one that begins a document; if that has several columns, it gets one more, too."""
-    if len(words_of(line)) > 1:
-        return with_column(line, OUTSIDE)
-    return f"{line}\n"
-
-
-def with_column(line: str, value: str) -> str:
-    """Return a line with one more column, behind a space where spaces divide its other ones, else a tab."""
-    line = line.rstrip(" \t")
-    divider = "\t"
-    if " " in line and "\t" not in line:
-        divider = " "
-    return f"{line}{divider}{value}\n"
+        tags = answer.label or [OUTSIDE] * len(words)  # without a token of text there is no answer
+        return "".join([*(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)), "\n"])
 
 
 def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str, Any]) -> str:

@@ -45,7 +45,7 @@ class GridSettings(ExecutorOptions):
     )
     text: tuple[str, ...] = option(
         (),
-        "Column of the texts, or two columns of pairs, by name; by number from 1 if no line names them.",
+        "Column of the texts, or two columns of pairs, by name.",
         shown="text, or text and text2, sentence1 and sentence2, premise and hypothesis ...",
         section=CUSTOM,
     )
@@ -155,7 +155,7 @@ class PredictSettings:
     tasks: tuple[str, ...] = option((), "GLUE: names of tasks, AX too.", shown="all")
     text: tuple[str, ...] = option(
         (),
-        "Column of TEXTS that holds texts, or two of pairs, by name; by number from 1 if no line names them.",
+        "Column of TEXTS that holds texts, or two of pairs, by name.",
         shown="as in training, else text, sentence ...",
     )
     head: Optional[str] = option(None, "Head that predicts for TEXTS.", shown="the only one of the model")

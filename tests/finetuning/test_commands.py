@@ -59,8 +59,8 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
     ("change", "words"),
     [
         ("--tasks AX", "AX has no training data"),
-        ("--checkpoint x=nowhere.pt", "nowhere.pt: no such file or folder"),
-        ("--checkpoint x=broken.pt", "broken.pt: truncated, damaged or no checkpoint"),
+        ("x=nowhere.pt", "nowhere.pt: no such file or folder"),
+        ("x=broken.pt", "broken.pt: truncated, damaged or no checkpoint"),
         ("--tokenizer nowhere", "nowhere: no such file or folder"),
         ("--tokenizer .", ".: no tokenizer there"),
         ("--data nowhere", "nowhere: no such file or folder"),

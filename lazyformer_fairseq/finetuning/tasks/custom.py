@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Optional
 
@@ -19,7 +18,6 @@ from lazyformer_fairseq.data.labelled_files import (
     MOST_SHOWN,
     NAME,
     OUTSIDE,
-    Column,
     RowReader,
     Split,
     TaskDescription,
@@ -30,7 +28,7 @@ from lazyformer_fairseq.data.labelled_files import (
 )
 from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedCustomTask
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
-from lazyformer_fairseq.errors import UserError, whole_number
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import settings
 from lazyformer_fairseq.finetuning.benchmark import Score, TextsBenchmark, TuningProtocol
 from lazyformer_fairseq.finetuning.paper_numbers import LAZYFORMER, PROTOCOLS
@@ -118,13 +116,8 @@ def in_words(row: TaskDescription) -> str:
             what = f"lists of {len(row.labels)} labels, {shown}"
         elif all(map(_is_number, row.labels)):
             what += " (--label-type scores for scores)"
-    columns = []
-    for column in (*row.splits["train"].texts, row.splits["train"].label):
-        if isinstance(column, str):
-            columns.append(repr(column))
-        else:
-            columns.append(str(column + 1))
-    *texts, label = columns
+    texts = map(repr, row.splits["train"].texts)
+    label = repr(row.splits["train"].label)
     where = f"texts in column {' and '.join(texts)}, labels in {label}"
     if row.tags_words:
         where = "words in the first column, tags in the last"
@@ -221,10 +214,7 @@ def _begins_with_list(row: TaskDescription, path: Path) -> bool:
     """Return whether the first row with a label has a list of labels."""
     layout = row.splits["train"]
     rows = read_rows(path)
-    first = next(rows)
-    reader = RowReader.of(path, first.fields, layout.texts, layout.label)
-    if not layout.has_header:
-        rows = chain([first], rows)
+    reader = RowReader.of(path, next(rows).fields, layout.texts, layout.label)
     full = (found for found in rows if len(found.fields) == len(reader.names))
     word = next(map(reader.label_of, full), None)
     return word is not None and listed_labels(word) is not None
@@ -252,13 +242,13 @@ def columns_of(
     text: Sequence[str] = (),
     label: Optional[str] = None,
     is_labelled: bool = True,
-) -> tuple[tuple[Column, ...], Optional[Column]]:
-    """Return the columns of the texts, one or two, and of the label: names, or numbers from 0 where no line names them.
+) -> tuple[tuple[str, ...], Optional[str]]:
+    """Return the names of the columns of the texts, one or two, and of the label.
 
     Args:
         path: the file, for messages.
         header: the first line's fields.
-        text: columns of texts as given, numbers from 1; by default the usual names.
+        text: columns of texts as given; by default the usual names.
         label: the label's column as given; by default the usual names.
         is_labelled: whether there must be a label; else it is None where none is named.
     """
@@ -277,16 +267,8 @@ def columns_of(
         twice = max(wanted, key=wanted.count)
         raise UserError(f"{path}: the column {twice!r} is named twice, of texts or of labels; name different ones")
 
-    if len(texts) in (1, 2) and (label or not is_labelled):
-        if set(wanted) <= set(header):
-            return texts, label
-        has_names = path.suffix.lower() in (".jsonl", ".txt")  # always, so that the first row is none of the texts
-        numbers = [whole_number(name) or 0 for name in wanted]
-        if not has_names and all(0 < number <= len(header) for number in numbers):
-            places = tuple(number - 1 for number in numbers)
-            if label:
-                return places[:-1], places[-1]
-            return places, None
+    if len(texts) in (1, 2) and (label or not is_labelled) and set(wanted) <= set(header):
+        return texts, label
     lacking = ", ".join(repr(name) for name in wanted if name not in header)
     if not texts:
         lacking = "of texts"
@@ -300,7 +282,7 @@ def columns_of(
         options += " and --label"
     raise UserError(
         f"{path}, line 1: names no column {lacking}, but {found}. Put a first line there that names the columns, as in "
-        f"{example}; or give their names by {options}, or without such a line their numbers, the first is 1"
+        f"{example}; or give their names by {options}"
     )
 
 
@@ -311,7 +293,7 @@ def _is_number(word: str) -> bool:
         return False
 
 
-def label_type_of(words: Sequence[str], label: Column) -> str:
+def label_type_of(words: Sequence[str], label: str) -> str:
     """Return scores where most labels are numbers and some are not whole, or the column is called so; else classes.
 
     Args:

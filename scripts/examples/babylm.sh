@@ -29,8 +29,10 @@ use_checkout
 lazyformer() { "$python" -m lazyformer_fairseq.cli "$@"; }
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
+modern='(s[rope=10000] f[gate=gelu])' parts='norm=rms; without=relative-position-buckets,local-heads'  # ModernBERT's
 models=(--model 'bert=(sf)x7' --model 'lazyformer=M2x3 M1' --model 'lazyformer_m6=M6 M1' --model 'par=(sff)x3 (f)x5'
-  --model 'lazy_par=sfflff sff (f)x5' --model 'conv=(cf)x3 sf (cf)x3')
+  --model 'lazy_par=sfflff sff (f)x5' --model 'conv=(cf)x3 sf (cf)x3' --model "modern=${modern}x7; $parts"
+  --model "lazy_modern=($modern l f[gate=gelu])x3 $modern; $parts")
 [[ " $* " != *" --model"[\ =]* ]] || models=()
 length=(--budget 120min)
 [[ " $* " != *" --updates"[\ =]* ]] || length=()

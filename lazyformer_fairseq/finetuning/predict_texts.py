@@ -1,6 +1,7 @@
 """``lazyformer predict MODEL TEXTS``: what a fine-tuned model says of each row of a file, into a file like it.
 
-Tags of words go into a CoNLL file, a word and its tag per line, or as a list behind the text.
+Tags of words go into a CoNLL file, a word and its tag per line, or as a list behind the text. A CoNLL file is copied
+line for line, with the tag as a last column.
 """
 
 import csv
@@ -24,6 +25,7 @@ from lazyformer_fairseq.data.labelled_files import (
     FileRow,
     RowReader,
     TaskDescription,
+    read_lines,
     read_rows,
     target_of_row,
     words_of,
@@ -86,10 +88,12 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
         if output.suffix.lower() == ".jsonl":
             refuse_duplicates(texts, names)
         lines: TableLines | TaggedLines
-        if output.suffix.lower() == CONLL:
+        if output.suffix.lower() != CONLL:
+            lines = TableLines(output, names, task)
+        elif texts.suffix.lower() != CONLL:
             lines = TaggedLines(reader)
         else:
-            lines = TableLines(output, names, task)
+            lines = TaggedCopy(reader)
         file.write(lines.header().encode())
         tally = Tally(task, reader, loaded.longest_of(head))
         while chunk := list(islice(rows, ROWS_AT_ONCE)):
@@ -97,6 +101,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
             for row, answer in zip(chunk, answers, strict=True):
                 tally.add(row, answer)
                 file.write(lines.row(row, answer).encode())
+        file.write(lines.rest().encode())
         if tally.rows == tally.without_text.count:
             raise UserError(f"{texts}: has no text in it{tally.fields_in_place()}")
     return [f"{output}: {tally.rows:,} rows", *tally.lines()]
@@ -229,6 +234,10 @@ class TableLines:
         """Return the line of a row."""
         return line_of(self.output, self.names, row, fields_added(answer, self.task))
 
+    def rest(self) -> str:
+        """Return what follows the last row."""
+        return ""
+
 
 class TaggedLines:
     """Lines of a CoNLL file that is made of texts: a word and its tag per line, an empty line after each text.
@@ -246,9 +255,56 @@ class TaggedLines:
 
     def row(self, row: FileRow, answer: inference.Prediction) -> str:
         """Return the lines of a text."""
-        words = words_of(self.reader.texts_of(row)[0])
-        tags = answer.label or [OUTSIDE] * len(words)  # without a token of text there is no answer
+        words, tags = self.words_and_tags(row, answer)
         return "".join([*(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)), "\n"])
+
+    def rest(self) -> str:
+        """Return what follows the last row."""
+        return ""
+
+    def words_and_tags(self, row: FileRow, answer: inference.Prediction) -> tuple[list[str], list[str]]:
+        """Return the words of a row, and as many tags."""
+        words = words_of(self.reader.texts_of(row)[0])
+        return words, answer.label or [OUTSIDE] * len(words)  # without a token of text there is no answer
+
+
+class TaggedCopy(TaggedLines):
+    """The lines of a CoNLL file as they are, with the tag as a last column of each word."""
+
+    def __init__(self, reader: RowReader):
+        super().__init__(reader)
+        self._lines = read_lines(reader.path)
+        self._copied = 0
+
+    def row(self, row: FileRow, answer: inference.Prediction) -> str:
+        """Return the lines from the end of the sentence before to that of this one, whose words have a line each."""
+        _, tags = self.words_and_tags(row, answer)
+        between = islice(self._lines, row.line - 1 - self._copied)
+        written = [line_without_word(line) for _, line in between]
+        words = islice(self._lines, len(tags))
+        written += [with_column(line, tag) for (_, line), tag in zip(words, tags, strict=True)]
+        self._copied = row.line - 1 + len(tags)
+        return "".join(written)
+
+    def rest(self) -> str:
+        """Return the lines behind the last sentence."""
+        return "".join(line_without_word(line) for _, line in self._lines)
+
+
+def line_without_word(line: str) -> str:
+    """Return an empty line, or one that begins a document; if that has several columns, it gets one more, too."""
+    if len(words_of(line)) > 1:
+        return with_column(line, OUTSIDE)
+    return f"{line}\n"
+
+
+def with_column(line: str, value: str) -> str:
+    """Return a line with one more column, behind a space where spaces divide its other ones, else a tab."""
+    line = line.rstrip(" \t")
+    divider = "\t"
+    if " " in line and "\t" not in line:
+        divider = " "
+    return f"{line}{divider}{value}\n"
 
 
 def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str, Any]) -> str:

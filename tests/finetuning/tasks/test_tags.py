@@ -207,13 +207,13 @@ def test_the_baseline_is_each_words_most_frequent_tag(names, run_of_names):
     assert found == right / 72
 
 
-def test_predictions_are_lines_of_words_and_tags(names, run_of_names, tmp_path):
+def test_predictions_are_a_last_column_or_lines_of_words_and_tags(names, run_of_names, tmp_path):
     said = invoke("predict", names / "out", names / "names" / "valid.conll", "--output", tmp_path / "valid.conll")
     assert "valid.conll: 12 rows\nby the file's own tags in 12 of the rows: entity_f1 " in said
     own = (names / "names" / "valid.conll").read_text().splitlines()
     lines = (tmp_path / "valid.conll").read_text().splitlines()
-    assert [line.partition("\t")[0] for line in lines] == [*(line.partition(" ")[0] for line in own), ""]
-    assert {line.partition("\t")[2] for line in lines} == {"", "B-LOC", "B-PER", "I-LOC", "O"}
+    assert [line.rpartition(" ")[0] for line in lines] == own
+    assert {line.rpartition(" ")[2] for line in lines} == {"", "B-LOC", "B-PER", "I-LOC", "O"}
     f1 = json.loads((run_of_names / "result.json").read_text())["metrics"]["valid"]["entity_f1"]
     assert f"entity_f1 {100 * f1:.2f}" in said
 
@@ -227,6 +227,30 @@ def test_predictions_are_lines_of_words_and_tags(names, run_of_names, tmp_path):
     (tmp_path / "y.conll").write_text("anna B-PER\nsees\n\nben B-LORD\n")
     said = invoke("predict", run_of_names, tmp_path / "y.conll")
     assert f"no marks: {tmp_path / 'y.conll'}, line 2: the label is empty" in said
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_conll_file_keeps_its_lines(run_of_names, tmp_path, end):
+    """Columns, documents and empty lines stay where they are, so that conlleval and diff find every line."""
+    given = [
+        "-DOCSTART- -X- O",
+        "",
+        "anna NN B-PER",
+        "sees  V O ",
+        "",
+        "",
+        "-DOCSTART-",
+        "ben",
+        "sees",
+        " ",
+        "ben\tB-X",
+    ]
+    (tmp_path / "x.conll").write_text(end.join([*given, "", ""]), newline="")
+    invoke("predict", run_of_names, tmp_path / "x.conll")
+    assert (tmp_path / "x.predictions.conll").read_bytes().decode().split("\n") == [
+        *("-DOCSTART- -X- O O", "", "anna NN B-PER B-PER", "sees  V O O", "", "", "-DOCSTART-"),
+        *("ben\tB-PER", "sees\tO", " ", "ben\tB-X\tB-PER", "", ""),
+    ]
 
 
 def test_words_that_are_cut_off_are_counted_and_one_tag_alone_is_named(run_of_names, tmp_path):

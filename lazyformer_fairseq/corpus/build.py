@@ -16,8 +16,16 @@ from lazyformer_fairseq.corpus import stages
 from lazyformer_fairseq.corpus.manifest import DROPPED, PACKAGES, describe, gather_notes, stage_totals, write_report
 from lazyformer_fairseq.corpus.readers.formats import FORMATS
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs, must_be_cut, plan_units
+from lazyformer_fairseq.corpus.remote_work import (
+    LATE_SETTINGS,
+    MANIFEST,
+    PLAN,
+    RemoteWork,
+    remote_work,
+    run_remote_task,
+)
 from lazyformer_fairseq.corpus.sentences import load_splitter
-from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.settings import VOCAB_SIZE, CorpusSettings
 from lazyformer_fairseq.corpus.steps import BAD_RECORD, NOT_UTF8
 from lazyformer_fairseq.corpus.wiki_words import TABLE
 from lazyformer_fairseq.corpus.words import WordStore
@@ -31,20 +39,19 @@ from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import copy_file, remove_leftovers, sync_content, unfinished_name, write_text
 from lazyformer_fairseq.storage.checked import as_type
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of, write_json
+from lazyformer_fairseq.storage.remote import is_url, local_copy, remove, remove_copies
 from lazyformer_fairseq.storage.run_lock import differences, run_lock
 
-PLAN = "plan.json"
-MANIFEST = "manifest.json"
-PUBLISHED = "published"
 MEGABYTE = 10**6
 GIGABYTE = 10**9
+PUBLISHED = "published"
 UNITS_OF_SMALL_INPUT = 64
 SMALLEST_UNIT = MEGABYTE // 4
 LARGEST_UNIT = 32 * MEGABYTE
 MOST_LINES = 10
 WORKER_IMPORTS = "lazyformer_fairseq.corpus.worker_imports"  # what tasks need, which takes seconds to load
 # Not read before the words are stored; what is not possible with a text, such as a vocabulary too large, is among them.
-LATE_SETTINGS = ("valid_share", "seed", "word_coverage", "vocab_size", "shards", "tokenizer")
+DECIDED_LATE = ("valid_share", "seed", "word_coverage", "vocab_size", "shards", "tokenizer")
 OPTION_OF_RULE = {
     "too short": " (--min-document-characters)",
     "short, not a sentence": " (--min-line-words)",
@@ -67,9 +74,9 @@ def build_corpus(
     ``timing`` in the manifest), whatever the number of workers.
 
     Args:
-        folder: the corpus to make.
+        folder: the corpus to make, a path or a URL.
         settings: all that decides its bytes.
-        inputs: files or folders, each with ``FORMAT:`` before it or without.
+        inputs: files or folders, paths or URLs, each with ``FORMAT:`` before it or without.
         workers: tasks at the same time on this machine.
         word_budget: most words between spaces, of both splits together, after cleaning; None for any number.
         executor: the place where tasks run; None for this machine.
@@ -80,62 +87,126 @@ def build_corpus(
     Raises:
         UserError: an input, the folder or a setting is wrong, or a task stopped, and why.
     """
-    folder = Path(folder).resolve()  # a link, or ".", cannot be replaced at the end
+    if executor is None and workers > 1:
+        with Local(workers, preload=[WORKER_IMPORTS], keeps_processes=True) as here:
+            return build_corpus(inputs, folder, settings, workers, word_budget, here)
+    if is_url(folder):
+        with remote_work(str(folder)) as remote:
+            return _build(inputs, remote.folder, settings, workers, word_budget, executor, remote=remote)
+    return _build(inputs, Path(folder), settings, workers, word_budget, executor)
+
+
+def _build(
+    inputs: Sequence[str],
+    folder: Path,
+    settings: CorpusSettings,
+    workers: int,
+    word_budget: Optional[int],
+    executor: Optional[Executor],
+    *,
+    remote: Optional[RemoteWork] = None,
+) -> dict[str, Any]:
+    """Do what :func:`build_corpus` says; of a corpus at a URL, ``folder`` is this machine's copy."""
+    folder = folder.resolve()  # a link, or ".", cannot be replaced at the end
     left_out: list[str] = []
     files = find_inputs(inputs, settings.bad_input, left_out)
     _tell(left_out, files)
     settings, digest = _with_tokenizer(settings)
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker
-    if executor is None and workers > 1:
-        with Local(workers, preload=[WORKER_IMPORTS], keeps_processes=True) as here:
-            return build_corpus(inputs, folder, settings, workers, word_budget, here)
     plan = {
         "settings": settings.as_json(digest),
         "versions": versions([*PACKAGES, *filter(None, [settings.spacy_model])]),
         "inputs": describe_inputs(files),
     }
-    if manifest := finished_manifest(folder, plan):
+    origins: dict[str, str] = {}
+    manifest = finished_manifest(folder, plan)
+    if manifest:
         size = manifest["vocabulary"]["size"]
         if settings.vocab_size not in (None, size):
             raise UserError(f"{folder} has {size} symbols, as its text is small; leave out --vocab-size, or remove it")
         remove_leftovers(folder.parent, folder.name)
         remove_published_work(folder)
-        return manifest
-    late = {name: plan["settings"][name] for name in LATE_SETTINGS} | {"vocab_size": settings.vocab_size}
-    early = {name: value for name, value in plan["settings"].items() if name not in late}
-    with work_folder(folder, {**plan, "settings": early}) as root:
-        paths = stages.WorkPaths(root)
-        stages.wait_for_workers(paths.tasks)
-        remove_leftovers(root, deep=True)
-        size = unit_bytes(files, settings)
-        job = stages.Job(paths, settings, size, [file for file in files if must_be_cut(file, size)])
-        if job.to_cut:
-            sizes = [file.size for file in job.to_cut]
-            stages.run_tasks(partial(stages.cut_one, job), sizes, paths.tasks / "cut", executor)
-        to_read, origins = _with_parts(files, job)
-        job = _planned(job, files, to_read)
-        _forget_other(late, paths)
-        stages.loaded_tokenizer.cache_clear()  # of an earlier corpus of this name
-        for stage, (task, sizes) in stages.STAGES.items():
-            stages.run_tasks(partial(task, job), sizes(job), paths.tasks / stage, executor)
-            if stage == "words":
-                _tell_of_words(job, origins)
-            if stage == "tokenizer" and (size := read_json(paths.vocabulary)["size"]) < plan["settings"]["vocab_size"]:
-                _say(f"vocabulary: {size:,} symbols, as the text is small; --vocab-size N for another number")
-            if stage == "duplicates":
-                _refuse_empty_split(paths, settings.valid_share)
-                _refuse_empty_shard(job)
-                _refuse_too_many_words(job, word_budget)
-        if executor is not None:
-            workers = min(executor.free, len(job.units))
-        manifest = describe(job, plan, origins, workers)
-        shutil.copytree(paths.tokenizer, paths.result / "tokenizer", copy_function=copy_file, dirs_exist_ok=True)
-        copy_file(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
-        write_report(manifest, paths.result / "report.html")
-        write_json(paths.result / MANIFEST, manifest)
-        publish(root, folder)
+    else:
+        late = {name: plan["settings"][name] for name in DECIDED_LATE} | {"vocab_size": settings.vocab_size}
+        early = {name: value for name, value in plan["settings"].items() if name not in late}
+        with work_folder(folder, {**plan, "settings": early}) as root:
+            job = stages.Job(stages.WorkPaths(root), settings, unit_bytes(files, settings), ())
+            stages.wait_for_workers(job.paths.tasks)
+            remove_leftovers(root, deep=True)
+            job, origins = _run_stages(job, files, late, word_budget, executor, remote)
+            if executor is not None:
+                workers = min(executor.free, len(job.units))
+            manifest = describe(job, plan, origins, workers)
+            _write_result(job.paths, manifest)
+            if remote:
+                remote.publish()
+            else:
+                publish(root, folder)
+    for path in (*origins, *(file.path for file in files)):
+        remove_copies(path)
     return manifest
+
+
+def _run_stages(
+    job: stages.Job,
+    files: Sequence[InputFile],
+    late: dict[str, Any],
+    word_budget: Optional[int],
+    executor: Optional[Executor],
+    remote: Optional[RemoteWork],
+) -> tuple[stages.Job, dict[str, str]]:
+    """Run all stages; return the job with its units, and the file of each part of a file that was cut."""
+    paths = job.paths
+    if remote:
+        remote.send([PLAN])
+    job = replace(job, to_cut=[file for file in files if must_be_cut(file, job.unit_bytes)])
+    if job.to_cut:
+        _run_stage("cut", stages.cut_one, [file.size for file in job.to_cut], job, executor, remote)
+    to_read, origins = _with_parts(files, job, remote)
+    job = _planned(job, files, to_read)
+    _forget_other(late, paths, remote)
+    stages.loaded_tokenizer.cache_clear()  # of an earlier corpus of this name
+    for stage, (task, sizes) in stages.STAGES.items():
+        _run_stage(stage, task, sizes(job), job, executor, remote)
+        if stage == "words":
+            _tell_of_words(job, origins)
+        if stage == "tokenizer":
+            size = read_json(paths.vocabulary)["size"]
+            if size < (job.settings.vocab_size or VOCAB_SIZE):
+                _say(f"vocabulary: {size:,} symbols, as the text is small; --vocab-size N for another number")
+        if stage == "duplicates":
+            _refuse_empty_split(paths, job.settings.valid_share)
+            _refuse_empty_shard(job)
+            _refuse_too_many_words(job, word_budget)
+    return job, origins
+
+
+def _write_result(paths: stages.WorkPaths, manifest: dict[str, Any]) -> None:
+    """Write what a corpus has beside its shards."""
+    shutil.copytree(paths.tokenizer, paths.result / "tokenizer", copy_function=copy_file, dirs_exist_ok=True)
+    copy_file(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
+    write_report(manifest, paths.result / "report.html")
+    write_json(paths.result / MANIFEST, manifest)
+
+
+def _run_stage(
+    stage: str,
+    task: stages.Task,
+    sizes: Sequence[int],
+    job: stages.Job,
+    executor: Optional[Executor],
+    remote: Optional[RemoteWork],
+) -> None:
+    """Run the tasks of a stage; where the work folder is at a URL, fetch what this process will read of them."""
+    folder = job.paths.tasks / stage
+    if remote is None:
+        stages.run_tasks(partial(task, job), sizes, folder, executor)
+        return
+    if stage == "tokenizer" and job.settings.tokenizer:
+        executor = None  # the user's tokenizer may be on this machine alone
+    stages.run_tasks(partial(run_remote_task, remote, stage, job), sizes, folder, executor, keeps_counts=True)
+    remote.fetch_after(stage, job)
 
 
 def _with_tokenizer(settings: CorpusSettings) -> tuple[CorpusSettings, Optional[str]]:
@@ -157,7 +228,7 @@ def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
     ):
 
         def describe_file(file: InputFile) -> dict[str, Any]:
-            digest = sha256_of(Path(file.path))
+            digest = sha256_of(Path(local_copy(file.path)))
             bar.update(file.size)
             return {"path": file.path, "format": file.format, "bytes": file.size, "sha256": digest}
 
@@ -172,7 +243,9 @@ def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
     return min(max(total // UNITS_OF_SMALL_INPUT, SMALLEST_UNIT), LARGEST_UNIT)
 
 
-def _with_parts(files: Sequence[InputFile], job: stages.Job) -> tuple[list[InputFile], dict[str, str]]:
+def _with_parts(
+    files: Sequence[InputFile], job: stages.Job, remote: Optional[RemoteWork]
+) -> tuple[list[InputFile], dict[str, str]]:
     """Return the files to read, with parts in place of those that were cut; the file of each part."""
     to_read = []
     origins = {}
@@ -183,8 +256,11 @@ def _with_parts(files: Sequence[InputFile], job: stages.Job) -> tuple[list[Input
         for part in sorted(job.paths.of("cut", job.to_cut.index(file)).glob("part-*")):
             first_line = int(part.name.split(".")[1])
             size = part.stat().st_size
-            to_read.append(replace(file, path=str(part), size=size, first_line=first_line))
-            origins[str(part)] = file.path
+            path = str(part)
+            if remote:
+                path = f"{remote.work_url}/{part.relative_to(job.paths.root)}"
+            to_read.append(replace(file, path=path, size=size, first_line=first_line))
+            origins[path] = file.path
     return to_read, origins
 
 
@@ -202,15 +278,20 @@ def _planned(job: stages.Job, files: Sequence[InputFile], to_read: Sequence[Inpu
     return replace(job, units=units, shards=shards)
 
 
-def _forget_other(late: dict[str, Any], paths: stages.WorkPaths) -> None:
+def _forget_other(late: dict[str, Any], paths: stages.WorkPaths, remote: Optional[RemoteWork]) -> None:
     """Remove what other late settings have made of the words of an unfinished corpus, which stay."""
-    chosen = paths.root / "late_settings.json"
+    chosen = paths.root / LATE_SETTINGS
     if chosen.exists() and read_json(chosen) == late:
         return
     stale = [paths.tasks / stage for stage in stages.STAGES if stage != "words"]
-    for folder in (*stale, paths.result):
+    stale += [paths.tokenizer, paths.result]
+    for folder in stale:
         shutil.rmtree(folder, ignore_errors=True)
     write_json(chosen, late)
+    if remote:
+        for folder in stale:
+            remove(f"{remote.work_url}/{folder.relative_to(paths.root)}")
+        remote.send([LATE_SETTINGS])
 
 
 def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:

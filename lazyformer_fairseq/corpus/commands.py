@@ -1,5 +1,6 @@
 """``lazyformer corpus``: the command line of this package."""
 
+import os
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +16,7 @@ from lazyformer_fairseq.executors.local import processors_here
 from lazyformer_fairseq.executors.options import LOCAL, ExecutorOptions, choose_executor
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.options import Group, read_count, takes
+from lazyformer_fairseq.storage.remote import is_url
 
 
 @click.group(cls=Group, default="build")
@@ -27,7 +29,7 @@ def corpus() -> None:
 
 @corpus.command()
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path())
 @takes(CorpusSettings)
 @click.option(
     "--cased",
@@ -43,7 +45,7 @@ def corpus() -> None:
 @takes(ExecutorOptions, into="place")
 def build(
     inputs: tuple[str, ...],
-    out: Path,
+    out: str,
     place: ExecutorOptions,
     cased: bool,
     word_budget: Optional[int],
@@ -52,6 +54,8 @@ def build(
     """Turn INPUTs into OUT, binarised.
 
     OUT gets shards of training data, the validation split, dictionary, tokenizer, manifest.json and report.html.
+
+    INPUT and OUT may be URLs, such as s3://bucket/folder (docs/scaling.md).
 
     An INPUT is a file or a folder: a MediaWiki dump (.xml, .xml.bz2), WikiExtractor's output, JSON lines, plain text
     with documents divided by blank lines or `= Title =` lines; all also as .gz, .bz2 or .zst; or Parquet, a document
@@ -72,7 +76,10 @@ def build(
     settings = replace(settings, text=replace(settings.text, lower_case=not cased))
     with stoppable(f"{out}: stopped; rerun to resume"):
         executor = None
-        logs = out.absolute().with_name(f".{out.name}.jobs")
+        here = Path(out.rstrip("/"))
+        if is_url(out):
+            here = Path(here.name)
+        logs = here.absolute().with_name(f".{here.name}.jobs")
         if place.executor != LOCAL or place.slurm:
             executor = choose_executor(place, logs, "lazyformer-corpus")
         manifest = build_corpus(inputs, out, settings, place.workers or processors_here(), word_budget, executor)
@@ -86,7 +93,7 @@ def build(
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in dropped.most_common())
     click.echo(
         f"{out}: {documents['in']:,} documents, {dropped.total():,} of them dropped{reasons and f' ({reasons})'}; "
-        f"train {train}; valid {valid}. See {out / 'report.html'}"
+        f"train {train}; valid {valid}. See {os.path.join(out, 'report.html')}"
     )
     for line in told_of_bad_input(manifest):
         click.echo(line)

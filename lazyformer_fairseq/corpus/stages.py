@@ -18,10 +18,11 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -44,7 +45,7 @@ from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE, atomic_file, copy_fi
 from lazyformer_fairseq.storage.in_place import own_file
 from lazyformer_fairseq.storage.indexed_format import join_parts
 from lazyformer_fairseq.storage.json_files import write_json
-from lazyformer_fairseq.storage.run_lock import acquire_file_lock, file_lock
+from lazyformer_fairseq.storage.run_lock import file_lock
 
 RESULT = "result"  # in the work folder; what becomes the corpus
 Counts = dict[str, Counter]  # of a task, by step
@@ -200,8 +201,9 @@ def join_shard(job: Job, rank: int) -> None:
     copy_file(job.paths.tokenizer / DICTIONARY_FILE, folder / DICTIONARY_FILE)
 
 
+Task = Callable[[Job, int], Optional[Counts]]
 # After the cutting, in order: what a task does, and the size of each: bytes of input, or 1.
-STAGES: Mapping[str, tuple[Callable[[Job, int], Optional[Counts]], Callable[[Job], list[int]]]] = {
+STAGES: Mapping[str, tuple[Task, Callable[[Job], list[int]]]] = {
     "words": (store_words, lambda job: [bytes_of(unit) for unit in job.units]),
     "duplicates": (mark_duplicates, lambda _job: [1]),
     "count": (count_words_of_unit, lambda job: [1] * len(job.units)),
@@ -215,10 +217,11 @@ SECONDS_FILE = "seconds"
 
 
 def run_tasks(
-    task: Callable[[int], Optional[Counts]],
+    task: Callable[[int], Any],
     sizes: Sequence[int],
     folder: Path,
     executor: Optional[Executor] = None,
+    keeps_counts: bool = False,
 ) -> None:
     """Run ``task(rank)`` for each rank below ``len(sizes)``, but for those that an earlier run completed.
 
@@ -227,6 +230,7 @@ def run_tasks(
         sizes: in bytes of input, for the bar; 1 each where there is no such size.
         folder: receives the counts, and the seconds that passed.
         executor: the place where tasks run side by side; None for this process.
+        keeps_counts: whether the task keeps its counts itself and returns its rank; it needs no folder of the command.
 
     Raises:
         UserError: a task failed for a reason that the user can fix; finished work stays.
@@ -237,11 +241,15 @@ def run_tasks(
     if max(sizes) > 1:
         scale = {"unit": "B", "unit_scale": True}
     done = sum(sizes) - sum(sizes[rank] for rank in waiting)
-    run = partial(run_task, task, folder)
+    run = task
+    begins_in = "/"
+    if not keeps_counts:
+        run = partial(run_task, task, folder)
+        begins_in = os.getcwd()
     if executor is None or (executor.is_here and len(waiting) < 2):
         finished: Iterable[int] = map(run, waiting)
     else:
-        finished = _elsewhere(run, waiting, executor)
+        finished = _elsewhere(run, waiting, executor, begins_in)
     began = time.monotonic()
     try:
         with Progress(total=sum(sizes), initial=done, desc=folder.name, **scale) as bar:
@@ -266,17 +274,19 @@ def run_task(task: Callable[[int], Optional[Counts]], folder: Path, rank: int) -
 
     Whoever resumes after a kill waits for the tasks that are still under way.
     """
-    descriptor = acquire_file_lock(folder.parent / WORKERS_LOCK, shared=True)
-    try:
+    with at_work(folder.parent):
         write_json(folder / f"{rank:05d}.json", task(rank) or {}, durable=False)
-    finally:
-        os.close(descriptor)
     return rank
 
 
-def _elsewhere(run: Callable[[int], int], ranks: Sequence[int], executor: Executor) -> Iterator[int]:
+def at_work(tasks: Path) -> AbstractContextManager[None]:
+    """Return a block for which :func:`wait_for_workers` waits."""
+    return file_lock(tasks / WORKERS_LOCK, shared=True)
+
+
+def _elsewhere(run: Callable[[int], int], ranks: Sequence[int], executor: Executor, begins_in: str) -> Iterator[int]:
     """Yield ranks as their tasks end where an executor put them."""
-    rank_of = {Call(run, (rank,)): rank for rank in ranks}
+    rank_of = {Call(run, (rank,), begins_in): rank for rank in ranks}
     for ended in run_calls(list(rank_of), executor):
         if ended is None or ended.is_tried_again:
             continue

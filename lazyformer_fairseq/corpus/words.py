@@ -105,19 +105,24 @@ class SelectedWords(NamedTuple):
 
 
 class WordStore:
-    """An existing store; maps its arrays into memory."""
+    """An existing store; maps an array into memory when it is asked for: not all files need be on this machine."""
+
+    words: np.ndarray
+    sentence_lengths: np.ndarray
+    document_sentences: np.ndarray
+    running_words: np.ndarray
+    fingerprints: np.ndarray
+    bands: np.ndarray
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.words = self._array("words")
-        self.sentence_lengths = self._array("sentence_lengths")
-        self.document_sentences = self._array("document_sentences")
-        self.running_words = self._array("running_words")
-        self.fingerprints = self._array("fingerprints")
-        self.bands = self._array("bands")
 
-    def _array(self, name: str) -> np.ndarray:
-        return np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+    def __getattr__(self, name: str) -> np.ndarray:
+        if name not in WordStore.__annotations__:
+            raise AttributeError(name)
+        array = np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        setattr(self, name, array)
+        return array
 
     @cached_property
     def vocabulary(self) -> list[str]:

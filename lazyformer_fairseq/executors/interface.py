@@ -4,10 +4,11 @@ A job is a call of a function that keeps its result in files of its own, each wh
 which jobs are done, whoever did them, and a job whose process was lost is done again.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional, Self
 
 from lazyformer_fairseq.errors import UserError
@@ -24,10 +25,12 @@ class Call:
     Attributes:
         function: a function of a module, or a partial of one.
         arguments: its arguments; they travel to the process by pickle.
+        folder: the working folder that it begins in on a cluster; relative paths start there.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
+    folder: str = field(default_factory=os.getcwd)
 
 
 class LostError(Exception):

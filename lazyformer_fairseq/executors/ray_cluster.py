@@ -15,7 +15,7 @@ ADDRESS = "RAY_ADDRESS"
 class RayCluster(Executor):
     """The cluster at RAY_ADDRESS; without that variable one is started on this machine for this process.
 
-    Every machine has this package, and the same files under the same paths: the working folder among them.
+    Every machine has this package, and the same files under the same paths, the folders of its calls among them.
 
     Args:
         at_once: jobs at a time; None for as many as the cluster has room for.
@@ -60,7 +60,7 @@ class RayCluster(Executor):
     def start(self, calls: Sequence[Call]) -> None:
         """Send jobs."""
         for call in calls:
-            self._calls[self._call.remote(os.getcwd(), call.function, call.arguments)] = call
+            self._calls[self._call.remote(call.folder, call.function, call.arguments)] = call
 
     def wait(self) -> list[Ended]:
         """Return the jobs that have ended since the last call."""
@@ -86,6 +86,6 @@ class RayCluster(Executor):
 
 
 def _call_in(folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Optional[BaseException]:
-    """Call a function in the working folder of whoever sent it, as paths may be relative."""
+    """Call a function in a folder, as paths may be relative to it."""
     os.chdir(folder)
     return error_of(function, arguments)

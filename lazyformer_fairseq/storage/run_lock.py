@@ -81,20 +81,19 @@ def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
 
 
 @contextmanager
-def file_lock(path: Path) -> Iterator[None]:
-    """Wait until no other process holds the file; holds it until the block or the process ends, however it ends."""
-    descriptor = acquire_file_lock(path)
+def file_lock(path: Path, shared: bool = False) -> Iterator[None]:
+    """Wait until no other process holds the file; holds it until the block or the process ends, however it ends.
+
+    Args:
+        path: the file, which is made.
+        shared: whether others may hold it too that ask for it in this way.
+    """
+    descriptor = own_file(path, os.O_RDWR | os.O_CREAT)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
-
-
-def acquire_file_lock(path: Path, shared: bool = False) -> int:
-    """Lock a file until the process ends or the descriptor is closed; `shared`: beside others."""
-    descriptor = own_file(path, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-    return descriptor
 
 
 def keep_settings(

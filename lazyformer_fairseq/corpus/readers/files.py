@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple, Optional, Union
 import zstandard
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.remote import local_copy
 
 # Bytes that go to the decompressor at once, and for bz2 that come out. What it has made of them is lost where they are
 # damaged; and 1 KiB of zst can stand for 32 MB, 50 bytes of bz2 for 46 MB.
@@ -46,7 +47,7 @@ class BadInputError(UserError):
 
 def compression(path: Union[str, Path]) -> Optional[str]:
     """Return ``gz``, ``bz2``, ``zst``, or None for a file that is not compressed."""
-    with open(path, "rb") as file:
+    with open(local_copy(path), "rb") as file:
         head = file.read(10)
     if head.startswith(b"BZh") and head[4:] in (BZ2_STREAM, BZ2_END):
         return "bz2"
@@ -59,7 +60,10 @@ def open_decompressed(path: Union[str, Path], start: int = 0, end: Optional[int]
     Ignores ``end`` for a file that is not compressed: whoever reads lines goes beyond it to finish a document.
     """
     compressed_by = compression(path)
-    file = open(path, "rb", buffering=1 << 18 if compressed_by is None else 0)  # noqa: SIM115  closed by the reader
+    buffering = 0
+    if compressed_by is None:
+        buffering = 1 << 18
+    file = open(local_copy(path), "rb", buffering)  # noqa: SIM115  closed by the reader
     file.seek(start)
     if compressed_by is None:
         return file
@@ -208,7 +212,7 @@ class Format:
 
     document: str
     names: str
-    recognises: Callable[[bytes, Path], bool]
+    recognises: Callable[[bytes, str], bool]
     starts_document: Optional[StartsDocument] = None
     parse: Optional[Callable[[Block, Piece, Watch], Parsed]] = None
     read_whole: Optional[Callable[[Piece, Watch], Parsed]] = None
@@ -260,7 +264,7 @@ def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block
 
 def _move_to_line(file: BinaryIO, piece: Piece) -> tuple[int, bool]:
     """Read on to the first line that begins in the range: (its offset, is the line before it blank?)."""
-    with open(piece.path, "rb") as before:
+    with open(local_copy(piece.path), "rb") as before:
         before.seek(piece.start - 1)
         offset = piece.start
         if before.read(1) != b"\n":
@@ -307,7 +311,7 @@ def place(piece: Piece, line: int) -> str:
     if compression(piece.path) is not None:
         return f"{piece.path}, line {line} of what begins at byte {piece.start}"
     newlines = 0
-    with open(piece.path, "rb") as file:
+    with open(local_copy(piece.path), "rb") as file:
         left = piece.start - 1  # the range's line 2 begins after the first newline from here on
         while left and (chunk := file.read(min(left, 1 << 20))):
             newlines += chunk.count(b"\n")
@@ -317,4 +321,4 @@ def place(piece: Piece, line: int) -> str:
 
 def bytes_of(unit: Sequence[Piece]) -> int:
     """Return bytes on disk of a unit."""
-    return sum((os.path.getsize(p.path) if p.end is None else p.end) - p.start for p in unit)
+    return sum((os.path.getsize(local_copy(p.path)) if p.end is None else p.end) - p.start for p in unit)

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from html import unescape
-from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 from xml.etree import ElementTree
 
@@ -21,6 +20,7 @@ import orjson
 
 from lazyformer_fairseq.corpus.readers import files
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.remote import local_copy
 
 
 def lines_to_paragraphs(text: str, title: Optional[str] = None) -> str:
@@ -43,7 +43,7 @@ REST_OF_DUMP = re.compile(r"\s*(?:</mediawiki\s*>\s*)?")
 TITLE_OF_PAGE = re.compile(r"<title>([^<\n]{1,200})</title>")
 
 
-def is_dump(content: bytes, file: Path) -> bool:
+def is_dump(content: bytes, file: str) -> bool:
     """Return whether MediaWiki wrote this; a UserError for other XML and HTML."""
     if b"<mediawiki" in content[:1000] or content.startswith(b"<page>"):
         return True
@@ -131,9 +131,9 @@ def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) 
         yield files.BadInputError(f"{files.place(piece, block.line + text.count(chr(10), 0, end.end()))}: {outside}")
 
 
-def is_json_lines(content: bytes, file: Path) -> bool:
+def is_json_lines(content: bytes, file: str) -> bool:
     """Return whether the first line is an object; a UserError for one list of them."""
-    if re.match(rb"\[\s*\{", content) and ".json" in file.name:
+    if re.match(rb"\[\s*\{", content) and ".json" in os.path.basename(file):
         raise UserError(f"{file}: is one JSON list; write one object a line (`jq -c '.[]'`)")
     return re.match(rb'\{\s*"', content) is not None
 
@@ -177,9 +177,10 @@ def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
     import pyarrow  # takes a while, which other formats need not spend
     from pyarrow.parquet import ParquetFile
 
-    size = os.path.getsize(piece.path)
+    file = local_copy(piece.path)
+    size = os.path.getsize(file)
     try:
-        with ParquetFile(piece.path) as table:
+        with ParquetFile(file) as table:
             names = table.schema_arrow.names
             texts = (pyarrow.string(), pyarrow.large_string())
             if "text" not in names or table.schema_arrow.field("text").type not in texts:
@@ -302,7 +303,7 @@ def read_book(piece: files.Piece, watch: files.Watch) -> files.Parsed:
         raise damage
 
 
-def is_gutenberg(content: bytes, _file: Path) -> bool:
+def is_gutenberg(content: bytes, _file: str) -> bool:
     """Return whether Project Gutenberg's header is there."""
     return GUTENBERG_START.search(content.decode(errors="replace")) is not None
 

@@ -29,6 +29,7 @@ from lazyformer_fairseq.corpus.readers.formats import FORMATS
 from lazyformer_fairseq.corpus.wiki_words import left_out_namespaces_of
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_folder
+from lazyformer_fairseq.storage.remote import files_at, is_url, local_copy
 
 HEAD_BYTES = 1 << 16
 DAMAGE_FILE = "damage.txt"
@@ -80,9 +81,9 @@ def find_inputs(
     """Return input files in the order of ``specs``, those of a folder by name.
 
     Args:
-        specs: ``PATH`` or ``FORMAT:PATH``, a file or a folder. A folder is searched with all its subfolders, linked
-        ones too, for names that a reader recognizes; hidden files, README and licence files are left out. Without
-        FORMAT it is guessed.
+        specs: ``PATH`` or ``FORMAT:PATH``; a path or a URL, of a file or a folder. A folder is searched with all its
+            subfolders, linked ones too, for names that a reader recognizes; hidden files, README and licence files are
+            left out. Without FORMAT it is guessed.
         bad_input: "skip" leaves out a file of a folder that is empty or is not text, and a folder that cannot be read.
         left_out: receives a line for each file of a folder that is left out: its path, and why.
 
@@ -95,7 +96,9 @@ def find_inputs(
         left_out = []
     for spec in specs:
         wanted_format, path = parse_spec(spec)
-        is_folder = path.is_dir()
+        is_folder = os.path.isdir(path)
+        if is_url(path):
+            is_folder = files_at(path) != [path]
         for file in _text_files(path, bad_input, left_out) if is_folder else [path]:
             try:
                 found = _recognised(file, wanted_format)
@@ -114,17 +117,24 @@ def find_inputs(
     return list(files.values())
 
 
-def parse_spec(spec: str) -> tuple[Optional[str], Path]:
-    """Return format, None where it must be guessed, and path; UserError for an unknown format or a missing path."""
+def parse_spec(spec: str) -> tuple[Optional[str], str]:
+    """Return format, None where it must be guessed, and path or URL.
+
+    Raises:
+        UserError: an unknown format, or a missing path; nobody asks at a URL yet.
+    """
     prefix, colon, rest = spec.partition(":")
     if colon and prefix in FORMATS:
         wanted_format = prefix
-        path = Path(rest)
-    elif colon and prefix.isalpha() and not Path(spec).exists():
+        place = rest
+    elif colon and prefix.isalpha() and not rest.startswith("//") and not Path(spec).exists():
         raise UserError(f"{spec}: unknown format {prefix!r}; choose from {', '.join(FORMATS)}")
     else:
         wanted_format = None
-        path = Path(spec)
+        place = spec
+    if is_url(place):
+        return wanted_format, place.rstrip("/")
+    path = Path(place)
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -133,14 +143,19 @@ def parse_spec(spec: str) -> tuple[Optional[str], Path]:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if not path.is_file() and not path.is_dir():
         raise UserError(f"{path}: is neither a file nor a folder, but a device or a pipe; write its text to a file")
-    return wanted_format, path
+    return wanted_format, str(path)
 
 
-def _text_files(folder: Path, bad_input: str, left_out: list[str]) -> list[Path]:
+def _text_files(folder: str, bad_input: str, left_out: list[str]) -> list[str]:
     """Return the files of a folder whose names are those of texts, in order."""
+    if is_url(folder):
+        below = [file for file in files_at(folder) if "/." not in file.removeprefix(folder)]
+    else:
+        below = list(map(str, _files_below(Path(folder), bad_input, left_out)))
     found = []
-    for file in sorted(_files_below(folder, bad_input, left_out)):
-        if ABOUT_THE_FILES.match(file.name) or not KNOWN_NAME.fullmatch(file.name):
+    for file in sorted(below, key=lambda file: file.split("/")):
+        name = os.path.basename(file)
+        if ABOUT_THE_FILES.match(name) or not KNOWN_NAME.fullmatch(name):
             left_out.append(f"{file}: its name is not one of a text that can be read")
         else:
             found.append(file)
@@ -186,22 +201,22 @@ def _files_below(top: Path, bad_input: str, left_out: list[str]) -> Iterator[Pat
                 left_out.append(f"{path}: is a link to what is not there, or cannot be read")
 
 
-def _recognised(file: Path, wanted: Optional[str]) -> InputFile:
+def _recognised(file: str, wanted: Optional[str]) -> InputFile:
     """Return the file with its format: the wanted one, or what it looks like."""
     try:
+        size = os.path.getsize(local_copy(file))
         with open_decompressed(file) as stream:
             head = stream.read(HEAD_BYTES)
     except BadInputError:  # compressed, and damaged from the start: whoever reads it will report where
-        by_name = (name for name, format in FORMATS.items() if re.match(format.names, file.name))
-        return InputFile(str(file), wanted or next(by_name, "text"), file.stat().st_size)
+        by_name = (name for name, format in FORMATS.items() if re.match(format.names, os.path.basename(file)))
+        return InputFile(file, wanted or next(by_name, "text"), size)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
-    size = file.stat().st_size
     for name, format in FORMATS.items():
         if format.magic and head.startswith(format.magic):
             if compression(file) is not None:
                 raise UserError(f"{file}: is a compressed {name} file, which is read as it is alone; unpack it")
-            return InputFile(str(file), name, size)
+            return InputFile(file, name, size)
         if format.magic and name == wanted:
             raise UserError(f"{file}: is no {name} file; leave {name}: out, or give another file")
     content = head.removeprefix(BOM).lstrip()
@@ -216,7 +231,7 @@ def _recognised(file: Path, wanted: Optional[str]) -> InputFile:
     namespaces = ()
     if found == "mediawiki":
         namespaces = left_out_namespaces_of(head)
-    return InputFile(str(file), found, size, left_out_namespaces=namespaces)
+    return InputFile(file, found, size, left_out_namespaces=namespaces)
 
 
 def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece, ...]]:
@@ -295,6 +310,8 @@ def _write_parts(file: InputFile, folder: Path, part_bytes: int) -> None:
 
 def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:
     whole = Piece(file.path, file.format, first_line=file.first_line, left_out_namespaces=file.left_out_namespaces)
+    if is_url(file.path):
+        whole = replace(whole, end=file.size)  # so that nobody has to ask there
     cuts: list[int] = []
     if file.size > unit_bytes and file.format != "book":
         count = -(-file.size // unit_bytes)
@@ -315,7 +332,7 @@ def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:
         return []
     starts: list[int] = []
     failures = 0
-    with open(file.path, "rb") as dump:
+    with open(local_copy(file.path), "rb") as dump:
         while True:
             dump.seek((starts[-1] if starts else 0) + unit_bytes)
             for start in _magic_numbers(dump):
@@ -343,7 +360,7 @@ def _magic_numbers(dump: BinaryIO) -> Iterator[int]:
 
 
 def _begins_with_page(path: str, start: int) -> bool:
-    with open(path, "rb") as dump:
+    with open(local_copy(path), "rb") as dump:
         dump.seek(start)
         stream = bz2.BZ2Decompressor()
         text = b""

@@ -1,0 +1,232 @@
+"""The work folder of a corpus at a URL, and the copy of it that each machine works on.
+
+A task fetches the files that it reads and this machine lacks, does its work on local files, and sends what it made, its
+counts last. So the counts at the URL say which tasks are done, whichever machine did them.
+"""
+
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from lazyformer_fairseq.corpus.stages import (
+    RESULT,
+    STAGES,
+    Job,
+    WorkPaths,
+    at_work,
+    cut_one,
+    run_task,
+    wait_for_workers,
+)
+from lazyformer_fairseq.data.count_model import MOST_COUNTED
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.atomic import UNFINISHED
+from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.storage.remote import copies, digest, fetch, opened, remove
+from lazyformer_fairseq.storage.run_lock import file_lock, run_lock
+
+AT_ONCE = 32  # files on their way
+PLAN = "plan.json"
+LATE_SETTINGS = "late_settings.json"
+MANIFEST = "manifest.json"
+
+# Files and folders of the work folder, by stage; {0:05d} is the number of the task.
+READ = {  # by a task, beside its input; see also _parts_of_shard
+    "cut": (),
+    "words": (),
+    "duplicates": ("words/*/fingerprints.npy", "words/*/bands.npy"),
+    "count": ("words/{0:05d}", "duplicates/{0:05d}.npy"),
+    "tokenizer": ("counts",),
+    "ids": ("words/{0:05d}", "duplicates/{0:05d}.npy", "tokenizer", "kept_words.npy"),
+    "shards": ("tokenizer",),
+}
+MADE = {  # by a task
+    "cut": ("cut/{0:05d}",),
+    "words": ("words/{0:05d}",),
+    "duplicates": ("duplicates",),
+    "count": ("counts/{0:05d}",),
+    "tokenizer": ("tokenizer", "kept_words.npy", "vocabulary.json"),
+    "ids": ("ids/{0:05d}.*",),
+    "shards": ("result/shard{0}",),
+}
+READ_AFTER = {  # by the command, beside the counts
+    "cut": ("cut",),
+    "words": ("words/*/notes.json", "words/*/running_words.npy"),
+    "duplicates": ("duplicates",),
+    "count": (),
+    "tokenizer": ("tokenizer", "vocabulary.json"),
+    "ids": ("ids/*.json", "ids/*.unigrams.npy", "ids/*.valid.*"),
+    "shards": (),
+}
+
+
+def _parts_of_shard(job: Job, rank: int) -> list[str]:
+    parts = []
+    for unit in range(rank, len(job.units), job.shards):
+        parts += [f"ids/{unit:05d}.train.bin", f"ids/{unit:05d}.train.idx"]
+    if rank == 0:
+        parts.append("ids/*.valid.*")
+    return parts
+
+
+@dataclass(frozen=True)
+class RemoteWork:
+    """The work folder of a corpus at a URL; travels to the machines of the tasks.
+
+    Attributes:
+        url: the corpus to make.
+        run: a name of this run of the command: copies of another run's files are not trusted.
+    """
+
+    url: str
+    run: str
+
+    @property
+    def home(self) -> Path:
+        """This machine's copy of the folder that the corpus and its work folder are in."""
+        return copies() / digest(self.url)
+
+    @property
+    def folder(self) -> Path:
+        """The corpus in this copy."""
+        return self.home / self.url.rpartition("/")[2]
+
+    @property
+    def work_url(self) -> str:
+        """The URL of the work folder."""
+        parent, _, name = self.url.rpartition("/")
+        return f"{parent}/.{name}{UNFINISHED}"
+
+    @property
+    def paths(self) -> WorkPaths:
+        """The paths in this machine's copy of the work folder."""
+        return WorkPaths(self.home / self.work_url.rpartition("/")[2])
+
+    def open(self) -> WorkPaths:
+        """Return the paths of this machine's copy of the work folder, which is emptied if it is another run's."""
+        paths = self.paths
+        paths.tasks.mkdir(parents=True, exist_ok=True)
+        mark = self.home / "run"
+        with file_lock(self.home / "opening.lock"):
+            if not mark.exists() or mark.read_text() != self.run:
+                wait_for_workers(paths.tasks)
+                shutil.rmtree(paths.root)
+                paths.tasks.mkdir(parents=True)
+                mark.write_text(self.run)
+        return paths
+
+    def fetch(self, names: Sequence[str], needed: bool = True) -> None:
+        """Fetch the files that this machine lacks.
+
+        Args:
+            names: files of the work folder, folders, or patterns such as ``ids/*.json``.
+            needed: whether it is an error that nothing has one of these names.
+        """
+        with opened(self.work_url) as (files, top), ThreadPoolExecutor(AT_ONCE) as pool:
+
+            def files_named(name: str) -> list[str]:
+                below = files.find(f"{top}/{name.partition('/*')[0]}")
+                found = [path.removeprefix(f"{top}/") for path in below]
+                found = [path for path in found if fnmatch(path, name) or path.startswith(f"{name}/")]
+                if needed and not found:
+                    raise FileNotFoundError(f"{top}/{name}")
+                return found
+
+            def fetch_one(name: str) -> None:
+                fetch(files, f"{top}/{name}", self.paths.root / name)
+
+            list(pool.map(fetch_one, chain.from_iterable(pool.map(files_named, names))))
+
+    def send(self, names: Sequence[str]) -> None:
+        """Send files, those in folders, and those that match patterns."""
+        with opened(self.work_url) as (files, top), ThreadPoolExecutor(AT_ONCE) as pool:
+            root = self.paths.root
+            found = [path for name in names for path in root.glob(name)]
+            found = [file for path in found for file in (path, *path.rglob("*")) if file.is_file()]
+            targets = [f"{top}/{file.relative_to(root).as_posix()}" for file in found]
+            list(pool.map(files.put_file, map(str, found), targets))
+
+    def fetch_after(self, stage: str, job: Job) -> None:
+        """Fetch what the command reads after a stage."""
+        self.fetch([f"tasks/{stage}", *READ_AFTER[stage]])
+        if stage != "ids":
+            return
+        counted = 0
+        for unit in range(len(job.units)):
+            if counted < MOST_COUNTED:
+                self.fetch([f"ids/{unit:05d}.train.bin", f"ids/{unit:05d}.train.idx"])
+                counted += read_json(job.paths.of("ids", unit, ".json"))["train"]["tokens"]
+
+    def fetch_begun(self) -> None:
+        """Fetch what an earlier run of the command left: a finished corpus's manifest, or the plan and the counts.
+
+        Raises:
+            UserError: something else has the name.
+        """
+        with opened(self.url) as (files, top):
+            if files.exists(f"{top}/{MANIFEST}"):
+                fetch(files, f"{top}/{MANIFEST}", self.folder / MANIFEST)
+                return
+            self.fetch([PLAN, LATE_SETTINGS, "tasks"], needed=False)
+            if files.exists(top) and not (self.paths.root / PLAN).exists():
+                raise UserError(f"{self.url}: exists already; remove it or choose another folder")
+
+    def publish(self) -> None:
+        """Give the result its URL, file by file; its manifest comes last."""
+        self.send([RESULT])
+        with opened(f"{self.work_url}/{RESULT}") as (files, result), opened(self.url) as (_, top):
+            manifest = f"{result}/{MANIFEST}"
+            names = [name for name in files.find(result) if name != manifest]
+            files.copy(names, [top + name.removeprefix(result) for name in names])
+            files.copy(manifest, f"{top}/{MANIFEST}")
+
+
+@contextmanager
+def remote_work(url: str) -> Iterator[RemoteWork]:
+    """Yield the work folder of a corpus at a URL, as the last run left it; removes it, and its copy, at the end.
+
+    Raises:
+        UserError: it cannot be reached, another command of this machine makes the same corpus, or one that is raised
+            in the block; its message names the URL in place of the copy.
+    """
+    url = url.rstrip("/")
+    parent, _, name = url.rpartition("/")
+    if not name or parent.endswith("/"):
+        raise UserError(f"{url}: is a whole bucket; give a folder in it, such as {url}/data")
+    work = RemoteWork(url, secrets.token_hex(8))
+    try:
+        with run_lock(work.home):
+            work.open()
+            shutil.rmtree(work.folder, ignore_errors=True)
+            work.fetch_begun()
+            yield work
+            remove(work.work_url)
+            shutil.rmtree(work.home)
+    except UserError as error:
+        message = str(error).replace(f"{work.home}/", f"{parent}/").replace(str(work.home), url)
+        raise UserError(message) from error
+
+
+def run_remote_task(work: RemoteWork, stage: str, job: Job, rank: int) -> int:
+    """Run a task on this machine's copy of the work folder, send what it made, and return its rank."""
+    paths = work.open()
+    job = replace(job, paths=paths)
+    task = cut_one
+    if stage in STAGES:
+        task, _ = STAGES[stage]
+    reads = [name.format(rank) for name in READ[stage]]
+    if stage == "shards":
+        reads += _parts_of_shard(job, rank)
+    with at_work(paths.tasks):  # until the last file is sent
+        work.fetch(reads)
+        run_task(partial(task, job), paths.tasks / stage, rank)
+        work.send([name.format(rank) for name in MADE[stage]])
+        work.send([f"tasks/{stage}/{rank:05d}.json"])
+    return rank

@@ -1,0 +1,121 @@
+"""Files at URLs that fsspec knows, such as ``s3://bucket/folder``, and their copies on this machine.
+
+The copies lie in a folder of the user's in the system's temporary folder (``TMPDIR``).
+"""
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Union
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE, atomic_file
+from lazyformer_fairseq.storage.run_lock import file_lock
+
+
+def is_url(path: Union[str, Path]) -> bool:
+    """Return whether a path is a URL; a ``Path`` never is, as it has no two slashes side by side."""
+    return "://" in str(path)
+
+
+@contextmanager
+def opened(url: str) -> Iterator[tuple[Any, str]]:
+    """Yield fsspec's file system for a URL, and the path in it.
+
+    Raises:
+        UserError: whatever goes wrong there in the block, in words; a full disk here stays an OSError.
+    """
+    from fsspec.core import url_to_fs
+
+    try:
+        # Without lists that are kept: other machines write there meanwhile.
+        files, path = url_to_fs(url, use_listings_cache=False)
+        yield files, path.rstrip("/")
+    except UserError:
+        raise
+    except ImportError as error:
+        package = getattr(error.__cause__, "name", None) or "the package"
+        raise UserError(f"{url}: needs a package that is not installed here: pip install {package}") from None
+    except FileNotFoundError as error:
+        raise UserError(f"{url}: there is no such file, folder or bucket ({error})") from None
+    except Exception as error:  # each file system has errors of its own
+        if getattr(error, "errno", None) in OUT_OF_SPACE:
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"{url}: cannot be reached ({reason}); check the URL, the network and your credentials"
+        ) from error
+
+
+def files_at(url: str) -> list[str]:
+    """Return the URLs of all files in a folder, or the URL itself where it is that of a file."""
+    with opened(url) as (files, path):
+        if files.isfile(path):
+            return [url]
+        names = files.find(path)
+        if not names:
+            raise FileNotFoundError(path)
+        return [url.rstrip("/") + name.removeprefix(path) for name in names]
+
+
+def local_copy(path: Union[str, Path]) -> Union[str, Path]:
+    """Return the path of a file of this machine as it is; for a URL, the path of a copy of what is there now."""
+    if not is_url(path):
+        return path
+    with opened(str(path)) as (files, there):
+        copy = _versions(str(path)) / files.ukey(there)
+        fetch(files, there, copy)
+    return copy
+
+
+def remove_copies(path: str) -> None:
+    """Remove what :func:`local_copy` made, if it did."""
+    shutil.rmtree(_versions(path), ignore_errors=True)
+
+
+def remove(url: str) -> None:
+    """Remove a folder at a URL."""
+    with opened(url) as (files, path):
+        if files.exists(path):
+            files.rm(path, recursive=True)
+
+
+def fetch(files: Any, there: str, copy: Path) -> None:
+    """Copy a file to this machine, whole, unless the copy exists; if several processes want it, one does."""
+    if copy.exists():
+        return
+    locks = copies() / "locks"
+    locks.mkdir(exist_ok=True)
+    with file_lock(locks / digest(str(copy))[:2]):
+        if not copy.exists():
+            with atomic_file(copy, durable=False) as file:
+                files.get_file(there, file.name)
+
+
+def copies() -> Path:
+    """Return the folder of the user's copies.
+
+    Raises:
+        UserError: somebody else has made something of this name.
+    """
+    folder = Path(tempfile.gettempdir(), f"lazyformer-{os.getuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+        raise UserError(f"{folder}: is no folder of yours; set TMPDIR to a folder of yours")
+    return folder
+
+
+def digest(text: str) -> str:
+    """Return a name for a URL or a path."""
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _versions(url: str) -> Path:
+    return copies() / "inputs" / digest(url)

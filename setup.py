@@ -48,6 +48,7 @@ EXTRAS_REQUIRE = {
     ],
     # `lazyformer corpus`.
     "corpus": [
+        "fsspec>=2025.3",  # texts and corpora at URLs; s3fs, gcsfs and others are the user's
         "jinja2>=3.1,<4",
         "orjson>=3.10,<4",
         "pyarrow>=17,<27",  # Parquet

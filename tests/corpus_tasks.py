@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,23 @@ def build_in_process(inputs, folder: Path, settings: CorpusSettings, ready, prob
     except UserError as error:
         problem.write_text(str(error))
         sys.exit(1)
+
+
+def build_until_killed(inputs, folder: str, settings: CorpusSettings, stage: str, temporary: str) -> None:
+    """Builds a corpus by two workers, with another temporary folder, until a task of a stage has sent its counts."""
+    os.environ["TMPDIR"] = tempfile.tempdir = temporary
+
+    class Mortal(Local):
+        is_here = False  # so that a task alone gets a process too
+
+        def wait(self):
+            ended = super().wait()
+            assert all(each.call.folder == "/" for each in ended)  # other machines lack the folder of the command
+            if any(call.function.args[1] == stage for call in (each.call for each in ended)):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return ended
+
+    build_corpus(inputs, folder, settings, executor=Mortal(2, keeps_processes=True))
 
 
 if __name__ == "__main__":  # the process that gives two workers work in the folder of its command

@@ -135,6 +135,7 @@ class RemoteWork:
                 below = files.find(f"{top}/{name.partition('/*')[0]}")
                 found = [path.removeprefix(f"{top}/") for path in below]
                 found = [path for path in found if fnmatch(path, name) or path.startswith(f"{name}/")]
+                found = [path for path in found if ".." not in path.split("/")]  # which would lead out of the copy
                 if needed and not found:
                     raise FileNotFoundError(f"{top}/{name}")
                 return found

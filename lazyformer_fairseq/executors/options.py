@@ -28,7 +28,7 @@ class ExecutorOptions:
     executor: str = option(
         LOCAL,
         "local: processes of this machine; ray: the Ray cluster at RAY_ADDRESS, or one on this machine; slurm: arrays "
-        "of Slurm jobs. All machines must have the same files under the same paths.",
+        "of Slurm jobs. All machines must have the same files under the same paths; a corpus may be at a URL.",
         choices=(LOCAL, RAY, SLURM),
         section=WHERE,
     )

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Optional
 
+import fsspec
 import pytest
 from click.testing import CliRunner
 from helpers import ROOT, toy_texts, write_toy_glue
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray")
 SETTINGS = CorpusSettings(vocab_size=200, valid_share=0.1, shards=2, unit_megabytes=0.002)
 PROCESSORS = 2  # of a machine
+MACHINES = ("first", "second")
 COMPARISON = (  # six models and three seeds
     "compare run out {place} --task masked-lm --model bert=sf --model lazy=slf --model par=sff --model conv=cf "
     "--model deep=sfsf --model wide=sf;ffn=16 --seeds 1,2,3 --alone --executor {place} --updates 4 --embed-dim 8 "
@@ -54,8 +57,8 @@ def alone(text, tmp_path_factory) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def cluster(request) -> Iterator[object]:
-    """A head without processors, and two machines, whose tasks find the tests' functions."""
+def cluster(request, tmp_path) -> Iterator[object]:
+    """A head without processors, and two machines with a TMPDIR each, whose tasks find the tests' functions."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patched:
@@ -63,8 +66,9 @@ def cluster(request) -> Iterator[object]:
         # Looks, three seconds apart, at a silent machine until it counts as dead; one may be silent as it is busy.
         patient = {"health_check_failure_threshold": 5 if "machine-" in request.node.name else 100}
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": patient})
-        for _ in range(2):
-            made.add_node(num_cpus=PROCESSORS)
+        for name in MACHINES:
+            (tmp_path / name).mkdir()
+            made.add_node(num_cpus=PROCESSORS, env_vars={"TMPDIR": str(tmp_path / name)})
         ray.init(address=made.address, log_to_driver=False, logging_level="error")
         yield made
         ray.shutdown()
@@ -104,6 +108,21 @@ def losses_of(command: str, place: str, runs: str) -> dict[str, list[dict]]:
         points = [json.loads(line)["values"] for line in log.read_text().splitlines()]
         measured[log.parent.name] = [point | {"seconds": None} for point in points]
     return measured
+
+
+def test_two_machines_share_nothing_but_s3(s3_bucket, cluster, text, alone, tmp_path, monkeypatch):
+    """What a machine was given lies in its own TMPDIR."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "here"))
+    executor = RayCluster()
+    files, top = fsspec.core.url_to_fs(s3_bucket, use_listings_cache=False)
+    files.put_file(str(text), f"{top}/plain.txt")
+    build_corpus([f"{s3_bucket}/plain.txt"], f"{s3_bucket}/out", SETTINGS, executor=executor)
+    files.get(f"{top}/out/", f"{tmp_path}/fetched/", recursive=True)
+    assert content(tmp_path / "fetched") == alone
+    assert not list((tmp_path / "here").glob("lazyformer-*/*/.out.unfinished"))
+    for name in MACHINES:
+        assert list((tmp_path / name).glob("lazyformer-*/*/.out.unfinished/tasks/*/*.json"))
 
 
 class Struck(RayCluster):

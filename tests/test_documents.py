@@ -125,6 +125,7 @@ TESTED_ELSEWHERE = {
     "lazyformer lm prepare wikitext": "language_modeling/test_prepare_and_evaluate.py",
     "lazyformer corpus wikitext:my_wikitext/wiki.train.tokens": "test_equal_footing.py",
     "lazyformer corpus babylm:my_texts data --executor ray": "corpus/test_on_a_cluster.py",
+    "lazyformer corpus babylm:s3://bucket/my_texts s3://bucket/data --executor ray": "corpus/test_on_a_cluster.py",
     "lazyformer corpus my_texts data --executor ray": "corpus/test_on_a_cluster.py",
     "lazyformer corpus my_texts data --executor slurm": "executors/test_executors.py",
     "export RAY_ADDRESS": "corpus/test_on_a_cluster.py",

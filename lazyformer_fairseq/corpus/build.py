@@ -143,7 +143,7 @@ def _build(
                 remote.publish()
             else:
                 publish(root, folder)
-    for path in (*origins, *(file.path for file in files)):
+    for path in filter(is_url, (*origins, *(file.path for file in files))):
         remove_copies(path)
     return manifest
 

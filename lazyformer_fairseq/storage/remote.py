@@ -73,9 +73,9 @@ def local_copy(path: Union[str, Path]) -> Union[str, Path]:
     return copy
 
 
-def remove_copies(path: str) -> None:
-    """Remove what :func:`local_copy` made, if it did."""
-    shutil.rmtree(_versions(path), ignore_errors=True)
+def remove_copies(url: str) -> None:
+    """Remove what :func:`local_copy` made of a URL."""
+    shutil.rmtree(_versions(url), ignore_errors=True)
 
 
 def remove(url: str) -> None:

@@ -107,6 +107,12 @@ def test_input_and_corpus_at_a_url_give_the_bytes_of_folders_and_leave_nothing_b
     assert fsspec.filesystem("memory").info("/bucket/there/manifest.json") == before
 
 
+def test_folders_of_this_machine_are_copied_nowhere(raw, tmp_path, other_machine, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)  # it is not even imported
+    build_corpus([str(raw)], tmp_path / "out", SETTINGS)
+    assert list((tmp_path / "machine").iterdir()) == []
+
+
 class Killed(BaseException):
     pass
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Optional, Union
 
-from lazyformer_fairseq.corpus.clean_text import BLOCK_TAGS, ENTITY, INLINE_TAGS, decode_entity, tags
+from lazyformer_fairseq.corpus.clean_text import ENTITY, decode_entity, tags
 from lazyformer_fairseq.corpus.steps import Document, DocumentStep
 from lazyformer_fairseq.corpus.wiki_words import DISAMBIGUATION, LEFT_OUT_NAMESPACES, plain
 
@@ -112,21 +112,11 @@ APOSTROPHE_IN_ITALICS = re.compile(r"(?<=\w)'''(?=s\b)")  # ''La Stampa'''s
 QUOTE_MARKUP = re.compile(r"'''''|'''|''")
 INDENT = re.compile(r"^ ++(?=[^\s|!{}*#:;\[<])", re.MULTILINE)
 
-EXTERNAL_LINK = re.compile(
-    r"\[(?:[a-z]{2,9}:)?//[^\s\[\]<>\"]++\s*+((?:[^\[\]\n]|\[[^\[\]\n]*+\])*+)\]",
-    re.IGNORECASE,
-)
-SWITCH = re.compile(r"__[^\W_]{2,30}(?:_[^\W_]{2,30}){,2}__")  # __NOTOC__
-LINE_BREAK = tags("br hr")
 PARAGRAPH_BREAK = tags("p center h1 h2 h3 h4 h5 h6")
-ANY_TAG = tags(f"{BLOCK_TAGS} {INLINE_TAGS}")
 
-# Brackets whose content was a template: "Albedo ()", "Aristotle (; 384 BC)", "bitumen (,)".
-EMPTY_BRACKETS = re.compile(r" ?\([\s,;:]*+\)| ?\[\s*+\]")
+# Brackets whose content was a template: "Aristotle (; 384 BC)".
 AFTER_OPENING = re.compile(r"(?<=\()[\s,;:]++(?=\w)|(?<=[\[(«]) ")
 BEFORE_CLOSING = re.compile(r"(?<![\s,;])[\s,;]++(?=\))| (?=[,:\]»]|\.(?!\w))|(?<=\.) (?=\.)")
-MANY_DOTS = re.compile(r"\.{4,}+")
-TWO_MARKS = re.compile(r"([,;])(?:\s*+[,;])++")
 LINE_OF_MARKUP = re.compile(r"[|!{}].*|.*[{}]|\(.*\)|\W*")
 LIST_MARKS = "*#;:"
 INDENTED = "\0"  # a mark of our own, which XML cannot hold
@@ -187,10 +177,7 @@ class ExtractWikiMarkup(DocumentStep):
         text = APOSTROPHE_IN_ITALICS.sub("'", text)
         text = join_lines(QUOTE_MARKUP.sub("", text))
         text = replace_nested(text, TABLE_MARKS, lambda _content: "")
-        text = EXTERNAL_LINK.sub(r"\1", text)
-        text = SWITCH.sub("", text)
-        text = PARAGRAPH_BREAK.sub("\n", LINE_BREAK.sub(" ", text))
-        text = ENTITY.sub(decode_entity, ANY_TAG.sub("", text))
+        text = ENTITY.sub(decode_entity, PARAGRAPH_BREAK.sub("\n", text))
         return "\n".join(filter(None, map(mend, text.split("\n"))))
 
 
@@ -316,10 +303,7 @@ def mend(line: str) -> str:
     if is_heading or line.startswith(tuple(LIST_MARKS)):
         return ""
     line = " ".join(line.split())
-    line = EMPTY_BRACKETS.sub("", line)
-    line = AFTER_OPENING.sub("", line)
-    line = MANY_DOTS.sub("...", BEFORE_CLOSING.sub("", line))
-    line = " ".join(TWO_MARKS.sub(r"\1", line).split())
+    line = BEFORE_CLOSING.sub("", AFTER_OPENING.sub("", line))
     if LINE_OF_MARKUP.fullmatch(line) or line == FORMULA_WORD:
         return ""
     return line

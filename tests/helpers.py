@@ -30,6 +30,7 @@ from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.inference import TrainedModel
 from lazyformer_fairseq.executors import nvidia_smi
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import WITH_FAIRSEQ, find_user_error
 from lazyformer_fairseq.modules.networks.named import build
@@ -199,6 +200,12 @@ def dictionary_of(size: int) -> Dictionary:
     while len(dictionary) < size:
         dictionary.add_symbol(f"word{len(dictionary)}")
     return dictionary
+
+
+@torch.no_grad()
+def head_logits(model: TrainedModel, head: str, *texts: str, **options: Any) -> torch.Tensor:
+    """Return what a head of a trained model gives for texts."""
+    return model.model(model.encode(*texts), classification_head_name=head, **options)[0]
 
 
 def assert_equal_state(one, other, name="checkpoint"):

@@ -119,50 +119,35 @@ class TrainedModel(nn.Module):
         features, _ = self.model(self.encode(*texts), features_only=True, global_positions=global_positions)
         return features
 
-    @torch.no_grad()
     def predict(
         self,
-        texts: Union[str, Sequence[Union[str, Sequence[str]]]],
-        *more: str,
+        texts: Iterable[Union[str, Sequence[str]]],
         head: Optional[str] = None,
-        global_positions: Optional[Tensor] = None,
         max_tokens: int = 8192,
-    ) -> Union[list[Prediction], Tensor]:
+    ) -> list[Prediction]:
         """Answer on texts by a fine-tuned model, as in ``predict(["One text.", "Another."])``, or on pairs of texts.
 
         A text that holds nothing, or a pair of which one text does, is not answered on: its label is None. Warns where
         there are such texts, and where some are cut.
 
         Args:
-            texts: a list. If it is the name of a head, `more` are texts, and the answer is that head's logits (B,
-                classes); of the head ``pooler``, BERT's, (B, C).
-            *more: texts after the name of a head.
+            texts: the texts, or the pairs.
             head: the name of a head; by default the only one that was fine-tuned.
-            global_positions: as in :meth:`extract_features`; with logits alone.
             max_tokens: of a batch, padding included.
 
         Raises:
             UserError: the checkpoint has no such head, or the texts are no texts, or no pairs where it knows pairs.
         """
-        if not isinstance(texts, str):
-            if more or global_positions is not None or not isinstance(texts, Iterable):
-                raise UserError("predict([...]) takes one list, of texts or of pairs, and no global_positions")
-            answers = self.predict_rows(texts, head, max_tokens)
-            _warn_of_cuts([answer.is_cut for answer in answers], self.longest_of(self.choose_head(head)))
-            if empty := sum(answer.label is None for answer in answers):
-                warnings.warn(f"{empty:,} of {len(answers):,} texts are empty: their label is None", stacklevel=3)
-            if unknown := sum(answer.is_unknown for answer in answers):
-                said = f"{unknown:,} of {len(answers):,} texts have no token that is known: their label says nothing"
-                warnings.warn(said, stacklevel=3)
-            return answers
-        if texts not in self.model.classification_heads:
-            known = ", ".join(self.model.classification_heads) or "none"
-            raise UserError(
-                f"no classification head {texts!r}; the checkpoint has: {known}. Texts go into a list: predict([...])"
-            )
-        ids = self.encode(*more)
-        logits, _ = self.model(ids, classification_head_name=texts, global_positions=global_positions)
-        return self._in_unit_of_files(texts, logits)
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            raise UserError(f"{texts!r}: predict([...]) takes one list, of texts or of pairs")
+        answers = self.predict_rows(texts, head, max_tokens)
+        _warn_of_cuts([answer.is_cut for answer in answers], self.longest_of(self.choose_head(head)))
+        if empty := sum(answer.label is None for answer in answers):
+            warnings.warn(f"{empty:,} of {len(answers):,} texts are empty: their label is None", stacklevel=2)
+        if unknown := sum(answer.is_unknown for answer in answers):
+            said = f"{unknown:,} of {len(answers):,} texts have no token that is known: their label says nothing"
+            warnings.warn(said, stacklevel=2)
+        return answers
 
     def choose_head(self, name: Optional[str] = None) -> str:
         """Return the fine-tuned classification head of this name, or the only one; UserError for none or several."""

@@ -96,20 +96,19 @@ def _refuse_beyond_limits(content: Any) -> None:
         level = below
 
 
-def read_yaml(path: Path, remedy: str, loader: Any = None) -> dict[str, Any]:
+def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
     """Read a mapping of plain values from a YAML file; anchors are refused, which make much of little.
 
     Args:
         path: path of the file.
         remedy: end of the message.
-        loader: PyYAML's, by default its safe one.
 
     Raises:
         UserError: the file holds anything else; ends in the remedy.
     """
     import yaml
 
-    class Plain(loader or yaml.SafeLoader):  # type: ignore[misc] # a class chosen at run time
+    class Plain(yaml.SafeLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
                 raise ValueError(f"it has the alias *{self.peek_event().anchor}; write out what that stands for")

@@ -15,7 +15,7 @@ import torch
 import transformers
 from every_variant import EXAMPLES
 from exports import WORDS, code_in, export_custom, some_ids, source_of, tiny_model
-from helpers import ROOT
+from helpers import ROOT, head_logits
 from in_process import invoke, refusal
 from local_mean import LOCAL_MEAN, registered
 
@@ -59,7 +59,7 @@ def test_a_fine_tuned_model_and_its_card(tmp_path):
     model = heads.LazyFormerForSequenceClassification.from_pretrained(tmp_path / "out")
     texts = ("anna sees ben", "the house near the river is old")
     ids = ours.encode(*texts)
-    torch.testing.assert_close(model(ids).logits, ours.predict("cola", *texts), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(ids).logits, head_logits(ours, "cola", *texts), atol=1e-5, rtol=1e-5)
     card = (tmp_path / "out" / "README.md").read_text()
     for known in ("`CoLA`", "30 and then 90", "`sflf sf`", "pre-norm", "cola: 0, 1", "trust_remote_code=True"):
         assert known in card

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ROOT, assert_equal_state, mostly_slow, toy_texts, write_toy_glue
+from helpers import ROOT, assert_equal_state, head_logits, mostly_slow, toy_texts, write_toy_glue
 from in_process import invoke, refusal
 from safetensors.torch import load_file, save_file
 from tiny_berts import ROWS, save_tiny
@@ -131,7 +131,7 @@ def test_a_head_of_theirs_is_one_of_ours(tmp_path, class_name, head, output):
         found = found[is_text]
         expected = expected[is_text]
     assert_close(found, expected, **EXACT)
-    assert hub.predict(head, "the cat sat").size(-1) == expected.size(-1)
+    assert head_logits(hub, head, "the cat sat").size(-1) == expected.size(-1)
 
 
 @torch.no_grad()
@@ -282,7 +282,7 @@ def test_pairs_are_fine_tuned_with_their_token_types_and_heads_start_as_the_pool
         head = state[f"classification_heads.{task.lower()}.dense.weight"]
         assert torch.equal(head, pooler) == (rate == 0) and not any("pooler" in name for name in state)
     loaded = load(tmp_path / "RTE")
-    assert loaded.predict("rte", "the cat sat").shape == (1, 2)
+    assert head_logits(loaded, "rte", "the cat sat").shape == (1, 2)
 
 
 @pytest.mark.parametrize("is_fresh", [False, True])
@@ -380,7 +380,7 @@ def test_a_modernbert_is_fine_tuned_and_gives_its_head_away_where_that_is_a_clas
     options = f"{options_of(modern / 'out')} --criterion glue --max-positions 16"
     state = fairseq_train(data / "RTE", options, tmp_path / "RTE", task="glue")["model"]
     assert not any("bias" in name for name in state if "sublayers" in name or "norm" in name)
-    assert load(tmp_path / "RTE").predict("rte", "the cat sat").shape == (1, 2)
+    assert head_logits(load(tmp_path / "RTE"), "rte", "the cat sat").shape == (1, 2)
     assert "ModernBERT's heads are others" in refusal(
         "export", tmp_path / "RTE", tmp_path / "back", "--to", "huggingface", "--as", "modernbert"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import toy_texts, train_tokenizer
+from helpers import head_logits, toy_texts, train_tokenizer
 from in_process import invoke, refusal
 from tiny_berts import save_tiny
 from trained_encoders import trained, write_encoder
@@ -108,7 +108,7 @@ def test_a_report(model, data_folder, tmp_path):
     page = (out / "warm_start.md").read_text()
     assert "`s` 2" in page and f"{record['losses']['before']:.3f} bits before" in page
     hub = load(out)
-    assert hub.model.cfg.sublayer_pattern == "M2x2" and hub.predict("cola", TEXTS[0]).shape == (1, 2)
+    assert hub.model.cfg.sublayer_pattern == "M2x2" and head_logits(hub, "cola", TEXTS[0]).shape == (1, 2)
     head = "classification_heads.cola.out_proj.weight"
     before, after = (load(each).model.get_parameter(head) for each in (model, out))
     assert torch.equal(before, after)

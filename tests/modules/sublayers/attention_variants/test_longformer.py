@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import head_logits
 from tiny_networks import HEADS, WIDTH, make_decoder, make_encoder, random_tokens, vectors
 from torch import nn
 
@@ -154,7 +155,7 @@ def test_texts_come_with_positions():
     is_a = ids.eq(dictionary.index("a"))
     expected, _ = model(ids, features_only=True, global_positions=is_a)
     assert torch.equal(hub.extract_features("abcdefgh", "hag", global_positions=is_a), expected)
-    logits = hub.predict("choice", "abcdefgh", "hag", global_positions=is_a)
+    logits = head_logits(hub, "choice", "abcdefgh", "hag", global_positions=is_a)
     torch.testing.assert_close(logits, model.classification_heads["choice"](expected))
     with pytest.raises(UserError, match="pass global_positions"):
         hub.extract_features("abcdefgh")

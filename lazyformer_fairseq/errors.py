@@ -14,10 +14,6 @@ class UserError(ValueError):
     """
 
 
-class NotCountedError(UserError):
-    """A plan cannot be made; what it was for can be."""
-
-
 def whole_number(text: str) -> Optional[int]:
     """Return the number that a user's text gives in ASCII digits; None for any other text, and for too many digits.
 

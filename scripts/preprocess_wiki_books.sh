@@ -14,7 +14,7 @@ stays. BOOKS in another layout: name it, as in jsonl:books.jsonl.zst. Stopped at
 Then: scripts/pretrain.sh lazyformer_m2x6_s OUT/shard0:OUT/shard1:...
 
 Options of `lazyformer corpus` that may follow: --workers 16, --near-duplicates, ...;
-`lazyformer corpus build --help` has all of them. Of this script:
+`lazyformer corpus --help` has all of them. Of this script:
   --dry-run    print the command, run nothing
   --help
 HELP

@@ -33,9 +33,8 @@ def help_of(*command: str) -> str:
 def test_help_names_commands_and_defaults():
     assert {"corpus", "demo"} <= set(help_of().split())
     assert "[default: results/demo]" in help_of("demo")
-    assert "build" in help_of("corpus").split()
-    assert "[default: (32768;" in help_of("corpus", "build") and "[default: 0.005;" in help_of("corpus", "build")
-    for group in ("", "bench", "corpus", "lm", "pattern"):
+    assert "[default: (32768;" in help_of("corpus") and "[default: 0.005;" in help_of("corpus")
+    for group in ("", "bench", "lm", "pattern"):
         listed = help_of(*group.split()).split("Commands: ")[1]
         assert "..." not in listed.replace(", ...", "") and listed.endswith("."), "whole sentences"
         assert group != "lm" or "Measure perplexity per word, or bits per character, of CHECKPOINT over every" in listed
@@ -81,7 +80,7 @@ def test_a_command_says_what_it_lacks_and_help_needs_nothing(command, missing, t
 
             RayCluster()
         CliRunner().invoke(main, command.split(), catch_exceptions=False)
-    assert CliRunner().invoke(main, ["corpus", "build", "--help"]).exit_code == 0
+    assert CliRunner().invoke(main, ["corpus", "--help"]).exit_code == 0
     assert extras.missing_packages("bench") == [], "what is unknown is not missing"
     with mock.patch.object(metadata, "requires", side_effect=metadata.PackageNotFoundError):
         assert extras.missing_packages("corpus") == []

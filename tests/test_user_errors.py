@@ -151,7 +151,7 @@ MAKERS = (
     "bench models --output OUT",
     "compare run . OUT --task masked-lm",
     "compare report . --output OUT",
-    "corpus build . OUT",
+    "corpus . OUT",
     "curves . --output OUT",
     "demo --output OUT",
     "evaluate --ngram . --data . --output OUT",

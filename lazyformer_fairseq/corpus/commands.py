@@ -15,19 +15,11 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.executors.local import processors_here
 from lazyformer_fairseq.executors.options import LOCAL, ExecutorOptions, choose_executor
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.options import Group, read_count, takes
+from lazyformer_fairseq.options import Command, read_count, takes
 from lazyformer_fairseq.storage.remote import is_url
 
 
-@click.group(cls=Group, default="build")
-def corpus() -> None:
-    """Turn raw text into what fairseq-train reads.
-
-    `lazyformer corpus INPUT... OUT` is `lazyformer corpus build INPUT... OUT`; see `lazyformer corpus build --help`.
-    """
-
-
-@corpus.command()
+@click.command(cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.argument("out", type=click.Path())
 @takes(CorpusSettings)
@@ -43,7 +35,7 @@ def corpus() -> None:
     help="Refuse text of more words, as in 10M; words are what stands between spaces.",
 )
 @takes(ExecutorOptions, into="place")
-def build(
+def corpus(
     inputs: tuple[str, ...],
     out: str,
     place: ExecutorOptions,
@@ -51,7 +43,7 @@ def build(
     word_budget: Optional[int],
     settings: CorpusSettings,
 ) -> None:
-    """Turn INPUTs into OUT, binarised.
+    """Turn raw text, INPUTs, into OUT, which fairseq-train reads.
 
     OUT gets shards of training data, the validation split, dictionary, tokenizer, manifest.json and report.html.
 

@@ -12,7 +12,7 @@ from typing import Any, Optional, Union
 import click
 
 from lazyformer_fairseq.arguments import CONFIGS, PACKAGE_FOLDER, as_words
-from lazyformer_fairseq.errors import NotCountedError, UserError, nearest, whole_number
+from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.evaluation.planning import NO_GPU, V100_BYTES
 from lazyformer_fairseq.executors.cpuinfo import has_bf16
 from lazyformer_fairseq.executors.nvidia_smi import count_gpus, precision_here, smallest_memory
@@ -155,15 +155,12 @@ class Launch:
         from lazyformer_fairseq.evaluation.planning.fit import Place, as_text, make_plan
         from lazyformer_fairseq.evaluation.planning.job import job_of_launch
 
-        try:
-            made = job_of_launch(*job)
-            if self.found:
-                place = Place(self.world, self.memory or V100_BYTES, self._precision)
-            else:
-                place = Place.of_processor(self._precision, self.world)
-            click.echo(as_text(make_plan(made, place, made.attention_backend)), err=True)
-        except NotCountedError as error:
-            click.echo(f"no plan: {error}", err=True)
+        made = job_of_launch(*job)
+        if self.found:
+            place = Place(self.world, self.memory or V100_BYTES, self._precision)
+        else:
+            place = Place.of_processor(self._precision, self.world)
+        click.echo(as_text(make_plan(made, place, made.attention_backend)), err=True)
 
     def train(self, data: str, options: list[str], given: tuple[str, ...]) -> None:
         """Become fairseq-train on `data`, with `options` and those that the user has `given`, which win."""

@@ -54,7 +54,7 @@ def steps_of(raw, size, out) -> list[Step]:
 
 @SIZES
 def test_the_real_parsers_take_every_command(raw, tmp_path, size, monkeypatch):
-    parsed = parser_of(monkeypatch, "corpus build", "bench models", "finetune", "pretrain")
+    parsed = parser_of(monkeypatch, "corpus", "bench models", "finetune", "pretrain")
     out = tmp_path / "out"
     for arch in ARCHITECTURES:
         for updates in size.kept:

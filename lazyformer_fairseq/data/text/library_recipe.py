@@ -14,15 +14,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, Union
+from typing import Annotated, Any, ClassVar, Literal, Optional, Union
 
 from annotated_types import Ge, Le, Lt
+from tokenizers import Tokenizer
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.checked import as_type
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 Id = Annotated[int, Ge(0), Lt(1 << 24)]  # more is damage: of the largest vocabularies there are, it is sixty times
 
@@ -289,7 +287,7 @@ def ids_of(recipe: Mapping[str, Any]) -> dict[str, int]:
     return ids
 
 
-def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> "Tokenizer":
+def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> Tokenizer:
     """Return the library's tokenizer, without what it would put around a text.
 
     Args:
@@ -307,31 +305,18 @@ def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> "T
     model = {**recipe["model"], "vocab": {**placed, **recipe["model"]["vocab"]}}
     every = sorted(recipe["added_tokens"], key=lambda token: token["id"])
     added = [token for token in every if token["content"] not in silent]
-    library = library_from(
-        {
-            **recipe,
-            "model": model,
-            "added_tokens": added,
-            "post_processor": trimming_of(recipe),
-        }
-    )
+    trimming = None  # takes the space before a byte-level word out of its offsets
+    if is_bpe:
+        trimming = {**recipe["pre_tokenizer"], "trim_offsets": True}
+    library = library_from({**recipe, "model": model, "added_tokens": added, "post_processor": trimming})
     for symbol, wanted in ids_of(recipe).items():
         if library.token_to_id(symbol) != wanted:
             raise UserError(f"its added tokens do not follow its vocabulary in order: {symbol!r} is to be id {wanted}")
     return library
 
 
-def trimming_of(recipe: Mapping[str, Any]) -> Optional[dict[str, Any]]:
-    """Return the post-processor that takes the space before a byte-level word out of its offsets."""
-    if recipe["model"]["type"] == "BPE":
-        return {**recipe["pre_tokenizer"], "trim_offsets": True}
-    return None
-
-
-def library_from(values: Mapping[str, Any]) -> "Tokenizer":
+def library_from(values: Mapping[str, Any]) -> Tokenizer:
     """UserError where the library does not take the JSON."""
-    from tokenizers import Tokenizer
-
     with refusals_of_the_library():
         return Tokenizer.from_str(json.dumps(values))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Optional, Union, get_args
 
 import numpy as np
+from tokenizers.processors import Sequence, TemplateProcessing
 
 from lazyformer_fairseq.data.text import interface, library_recipe
 from lazyformer_fairseq.data.text.interface import (
@@ -27,7 +28,7 @@ from lazyformer_fairseq.data.text.interface import (
     SpecialIds,
     refuse_surrogates,
 )
-from lazyformer_fairseq.data.text.library_recipe import check_recipe, ids_of
+from lazyformer_fairseq.data.text.library_recipe import check_recipe, ids_of, refusals_of_the_library
 from lazyformer_fairseq.data.text.normalisation import COPY_AGAIN
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
@@ -186,41 +187,18 @@ class LibraryTokenizer(interface.TextTokenizer):
         folder = Path(folder)
         bos = self._names["bos"]
         eos = self._names["eos"]
-
-        def symbol(name: str, type_id: int = 0) -> dict[str, Any]:
-            return {"SpecialToken": {"id": name, "type_id": type_id}}
-
-        def text(name: str, type_id: int = 0) -> dict[str, Any]:
-            return {"Sequence": {"id": name, "type_id": type_id}}
-
-        second = self.second_type
-        around = {
-            "type": "TemplateProcessing",
-            "single": [symbol(bos), text("A"), symbol(eos)],
-            "pair": [
-                symbol(bos),
-                text("A"),
-                *[symbol(eos)] * self.separators,
-                text("B", second),
-                symbol(eos, second),
-            ],
-            "special_tokens": {
-                bos: {"id": bos, "ids": [self.special.bos], "tokens": [bos]},
-                eos: {"id": eos, "ids": [self.special.eos], "tokens": [eos]},
-            },
-        }
-        whole = {
-            **self._recipe,
-            "truncation": None,
-            "padding": None,
-            "post_processor": around,
-        }
-        if trimming := library_recipe.trimming_of(self._recipe):
-            whole["post_processor"] = {
-                "type": "Sequence",
-                "processors": [trimming, around],
-            }
-        (folder / "tokenizer.json").write_text(json.dumps(whole, ensure_ascii=False) + "\n", encoding="utf-8")
+        library = library_recipe.build_library(self._recipe)
+        with refusals_of_the_library():  # as of a symbol that holds a colon
+            around = TemplateProcessing(
+                single=[bos, "$A", eos],
+                pair=[bos, "$A", *[eos] * self.separators, f"$B:{self.second_type}", f"{eos}:{self.second_type}"],
+                special_tokens=[(bos, self.special.bos), (eos, self.special.eos)],
+            )
+        trimming = library.post_processor
+        library.post_processor = around
+        if trimming is not None:
+            library.post_processor = Sequence([trimming, around])
+        (folder / "tokenizer.json").write_text(library.to_str() + "\n", encoding="utf-8")
         inputs = ["input_ids", "attention_mask"]
         if token_types:
             inputs.insert(1, "token_type_ids")

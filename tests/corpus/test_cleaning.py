@@ -1,7 +1,6 @@
 """Wiki markup to paragraphs; what becomes of a line, what goes; duplicates; documents that are held out."""
 
 import random
-import re
 from collections import Counter
 from operator import eq
 

@@ -152,26 +152,27 @@ def test_short_trainings_of_a_search_rank_as_its_log_says():
     early, later, whole = zip(*losses, strict=True)
     first, second, last = log["settings"]["lengths"]
     ranks = [spearmanr(rung, whole).statistic for rung in (later, early)]
-    said = f"{ranks[0]:.2f} after {second} of {last} updates, {ranks[1]:.2f} after {first}"
-    page = " ".join(PAGES["docs/search.md"].split())
-    assert f"{len(losses)} patterns, one seed ([log](records/search-ranks.json)): {said}" in page
+    page = PAGES["docs/search.md"]
+    assert f"| updates | rank correlation with {last} updates |" in page and f"We measured {len(losses)} patterns" in page
+    for updates, rank in zip((second, first), ranks, strict=True):
+        assert f"| {updates} | {rank:.2f} |" in page
 
 
 def test_searches_beside_their_controls_found_what_their_log_says():
     logs, page = read_json(RECORDS / "search-seeds.json"), " ".join(PAGES["docs/search.md"].split())
-    assert [*logs] == ["1", "2", "3", "4", "5"] and "five seeds ([log](records/search-seeds.json))" in page
+    assert [*logs] == ["1", "2", "3", "4", "5"] and "five seeds ([log](records/search-seeds.json)):" in page
     ends = {front: [log[front]["points"][0]["loss"] for log in logs.values()] for front in FRONTS}
     ends["baseline"] = [log["baseline"]["loss"] for log in logs.values()]
-    called = ("halving {}", "random search {}", "most parameters {}", "`sff` {}", "the baseline {}")
+    called = ("halving", "random search", "most parameters", "`sff`", "the baseline")
     for losses, name in zip(ends.values(), called, strict=True):
-        assert name.format(f"{median(losses):.2f} ({min(losses):.2f} to {max(losses):.2f})") in page
+        assert f"| {name} | {median(losses):.2f} ({min(losses):.2f} to {max(losses):.2f}) |" in page
     won = [sum(map(float.__lt__, ends["found"], ends[other])) for other in FRONTS[1:]]
-    assert f"halving was below random search for {won[0]} of 5" in page and won[1:] == [5, 5]
+    assert f"Halving was better than random search for {won[0]} of 5 seeds" in page and won[1:] == [5, 5]
     by_gradient = read_json(RECORDS / "search-gradient.json")
     assert [*by_gradient] == [*logs] and all(log["found"]["method"] == "gradient" for log in by_gradient.values())
     losses = [log["found"]["points"][0]["loss"] for log in by_gradient.values()]
-    said = f"{median(losses):.2f} ({min(losses):.2f} to {max(losses):.2f}), below halving for"
-    assert f"{said} {sum(map(float.__lt__, losses, ends['found']))} of 5" in page
+    assert f"it reached {median(losses):.2f} ({min(losses):.2f} to {max(losses):.2f})" in page
+    assert f"It was better than halving for {sum(map(float.__lt__, losses, ends['found']))} of 5 seeds" in page
     assert all(
         by_gradient[seed]["found"]["cost"]["counted"] <= log["found"]["cost"]["counted"] for seed, log in logs.items()
     )
@@ -186,8 +187,8 @@ def test_the_best_pattern_of_a_search_trains_three_times_as_wide_as_its_log_says
     assert log["settings"]["updates"] == best["settings"]["lengths"][-1]
     _, beside = losses_of(comparison_of(log), "found")
     narrow = best["found"]["points"][0]["loss"] - best["baseline"]["loss"]
-    wide = f"three times as wide, three seeds ([log](records/search-transfer.json)), {beside}"
-    assert f"`{log['settings']['models']['found']}`, ends {narrow:+.2f} bits from the baseline, {wide}." in page
+    wide = f"At three times the width and with three seeds the difference is {beside}"
+    assert f"`{log['settings']['models']['found']}`, ends {narrow:+.2f} bits from the baseline. {wide}" in page
 
 
 @pytest.fixture

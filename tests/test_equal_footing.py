@@ -153,7 +153,9 @@ def test_short_trainings_of_a_search_rank_as_its_log_says():
     first, second, last = log["settings"]["lengths"]
     ranks = [spearmanr(rung, whole).statistic for rung in (later, early)]
     page = PAGES["docs/search.md"]
-    assert f"| updates | rank correlation with {last} updates |" in page and f"We measured {len(losses)} patterns" in page
+    assert (
+        f"| updates | rank correlation with {last} updates |" in page and f"We measured {len(losses)} patterns" in page
+    )
     for updates, rank in zip((second, first), ranks, strict=True):
         assert f"| {updates} | {rank:.2f} |" in page
 

@@ -31,8 +31,10 @@ from lazyformer_fairseq.storage.json_files import recall, remember
 logger = logging.getLogger(__name__)
 
 FILE = "fastest.json"  # in the cache folder
-SECONDS = 2.0  # that one selection may take, and that a process may spend on all of them in addition to
+SECONDS = 2.0  # that the rounds of one selection may take, and that a process may spend on all of them in addition to
 SHARE_OF_TIME = 0.05  # of the time since it started
+
+MOST_SECONDS = 8.0  # that a selection may take with its first calls, and if a few rounds of long calls need more
 
 SAMPLE = 0.004  # seconds that one sample takes at least; a candidate that is faster is called several times for it
 FEWEST_ROUNDS = 4  # before a candidate may be given up on a quiet machine
@@ -175,7 +177,7 @@ class TimedSelector:
         largest_error: float,
     ) -> Measurement:
         """Time the candidates in turn until one wins or the time is up."""
-        self._deadline = self._clock() + SECONDS
+        self._deadline = self._clock() + MOST_SECONDS
         calls = self._first_calls(names, prepare, largest_error)
         if len(calls) < 2:
             only = next(iter(calls), None)
@@ -185,8 +187,10 @@ class TimedSelector:
         repeats: dict[str, int] = {}
         granted = _GrantedShare()
         contenders = list(calls)
+        enough = self._clock() + SECONDS
         for turn in range(MOST_ROUNDS):
-            if len(contenders) < 2 or self._clock() > self._deadline:
+            is_enough = self._clock() > enough and turn >= TELLING_ROUNDS
+            if len(contenders) < 2 or is_enough or self._clock() > self._deadline:
                 break
             first = turn % len(contenders)
             for name in contenders[first:] + contenders[:first]:

@@ -65,7 +65,7 @@ done < <(rows)
 rules=(--task masked-lm --recipe laptop --seeds 1,2,3 --equal-parameters --baseline bert --device cpu --alone
   --embed-dim 192 --ffn-embed-dim 768 --heads 6 --lr 2.5e-3,5e-3,1e-2 --rate-updates 250 --validation-tokens 31232)
 export OMP_NUM_THREADS=1
-checksums=(8710cfef1e56bee55ea8b56b07d354be4dd8d8094f26806fc307dd957d3aa1fe
+checksums=(2ca08a60aa50a1ea7bf814d151a7297d4a8a2d19af7fbb2dccb5cd1f318d1de3
   85213b5a3cac8fd5633547a5bd60edf8bef79da7c0da8bba33823bf204bf3b20)
 case $track in
   cpu-512) rules+=(--tokens-per-sample 512 --batch-size 2 --budget 10min) ;;

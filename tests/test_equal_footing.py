@@ -257,7 +257,7 @@ def test_other_data_and_rows_are_refused_and_the_pages_are_the_scripts(tmp_path)
         (tmp_path / "shard0" / name).write_bytes(b"other")
     done = call("cpu-512/conv", str(tmp_path), "out")
     assert done.returncode == 2 and hashlib.sha256(b"other").hexdigest() in done.stderr
-    assert "is not the track's, 8710cfef" in done.stderr and "--any-data" in done.stderr
+    assert "is not the track's, 2ca08a60" in done.stderr and "--any-data" in done.stderr
     assert "no such file" in call("cpu-512/conv", str(tmp_path / "nowhere"), "out").stderr
 
 

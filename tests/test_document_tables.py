@@ -117,7 +117,7 @@ def test_the_tables_of_letters_and_of_settings_are_those_in_the_code():
         values = ", ".join(filter(None, [each.unit, *each.choices]))
         rows.append(f"| {each.name} | {values} | {each.default or 'none'} | {each.help} |")
     lines = PAGES["docs/patterns.md"].splitlines()
-    start = lines.index("| setting | values | default | |")
+    start = lines.index("| setting | values | default | meaning |")
     assert lines[start + 2 : start + 2 + len(rows)] == rows
 
 

@@ -338,7 +338,7 @@ def test_the_page_about_data_names_scripts_and_options_that_there_are():
     page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     scripts = set(re.findall(r"scripts/(\w+\.sh)", page))
     assert {"download_wikipedia.sh", "download_books.sh", "preprocess_wiki_books.sh"} <= scripts
-    known = {option for command in corpus.commands.values() for found in command.params for option in found.opts}
+    known = {option for found in corpus.params for option in found.opts}
     # Of rsync and WikiExtractor, and of fairseq-train.
     known |= {"--del", "--include", "--exclude", "--json", "--save-dir", "--disable-validation"}
     for name in scripts:

@@ -5,7 +5,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Union
 
 import click
 
@@ -21,7 +21,7 @@ from lazyformer_fairseq.storage.remote import is_url
 
 @click.command(cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.argument("out", type=click.Path())
+@click.argument("out", callback=lambda _context, _argument, text: text if is_url(text) else Path(text))
 @takes(CorpusSettings)
 @click.option(
     "--cased",
@@ -37,7 +37,7 @@ from lazyformer_fairseq.storage.remote import is_url
 @takes(ExecutorOptions, into="place")
 def corpus(
     inputs: tuple[str, ...],
-    out: str,
+    out: Union[str, Path],
     place: ExecutorOptions,
     cased: bool,
     word_budget: Optional[int],
@@ -68,7 +68,7 @@ def corpus(
     settings = replace(settings, text=replace(settings.text, lower_case=not cased))
     with stoppable(f"{out}: stopped; rerun to resume"):
         executor = None
-        here = Path(out.rstrip("/"))
+        here = Path(out)
         if is_url(out):
             here = Path(here.name)
         logs = here.absolute().with_name(f".{here.name}.jobs")

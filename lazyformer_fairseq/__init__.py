@@ -1,12 +1,15 @@
-"""LazyFormer and PAR encoders: what ``fairseq-train --user-dir lazyformer_fairseq`` loads, and use without fairseq.
+"""LazyFormer and PAR encoders, for ``fairseq-train --user-dir lazyformer_fairseq`` and for use without fairseq.
 
-``load(folder)`` is a trained model with its tokenizer, ``build("bert_base", vocab_size=32768)`` one with fresh weights;
-``LazyFormerForMaskedLM(LazyFormerConfig(...))`` and its like are models of transformers. `LazyFormerModel` is
-fairseq's, whose ``from_pretrained`` is ``load``; transformers' bare encoder is ``huggingface.LazyFormerModel``.
+``load(folder)`` returns a trained model with its tokenizer, and ``build("bert_base", vocab_size=32768)`` returns one
+with
+fresh weights. ``LazyFormerForMaskedLM(LazyFormerConfig(...))`` and the other ``LazyFormerFor...`` classes are
+transformers
+models. `LazyFormerModel` is the fairseq model, whose ``from_pretrained`` is ``load``; the bare encoder for transformers
+is ``huggingface.LazyFormerModel``.
 
-Importing the package is light. It registers its models, tasks, criterions, optimizer and schedule where fairseq is
-loaded already, as it is under ``--user-dir``, and else as soon as fairseq is; :func:`register` loads it, as do the
-public names of fairseq's models.
+Importing the package is light. Where fairseq is loaded already, as under ``--user-dir``, the import registers the
+package's models, tasks, criterions, optimizer and schedule with it; otherwise that happens as soon as fairseq is
+loaded. :func:`register` loads fairseq, and so does accessing a public name that is a fairseq model.
 """
 
 import importlib
@@ -19,7 +22,8 @@ from lazyformer_fairseq.fairseq_plugin.registration import register
 
 __version__ = "1.0.0.dev0"
 
-# For --user-dir. Not resolved: fairseq compares it with the path, links and all, that the package was imported by.
+# The path for --user-dir. It is not resolved, because fairseq compares it with the path of the imported package, links
+# included.
 USER_DIR = Path(__file__).absolute().parent
 
 _OF_TRANSFORMERS = (
@@ -31,7 +35,7 @@ _OF_TRANSFORMERS = (
     "LazyFormerForSequenceClassification",
     "LazyFormerForTokenClassification",
 )
-# Public names, and the modules that have them, which are loaded when they are asked for.
+# Public names and the modules that define them; a module is loaded when its name is first used.
 _PUBLIC = {
     "CausalLanguageModel": "fairseq_plugin.models",
     "LazyFormerModel": "fairseq_plugin.models",
@@ -45,11 +49,11 @@ __all__ = ["USER_DIR", "register", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name, which loads what it needs.
+    """Return a public name, importing its module first.
 
     Raises:
-        UserError: what it needs is not installed.
-        AttributeError: there is no such name.
+        UserError: a package that the name needs is not installed.
+        AttributeError: the package has no such name.
     """
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -62,7 +66,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names too, which are loaded when they are asked for."""
+    """Return all names of the module, including the public ones that are loaded on first use."""
     return sorted({*globals(), *__all__})
 
 

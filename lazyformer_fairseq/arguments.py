@@ -1,4 +1,4 @@
-"""Arguments of commands: paths that must be there, checkpoints, options of fairseq-train in words."""
+"""Argument types and helpers for commands: existing paths, checkpoints and fairseq-train options as words."""
 
 import re
 import shlex
@@ -16,12 +16,12 @@ CONFIGS = next(path / "configs" for path in (PACKAGE_FOLDER, PACKAGE_FOLDER.pare
 
 
 class ExistingPath(click.Path):
-    """A file or a folder that is there, looked for before a command imports what it works with.
+    """A path that must exist, checked before the command imports its dependencies.
 
     Args:
-        missing: what the error says after the path.
-        holds: a file that must be in the folder.
-        is_file: a folder does not do.
+        missing: the text of the error after the path.
+        holds: the name of a file that the folder must contain.
+        is_file: accept only a file.
     """
 
     def __init__(self, missing: str = "no such file or folder", holds: str = "", is_file: bool = False):
@@ -31,7 +31,7 @@ class ExistingPath(click.Path):
         self.is_file = is_file
 
     def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Path:
-        """Return the path; raise a UserError where nothing is there."""
+        """Return the path; raise a UserError if it does not exist."""
         given = super().convert(value, param, ctx)
         path = given / self.holds
         must_be_file = self.is_file or self.holds
@@ -40,24 +40,27 @@ class ExistingPath(click.Path):
         return given
 
 
-# Names of a folder's checkpoint, the first that is there.
+# File names of a folder's checkpoint; the first that exists is used.
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "model.safetensors")
 
 
 def checkpoint_at(path: Path) -> Path:
-    """Return a checkpoint, given itself or its folder; UserError where there is none."""
+    """Return the checkpoint at a path, which may be its folder; raise a UserError if there is none."""
     if path.is_file():
         return path
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give a checkpoint, or a folder of checkpoints")
     found = [path / name for name in CHECKPOINTS if (path / name).is_file()]
     if not found:
-        raise UserError(f"{path}: holds no {' or '.join(CHECKPOINTS)}")
+        raise UserError(f"{path}: contains no {' or '.join(CHECKPOINTS)}")
     return found[0]
 
 
 def named_path(text: str) -> tuple[Optional[str], Path]:
-    """Return name and path of ``NAME=PATH``; None and all of it where that is there: ``lr=1e-4`` may be a folder."""
+    """Split ``NAME=PATH`` into name and path.
+
+    If the whole text is an existing path, as a folder ``lr=1e-4`` may be, the name is None.
+    """
     name, _, path = text.partition("=")
     if path and not Path(text).exists():
         return (name, Path(path))
@@ -65,24 +68,25 @@ def named_path(text: str) -> tuple[Optional[str], Path]:
 
 
 def refuse_missing(*paths: Optional[Path]) -> None:
-    """Raise a UserError for a path that is given and not there."""
+    """Raise a UserError if one of the given paths does not exist; None is skipped."""
     for path in paths:
         if path is not None and not path.exists():
             raise UserError(f"{path}: no such file or folder")
 
 
 def refuse_missing_folders(data: str) -> None:
-    """Raise a UserError unless each of the folders in fairseq's ``FOLDER:FOLDER...`` is there."""
+    """Raise a UserError unless every folder in fairseq's ``FOLDER:FOLDER...`` exists."""
     for folder in data.split(":"):
         if not folder or not Path(folder).is_dir():
             where = "" if folder == data else f"{data}: "
-            raise UserError(f"{where}{folder or 'an empty name'} is no folder")
+            raise UserError(f"{where}{folder or 'an empty name'} is not a folder")
 
 
 def options_by_name(words: Sequence[str]) -> dict[str, str]:
-    """Return options of a command line by name with underscores: ``--name value``, ``--name=value``, ``part.name=v``.
+    """Return the options on a command line, keyed by name with underscores.
 
-    The last one of a name counts. ``--name`` alone has the value ``""``.
+    ``--name value``, ``--name=value`` and ``part.name=value`` are understood. The last occurrence of a name counts.
+    ``--name`` alone has the value ``""``.
     """
     found: dict[str, str] = {}
     name = ""
@@ -100,10 +104,10 @@ def options_by_name(words: Sequence[str]) -> dict[str, str]:
 
 
 def as_words(options: Mapping[str, Any]) -> list[str]:
-    """Return options by name with underscores as words of fairseq-train's command line; False is no word."""
+    """Return options, keyed by name with underscores, as words for fairseq-train, omitting those that are False."""
     words = []
     for name, option in options.items():
-        value = getattr(option, "value", option)  # of an enumeration of fairseq's
+        value = getattr(option, "value", option)  # fairseq's enumerations
         if value is False:
             continue
         words.append(flag_named(name))
@@ -113,7 +117,11 @@ def as_words(options: Mapping[str, Any]) -> list[str]:
 
 
 def words_of(text: str, option: str) -> list[str]:
-    """Return the words in the value of an option that holds others; UserError where a quote is not closed."""
+    """Split the value of an option that contains further options into words.
+
+    Raises:
+        UserError: a quote is not closed.
+    """
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -121,12 +129,12 @@ def words_of(text: str, option: str) -> list[str]:
 
 
 def separated(_ctx: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the values of an option, a callback of click's: those that hold commas are several."""
+    """Split the values of an option at commas; a click callback."""
     return tuple(part for value in values for part in divided(value))
 
 
 def some_of(names: Sequence[str]) -> Callable[..., tuple[str, ...]]:
-    """Return a callback: values, divided by commas, that are among these names; one at least."""
+    """Return a click callback that splits values at commas and requires one or more of these names."""
 
     def callback(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
         given = separated(ctx, option, values)
@@ -138,16 +146,20 @@ def some_of(names: Sequence[str]) -> Callable[..., tuple[str, ...]]:
 
 
 def named(example: str) -> Callable[..., dict[str, str]]:
-    """Return a callback: NAME=VALUE, each name once; the example stands in an error."""
+    """Return a click callback that reads ``NAME=VALUE`` options into a dictionary and rejects a name given twice.
+
+    Args:
+        example: a valid value, quoted in the error message.
+    """
 
     def callback(_ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
         found = {}
         for value in values:
             name, _, content = (part.strip() for part in value.partition("="))
             if not content or not re.fullmatch(r"[\w.+ -]+", name):
-                raise click.BadParameter(f"{value!r} is no {option.metavar}, such as {example}")
+                raise click.BadParameter(f"{value!r} is not a {option.metavar}, such as {example}")
             if name in found:
-                raise click.BadParameter(f"{name} is there twice")
+                raise click.BadParameter(f"{name} is given twice")
             found[name] = content
         return found
 

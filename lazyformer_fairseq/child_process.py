@@ -1,4 +1,4 @@
-"""Signals and the end of processes that work for another one."""
+"""Signal handling and shutdown of processes that work for a parent process."""
 
 import ctypes
 import logging
@@ -18,15 +18,18 @@ from typing import NamedTuple, Optional
 from lazyformer_fairseq.storage.in_place import own_file
 
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
-STOPPED = 128 + signal.SIGINT  # exit code, as shells have it of a command that Ctrl-C ended
+PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
+STOPPED = 128 + signal.SIGINT  # the exit code that shells report for a command ended by Ctrl-C
 
 
 @contextmanager
 def stoppable(said: str = "stopped; rerun to resume") -> Iterator[None]:
-    """End the process at Ctrl-C and SIGTERM in these words, with exit code 130; both are a KeyboardInterrupt within.
+    """Exit with code 130 and a message on Ctrl-C or SIGTERM, both of which raise KeyboardInterrupt in the body.
 
-    A second SIGTERM does not disturb what follows.
+    A second SIGTERM is ignored, so that it does not disturb the cleanup.
+
+    Args:
+        said: the message on standard error.
     """
 
     def stop(_number: int, _frame: object) -> None:
@@ -45,8 +48,8 @@ def stoppable(said: str = "stopped; rerun to resume") -> Iterator[None]:
 
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """Let a Ctrl-C meanwhile reach this process afterwards, and processes started meanwhile not at all."""
-    resource_tracker.ensure_running()  # else started below, and that lifts the block
+    """Defer Ctrl-C until the body is done, and shield the processes started in the body from it."""
+    resource_tracker.ensure_running()  # starting it later would lift the block
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -55,7 +58,7 @@ def interrupts_held_back() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Leave Ctrl-C to the parent, in a new process, which ends when the parent says so, or is no more."""
+    """Make a child process ignore Ctrl-C and exit when its parent dies or terminates it; call it in the child."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -70,17 +73,17 @@ def end_with_parent() -> None:
 
 
 class Ended(NamedTuple):
-    """The end of a command: its exit code, and the signals by which this process was told to stop meanwhile."""
+    """The result of a command: its exit code, and the stop signals that this process received while it ran."""
 
     code: int
     signals: tuple[int, ...] = ()
 
 
 def run_to_its_end(command: Sequence[str]) -> Ended:
-    """Run a command, and hand Ctrl-C, SIGTERM and SIGUSR1 on to it: a training then saves and ends.
+    """Run a command and forward Ctrl-C, SIGTERM and SIGUSR1 to it, so that a training run saves before it exits.
 
-    Where this process is killed, the command gets SIGTERM (on Linux; elsewhere it goes on by itself). It has a process
-    group of its own: from a terminal it would hear Ctrl-C twice.
+    If this process is killed, the command receives SIGTERM (on Linux; elsewhere it keeps running). The command has its
+    own process group; otherwise it would receive a Ctrl-C from the terminal twice.
     """
     end_too = None
     if sys.platform == "linux":
@@ -97,7 +100,7 @@ def run_to_its_end(command: Sequence[str]) -> Ended:
     try:
         process = subprocess.Popen(command, process_group=0, preexec_fn=end_too)  # noqa: PLW1509  (one system call)
         with process:
-            for number in heard:  # before it was there
+            for number in heard:  # signals from before the process existed
                 process.send_signal(number)
             process.wait()
     finally:
@@ -108,7 +111,10 @@ def run_to_its_end(command: Sequence[str]) -> Ended:
 
 @contextmanager
 def output_to(path: Path) -> Iterator[None]:
-    """Append to the file all that this process logs or prints meanwhile, exceptions and code outside Python too."""
+    """Append everything that this process logs or prints in the body to a file.
+
+    That includes the traceback of an exception and the output of code outside Python.
+    """
     root = logging.getLogger()
     handlers = root.handlers
     level = root.level

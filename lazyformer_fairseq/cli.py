@@ -1,4 +1,4 @@
-"""The command ``lazyformer``."""
+"""The command line ``lazyformer``."""
 
 import logging
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ from lazyformer_fairseq.zero_shot.commands import evaluate
 
 
 class Program(Group):
-    """The whole command line."""
+    """The top-level group of commands."""
 
     def main(self, *args: Any, **more: Any) -> Any:
-        """Print errors of this package in its own words, from the first word of the command line on."""
+        """Run the command line, printing the package's errors without a traceback, including those of parsing."""
         replacements.install(Stage.COMMAND_LINE)
         return super().main(*args, **more)
 
@@ -42,8 +42,8 @@ class Program(Group):
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="lazyformer_fairseq")
 def main() -> None:
-    """LazyFormer and PAR encoders for fairseq: from raw text to the table of results."""
-    # Else fairseq_cli would, where it is imported: everything, to stdout.
+    """Pre-train, fine-tune and compare LazyFormer and PAR encoders, from raw text to a table of results."""
+    # Without this, importing fairseq_cli would configure logging itself: every level, to stdout.
     logging.basicConfig(format="%(levelname)s: %(message)s")
     registration.after_registration(replacements.start_run)
 
@@ -61,21 +61,21 @@ class ExportSettings:
 
     target: str = option(
         "safetensors",
-        "Whose format: lazyformer_fairseq's own, or transformers'.",
+        "Format to write: safetensors for lazyformer_fairseq, or a folder for transformers.",
         "--to",
         choices=("safetensors", "huggingface"),
     )
     form: Optional[str] = option(
         None,
-        "For huggingface: a BERT or ModernBERT of transformers, or a model with its own code.",
+        "With --to huggingface: write a BERT or ModernBERT of transformers, or a custom model that brings its code.",
         "--as",
         choices=("auto", "bert", "modernbert", "custom"),
-        shown="auto, one of transformers' if it is one",
+        shown="auto: one of transformers' models where the encoder is equivalent",
     )
     head: Optional[str] = option(
         None,
-        "For huggingface: the classification or span head to take along.",
-        shown="the only one",
+        "With --to huggingface: the classification or span head to export.",
+        shown="the only head",
     )
 
 
@@ -84,14 +84,16 @@ class ExportSettings:
 @click.argument("out", type=click.Path(path_type=Path))
 @takes(ExportSettings)
 def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
-    """Write a pre-trained or fine-tuned encoder as safetensors, which run no code when they are loaded.
+    """Export a pre-trained or fine-tuned encoder to safetensors, which run no code when they are loaded.
 
-    CHECKPOINT is a file, a folder of checkpoints, or one that `lazyformer finetune` wrote, whose best run counts.
-    OUT gets model.safetensors, config.json and the tokenizer. lazyformer_fairseq.load reads it, and
+    CHECKPOINT is a file, a folder of checkpoints, or a folder written by `lazyformer finetune`, of which the best run
+    is
+    exported. OUT receives model.safetensors, config.json and the tokenizer. lazyformer_fairseq.load reads it, and
     fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
 
-    With --to huggingface, AutoModel, AutoTokenizer and pipeline of transformers read it. One that is neither BERT nor
-    ModernBERT brings the code that it needs; a causal language model needs this package there.
+    With --to huggingface, the AutoModel, AutoTokenizer and pipeline of transformers read it. A model that is neither a
+    BERT nor a ModernBERT brings the code that it needs; a causal language model needs lazyformer_fairseq to be
+    installed.
     """
     refuse_filled_folder(out)
     if (checkpoints / "runs").is_dir():
@@ -101,7 +103,7 @@ def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
     if settings.target == "safetensors":
         for name, value in (("--as", settings.form), ("--head", settings.head)):
             if value:
-                raise UserError(f"{name} is for --to huggingface")
+                raise UserError(f"{name} needs --to huggingface")
         from lazyformer_fairseq.evaluation.export import export as write
 
         write(checkpoints, out)
@@ -120,8 +122,8 @@ def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
     click.echo(f"written: {out}, {theirs.get(chosen, 'with code of its own')}")
     if not (out / "tokenizer.json").is_file():
         click.echo(
-            "without a tokenizer: put the dict.txt of the model's data beside its checkpoint and export again; images "
-            "have none"
+            "The folder has no tokenizer. To add one, put the dict.txt of the model's data beside its checkpoint and "
+            "export again; models of images need none."
         )
 
 

@@ -1,23 +1,24 @@
-"""The one exception for a user's mistake."""
+"""UserError, the package's exception for mistakes that the user can correct."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Optional
 
-MOST_DIGITS = 18  # of a number that fits 64 bits
+MOST_DIGITS = 18  # of a number that surely fits into 64 bits
 
 
 class UserError(ValueError):
-    """Something the user can mend: the message names the value, the file and the line, and says what to do.
+    """An error that the user can correct: its message names the value, the file and the line, and says what to do.
 
-    Command lines print it without a traceback (see ``reliability.command_line``).
+    Commands print it without a traceback (see ``reliability.command_line``).
     """
 
 
 def whole_number(text: str) -> Optional[int]:
-    """Return the number that a user's text gives in ASCII digits; None for any other text, and for too many digits.
+    """Parse a whole number in ASCII digits; return None for any other text and for numbers with too many digits.
 
-    ``str.isdigit`` takes a superscript for a digit, which ``int`` does not, and ``int`` refuses 5,000 digits.
+    ``str.isdigit`` accepts superscripts, on which ``int`` fails, and ``int`` rejects very long numbers such as 5,000
+    digits.
     """
     is_number = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
     if is_number:
@@ -26,7 +27,7 @@ def whole_number(text: str) -> Optional[int]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about a name that is not known: ``; did you mean bert_base?``, or nothing."""
+    """Return a hint to append to a message about an unknown name: ``; did you mean bert_base?``, or an empty string."""
     names = get_close_matches(name, list(known), n=3)
     if names:
         return f"; did you mean {', '.join(names)}?"

@@ -1,4 +1,4 @@
-"""Packages that a command needs beside those that are always installed, looked for before it starts."""
+"""Checks, made before a command starts, for optional packages that it needs."""
 
 import platform
 import re
@@ -14,7 +14,7 @@ FAIRSEQ = "fairseq-fixed==0.12.3.1"  # as in setup.py
 
 
 def missing_packages(extra: str) -> list[str]:
-    """Return an extra's packages that are not installed; none where this package runs from a folder, uninstalled."""
+    """Return the packages of an extra that are not installed; empty if this package runs uninstalled from a folder."""
     try:
         required = metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:
@@ -24,13 +24,18 @@ def missing_packages(extra: str) -> list[str]:
 
 
 def refuse_without_extra(extra: str, what: str) -> None:
-    """Raise a UserError where `what`, the user's words, needs an extra that is not whole."""
+    """Raise a UserError if a package of an extra is missing.
+
+    Args:
+        extra: the extra of this package.
+        what: the user's words for the thing that needs the extra.
+    """
     if missing := missing_packages(extra):
         raise UserError(_lack_of(missing, extra, what))
 
 
 def needs_transformers(what: str) -> None:
-    """Raise a UserError where there is no transformers, which `what`, the user's words, needs."""
+    """Raise a UserError if transformers, which `what` (the user's words) needs, is missing."""
     if find_spec("transformers") is None:
         raise UserError(_lack_of(["transformers"], "huggingface", what))
 
@@ -43,7 +48,12 @@ def _lack_of(missing: list[str], extra: str, what: str) -> str:
 
 
 def needs_fairseq(what: str, without: str = "") -> None:
-    """Raise a UserError where there is no fairseq, which `what`, the user's words, needs; `without` does without."""
+    """Raise a UserError if fairseq is missing.
+
+    Args:
+        what: the user's words for the thing that needs fairseq.
+        without: an alternative that works without fairseq.
+    """
     if not has_fairseq():
         message = lack_of_fairseq(what)
         if without:
@@ -57,15 +67,15 @@ def has_fairseq() -> bool:
 
 
 def lack_of_fairseq(what: str) -> str:
-    """Return the message of a UserError: `what` needs fairseq, and how to get it."""
+    """Return the message for a missing fairseq, which says that `what` needs it and how to install it."""
     mend = f"make setup, or pip install {FAIRSEQ}"
     if sys.version_info >= (3, 13):
-        mend = "Python 3.11 and 3.12 have it: make setup PYTHON=python3.12 VENV=.venv-3.12"
+        mend = "fairseq runs on Python 3.11 and 3.12: make setup PYTHON=python3.12 VENV=.venv-3.12"
     return f"{what} needs fairseq, which this Python {platform.python_version()} lacks; {mend}"
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of Python and of packages that are installed, for a report."""
+    """Return the versions of Python and of those packages that are installed, for a report."""
     found = filter(_is_installed, packages)
     return {"python": platform.python_version(), **{package: metadata.version(package) for package in found}}
 

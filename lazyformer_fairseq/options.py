@@ -1,8 +1,8 @@
-"""An option is written once, as a field of a settings dataclass.
+"""Command options as fields of settings dataclasses: each option is written once.
 
-The field has the option's name, type, default, bounds and help. From it come the click option with its ``--help``
-(:func:`takes`), and the check of values from command lines, files and Python (:func:`check`). :class:`Command` and
-:class:`Group` are the one way to dispatch commands.
+A field holds the option's name, type, default, bounds and help. The click option with its ``--help`` is derived from it
+(:func:`takes`), and so is the check of values from command lines, files and Python (:func:`check`). All commands use
+:class:`Command` and :class:`Group`.
 """
 
 import dataclasses
@@ -21,25 +21,25 @@ import click
 from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.storage.atomic import refuse_unwritable
 
-OUTPUTS = ("out", "output", "json")  # arguments and options of commands that name what is made
+OUTPUTS = ("out", "output", "json")  # arguments and options that name a path to write
 COUNT_UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 MOST_GPUS = 10**6
 LONGEST = 10**7
 MOST = 10**9
-TOO_LARGE = 2**32  # for a whole number of anything here
+TOO_LARGE = 2**32  # exceeds every sensible whole number
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The finite numbers that an option may have: from `low` to `high`, both included, and less than `below`.
+    """The finite numbers that an option accepts: from `low` to `high`, both included, and less than `below`.
 
     Attributes:
-        low: the least.
-        high: the largest.
-        is_open: exclude `low` itself.
-        below: the least of those that are too large.
-        is_whole: exclude fractions.
+        low: the smallest number.
+        high: the largest number.
+        is_open: whether `low` itself is excluded.
+        below: an exclusive upper limit.
+        is_whole: whether fractions are excluded.
     """
 
     low: float = -math.inf
@@ -49,7 +49,7 @@ class Bounds:
     is_whole: bool = False
 
     def refusal(self, value: float) -> str:
-        """Return what the value must be instead, in words; "" where it is within the bounds."""
+        """Return what the value must be instead, in words; an empty string if it is within the bounds."""
         is_number = not math.isnan(value) and not (self.is_whole and value % 1)
         if is_number and value >= self.below > 1 and self.high == math.inf:
             return f"below {self.below:,}"
@@ -82,17 +82,17 @@ PROPORTION_OR_ALL = Bounds(0, high=1)
 
 @dataclass(frozen=True)
 class Option:
-    """The description of an option, beside the name, type and default of its field.
+    """The description of an option; its name, type and default are those of its field.
 
     Attributes:
-        help: for ``--help``; the default is added.
-        flags: in place of ``--name-of-the-field``; ``--yes/--no`` for a switch with two names.
-        bounds: of numbers; a field of type int has whole ones.
-        choices: of a word.
-        parse: turns the text into the value, and raises a UserError; in place of the type's own way.
-        metavar: of the value, in ``--help``.
-        section: of ``--help``.
-        shown: the default in words, where it is worked out later.
+        help: the help text; the default is appended.
+        flags: flags that replace ``--name-of-the-field``; ``--yes/--no`` for a switch with two names.
+        bounds: the bounds of a number; a field of type int also excludes fractions.
+        choices: the words that are accepted.
+        parse: a function that turns the text into the value or raises a UserError; it replaces the parser of the type.
+        metavar: the placeholder for the value in ``--help``.
+        section: the section of ``--help``.
+        shown: a description of the default, for one that is determined later.
     """
 
     help: str
@@ -106,13 +106,13 @@ class Option:
 
 
 def option(default: Any, help: str, *flags: str, **more: Any) -> Any:
-    """Return a field of a settings dataclass that is an option; MISSING as the default makes it required.
+    """Return a field of a settings dataclass that is an option; the default MISSING makes it required.
 
     Args:
-        default: of the field.
-        help: for ``--help``.
+        default: the default of the field.
+        help: the help text.
         flags: see :class:`Option`.
-        more: the other attributes of :class:`Option`; or, in place of `bounds`, `low`, `high` and `is_open` of them.
+        more: other attributes of :class:`Option`; `low`, `high` and `is_open` may be given instead of `bounds`.
     """
     ends = {name: more.pop(name) for name in ("low", "high", "is_open") if name in more}
     described = Option(help, flags, **{"bounds": Bounds(**ends), **more})
@@ -122,20 +122,21 @@ def option(default: Any, help: str, *flags: str, **more: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-# Options of several commands, as in `device: Optional[str] = DEVICE()`; more may be given, as DEVICE(help="...").
-DEVICE = partial(option, default=None, help="Where it runs.", choices=("cpu", "cuda"), shown="cuda where there is one")
+# Options that several commands share, used as `device: Optional[str] = DEVICE()` or with changes, as
+# `DEVICE(help="...")`.
+DEVICE = partial(option, default=None, help="Device to run on.", choices=("cpu", "cuda"), shown="cuda if available")
 PRECISION = partial(
     option,
     default=None,
     help="Numeric precision of training and inference.",
     choices=("fp32", "bf16", "fp16"),
-    shown="on GPUs bf16 where all have it, else fp16; on a CPU fp32",
+    shown="bf16 on GPUs that all support it, else fp16; fp32 on a CPU",
 )
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """The number of GPUs, and bytes of each where somebody said so: ``--gpus 8`` and ``--gpus 8x16GB``."""
+    """A number of GPUs, optionally with the bytes of memory of each, as in ``--gpus 8`` and ``--gpus 8x16GB``."""
 
     count: int
     memory: Optional[int] = None
@@ -151,7 +152,7 @@ def read_gpus(text: str) -> Gpus:
     count, has_size, size = text.partition("x")
     number = whole_number(count)
     if number is None or not 1 <= number <= MOST_GPUS:
-        raise UserError(f"{text!r} is no number of GPUs; write for example 8, or 8x16GB")
+        raise UserError(f"{text!r} is not a number of GPUs; write for example 8 or 8x16GB")
     memory = None
     if has_size:
         memory = read_size(size)
@@ -159,22 +160,22 @@ def read_gpus(text: str) -> Gpus:
 
 
 def read_size(text: str) -> int:
-    """Return the bytes of ``16GB`` or ``16GiB``; raise a UserError for any other text."""
+    """Parse a size such as ``16GB`` or ``16GiB`` into bytes; raise a UserError for any other text."""
     found = re.fullmatch(r"(\d*\.?\d+)(m|g)(i?)b", text.lower())
     size = 0.0
     if found:
         thousand = 2**10 if found[3] else 10**3
         size = float(found[1]) * thousand ** {"m": 2, "g": 3}[found[2]]
     if not 0 < size < 2**60:
-        raise UserError(f"{text!r} is no size; write for example 16GB, 16GiB or 800MB")
+        raise UserError(f"{text!r} is not a size; write for example 16GB, 16GiB or 800MB")
     return int(size)
 
 
 def read_count(text: str) -> int:
-    """Return a number of things: 10M is 10,000,000; likewise k and B.
+    """Parse a count with an optional suffix k, M or B: ``10M`` is 10,000,000.
 
     Raises:
-        UserError: the text is no such number.
+        UserError: the text is not such a number.
     """
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)([kMB]?)", text.strip())
     if found is None or float(found[1]) == 0:
@@ -183,40 +184,43 @@ def read_count(text: str) -> int:
 
 
 def duration(text: str) -> float:
-    """Return the seconds of ``90s``, ``10min`` or ``1.5h``; raise a UserError for any other text."""
+    """Parse a duration such as ``90s``, ``10min`` or ``1.5h`` into seconds; raise a UserError for any other text."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text)
     if not found or found[2] not in SECONDS or not float(found[1]):
-        raise UserError(f"{text!r} is no time; write for example 90s, 10min or 1.5h")
+        raise UserError(f"{text!r} is not a duration; write for example 90s, 10min or 1.5h")
     return float(found[1]) * SECONDS[found[2]]
 
 
 def divided(text: str) -> list[str]:
-    """Return the parts of a text between commas; those in square brackets divide nothing: ``a,b[c,d]``."""
+    """Split a text at commas, but not at those in square brackets: ``a,b[c,d]`` has two parts."""
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
 
 
 def mask_shares(given: Any) -> tuple[float, float]:
-    """Return the shares of ``--mask-prob`` in the first and in the last update: ``0.3:0.15``, or one number for both.
+    """Parse ``--mask-prob`` into the shares of masked tokens in the first and in the last update.
+
+    ``0.3:0.15`` gives both; a single number stands for both.
 
     Raises:
-        UserError: it is neither.
+        UserError: the text is neither.
     """
     first, colon, last = str(given).partition(":")
     try:
         return float(first), float(last if colon else first)
     except ValueError:
         raise UserError(
-            f"--mask-prob {given}: give a share, as 0.15, or those of the first and the last update, as 0.3:0.15"
+            f"--mask-prob {given}: give a share such as 0.15, or the shares in the first and in the last update, as "
+            "0.3:0.15"
         ) from None
 
 
 def computed_tokens(task: Mapping[str, Any], tokens: int, predicted: int) -> int:
-    """Return how many tokens an encoder computes for a text: with ``masked_permuted_lm`` predicted ones come again.
+    """Return how many tokens an encoder computes for a text; with ``masked_permuted_lm`` predicted tokens are added.
 
     Args:
-        task: fairseq's settings of it, by name.
-        tokens: of the text.
-        predicted: those of them that are predicted.
+        task: fairseq's settings of the task, by name.
+        tokens: the number of tokens in the text.
+        predicted: how many of them are predicted.
     """
     if task.get("_name") != "masked_permuted_lm":
         return tokens
@@ -226,7 +230,7 @@ def computed_tokens(task: Mapping[str, Any], tokens: int, predicted: int) -> int
 
 
 def flag_of(one: dataclasses.Field) -> str:
-    """Return ``--name-of-the-field``, or the flag that the field gives."""
+    """Return the flag of a field: the first that it names, or ``--name-of-the-field``."""
     flags = one.metadata["option"].flags
     if flags:
         return flags[0]
@@ -234,7 +238,7 @@ def flag_of(one: dataclasses.Field) -> str:
 
 
 def flag_named(name: str) -> str:
-    """Return ``--name-of-the-field``."""
+    """Return the flag ``--name-of-the-field`` for a field name."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -242,12 +246,12 @@ def flag_named(name: str) -> str:
 
 
 def options_of(settings: type) -> list[dataclasses.Field]:
-    """Return the fields of a settings dataclass that are options."""
+    """Return those fields of a settings dataclass that are options."""
     return [one for one in dataclasses.fields(settings) if "option" in one.metadata]
 
 
 def bounds_of(*settings: type) -> dict[str, Bounds]:
-    """Return the bounds of all numbers among the options of these dataclasses, by name."""
+    """Return the bounds of all numeric options of these dataclasses, by name."""
     found: dict[str, Bounds] = {}
     for each in settings:
         hints = typing.get_type_hints(each)
@@ -263,36 +267,38 @@ def bounds_of(*settings: type) -> dict[str, Bounds]:
 
 
 def check(settings: Any, settings_class: Optional[type] = None) -> None:
-    """Raise a UserError, which names the option, where a value is out of its bounds or none of its choices.
+    """Raise a UserError that names the option if a value is out of bounds or not among the choices.
 
     Args:
         settings: an object with the fields of `settings_class`.
-        settings_class: a settings dataclass; by default that of `settings`.
+        settings_class: a settings dataclass; the class of `settings` by default.
     """
     settings_class = settings_class or type(settings)
     check_values(settings_class, {one.name: getattr(settings, one.name) for one in options_of(settings_class)})
 
 
 def check_values(settings_class: type, values: Mapping[str, Any]) -> None:
-    """Check values by name as :func:`check` does; names that are no options of `settings_class` are passed over."""
+    """Check values, keyed by name, as :func:`check` does; ignore names that are not options of `settings_class`."""
     bounds = bounds_of(settings_class)
     for one in options_of(settings_class):
         value = values.get(one.name)
         if value == () and one.default:
-            raise UserError(f"{flag_of(one)}: give one at least")
+            raise UserError(f"{flag_of(one)}: give at least one")
         choices = one.metadata["option"].choices
         if choices and value is not None:
             for each in value if isinstance(value, (tuple, list)) else (value,):
                 if each not in choices:
-                    raise UserError(f"{flag_of(one)} {each}: is one of {', '.join(choices)}")
+                    raise UserError(f"{flag_of(one)} {each}: must be one of {', '.join(choices)}")
         if one.name in bounds:
             _refuse_outside(flag_of(one), value, bounds[one.name])
 
 
 def refuse_out_of_bounds(options: Mapping[str, Any], bounds: Mapping[str, Bounds]) -> None:
-    """Raise a UserError for one of the options, by name, that is out of its bounds.
+    """Raise a UserError for the first option that is out of its bounds.
 
-    A value may be a number, several, or the text of either.
+    Args:
+        options: options by name; a value may be a number, several numbers, or the text of either.
+        bounds: bounds by name of option.
     """
     for name, allowed in bounds.items():
         _refuse_outside(flag_named(name), options.get(name), allowed)
@@ -315,7 +321,7 @@ def _refuse_outside(flag: str, given: Any, bounds: Bounds) -> None:
 
 
 def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
-    """Raise a UserError for the first of these options that is not as it is by default."""
+    """Raise a UserError for the first of these options that differs from its default."""
     for name in names:
         if getattr(settings, name) != getattr(type(settings), name):
             raise UserError(f"{flag_named(name)}: {why}")
@@ -325,11 +331,12 @@ def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
 
 
 def takes(settings: type, into: str = "settings") -> Callable:
-    """Return a decorator: the command takes the options of a settings dataclass.
+    """Return a decorator that adds the options of a settings dataclass to a command.
 
     Args:
         settings: the dataclass.
-        into: the argument that gets the settings; "" for an argument a field, where the command still works some out.
+        into: the argument that receives the settings; with an empty string the command receives one argument per field,
+            so that it can determine some of them itself.
     """
     fields = options_of(settings)
     hints = typing.get_type_hints(settings)
@@ -352,9 +359,10 @@ def takes(settings: type, into: str = "settings") -> Callable:
 
 
 def read_words(words: Sequence[str], *settings: type) -> dict[str, Any]:
-    """Return the options of these dataclasses, by name, that the words of a command line, as ``--dropout 0.1``, give.
+    """Return the options, by name, that words such as ``--dropout 0.1`` give to these settings dataclasses.
 
-    Raises a UserError for any other word, and a value that an option cannot have.
+    Raises:
+        UserError: a word is not an option of theirs, or a value is not acceptable.
     """
     known = click.Command("options", params=[])
     for each in settings:
@@ -373,7 +381,7 @@ def read_words(words: Sequence[str], *settings: type) -> dict[str, Any]:
 
 
 def chosen(settings: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the options, by name, that a settings dataclass has."""
+    """Return those options, by name, that are fields of a settings dataclass."""
     return {one.name: options[one.name] for one in dataclasses.fields(settings) if one.name in options}
 
 
@@ -409,12 +417,12 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
     else:
         how["type"] = _click_type(described, value_type)
     if how["required"]:
-        del how["default"]  # a None that is given counts as a value
+        del how["default"]  # click would take a default of None for a value
     return click.option(flag, *described.flags[1:], one.name, **how)
 
 
 def _type_of(hint: Any) -> tuple[type, bool, bool]:
-    """Return the type of one value, whether None stands for none, whether there may be several."""
+    """Return the type of a single value, whether the option may be None, and whether it may have several values."""
     is_optional = False
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(each for each in typing.get_args(hint) if each is not type(None))
@@ -440,12 +448,12 @@ def _click_type(described: Option, value_type: type) -> Any:
 
 
 def _several(described: Option, value_type: type, is_optional: bool) -> Callable:
-    """Return a callback: commas divide values, of which none may be there twice; ``''`` stands for no value at all."""
+    """Return a click callback that splits values at commas and rejects duplicates; ``''`` means no value at all."""
 
     def convert(_ctx: click.Context, _param: click.Parameter, given: Sequence[str]) -> Optional[tuple]:
         found = tuple(_read(word, described, value_type) for text in given for word in divided(text))
         if twice := [value for value in found if found.count(value) > 1]:
-            raise click.BadParameter(f"{twice[0]} is there twice")
+            raise click.BadParameter(f"{twice[0]} is given twice")
         if given or not is_optional:
             return found
         return None
@@ -454,7 +462,7 @@ def _several(described: Option, value_type: type, is_optional: bool) -> Callable
 
 
 def _read(text: Any, described: Option, value_type: type) -> Any:
-    if not isinstance(text, str):  # a default
+    if not isinstance(text, str):  # the default
         return text
     try:
         return (described.parse or click.types.convert_type(_click_type(described, value_type)))(text)
@@ -463,7 +471,7 @@ def _read(text: Any, described: Option, value_type: type) -> Any:
 
 
 class OptionInSection(click.Option):
-    """An option that stands in a section of its command's help."""
+    """An option that belongs to a section of its command's help."""
 
     def __init__(self, *args: Any, section: str, **more: Any):
         super().__init__(*args, **more)
@@ -471,28 +479,28 @@ class OptionInSection(click.Option):
 
 
 def with_kept_lines(text: Optional[str]) -> Optional[str]:
-    r"""Return a help text whose marks ``\b``, two characters in a raw docstring, are click's: it keeps lines below."""
+    r"""Replace ``\b`` in a raw docstring by click's marker, which keeps the line breaks of the paragraph below."""
     if text is None:
         return None
     return text.replace(r"\b", "\b")
 
 
 class Command(click.Command):
-    """A command whose help has sections, and that looks first whether what it makes can be written."""
+    """A command whose help has sections, and that checks that its outputs can be written before it starts."""
 
     def __init__(self, *args: Any, **more: Any):
         super().__init__(*args, **more)
         self.help = with_kept_lines(self.help)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, once it is known that what it makes can be written."""
+        """Run the command after checking that its output paths can be written."""
         for name in OUTPUTS:
             if isinstance(place := ctx.params.get(name), Path):
                 refuse_unwritable(place)
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, section after section."""
+        """Write the options, section by section."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
@@ -503,14 +511,14 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group that lists its commands with the whole first sentence of each.
+    """A group whose help lists each command with its whole first sentence.
 
     Args:
-        default: the command that is meant where the first word is no name of a command: an argument of it.
+        default: the command to run if the first word is not the name of a command; the word becomes its argument.
     """
 
     command_class = Command
-    group_class = type  # groups in it are of this class too
+    group_class = type  # nested groups are of this class too
 
     def __init__(self, *args: Any, default: str = "", **more: Any):
         super().__init__(*args, **more)
@@ -518,7 +526,7 @@ class Group(click.Group):
         self.default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the default command before the words where they begin with none."""
+        """Insert the default command if the words do not begin with the name of a command."""
         if self.default and args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [self.default, *args]
         return super().parse_args(ctx, args)

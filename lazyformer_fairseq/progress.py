@@ -1,4 +1,4 @@
-"""The progress of every command: a bar in a terminal; elsewhere, as in a log or a pipe, a line a minute."""
+"""Progress reports of every command: a bar in a terminal, and one line per minute in a log or a pipe."""
 
 import sys
 import time
@@ -6,13 +6,16 @@ from typing import Any, Optional
 
 from tqdm import tqdm
 
-SECONDS = 60.0  # between two lines
+SECONDS = 60.0  # between two lines of a log
 LINE = "{desc}: {percentage:.0f}%, {n_fmt} of {total_fmt}{unit}, {elapsed} so far, {remaining} left{postfix}"
 WITHOUT_TOTAL = "{desc}: {n_fmt}{unit}, {elapsed} so far{postfix}"
 
 
 class Progress(tqdm):
-    """tqdm's bar, by default of standard error; what takes less than a minute leaves no line."""
+    """A tqdm bar, on standard error by default, which prints lines instead if the output is not a terminal.
+
+    Work that takes less than a minute prints no line.
+    """
 
     def __init__(self, iterable: Any = None, *args: Any, **options: Any):
         self.is_bar = (options.get("file") or sys.stderr).isatty()
@@ -22,34 +25,37 @@ class Progress(tqdm):
             total = options.get("total") or (len(iterable) if hasattr(iterable, "__len__") else None)
             options.setdefault("bar_format", WITHOUT_TOTAL if total is None else LINE)
         super().__init__(iterable, *args, **options)
-        # tqdm goes by the wall clock, which may jump: back by an hour, and a bar stands still for as long.
+        # tqdm uses the wall clock. If that is set back by an hour, the bar stands still for an hour.
         self._time = time.monotonic
         self.last_print_t = self.start_t = self._time()
 
     def __str__(self) -> str:
-        """Return the line, without the time left while nobody can tell it."""
+        """Return the line, without the remaining time while it is unknown."""
         return super().__str__().replace(", ? left", "")
 
     def update(self, n: float = 1) -> Optional[bool]:
-        """Count `n` more, or none, to show that time passes: tqdm would not count that, and say that little is left."""
+        """Advance by `n`, which may be 0 to show that time passes.
+
+        tqdm ignores an update by 0 and would then underestimate the remaining time.
+        """
         if n or self.disable:
             return super().update(n)
         return self.refresh()
 
     def display(self, msg: Optional[str] = None, pos: Optional[int] = None) -> None:
-        """Show the line, once a minute where this is no bar."""
+        """Show the progress: redraw the bar, or print a line if the last one is a minute old."""
         if self.is_bar:
             super().display(msg, pos)
         elif time.monotonic() - self._said >= SECONDS:
             self._say()
 
     def clear(self, *args: Any, **options: Any) -> None:
-        """Make place for another line; lines need none."""
+        """Clear the bar so that other output can be printed; lines need no clearing."""
         if self.is_bar:
             super().clear(*args, **options)
 
     def close(self) -> None:
-        """Say where it ended, if it has said anything."""
+        """Close the bar, or print a last line if any line has been printed."""
         if self.is_bar or self.disable:
             super().close()
             return

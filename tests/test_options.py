@@ -73,8 +73,8 @@ def test_settings_come_from_words_and_their_defaults_from_the_fields(main):
         ("--updates 0", "0 is not in the range x>=1"),
         ("--lr 1,x", "'x' is not a valid float"),
         ("--lr 0", "0.0 is not in the range x>0"),
-        ("--lr 1,1.0", "1.0 is there twice"),
-        ("--budget 3", "'3' is no time; write for example 90s"),
+        ("--lr 1,1.0", "1.0 is given twice"),
+        ("--budget 3", "'3' is not a duration; write for example 90s"),
         ("--way c", "'c' is not one of 'a', 'b'"),
     ],
 )
@@ -95,7 +95,7 @@ def test_what_is_required_has_to_be_given(main):
         ({"name": "x", "lr": [0.1, 0.0]}, "--lr 0.0: must be more than 0"),
         ({"name": "x", "lr": [float("nan")]}, "--lr nan: must be a number, more than 0"),
         ({"name": "x", "updates": 2**40}, "--updates 1099511627776: must be below 4,294,967,296"),
-        ({"name": "x", "way": "c"}, "--way c: is one of a, b"),
+        ({"name": "x", "way": "c"}, "--way c: must be one of a, b"),
     ],
 )
 def test_a_bad_value_in_a_file_is_refused(kept, said):

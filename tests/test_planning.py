@@ -228,7 +228,7 @@ def test_the_text_says_all_that_counts(options, words):
     [
         (["--arch", "lazyformer_m2x6"[:-1]], "no such arch; did you mean"),
         ([], "give either --arch NAME or --config"),
-        (["--arch", "bert_base", "--data", "nowhere"], "nowhere is no folder"),
+        (["--arch", "bert_base", "--data", "nowhere"], "nowhere is not a folder"),
         (["--arch", "bert_base", "--data", "."], "dict.txt: lists no symbol"),
         (["--arch", "bert_base", "--tokens-per-sample", "99999999"], "must be below 10,000,000"),
         (["--arch", "bert_base", "--sequences-per-update", "1999999999"], "must be below 1,000,000,000"),
@@ -249,7 +249,7 @@ def test_a_plan_takes_no_nonsense(option, value):
 @pytest.mark.parametrize(("text", "size"), [("16GB", 16 * 10**9), ("16GiB", 2**34), ("1.5gb", 15 * 10**8)])
 def test_sizes(text, size):
     assert read_size(text) == size
-    assert "'big' is no size; write for example 16GB" in run("plan", "--arch", "x", "--gpus", "8xbig").output
+    assert "'big' is not a size; write for example 16GB" in run("plan", "--arch", "x", "--gpus", "8xbig").output
 
 
 @pytest.fixture

@@ -322,7 +322,7 @@ def test_it_is_a_tenth_of_pretraining_on_the_model_of_the_folder(without_gpus, f
     [
         ("nowhere data", "nowhere: no such arch or folder; docs/patterns.md#named-models has all"),
         ("data data", "data/model.safetensors: no such file or folder"),
-        ("warm nowhere", "nowhere is no folder"),
+        ("warm nowhere", "nowhere is not a folder"),
         ("warm data --distill nowhere", "nowhere: no such file or folder"),
         ("bert_base data --distill warm", "--distill: bert_base is no folder of a model"),
         ("warm data --recipe phase1", "--recipe phase1: warm is the folder of a trained model"),

@@ -154,7 +154,7 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
     [
         ("bert_base", "Missing argument 'DATA'"),
         ("bert_base data --gpus", "'--gpus' requires an argument"),
-        ("bert_base data --gpus 0", "'0' is no number of GPUs; write for example 8, or 8x16GB"),
+        ("bert_base data --gpus 0", "'0' is not a number of GPUs; write for example 8 or 8x16GB"),
         ("bert_base data --gpus 3", "error: 256 sequences an update do not divide among 3 processes; give --sequence"),
         ("bert_base.yaml data --without lr", "error: --without lr: is of --recipe laptop"),
         ("bert_base.yaml data --distill data", "error: --distill: bert_base.yaml is no folder of a model"),
@@ -169,7 +169,7 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
         ("bert_bse.yaml data", "did you mean bert_base.yaml"),
         ("par_transformer_base.yaml data --recipe nvidia", "write recipe=nvidia behind it"),
         ("par_transformer_bas data", "no such arch or folder; did you mean par_transformer_base"),
-        ("bert_base nowhere", "error: nowhere is no folder"),
+        ("bert_base nowhere", "error: nowhere is not a folder"),
         ("bert_base data --update-freq 4", "error: --update-freq: it is worked out; give the size of an update"),
         ("bert_base data --max-tokens=4096", "error: --max-tokens: give --batch-size, in sequences"),
         ("bert_base data --user-dir other", "error: --user-dir: leave it out"),

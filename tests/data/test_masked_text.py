@@ -198,7 +198,7 @@ def test_word_embeddings_start_from_counts(three_shards):
             "mask_probability: no option of masked text; there are tokens_per_sample, mask_prob",
         ),
         ({"mask_prob": "0.3:0.15"}, "--mask-prob 0.3:0.15: is about shares of a run"),
-        ({"mask_prob": "0.3:"}, "--mask-prob 0.3:: give a share, as 0.15, or .* as 0.3:0.15"),
+        ({"mask_prob": "0.3:"}, "--mask-prob 0.3:: give a share such as 0.15, or the shares in .* as 0.3:0.15"),
         ({"mask_prob": "0.3:0.2:0.1"}, "--mask-prob 0.3:0.2:0.1: give a share"),
         ({"mask_prob": "0.3:0", "max_update": 1}, r"mask_prob 0.0 must lie in \(0, 1\]"),
         ({"length_schedule": "8:0.8"}, "--length-schedule 8:0.8: is about shares of a run; .* by --max-update"),

@@ -69,7 +69,7 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
         ("--epochs 10 MNLI=3", "MNLI=3: is no checkpoint; if it is a value of an option, put a comma before it"),
         ("--lrs 1e-5 2e-5", "2e-5: is no checkpoint; if it is a value of an option, put a comma before it"),
         ("--lrs 2", "2.0 is not in the range"),
-        ("--seeds 1,1", "1 is there twice"),
+        ("--seeds 1,1", "1 is given twice"),
         ("--seeds one", "'one' is not a valid int"),
         ("--task squad --data .", "train-v1.1.json: no such file"),
         ("--task squad --max-length 384", "has 64 positions, but inputs have up to 384 tokens"),
@@ -251,7 +251,7 @@ def test_predictions_are_the_official_evaluation_s_and_marked_alike(done, tmp_pa
         ("predict nowhere.pt --data squad/dev-v1.1.json", "nowhere.pt: no such file or folder"),
         ("predict START squad/dev-v1.1.json --data squad", "--data: means nothing beside squad/dev-v1.1.json"),
         ("predict out --data out/runs/grid.json", "has no field 'data'; give the official file"),
-        ("predict squad", "squad: holds no checkpoint_best.pt"),
+        ("predict squad", "squad: contains no checkpoint_best.pt"),
         ("predict out --output squad", "exists already"),
         ("finetune START --task squad", "data: not prepared; give the official files by --data"),
         (

@@ -106,7 +106,7 @@ def test_a_causal_export_has_the_tokenizer_of_its_own_dictionary_or_says_that_it
     printed = invoke("export", "lm", "out", "--to", "huggingface")
     is_there = where in ("beside", "in training")
     assert Path("out/tokenizer.json").is_file() == is_there
-    assert ("without a tokenizer: put the dict.txt" in printed) != is_there
+    assert ("To add one, put the dict.txt" in printed) != is_there
     assert ("There is no tokenizer" in Path("out/README.md").read_text()) != is_there
 
 
@@ -139,7 +139,7 @@ def options_in(state: dict) -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("encoder --as bert", "for --to huggingface"),
+        ("encoder --as bert", "--as needs --to huggingface"),
         ("encoder --to huggingface --as bert", "this model is no BERT: its pattern is sflf sf"),
         ("encoder --to huggingface --head cola", "no classification head 'cola'"),
         ("fine_tuned --to huggingface --head coal", "did you mean cola"),

@@ -357,7 +357,7 @@ def test_a_recipe_sets_options_of_models_and_text_where_the_task_has_it(budgets,
     ("options", "message"),
     [
         ("--budgets 0.5,x", "'--budgets': 'x' is not a valid float"),
-        ("--budgets 0.5,0.5", "'--budgets': 0.5 is there twice"),
+        ("--budgets 0.5,0.5", "'--budgets': 0.5 is given twice"),
         ("--budgets 0.01", "no pattern of these candidates .* costs less"),
         ("--budgets 0.5 --rungs 4", "--rungs 4: the first lacks two of --max-updates 20"),
         ("--sublayers 0", "--sublayers 0"),

@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_said(copy, tmp_path):
         ({"model": {"encoder_ffn_embed_dim": 48}}, r"is \(64, 32\), the model's \(48, 32\)"),
         ({"model": {"encoder_embed_dim": 10**6, "encoder_attention_heads": 1}}, r"the model's \(160, 1000000\)"),
         ({"model": {"encoder_attention_heads": 5}}, "5 attention heads do not divide"),
-        ({"model": {"activation_fn": "exec"}}, "config.json: --activation-fn exec: is one of gelu"),
+        ({"model": {"activation_fn": "exec"}}, "config.json: --activation-fn exec: must be one of gelu"),
     ):
         change_config(copy, **changes)
         with pytest.raises(UserError, match=words):
@@ -227,7 +227,7 @@ def test_a_checkpoint_may_be_given_instead_of_its_folder_and_missing_and_foreign
     assert torch.equal(by_file.extract_features("The house."), by_name.extract_features("The house."))
     with pytest.raises(UserError, match=r"^\S*absent.pt: no such file or folder"):
         LazyFormerModel.from_pretrained(ENCODER / "absent.pt")
-    with pytest.raises(UserError, match="holds no checkpoint_best.pt or checkpoint_last.pt or model.pt"):
+    with pytest.raises(UserError, match="contains no checkpoint_best.pt or checkpoint_last.pt or model.pt"):
         LazyFormerModel.from_pretrained(tmp_path)
     torch.save({"model": {}}, tmp_path / "model.pt")
     with pytest.raises(UserError, match="tokenizer"):

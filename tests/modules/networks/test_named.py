@@ -41,7 +41,7 @@ def test_a_network_is_the_model_that_fairseq_builds(arch):
         ({"arch": "bert_bsae"}, "no architecture 'bert_bsae'; did you mean bert_base"),
         ({"dropuot": 0.1}, "no setting dropuot; did you mean dropout"),
         ({"max_positions": "many"}, "option max_positions is 'many', must be int"),
-        ({"norm": "batch"}, "--norm batch: is one of layer, rms"),
+        ({"norm": "batch"}, "--norm batch: must be one of layer, rms"),
         ({"encoder_attention_heads": 5}, "5 attention heads do not divide an embedding dimension of 32"),
     ],
 )

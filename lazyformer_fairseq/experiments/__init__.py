@@ -1,1 +1,1 @@
-"""Experiments: trainings in turn, kept in a folder, resumed, reported."""
+"""Experiments: sets of trainings that keep their state in a folder, can be resumed, and end in a report."""

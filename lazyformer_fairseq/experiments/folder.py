@@ -1,6 +1,6 @@
-"""The folder of an experiment: its settings, kept once and compared when it resumes, and its results.
+"""The folder of an experiment: its results, and its settings, which are written once and checked on resuming.
 
-Nothing here loads torch before it is asked for, so that commands may import it.
+This module does not import torch, so commands can import it without slowing down their start.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,18 +24,18 @@ def experiment(
     begun: str,
     made_by_them: Iterable[str] = (),
 ) -> Iterator[None]:
-    """Make the folder, keep other processes out of it, and keep its settings, which may change until work has begun.
+    """Create and lock the folder of an experiment, and store its settings, which may change until work has begun.
 
     Args:
         folder: the folder of the experiment.
-        settings: all that decides the results, :func:`hashes_as_settings` of the data included.
-        of_what: the experiment in words for an error, such as "a comparison".
-        begun: a glob pattern; work has begun where a file of the folder matches it.
-        made_by_them: names of files to remove where the settings change.
+        settings: everything that determines the results, including :func:`hashes_as_settings` of the data.
+        of_what: the kind of experiment as an error message names it, such as "a comparison".
+        begun: a glob pattern; work counts as begun once a file in the folder matches it.
+        made_by_them: names of files that depend on the settings and are removed when these change.
 
     Raises:
-        UserError: the folder cannot be written, another process is at work in it, or work has begun with other
-            settings; names each of these.
+        UserError: the folder cannot be written, another process is using it, or work has begun with different
+            settings. The message names each setting that differs.
     """
     with run_lock(folder):
         remove_leftovers(folder, deep=True)
@@ -45,17 +45,17 @@ def experiment(
 
 
 def hashes_as_settings(hashes: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of files, by name, as settings that an experiment keeps."""
+    """Return the SHA-256 sums of files, given by file name, as entries for the settings of an experiment."""
     return {f"the SHA-256 of {name}": sha256 for name, sha256 in hashes.items()}
 
 
 def kept(path: Path, find: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the content of a JSON file; where there is none yet, what `find` returns, written there first.
+    """Return the content of a JSON file, which is first created from the result of `find` if it does not exist.
 
-    It keeps what must stay as it was first found, such as a measurement.
+    Use it for values that must not change when an experiment resumes, such as measurements.
 
     Raises:
-        UserError: the file was damaged since.
+        UserError: the file has been damaged since it was written.
     """
     if not path.exists():
         write_checked_json(path, find())

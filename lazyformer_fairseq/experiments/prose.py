@@ -1,13 +1,14 @@
-"""Text that is at hand without a network, and a small task made of its held-out part, for the demo and reproductions.
+"""Training text that needs no network, and a small task built from its held-out part, for the demo and reproductions.
 
-``python -m lazyformer_fairseq.experiments.prose FOLDER SHARE`` writes both, the task as GLUE's CoLA.
+``python -m lazyformer_fairseq.experiments.prose FOLDER SHARE`` writes both; the task is written as GLUE's CoLA.
 
-The text is the English prose that every CPython carries: the topics of ``help()``, and the docstrings and comments of
-the standard library, about 1.4 MB. The modules are parsed, never imported. Paragraphs that are not prose (code, tables,
-headings, lists of names) are left out.
+The text is the English prose that comes with every CPython: the topics of ``help()``, and the docstrings and comments
+of the standard library, about 1.4 MB in total. The modules are parsed, never imported. Paragraphs that are not prose,
+such as code, tables, headings and lists of names, are left out.
 
-The task has CoLA's layout: real sentences against sentences with their words shuffled. ``train.tsv`` and ``dev.tsv``
-have no header; their columns are source, label (1 acceptable), ``*`` where it is not, sentence.
+The task is to tell real sentences from sentences whose words were shuffled, in the file layout of CoLA. ``train.tsv``
+and ``dev.tsv`` have no header. Their columns are the source, the label (1 for acceptable), ``*`` if the sentence is not
+acceptable, and the sentence.
 """
 
 import ast
@@ -50,14 +51,17 @@ PLAIN_WORD = re.compile(r"^[\"'(\[]*[A-Za-z]+(?:['’-][A-Za-z]+)*[\"'.,:;!?)\]]
 
 
 class Prose(NamedTuple):
-    """The prose of a topic or a module, in paragraphs."""
+    """The paragraphs of prose of one help topic or one module."""
 
     name: str
     paragraphs: tuple[str, ...]
 
 
 def python_prose() -> Iterator[Prose]:
-    """Yield one document per topic, then one per module, each paragraph once, the same for a version of Python."""
+    """Yield one document per help topic, then one per module, with each paragraph only once.
+
+    The documents depend only on the version of Python.
+    """
     seen: set[str] = set()
     for name, texts in _sources():
         paragraphs = []
@@ -70,7 +74,7 @@ def python_prose() -> Iterator[Prose]:
 
 
 def write_prose(path: Path) -> Path:
-    """Write the documents as JSON lines, unless the file is there; return `path`."""
+    """Write the documents as JSON lines unless the file exists, and return `path`."""
     if not path.exists():
         with atomic_file(path) as file:
             for prose in python_prose():
@@ -89,7 +93,7 @@ def _sources() -> Iterator[tuple[str, list[str]]]:
 
 
 def texts_of_module(file: Path) -> list[str]:
-    """Return the docstrings, then the comments of a module, each in order; none of a file that is not Python."""
+    """Return the docstrings of a module, then its comments, each in order; an empty list if it cannot be parsed."""
     try:
         source = file.read_text(encoding="utf-8")
         return docstrings(source) + [COMMENT_MARK.sub("", comment) for comment in COMMENT.findall(source)]
@@ -98,9 +102,9 @@ def texts_of_module(file: Path) -> list[str]:
 
 
 def docstrings(source: str) -> list[str]:
-    """Return the docstrings of a module, its classes and functions, in order."""
+    """Return the docstrings of a module and of its classes and functions, in the order of the source."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the library's own source, such as invalid escapes
+        warnings.simplefilter("ignore")  # the standard library's own source has invalid escapes, for example
         tree = ast.parse(source)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in ast.walk(tree) if isinstance(node, documented)]
@@ -109,7 +113,7 @@ def docstrings(source: str) -> list[str]:
 
 
 def paragraphs_of_prose(text: str) -> Iterator[str]:
-    """Yield the paragraphs of English sentences in reStructuredText, unwrapped and without inline markup."""
+    """Yield the paragraphs of English prose in a reStructuredText, unwrapped and without inline markup."""
     for block in _blocks(cleandoc(text).splitlines()):
         paragraph = _unwrapped(block)
         if paragraph is not None and _reads_like_english(paragraph):
@@ -117,7 +121,7 @@ def paragraphs_of_prose(text: str) -> Iterator[str]:
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:
-    """Yield the runs of lines between blank lines; an item of a list starts a new one."""
+    """Yield the blocks of lines between blank lines; each list item also starts a new block."""
     block: list[str] = []
     for line in [*lines, ""]:
         if block and (not line.strip() or LIST_MARK.match(line)):
@@ -128,7 +132,7 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _unwrapped(block: list[str]) -> Optional[str]:
-    """Return the block as one line, or None where it is code, a table, a heading or unevenly indented."""
+    """Return the block as one line, or None if it is code, a table, a heading or unevenly indented."""
     first = LIST_MARK.sub("", block[0])
     rest = block[1:]
     indents = {len(line) - len(line.lstrip()) for line in rest}
@@ -170,29 +174,30 @@ def write_acceptability_task(
     seed: int,
     sizes: tuple[int, int] = (2000, 500),
 ) -> dict[str, int]:
-    """Write ``folder/train.tsv`` and ``folder/dev.tsv``, whole or not at all, from held-out documents.
+    """Write ``train.tsv`` and ``dev.tsv`` of the acceptability task from held-out documents, atomically.
 
-    Half of each file is real; a sentence appears once, either as it is or shuffled. Where the text does not suffice,
-    both files shrink in proportion.
+    Half of the sentences of each file are real. Each sentence appears once, either as it is or shuffled. If there is
+    not enough text, both files shrink in proportion.
 
     Args:
-        documents: clean and with their fingerprints, see :func:`~lazyformer_fairseq.corpus.stages.clean_documents`.
-        folder: the folder of the task.
-        valid_share: the corpus's share: documents that it trains on are left out here.
-        seed: the seed of the corpus.
-        sizes: rows of both files, at most.
+        documents: clean documents with their fingerprints, as
+            :func:`~lazyformer_fairseq.corpus.stages.clean_documents` yields them.
+        folder: the folder of the task, which is created.
+        valid_share: the share of documents that the corpus holds out; documents that it trains on are left out.
+        seed: the seed of the corpus, by which it holds documents out.
+        sizes: the largest numbers of rows of ``train.tsv`` and ``dev.tsv``.
 
     Returns:
-        the number of rows by split.
+        The number of rows of each split, by name.
 
     Raises:
-        UserError: too little text held out, or a folder that exists.
+        UserError: too little text is held out, or the folder exists.
     """
     sentences = held_out_sentences(documents, valid_share, seed)
     if len(sentences) < FEWEST_EXAMPLES:
         raise UserError(
-            f"acceptability task: only {len(sentences)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words are held out "
-            f"and {FEWEST_EXAMPLES} are needed; give more text, and a new folder for it"
+            f"acceptability task: only {len(sentences)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words are held "
+            f"out, but {FEWEST_EXAMPLES} are needed; give more text and a new folder"
         )
     chance = random.Random(seed)
     chance.shuffle(sentences)
@@ -211,7 +216,7 @@ def write_acceptability_task(
 
 
 def held_out_sentences(documents: Iterable[Document], valid_share: float, seed: int) -> list[str]:
-    """Return the sentences of 5 to 25 words that occur in held-out documents alone, each once, in order."""
+    """Return the sentences of 5 to 25 words that occur only in held-out documents, each once, in order."""
     split_sentences = SentenceSplitter()
     trained_on: set[str] = set()
     held_out: dict[str, None] = {}
@@ -225,14 +230,14 @@ def held_out_sentences(documents: Iterable[Document], valid_share: float, seed: 
 
 
 def shuffle_words(sentence: str, chance: random.Random) -> str:
-    """Return the sentence with its words in another order; the final mark stays, and so does a capital at the start.
+    """Return the sentence with its words shuffled, still with a capital at the start and the same final mark.
 
     Raises:
-        UserError: no other order was found (one word, repeated).
+        UserError: no different order was found, for example because the sentence repeats a single word.
     """
     bare = FINAL_MARK.sub("", sentence)
     words = bare.split()
-    if words[0][1:].islower():  # no name of capitals and no "I": its capital comes from its place alone
+    if words[0][1:].islower():  # neither an acronym nor "I", so it is capitalized only because it comes first
         words[0] = words[0].lower()
     for _ in range(TRIES):
         shuffled = chance.sample(words, len(words))
@@ -256,7 +261,10 @@ def _is_usable(sentence: str) -> bool:
 
 
 def _has_its_marks_in_pairs(word: str) -> bool:
-    """Return whether no quote or bracket of the word has its partner elsewhere, which would give the answer away."""
+    """Return whether all quotes and brackets of the word are paired within it.
+
+    Shuffling would tear other pairs apart, which would give the answer away.
+    """
     in_single_quotes = word.startswith("'") == word.rstrip(",;:").endswith("'")
     return in_single_quotes and word.count('"') % 2 == 0 and all(word.count(a) == word.count(b) for a, b in BRACKETS)
 

@@ -1,7 +1,7 @@
-"""The trainings of an experiment: jobs that resume, done update by update in turn, or each alone in a process.
+"""The trainings of an experiment: resumable jobs that take turns in one process or run in processes of their own.
 
-In turn, so that their times compare: one process, one machine state; what slows one model down for a moment slows the
-others too.
+Trainings that take turns, update by update, have comparable times: they share one process and one state of the
+machine, and anything that slows one model down for a moment slows down the others too.
 """
 
 import json
@@ -30,17 +30,17 @@ from lazyformer_fairseq.training.stop_signals import StopRequest
 
 RESULT = "result.json"
 LOG = "train.log"
-PROGRESS = "progress.json"  # for the process that waits for this one
-PRELOAD = (__name__, "torch._dynamo")  # of processes that train; the latter for optimizers
-Curve = dict[str, list[float]]  # by validation; NaN where the training diverged
+PROGRESS = "progress.json"  # read by the process that waits for the training
+PRELOAD = (__name__, "torch._dynamo")  # modules that training processes import early; optimizers need torch._dynamo
+Curve = dict[str, list[float]]  # per measure, one value per validation; NaN where the training diverged
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The part that the results of all trainings share.
+    """The fields that the results of all kinds of trainings share.
 
     Attributes:
-        curve: a list per measure, with a value per validation.
+        curve: one list per measure, with one value per validation.
     """
 
     curve: Curve
@@ -51,11 +51,12 @@ class Job:
     """One training.
 
     Attributes:
-        name: the name that progress and errors show.
-        objective, optimization: what is learned, and how.
-        folder: the folder of its checkpoint, record and result.
-        group: jobs of one group take turns; one group follows the other.
-        start: a checkpoint of another training, to go on from if it is there.
+        name: the name shown in progress and error messages.
+        objective: what the model learns.
+        optimization: how it learns: optimizer, schedule, precision and number of updates.
+        folder: the folder for its checkpoint, record and result.
+        group: jobs of the same group take turns; the groups run one after another.
+        start: the checkpoint of another training to start from, if it exists.
     """
 
     name: str
@@ -70,14 +71,16 @@ class Job:
 
     @property
     def updates(self) -> int:
-        """The updates of the whole training."""
+        """The number of updates of the whole training."""
         return self.optimization.updates
 
     def result(self) -> Optional[dict[str, Any]]:
-        """Return the result; None until the training is over. The file is written last and whole.
+        """Return the result, or None while the training is unfinished.
+
+        The result file is written atomically as the last step of a training.
 
         Raises:
-            UserError: the file was damaged since.
+            UserError: the result file has been damaged since it was written.
         """
         path = self.folder / RESULT
         if not path.exists():
@@ -88,7 +91,10 @@ class Job:
         return content
 
     def updates_saved(self) -> int:
-        """Return the updates saved by another process; for progress alone, so that a damaged file counts as none."""
+        """Return the number of updates that another process has saved, or 0 if its progress file cannot be read.
+
+        The number is only used to show progress, so a damaged file is not an error.
+        """
         try:
             return int(json.loads((self.folder / PROGRESS).read_bytes())["updates"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -96,13 +102,16 @@ class Job:
 
 
 class Training(TrainingLoop):
-    """The training of a job, whose validations make a curve, kept with its checkpoints.
+    """The training of a job, with a curve of its validations that is saved in its checkpoints.
 
     Attributes:
-        curve: lists with a value per validation: `updates`, `seconds` (of training alone), and what else is measured.
-        tokens: the tokens of each update.
-        validations: points of a curve, beside the one before the first update; the training is saved at each.
-        may_diverge: whether the curve of a training that diverges ends in NaN; else its error ends all.
+        curve: one list per measure, with one value per validation: `updates`, `seconds` (of training only) and the
+            results of :meth:`measure`.
+        tokens: the number of tokens of each update.
+        validations: the number of points of the curve, not counting the one before the first update. The training is
+            saved at each of them.
+        may_diverge: if true, a training that diverges gets NaN as the last point of its curve and the other trainings
+            go on; if false, the error ends all of them.
     """
 
     validations = 5
@@ -117,10 +126,10 @@ class Training(TrainingLoop):
 
     @abstractmethod
     def measure(self) -> Mapping[str, float]:
-        """Return the measures of a point of the curve, beside updates and seconds; progress shows the first."""
+        """Return the measures of one point of the curve, without updates and seconds; progress shows the first one."""
 
     def result(self) -> dict[str, Any]:
-        """Return the result of the finished training."""
+        """Return the result of the finished training, as it is written to its result file."""
         return {"parameters": self.parameters, "curve": self.curve, "seconds": self.seconds}
 
     def is_due(self) -> bool:
@@ -128,37 +137,37 @@ class Training(TrainingLoop):
         return self.updates == self.job.updates or self.updates % max(1, self.job.updates // self.validations) == 0
 
     def update(self) -> int:
-        """Train on one batch; return its number of tokens."""
+        """Train on one batch and return its number of tokens."""
         tokens = super().update()
         self.tokens.append(tokens)
         return tokens
 
     def validate(self) -> None:
-        """Add a point to the curve, unless it has one of this update."""
+        """Add a point to the curve, unless it already has one for the current update."""
         if self.curve and self.curve["updates"][-1] == self.updates:
             return
         point = {"updates": self.updates, "seconds": sum(self.seconds), **self.measure()}
         for name, value in point.items():
             if not isinstance(value, int):
-                value = float(value)  # noqa: PLW2901  a checkpoint holds none of numpy's numbers
+                value = float(value)  # noqa: PLW2901  checkpoints do not hold numpy scalars
             self.curve.setdefault(name, []).append(value)
         self.log_metrics("valid", point)
 
     def give_up(self) -> None:
-        """End a training that diverged: the last point of its curve has no numbers."""
+        """End a training that diverged, with NaN for the measures at the last point of its curve."""
         self.updates = self.job.updates
         point = {**dict.fromkeys(self.curve, math.nan), "updates": self.updates, "seconds": sum(self.seconds)}
         for name, value in point.items():
             self.curve[name].append(value)
 
     def save(self, with_optimizer: bool = True, name: str = CHECKPOINT) -> None:
-        """Save a checkpoint, which keeps the curve and the tokens of each update too."""
+        """Save a checkpoint that includes the curve and the number of tokens of each update."""
         self.history |= {"tokens": self.tokens, "curve": self.curve}
         super().save(with_optimizer, name)
         write_json(self.folder / PROGRESS, {"updates": self.updates}, durable=False)
 
     def finish(self) -> None:
-        """Write the result, and remove the optimizer's part of the checkpoint from the disk."""
+        """Write the result, and save the checkpoint again without the optimizer state to free disk space."""
         write_checked_json(self.folder / RESULT, self.result())
         self.save(with_optimizer=False)
 
@@ -173,17 +182,17 @@ def train(
     executor: Optional[Executor] = None,
     threads: int = 1,
 ) -> None:
-    """Do all jobs that have no result yet, and show how far they are.
+    """Run all jobs that have no result yet, with a progress bar.
 
     Args:
-        jobs: the trainings; one that comes twice is done once.
-        open_training: a function that starts or resumes a job's training.
+        jobs: the trainings; duplicates run once.
+        open_training: a function that starts or resumes the training of a job.
         description: the label of the progress bar.
-        executor: the place where each trains alone; None for turns in this process.
-        threads: torch's threads for a training that is alone.
+        executor: where each job runs in a process of its own; None to let the jobs take turns in this process.
+        threads: the number of torch threads of each job that runs in its own process.
 
     Raises:
-        UserError: a training has failed; names its log.
+        UserError: a training in its own process has failed. The message names its log.
     """
     jobs = list(dict.fromkeys(jobs))
     unfinished = [job for job in jobs if job.result() is None]
@@ -202,19 +211,25 @@ def train(
 
 
 def threads_of_each(at_once: Optional[int]) -> int:
-    """Return torch's threads for each of so many trainings side by side on this machine; None for as many as fit."""
+    """Return the number of torch threads for each training if `at_once` of them run on this machine at the same time.
+
+    None means as many trainings as this machine has CPU cores for.
+    """
     return min(torch.get_num_threads(), max(1, processors_here() // (at_once or 1)))
 
 
 def train_in_turn(trainings: Sequence[Training], progress: Progress) -> None:
-    """Train all to their ends; the one farthest behind is next, so that equal totals mean strict turns.
+    """Run all trainings to their ends, update by update; the next update goes to the one that is farthest behind.
+
+    Trainings with equal numbers of updates therefore alternate strictly.
 
     Args:
         trainings: the trainings that take turns.
-        progress: the bar that counts updates.
+        progress: the progress bar that counts the updates.
 
     Raises:
-        SystemExit: a signal asked for it; all are saved after the update under way, and the same command resumes.
+        SystemExit: a signal asked to stop. All trainings are saved after the current update, so that the same command
+            resumes them.
     """
     with StopRequest().listening() as stop:
         for training in trainings:
@@ -226,7 +241,7 @@ def _take_turns(trainings: Sequence[Training], progress: Progress) -> None:
     for training in trainings:
         if not training.curve:
             training.validate()
-    progress.unpause()  # else the time left would begin with that of these validations for every update
+    progress.unpause()  # else the estimate of the remaining time would count these validations as updates
     while True:
         behind = min(trainings, key=lambda training: training.updates / training.job.updates)
         if behind.updates >= behind.job.updates:
@@ -244,18 +259,22 @@ def _take_turns(trainings: Sequence[Training], progress: Progress) -> None:
         if code:
             for training in trainings:
                 training.save()
-            print("stopped by a signal: all is saved, and the same command resumes", flush=True)
+            print("stopped by a signal: all trainings are saved; run the same command to resume", flush=True)
             raise SystemExit(code)
         if behind.is_due():
             behind.validate()
             behind.save()
             progress.unpause()
-            *_, measure = list(behind.curve)[:3]  # the first behind updates and seconds
+            *_, measure = list(behind.curve)[:3]  # the first measure, which follows updates and seconds
             progress.set_postfix_str(", ".join(f"{each.name} {each.curve[measure][-1]:.2f}" for each in trainings))
 
 
 def train_alone(job: Job, open_training: Opening, threads: int) -> None:
-    """Do one job in a process of its own, which may be the second to try it; its output goes to the job's log."""
+    """Run one job in the current process, with its output in the job's log.
+
+    The job may already have been tried in another process. The call waits until no other process works on the job, and
+    does nothing if the job then has a result.
+    """
     torch.set_num_threads(threads)
     job.folder.mkdir(parents=True, exist_ok=True)
     with file_lock(job.folder / ".lock"), output_to(job.folder / LOG):
@@ -275,7 +294,7 @@ def _train_alone(
 ) -> None:
     calls = {}
     for job in jobs:
-        refuse_foreign(job.folder / LOG)  # the process that would fail has nowhere to say why
+        refuse_foreign(job.folder / LOG)  # checked here, because a job that cannot open its log cannot report why
         calls[Call(train_alone, (job, open_training, threads))] = job
     before = progress.n
     for ended in run_calls(list(calls), executor):
@@ -285,6 +304,6 @@ def _train_alone(
             why = f"{job}: {reason(ended.error)}; the last line of {log} is: {last_line(log)}"
             if not ended.is_tried_again:
                 raise UserError(f"{why}. Rerun to resume")
-            Progress.write(f"{why}. It is resumed")
+            Progress.write(f"{why}. The training is being resumed")
         made = sum(job.updates_saved() for job in jobs)
         progress.update(before + made - progress.n)

@@ -1,4 +1,4 @@
-"""The yardsticks of language models: the losses of counting the training text, without any learning."""
+"""Yardsticks for language models: the losses of predictors that only count tokens in the training text."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from typing import Any
 
 from lazyformer_fairseq.data.masked_text import MaskedText
 
-CLEARLY_BELOW = 0.1  # bits; less is within what the choice of validation text makes
+CLEARLY_BELOW = 0.1  # bits; smaller differences can come from the choice of validation text
 NEIGHBOURS = "the two tokens on either side"
 BEFORE = "the four tokens before"
 
 
 @dataclass(frozen=True)
 class Yardsticks:
-    """Losses on validation text, in bits per prediction.
+    """Losses of counting on validation text, in bits per prediction.
 
     Attributes:
-        unigram: the loss of how often each token occurs, and of nothing else.
+        unigram: the loss of predicting by token frequencies alone.
         counts: the loss of a :class:`~lazyformer_fairseq.data.count_model.CountModel`.
-        context: the tokens that the count model sees.
+        context: the tokens that the count model sees, in words.
     """
 
     unigram: float
@@ -26,14 +26,14 @@ class Yardsticks:
     context: str
 
     def describe(self, unit: str, shown: Callable[[float], float] = float) -> str:
-        """Return the sentence on what losses are to be seen beside; `shown` turns bits into the unit."""
+        """Return a sentence that states both yardsticks in `unit`, into which `shown` converts a loss in bits."""
         return (
             f"Yardsticks ({unit}): the unigram loss is {shown(self.unigram):.2f}; a table of counts of {self.context} "
             f"reaches {shown(self.counts):.2f} (interpolated by Witten and Bell's rule)."
         )
 
     def warn(self, losses: Mapping[str, float]) -> list[str]:
-        """Return sentences that name the models whose loss, in bits, is not below a yardstick."""
+        """Return sentences that name the models whose loss is not below a yardstick, given losses in bits by model."""
         at_unigram = [name for name, loss in losses.items() if not loss < self.unigram - CLEARLY_BELOW]  # NaN too
         above = [name for name, loss in losses.items() if name not in at_unigram and not loss < self.counts]
         sentences = []
@@ -51,6 +51,6 @@ class Yardsticks:
 
 
 def yardsticks_of(text: MaskedText, batches: Iterable[Mapping[str, Any]]) -> Yardsticks:
-    """Return the yardsticks for the masked tokens of batches, by the training text."""
+    """Return the yardsticks for the masked tokens of `batches`, counted on the training text."""
     batches = list(batches)
     return Yardsticks(text.cost_of_frequencies(batches), text.cost_of_neighbours(batches), NEIGHBOURS)

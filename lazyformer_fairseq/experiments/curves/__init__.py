@@ -1,1 +1,1 @@
-"""``lazyformer curves``: validation loss of runs, from their logs."""
+"""``lazyformer curves``: the validation loss of runs, from their records."""

@@ -19,28 +19,29 @@ AXES = ("updates", "tokens", "hours", "flops")
     default=["updates"],
     callback=some_of(AXES),
     metavar="A,B,...",
-    help=f"What to draw the loss against, in a panel each: {', '.join(AXES)}.",
+    help=f"Quantities to draw the loss against, one panel each: {', '.join(AXES)}.",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("curves.png"),
-    help="PNG to draw to.",
+    help="PNG file to write.",
 )
 @click.option("--training", is_flag=True, help="Draw the training loss too.")
 def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, training: bool) -> None:
-    """Draw the validation loss of trainings in one picture, and print where each ended.
+    """Draw the validation losses of several runs in one picture, and print a table of how each ended.
 
-    A RUN is a folder of checkpoints, where each of our runs keeps its record: run.json and metrics.jsonl. A folder
-    with phase1, phase2, ... is a run of these phases, joined, with a thin line where one ends. Hours are those that led
-    to the weights, with validation and saving; FLOPs are counted on its model (three forward passes).
+    A RUN is a folder of checkpoints that also holds the run's record: run.json and metrics.jsonl. A folder with
+    subfolders phase1, phase2, ... is drawn as one run of these phases, with a thin line where a phase ends. Hours count
+    only work that led to the final weights, including validation and saving. FLOPs are computed from the model, with
+    three forward passes per update.
 
     \b
     lazyformer curves checkpoints/bert_base checkpoints/lazyformer_m2x6_s --against updates,hours
     lazyformer curves bert=results/bert/run lazy=results/lazy/run --output results/loss.png
     """
     if output.suffix != ".png":
-        raise UserError(f"--output {output}: give a name that ends in .png")
+        raise UserError(f"--output {output}: give a file name that ends in .png")
     from lazyformer_fairseq.experiments.curves import report
 
     shown, silent = report.read_histories(report.find_runs(runs))

@@ -1,4 +1,4 @@
-"""Losses of runs against what was spent on them, from their records: a table and a picture."""
+"""The table and the picture of validation losses against updates, tokens, hours and FLOPs, from the records of runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,23 +23,23 @@ MEASURES = {
     "masked_permuted_lm": "validation loss, bits per predicted token",
     "stream_language_modeling": "validation loss, bits per token",
 }
-FORWARD_AND_BACKWARD = 3  # a backward pass is two forward passes
+FORWARD_AND_BACKWARD = 3  # in forward passes: a backward pass costs as much as two
 
-Losses = dict[int, float]  # by update; NaN where it was not finite
+Losses = dict[int, float]  # by update; NaN where the loss was not finite
 
 
 @dataclass
 class History:
-    """The history of a run of one phase, or of several, which follow each other: updates count on from phase to phase.
+    """The history of a run of one or more consecutive phases; updates are counted on from phase to phase.
 
     Attributes:
         pattern: the pattern of the first phase.
-        measure: what the losses are, in words.
-        splits: losses by held-out split.
-        training: mean training losses of the updates since the line before.
+        measure: the loss and its unit, in words.
+        splits: the losses of each held-out split.
+        training: training losses, each the mean over the updates since the previous line of the record.
         borders: the updates at which one phase ends and the next begins.
-        spent: what had been spent at some updates, by axis.
-        why_no_flops: why the FLOPs of a phase cannot be counted; else empty.
+        spent: for each axis, the amount spent by certain updates.
+        why_no_flops: the reason why the FLOPs of a phase cannot be counted; empty if they can.
     """
 
     pattern: str
@@ -52,7 +52,7 @@ class History:
 
     @property
     def losses(self) -> Losses:
-        """The losses of the split ``valid``, or else of the first that was validated."""
+        """The losses of the split ``valid`` or, if there is none, of the first split that was validated."""
         return self.splits.get("valid") or next(iter(self.splits.values()), {})
 
     @property
@@ -61,9 +61,10 @@ class History:
         return max(self.spent["hours"])
 
     def at(self, axis: str, updates: Iterable[int]) -> np.ndarray:
-        """Return where these updates stand on one of AXES, in proportion between two lines of the record.
+        """Return the positions of updates on one of AXES, interpolated linearly between the lines of the record.
 
-        Beyond the last line an axis grows as before it. NaN stands where the record does not tell.
+        Beyond the last line they are extrapolated from the last two lines. They are NaN if the record does not
+        determine them.
         """
         wanted = np.array(list(updates), dtype=float)
         if axis == "updates":
@@ -76,7 +77,7 @@ class History:
         return np.interp(wanted, known[:, 0], known[:, 1]) + beyond
 
     def add_phase(self, record: RunRecord, lines: Sequence[MetricsLine]) -> None:
-        """Add the record of a phase, whose updates, seconds and tokens count from zero."""
+        """Append the record of a phase, whose updates, seconds and tokens are counted from its own start."""
         start = self.last_update
         spent = {axis: self.at(axis, [start])[0] for axis in AXES}
         if start:
@@ -101,7 +102,8 @@ class History:
                 loss = nan
             self.spent["hours"].setdefault(updates, hours + line.seconds / 3600)
             if line.split != "train":
-                is_another = updates > start or not start  # the weights that a phase begins with end the one before
+                # The weights at the start of a phase are those at the end of the phase before, which has their loss.
+                is_another = updates > start or not start
                 if is_another and "loss" in line.values:
                     self.splits.setdefault(line.split, {})[updates] = loss
                 continue
@@ -113,7 +115,7 @@ class History:
 
 
 def read_history(phases: Sequence[Path]) -> History:
-    """Read the records of a run, of one folder per phase.
+    """Read the history of a run from the records in its folders, one per phase.
 
     Raises:
         UserError: a record is missing or damaged.
@@ -124,17 +126,17 @@ def read_history(phases: Sequence[Path]) -> History:
     history = History(str(model.get("sublayer_pattern", "")), measure)
     for folder, record in zip(phases, records, strict=True):
         lines = []
-        if (folder / METRICS).exists():  # else it has begun and measured nothing yet
+        if (folder / METRICS).exists():  # a run that has just begun has not measured anything yet
             lines = read_metrics(folder)
         history.add_phase(record, lines)
     return history
 
 
 def count_flops_per_token(record: RunRecord) -> float:
-    """Return the FLOPs of a token in forward and backward pass, which share those of a sequence.
+    """Return the FLOPs per token of a forward and a backward pass, averaged over a sequence.
 
     Raises:
-        KeyError, ValueError: the model or task is of another package.
+        KeyError, ValueError: the model or the task comes from another package.
     """
     model = record.model
     task = {**record.task, "_name": record.task["name"]}
@@ -156,13 +158,13 @@ Runs = Mapping[str, History]  # by name
 
 
 def find_runs(given: Iterable[str]) -> dict[str, list[Path]]:
-    """Return the folders of each run's phases by its name, from words ``[NAME=]FOLDER``.
+    """Return the folders of each run's phases by the run's name, from arguments of the form ``[NAME=]FOLDER``.
 
-    A folder that holds ``phase1``, ``phase2``, ... is a run of these phases. Without a name a run is called as its
+    A folder that holds ``phase1``, ``phase2``, ... is a run of these phases. The default name of a run is that of its
     folder.
 
     Raises:
-        UserError: there is no record in the folder, or two runs have the same name.
+        UserError: a folder has no record, or two runs have the same name.
     """
     runs: dict[str, list[Path]] = {}
     for word in given:
@@ -176,40 +178,40 @@ def find_runs(given: Iterable[str]) -> dict[str, list[Path]]:
         phases.sort(key=lambda path: int(path.name.removeprefix("phase")))
         if not phases and not (folder / RUN).is_file():
             raise UserError(
-                f"{folder}: holds no {RUN}, which our runs write beside their checkpoints; give such a folder"
+                f"{folder}: holds no {RUN}; give a folder of checkpoints, in which runs of this package write that file"
             )
         if name in runs:
-            raise UserError(f"{word}: a run is called {name} already; give NAME={place}")
+            raise UserError(f"{word}: another run is already called {name}; name this one with NAME={place}")
         runs[name] = phases or [folder]
     return runs
 
 
 def read_histories(runs: Mapping[str, Sequence[Path]]) -> tuple[dict[str, History], list[str]]:
-    """Return the runs that were validated, by name, and a sentence for each that was not.
+    """Return the histories of the runs that were validated, by name, and a sentence about each run that was not.
 
     Raises:
-        UserError: none was, or losses that do not compare.
+        UserError: no run was validated, or their losses cannot be compared.
     """
     read = {name: read_history(phases) for name, phases in runs.items()}
     shown = {name: history for name, history in read.items() if history.losses}
     silent = []
     for name, history in read.items():
         if not history.losses:
-            silent.append(f"{name}: no validation after {history.last_update:,} updates")
+            silent.append(f"{name}: not yet validated after {history.last_update:,} updates")
     if not shown:
         raise UserError(
-            f"nothing to draw: {'; '.join(silent)}. A run is validated when it saves (--save-interval-updates), "
-            "every --validate-interval-updates, unless --disable-validation"
+            f"nothing to draw: {'; '.join(silent)}. A run is validated when it saves (--save-interval-updates) and "
+            "every --validate-interval-updates, unless --disable-validation is given"
         )
     measures = {history.measure: name for name, history in shown.items()}
     if len(measures) > 1:
         what = "; ".join(f"{name}: {measure}" for measure, name in measures.items())
-        raise UserError(f"these losses do not compare ({what}); draw one at a time")
+        raise UserError(f"these losses cannot be compared ({what}); draw one run at a time")
     return shown, silent
 
 
 def table(shown: Runs) -> str:
-    """Return a Markdown table: each run's last and best validation, and what had been spent by the last."""
+    """Return a Markdown table of each run's last and best validation losses and the costs up to the last validation."""
     rows = []
     for name, history in shown.items():
         losses = history.losses
@@ -240,9 +242,15 @@ def _number(value: float, digits: str) -> str:
 
 
 def draw(shown: Runs, axes: Sequence[str], path: Path, training: bool = False) -> None:
-    """Draw validation loss against each of `axes` (of AXES), a panel each, to a PNG; training loss where asked for.
+    """Draw the validation losses against each axis, one panel each, to a PNG file.
 
-    A dashed line stands where a phase ends.
+    A dashed vertical line marks the end of a phase.
+
+    Args:
+        shown: the runs.
+        axes: the horizontal axes, of AXES.
+        path: the PNG file.
+        training: whether to draw the training losses too, as thin lines.
     """
     style_of = styles(shown)
     drawn = {}
@@ -263,17 +271,17 @@ def draw(shown: Runs, axes: Sequence[str], path: Path, training: bool = False) -
             label_cost(panel, axis)
         measure = next(iter(shown.values())).measure
         if training:
-            measure += " (thin: of training)"
+            measure += " (thin: training loss)"
         panels[0].set_ylabel(measure)
         legend += drawn.values()
         if any(history.borders for history in shown.values()):
-            legend.append(Line2D([], [], color="0.4", linewidth=0.8, linestyle="--", label="a phase ends"))
+            legend.append(Line2D([], [], color="0.4", linewidth=0.8, linestyle="--", label="end of a phase"))
 
 
 def left_out(shown: Runs, axes: Sequence[str]) -> list[str]:
-    """Return a sentence for each run whose curve against FLOPs is missing, and why."""
+    """Return a sentence for each run that has no curve against FLOPs, with the reason."""
     sentences = []
     for name, history in shown.items():
         if "flops" in axes and history.why_no_flops:
-            sentences.append(f"{name}: no curve against flops: {history.why_no_flops}")
+            sentences.append(f"{name}: no curve against FLOPs: {history.why_no_flops}")
     return sentences

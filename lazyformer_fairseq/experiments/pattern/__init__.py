@@ -1,1 +1,1 @@
-"""``lazyformer pattern``: what a pattern builds, what it costs, and what each of its sublayers looks at."""
+"""``lazyformer pattern``: the sublayers of a pattern, their costs, and the tokens that each of them looks at."""

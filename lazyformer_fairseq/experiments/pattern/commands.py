@@ -1,4 +1,4 @@
-"""``lazyformer pattern``: what a pattern builds, what it costs, and what each of its sublayers looks at."""
+"""The command group ``lazyformer pattern``, which shows sublayers, their costs, and the tokens that they look at."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,42 +18,43 @@ OF_ARCH = "the arch's"
 
 @dataclass(frozen=True)
 class ShowSettings:
-    """The sizes in which a pattern is shown, and how much of it."""
+    """The sizes of the model for which a pattern is shown, and the extent of the picture."""
 
     arch: Optional[str] = option(
         None,
-        "Its sizes, and its pattern if none is given; a causal one, such as transformer_xl_base, for causal models.",
+        "Named model that gives the default sizes, and the pattern if no PATTERN is given. A causal one, such as "
+        "transformer_xl_base, makes the models causal.",
         parse=arch_named,
         shown="bert_base",
     )
-    embed_dim: Optional[int] = option(None, "Width.", low=1, shown=OF_ARCH)
-    ffn_embed_dim: Optional[int] = option(None, "Width of feed-forward sublayers.", low=1, shown=OF_ARCH)
-    heads: Optional[int] = option(None, "Attention heads.", low=1, shown=OF_ARCH)
+    embed_dim: Optional[int] = option(None, "Embedding dimension.", low=1, shown=OF_ARCH)
+    ffn_embed_dim: Optional[int] = option(None, "Width of the feed-forward sublayers.", low=1, shown=OF_ARCH)
+    heads: Optional[int] = option(None, "Number of attention heads.", low=1, shown=OF_ARCH)
     relative_position_buckets: Optional[int] = option(
         None,
-        "Of T5's bias in encoders; 0 for none.",
+        "Number of buckets of T5's relative position bias in encoders; 0 for no bias.",
         low=0,
-        shown="the arch's; without --arch 0 where an attention variant refuses the bias",
+        shown="the arch's; without --arch, 0 if an attention variant cannot have the bias",
     )
-    length: int = option(512, "Tokens whose FLOPs are counted.", low=1)
-    tokens: int = option(32, "Tokens to draw.", low=1)
-    memory: int = option(0, "Tokens before these that a causal model remembers.", low=0)
-    output: Optional[Path] = option(None, "Draw to this PNG, not as text.")
+    length: int = option(512, "Number of tokens in the sequence whose FLOPs are counted.", low=1)
+    tokens: int = option(32, "Number of tokens to draw.", low=1)
+    memory: int = option(0, "Number of earlier tokens that a causal model remembers.", low=0)
+    output: Optional[Path] = option(None, "PNG file to draw to, instead of drawing with characters.")
 
 
 @click.group(cls=Group)
 def pattern() -> None:
-    """Look into a pattern before you train it."""
+    """Inspect a pattern before you train it."""
 
 
 @pattern.command()
 @click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 @takes(ShowSettings)
 def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
-    r"""Print each PATTERN's plan and costs, and draw what it looks at.
+    r"""Print the plan and the costs of each PATTERN, and draw which tokens its sublayers look at.
 
-    Costs are parameters and FLOPs of each sublayer. The picture comes from the sublayers themselves: how much the
-    output at a token depends on each input.
+    The costs are the parameters and FLOPs of each sublayer. The picture is computed by running the sublayers: it shows
+    how much the output at each token depends on each input token.
 
     \b
     lazyformer pattern show 's[strided=8]f' --tokens 32
@@ -81,7 +82,7 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
             network = look.build_network(each, direction, sizes.num_heads, tokens, memory, bias_buckets)
             drawn += look.look(network, tokens, memory)
     if not can_draw:
-        click.echo(f"no picture: it has room for {MOST_DRAWN} tokens, --tokens and --memory together")
+        click.echo(f"no picture: it has room for only {MOST_DRAWN} tokens, counting both --tokens and --memory")
     elif not drawn:
         click.echo("no sublayer looks at other tokens")
     elif settings.output is None:
@@ -94,9 +95,9 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
 @pattern.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path, dir_okay=False))
 def spans(checkpoint: Path) -> None:
-    """Print how far each head of CHECKPOINT looks.
+    """Print how far each attention head of CHECKPOINT looks.
 
-    For models with s[span=1024] or the like, whose heads learn it.
+    The model must have sublayers such as s[span=1024], whose heads learn their spans.
     """
     from lazyformer_fairseq.experiments.pattern.look import read_spans, spans_table
 
@@ -110,23 +111,26 @@ def _row(arch: str) -> Architecture:
 
 
 def _check(direction: str, settings: ShowSettings) -> None:
-    """Raise a UserError for options that mean nothing in this direction, and for more than can be drawn."""
+    """Raise a UserError for options that do not apply to this direction, and for more tokens than a picture holds."""
     tokens = settings.tokens
     memory = settings.memory
     buckets = settings.relative_position_buckets
     if memory and direction == ENCODER:
-        raise UserError(f"--memory {memory}: encoders remember nothing; give a causal --arch, or 0")
+        raise UserError(f"--memory {memory}: encoders have no memory; give a causal --arch, or leave --memory out")
     if buckets and direction == CAUSAL:
-        raise UserError(f"--relative-position-buckets {buckets}: causal models have no T5 bias; leave it out")
+        raise UserError(f"--relative-position-buckets {buckets}: causal models have no T5 bias; leave the option out")
     if settings.output and tokens + memory > MOST_DRAWN:
         raise UserError(
-            f"--tokens {tokens}, --memory {memory}: at most {MOST_DRAWN} tokens together can be "
-            "drawn; without --output the costs are printed alone"
+            f"--tokens {tokens}, --memory {memory}: a picture holds at most {MOST_DRAWN} tokens in total; lower them, "
+            "or leave --output out to print only the costs"
         )
 
 
 def _sizes(arch: str, settings: ShowSettings) -> Sizes:
-    """Return the arch's sizes, but for what is given; an encoder has positions for the longest input."""
+    """Return the sizes of the arch, overridden by the settings that are given.
+
+    The number of positions of an encoder is raised to fit the longest input.
+    """
     options = _row(arch).options()
     part = "encoder" if arch in ARCHITECTURES else "decoder"
     names = {"embed_dim": "embed_dim", "ffn_embed_dim": "ffn_embed_dim", "attention_heads": "heads"}

@@ -1,6 +1,7 @@
-"""Tables and pictures of ``lazyformer pattern``: plans with their costs, what sublayers look at, learned spans.
+"""The tables and pictures of ``lazyformer pattern``: plans with costs, the tokens sublayers look at, learned spans.
 
-Which tokens a sublayer looks at is asked of the sublayer itself: no kind describes its own picture, or could lie.
+The tokens that a sublayer looks at are found by running it. A kind does not describe its own picture, so the picture
+cannot be wrong about the code.
 """
 
 import math
@@ -25,30 +26,32 @@ from lazyformer_fairseq.patterns.grammar import places_read, plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER, Sizes
 from lazyformer_fairseq.report.tables import markdown_table
 
-COLUMNS = 5  # of panels
+COLUMNS = 5  # the largest number of panels in a row
 SHARES = ".inner.choices.span.shares"
 SEEN = "■"
 FAINT = "□"
 UNSEEN = "·"
 LEGEND = (
-    f"rows: queries, columns: keys; {SEEN} seen, {FAINT} with less than half the weight of its row's most, {UNSEEN} not"
+    f"rows: queries, columns: keys; {SEEN} seen, "
+    f"{FAINT} seen with less than half of the row's largest weight, {UNSEEN} not seen"
 )
 HEAD_SIZE = 8
-# Weights so small that scores are nearly equal: how much a key counts is then the sublayer's doing, not the weights'.
+# With weights this small the scores are nearly equal, so the weight of a key comes from the kind of sublayer alone.
 STD = 1e-3
-# Of what the most important token counts for a query; less than this comes from the query itself, not from a key.
+# Relative to the most important token of a query; a smaller dependence comes from the query itself, not from a key.
 NOTICEABLE = 1e-3
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Tokens that one sublayer looks at.
+    """The tokens that one sublayer looks at.
 
     Attributes:
-        title: the sublayer, and the one that it reads.
-        by_heads: (heads, weights) of each group of neighbouring heads that look at the same tokens. Weights are (T, K):
-            how much the output at a token depends on the input at another, 1 for each row's greatest and 0 for what it
-            does not see. K = M + T, the memory of a causal model first.
+        title: the text of the sublayer and of the sublayer that it reads, if any.
+        by_heads: pairs (heads, weights), one for each group of neighbouring heads that look at the same tokens. Weights
+            have the shape (T, K) and say how much the output at each token depends on the input at each other one,
+            relative to the largest value of the row; they are 0 for tokens that are not seen. K is M + T; the memory
+            of a causal model comes first.
     """
 
     title: str
@@ -56,7 +59,7 @@ class Seen:
 
 
 def refuses_bias(pattern: str, direction: str) -> bool:
-    """Return whether a sublayer of the pattern cannot stand with T5's bias."""
+    """Return whether the pattern has a sublayer that cannot be combined with T5's bias."""
     return any("bias" in row.refuses for each in plan(pattern, direction) for row in chosen_variants(each.values))
 
 
@@ -68,18 +71,19 @@ def build_network(
     memory: int = 0,
     bias_buckets: int = 0,
 ) -> Stack:
-    """Return a narrow network of a pattern, in double precision, whose weights are all alike to :func:`look`.
+    """Return a narrow network of a pattern for :func:`look`, in double precision and with very small random weights.
 
     Args:
         pattern: the pattern of its sublayers.
         direction: ENCODER or CAUSAL.
-        num_heads: N.
-        tokens: longest input of an encoder.
-        memory: M, tokens that a causal model remembers.
-        bias_buckets: buckets of T5's bias in an encoder. It is 0 and shows nothing; what cannot go with it is refused.
+        num_heads: the number of attention heads, N.
+        tokens: the longest input of an encoder.
+        memory: the number of tokens that a causal model remembers, M.
+        bias_buckets: the number of buckets of T5's bias in an encoder. The bias is zero and does not show in the
+            picture, but sublayers that cannot be combined with it are rejected.
 
     Raises:
-        UserError: the pattern cannot be built for this direction, these heads or so many tokens.
+        UserError: the pattern cannot be built for this direction, number of heads or number of tokens.
     """
     torch.manual_seed(1)
     options: dict[str, Any] = {
@@ -106,15 +110,16 @@ def build_network(
 
 
 def look(network: Stack, tokens: int, memory: int = 0) -> list[Seen]:
-    """Return what its sublayers look at, each type and settings once, the lowest first.
+    """Return the tokens that the sublayers of a network look at, from the lowest sublayer to the highest.
 
-    Each is run on random vectors; the gradient of its heads' outputs tells how much they depend on each token. An
-    ``l`` looks at what its ``s`` looks at, and is left out.
+    Each sublayer is run on random vectors, and the gradients of the outputs of its heads tell how much they depend on
+    each token. Sublayers of the same kind with the same settings appear once. An ``l`` looks at the same tokens as its
+    ``s`` and is left out.
 
     Args:
-        network: a network that :func:`build_network` returned.
-        tokens: T.
-        memory: M, remembered positions of a causal model.
+        network: a network built by :func:`build_network`.
+        tokens: the number of input tokens, T.
+        memory: the number of positions that a causal model remembers, M.
     """
     found: dict[str, Seen] = {}
     below: SharedState = {}
@@ -143,7 +148,10 @@ def _run(
     shared: Context,
     memory_BMC: Tensor | None,
 ) -> tuple[Tensor, SharedState]:
-    """Return the output of each head, (T, N, D), and what the sublayer hands on; inputs become leaves of a graph."""
+    """Return the outputs of the heads, (T, N, D), and the state that the sublayer shares with those above it.
+
+    The inputs are made to require gradients.
+    """
     for part in (x_BTC, memory_BMC):
         if part is not None:
             part.requires_grad_()
@@ -161,7 +169,10 @@ def _run(
 
 
 def _dependence(heads_TND: Tensor, inputs: list[Tensor]) -> Tensor:
-    """Return (N, T, K): the length of the gradient of a random mix of each head's outputs by each token."""
+    """Return how much each output depends on each input token, relative to the largest value of the row: (N, T, K).
+
+    The dependence is the norm of the gradient of a random projection of a head's output with respect to the token.
+    """
     mixed_TN = heads_TND @ torch.randn(heads_TND.size(-1), dtype=heads_TND.dtype)
     rows = []
     for number in mixed_TN.flatten():
@@ -176,7 +187,7 @@ def _dependence(heads_TND: Tensor, inputs: list[Tensor]) -> Tensor:
 
 
 def _groups(dependence_NTK: Tensor) -> Iterator[tuple[range, Tensor]]:
-    """Yield neighbouring heads that see the same tokens, with their mean."""
+    """Yield the groups of neighbouring heads that see the same tokens, each with the mean of its weights, (T, K)."""
     first = 0
     for head in range(1, len(dependence_NTK) + 1):
         if head == len(dependence_NTK) or not torch.equal(dependence_NTK[head] > 0, dependence_NTK[first] > 0):
@@ -185,16 +196,16 @@ def _groups(dependence_NTK: Tensor) -> Iterator[tuple[range, Tensor]]:
 
 
 def plan_table(pattern: str, sizes: Sizes, time: int, memory: int = 0) -> str:
-    """Return a Markdown table: a row per sublayer, one for what is around them, one for all.
+    """Return a Markdown table of costs: a row per sublayer, one for the rest of the model, and one for the total.
 
     Args:
         pattern: the pattern of the sublayers.
-        sizes: the sizes of the model, its direction included.
-        time: T, tokens of the sequence whose FLOPs count; the head predicts all of them.
-        memory: M, remembered positions.
+        sizes: the sizes of the model, including its direction.
+        time: the length of the sequence whose FLOPs are counted, T; the head predicts all of its tokens.
+        memory: the number of positions that a causal model remembers, M.
 
     Raises:
-        UserError: the pattern cannot be read, or is not for this direction.
+        UserError: the pattern cannot be parsed, or is not valid for this direction.
     """
     sublayers = plan(pattern, sizes.direction)
     parameters = costs.count_parameters(pattern, sizes)
@@ -222,7 +233,7 @@ def _costs(parameters: int, flops: int) -> dict[str, str]:
 
 
 def text_picture(seen: Seen) -> str:
-    """Return what a sublayer looks at, a line per query."""
+    """Return a text picture of the tokens that a sublayer looks at, with one line per query."""
     blocks = []
     for heads, weights_TK in seen.by_heads:
         title = seen.title
@@ -249,7 +260,7 @@ def name_heads(heads: range) -> str:
 
 
 def draw_seen(all_seen: Sequence[Seen], path: Path) -> None:
-    """Draw a panel per sublayer and group of heads: rows are queries, columns keys, darker where a key weighs more."""
+    """Draw one panel per sublayer and group of heads; rows are queries, columns are keys, larger weights are darker."""
     panels = [
         (seen.title if len(seen.by_heads) == 1 else f"{seen.title}\n{name_heads(heads)}", weights)
         for seen in all_seen
@@ -274,12 +285,12 @@ def draw_seen(all_seen: Sequence[Seen], path: Path) -> None:
 
 
 class Spans(NamedTuple):
-    """Spans of one sublayer.
+    """The learned attention spans of one sublayer.
 
     Attributes:
-        number: among all sublayers, from 1, the lowest first.
-        ramp: tokens over which weights fall beyond the span.
-        tokens: z of each head.
+        number: the number of the sublayer, counted from 1 at the lowest sublayer.
+        ramp: the number of tokens beyond the span over which the weights fall to zero.
+        tokens: the span of each head, z, in tokens.
     """
 
     number: int
@@ -288,20 +299,22 @@ class Spans(NamedTuple):
 
 
 def read_spans(checkpoint: Path) -> list[Spans]:
-    """Return the spans in a checkpoint of a model of ours, the lowest sublayer first.
+    """Return the learned spans in a checkpoint of a model of this package, from the lowest sublayer to the highest.
 
     Raises:
-        UserError: it is no checkpoint, or its model has no spans.
+        UserError: the file is not a checkpoint, or its model learns no spans.
     """
     from lazyformer_fairseq.evaluation import checkpoints
 
     state = checkpoints.load(checkpoint)
     pattern = (state["cfg"].get("model") or {}).get("sublayer_pattern")
     if pattern is None:
-        raise UserError(f"{checkpoint}: is of no model of this package")
+        raise UserError(f"{checkpoint}: is not a checkpoint of a model of this package")
     weights: dict[str, Tensor] = {name: weight for name, weight in state["model"].items() if name.endswith(SHARES)}
     if not weights:
-        raise UserError(f"{checkpoint}: its sublayers ({pattern}) learn no spans, as those of s[span=1024] do")
+        raise UserError(
+            f"{checkpoint}: its sublayers ({pattern}) learn no spans; only sublayers such as s[span=1024] do"
+        )
     found = []
     for name, shares in weights.items():
         number = int(name.removesuffix(SHARES).rpartition(".")[2])
@@ -312,8 +325,10 @@ def read_spans(checkpoint: Path) -> list[Spans]:
 
 
 def spans_table(found: list[Spans]) -> str:
-    """Return a line per sublayer."""
-    lines = [f"{'sublayer':>8} {'ramp':>8} {'mean':>8}   each head, in tokens; beyond, weights fall to 0 over the ramp"]
+    """Return a text table with one line per sublayer: its ramp, its mean span and the span of each head."""
+    lines = [
+        f"{'sublayer':>8} {'ramp':>8} {'mean':>8}   span of each head, in tokens; beyond it weights fall to 0 over the ramp"
+    ]
     for spans in found:
         heads = " ".join(f"{tokens:.0f}" for tokens in sorted(spans.tokens))
         lines.append(f"{spans.number:>8} {spans.ramp:>8} {np.mean(spans.tokens):>8.1f}   {heads}")

@@ -73,7 +73,7 @@ def test_runs_in_one_picture_with_their_numbers_beside(tmp_path):
     lines = table_in(said)
     assert [line[0] for line in lines[2:]] == ["bert", "second"]
     assert lines[3][1:6] == ["M2x1", "2", "20", "2,000", "0.200"]
-    assert "silent: no validation after 0 updates" in said
+    assert "silent: not yet validated after 0 updates" in said
     assert output.read_bytes().startswith(b"\x89PNG")
     assert read_history([tmp_path / "bert"]).splits == {"valid": {10: 9.0, 20: 8.0}, "books": {20: 5.0}}
     assert float(lines[3][6]) < float(lines[2][6])  # the lazy one has no second product of queries and keys
@@ -83,15 +83,15 @@ def test_runs_in_one_picture_with_their_numbers_beside(tmp_path):
     ("words", "message"),
     [
         ("nowhere", "nowhere: holds no run.json"),
-        ("silent", "nothing to draw: silent: no validation after 0 updates"),
+        ("silent", "nothing to draw: silent: not yet validated after 0 updates"),
         (
             "bert causal",
-            "do not compare (bert: validation loss, bits per masked token; causal: validation loss, bits per token)",
+            "be compared (bert: validation loss, bits per masked token; causal: validation loss, bits per token)",
         ),
-        ("bert copy/bert", "a run is called bert already; give NAME=copy/bert"),
+        ("bert copy/bert", "another run is already called bert; name this one with NAME=copy/bert"),
         ("bert --against miles", "--against miles: give one or more of updates, tokens, hours, flops"),
         ("bert --against=", "--against : give one or more of updates"),
-        ("bert --output c.pdf", "--output c.pdf: give a name that ends in .png"),
+        ("bert --output c.pdf", "--output c.pdf: give a file name that ends in .png"),
     ],
 )
 def test_mistakes_are_named(tmp_path, monkeypatch, words, message):
@@ -135,7 +135,7 @@ def test_flops_of_another_packages_task_are_unknown(tmp_path):
     phases = write_phases(tmp_path, second_settings={"model": {"name": "roberta"}, "task": {"name": "masked_lm"}})
     assert all(math.isnan(flops) for flops in read_history(phases).at("flops", [20, 25]))
     said = invoke("curves", f"a={phases[1]}", "--against", "flops", "--output", tmp_path / "c.png")
-    assert "a: no curve against flops: no formula for --task masked_lm" in said
+    assert "a: no curve against FLOPs: no formula for --task masked_lm" in said
 
 
 def test_folders_of_phases_in_one_picture_with_their_training_loss(tmp_path):

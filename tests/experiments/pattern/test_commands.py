@@ -99,7 +99,7 @@ def test_several_patterns_make_one_picture_and_one_looks_at_nothing(tmp_path):
         ("s --arch no_such", "no_such: no such arch"),
         ("s[linformer=2] --arch bert_base", "T5's bias needs; give --relative-position-buckets 0"),
         ("s --arch transformer_xl_tiny --relative-position-buckets 8", "causal models have no T5 bias"),
-        ("s --memory 3", "encoders remember nothing"),
+        ("s --memory 3", "encoders have no memory"),
         ("s --heads 5", "5 attention heads do not divide an embedding dimension of 768"),
         ("s --tokens 1000 --output x.png", "at most 256"),
     ],
@@ -111,7 +111,7 @@ def test_what_is_wrong_is_refused_in_words(arguments, why):
 def test_of_more_tokens_than_a_picture_holds_there_are_costs():
     with_memory = invoke("pattern", "show", "--arch", "transformer_xl_tiny", "--memory", 640)
     assert "MFLOP" in with_memory and with_memory.endswith(
-        "no picture: it has room for 256 tokens, --tokens and --memory together\n"
+        "no picture: it has room for only 256 tokens, counting both --tokens and --memory\n"
     )
 
 

@@ -327,7 +327,7 @@ def read_spans(checkpoint: Path) -> list[Spans]:
 def spans_table(found: list[Spans]) -> str:
     """Return a text table with one line per sublayer: its ramp, its mean span and the span of each head."""
     lines = [
-        f"{'sublayer':>8} {'ramp':>8} {'mean':>8}   span of each head, in tokens; beyond it weights fall to 0 over the ramp"
+        f"{'sublayer':>8} {'ramp':>8} {'mean':>8}   each head's span in tokens; beyond it, weights fall over the ramp"
     ]
     for spans in found:
         heads = " ".join(f"{tokens:.0f}" for tokens in sorted(spans.tokens))

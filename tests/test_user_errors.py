@@ -422,7 +422,7 @@ def test_a_checkpoint_of_another_arch(data_folder, tmp_path, fairseq_train):
     for options, words in (
         ("--sublayer-pattern M3", "the checkpoint has no weight encoder.sentence_encoder.sublayers.4"),
         ("--sublayer-pattern sf", "sublayers.2.inner.v_proj.weight that this model lacks"),
-        ("--encoder-ffn-embed-dim 48", "(64, 32), the model's (48, 32)"),
+        ("--encoder-ffn-embed-dim 48", "(64, 32), but the model's has (48, 32)"),
     ):
         message = message_of(fairseq_train, data_folder, f"{TINY} {options} --max-update 2", tmp_path)
         assert words in message and "--arch" in message

@@ -1,4 +1,4 @@
-"""A checkpoint of ours as plain containers and tensors: what fairseq-train wrote, or an exported model."""
+"""Reading of this package's checkpoints, written by fairseq-train or exported, as plain containers and tensors."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -20,14 +20,15 @@ ARCHITECTURE = "lazyformer"  # fairseq's name of the model class
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, whole and checked, without running what it holds.
+    """Read and check a whole checkpoint without running any code that it contains.
 
     Returns:
-        Among others its weights as ``model``, and as ``cfg`` the options of its ``model`` and ``task``.
+        The content, which includes the weights as ``model`` and the options of its ``model`` and ``task`` as ``cfg``.
 
     Raises:
-        UserError: it is missing, damaged, or refused for what it holds; or its settings are those of a fairseq that was
-            there before this package, which fairseq alone can read.
+        UserError: the checkpoint is missing or damaged, contains anything that is not allowed, or has the settings of
+            an
+            older fairseq, which only fairseq itself can read.
     """
     if str(path).endswith(checkpoint_file.SAFETENSORS):
         state = read_exported(path)
@@ -39,20 +40,20 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def read_exported(path: Path) -> dict[str, Any]:
-    """Read what :func:`evaluation.export.export` wrote, in the form of a fairseq checkpoint without an optimizer.
+    """Read a model that :func:`evaluation.export.export` wrote, as a fairseq checkpoint without an optimizer.
 
     Args:
-        path: of the weights; config.json stands beside them.
+        path: the weights; config.json must be in the same folder.
 
     Raises:
-        UserError: a file is missing, damaged, of another format or version, or the two do not belong together.
+        UserError: a file is missing, damaged or of another format or version, or the two files do not belong together.
     """
     options = read_config(path.with_name(CONFIG_FILE))
     weights, metadata = read_weights(path)
     for name, ours in (("architecture", ARCHITECTURE), ("sublayer_pattern", options.sublayer_pattern)):
         if metadata.get(name) != ours:
             raise UserError(
-                f"{path}: its {name} is {metadata.get(name)!r}, {CONFIG_FILE} speaks of {ours!r}; copy both files from "
+                f"{path}: its {name} is {metadata.get(name)!r}, but {CONFIG_FILE} says {ours!r}; copy both files from "
                 "the same folder"
             )
     return {
@@ -65,21 +66,25 @@ def read_exported(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return weights, each tied one under all its names, and metadata; UserError where it is not such a file."""
+    """Return the weights of a safetensors file, with tied weights under all their names, and its metadata.
+
+    Raises:
+        UserError: the file is missing or is not a safetensors file.
+    """
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dict)
     except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, MemoryError) as error:
-        raise UserError(f"{path}: truncated, damaged or no safetensors file ({error})") from None
+        raise UserError(f"{path}: truncated, damaged or not a safetensors file ({error})") from None
     weights |= {name: weights[kept] for name, kept in metadata.items() if name not in weights and kept in weights}
     return weights, metadata
 
 
 def read_config(path: Path) -> MaskedLMOptions:
-    """Return the model's options, each of the right type; UserError where the file is not such a config."""
+    """Return the type-checked options of an exported model; raise a UserError if the file is not its config."""
     config = read_json(path, "copy the whole folder again")
     if config.get("format") != FORMAT:
         raise UserError(f"{path}: not the config of an exported model; write it with `lazyformer export`")

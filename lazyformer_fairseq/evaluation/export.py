@@ -1,11 +1,11 @@
-"""A model as safetensors: a format that holds tensors and text alone, so that whoever loads it runs nothing.
+"""Export of a model to safetensors, a format of tensors and text only, so that loading a model runs no code.
 
-    OUT/model.safetensors   the weights; its metadata names the architecture, and which weights are tied
-    OUT/config.json         the model's options
+    OUT/model.safetensors   the weights; the metadata names the architecture and the tied weights
+    OUT/config.json         the options of the model
     OUT/tokenizer/          its tokenizer
 
-``lazyformer export`` writes it, ``lazyformer_fairseq.load(OUT)`` loads it, and
-``--finetune-from-model OUT/model.safetensors`` starts from it.
+``lazyformer export`` writes this folder, ``lazyformer_fairseq.load(OUT)`` loads it, and
+``--finetune-from-model OUT/model.safetensors`` starts training from it.
 """
 
 import json
@@ -27,14 +27,14 @@ from lazyformer_fairseq.storage.atomic import atomic_folder
 
 
 def export(folder: Union[str, Path], out: Union[str, Path]) -> None:
-    """Write a checkpoint's model and tokenizer to the folder `out`, whole or not at all.
+    """Write a checkpoint's model and tokenizer to the folder `out`, completely or not at all.
 
     Args:
-        folder: of checkpoints, or one of these; see :func:`lazyformer_fairseq.evaluation.loading.load`.
-        out: must not exist yet, or be empty.
+        folder: a folder of checkpoints, or one checkpoint; see :func:`lazyformer_fairseq.evaluation.loading.load`.
+        out: a folder that does not exist yet or is empty.
 
     Raises:
-        UserError: what :func:`~lazyformer_fairseq.evaluation.loading.load` raises, or `out` exists.
+        UserError: :func:`~lazyformer_fairseq.evaluation.loading.load` fails, or `out` is not empty.
     """
     loaded = load(folder)
     with atomic_folder(Path(out)) as unfinished:
@@ -42,18 +42,21 @@ def export(folder: Union[str, Path], out: Union[str, Path]) -> None:
 
 
 def save(model: MaskedLM, tokenizer: TextTokenizer, folder: Union[str, Path]) -> None:
-    """Write a model that any loop of torch trained, as :func:`export` does, whole or not at all.
+    """Write a model from any torch training loop, as :func:`export` does, completely or not at all.
 
     Args:
-        model: as ``lazyformer_fairseq.build`` makes it, of as many words as the tokenizer has symbols.
+        model: a model made by ``lazyformer_fairseq.build``, with a vocabulary of the tokenizer's size.
         tokenizer: the tokenizer of the model.
-        folder: must not exist yet, or be empty.
+        folder: a folder that does not exist yet or is empty.
 
     Raises:
-        UserError: the two do not belong together, the model is none of these, or the folder is filled.
+        UserError: model and tokenizer do not belong together, the model is not a masked language model of this
+            package, or the folder is not empty.
     """
     if not isinstance(model, MaskedLM):
-        raise UserError(f"save: takes masked language models, not a {type(model).__name__}")
+        raise UserError(
+            f"save: the model must be a masked language model of this package, not a {type(model).__name__}"
+        )
     weights = {name: weight.detach().cpu() for name, weight in model.state_dict().items()}
     weights["dictionary_sha256"] = dictionary_hash(tokenizer.dictionary)
     loaded = trained_model(plain_options(MaskedLMOptions, model.cfg), weights, tokenizer, Path(folder))
@@ -62,7 +65,7 @@ def save(model: MaskedLM, tokenizer: TextTokenizer, folder: Union[str, Path]) ->
 
 
 def write_model(loaded: TrainedModel, folder: Path) -> None:
-    """Write a model and its tokenizer into a folder that is there already, file by file."""
+    """Write a model and its tokenizer into an existing folder, file by file."""
     options = asdict(plain_options(MaskedLMOptions, loaded.model.cfg))
     config = {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""Answers of a trained model on raw text: features, classes, scores, filled masks and spans."""
+"""Inference on raw text: features, classes, scores, tags, filled masks and answer spans."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from lazyformer_fairseq.progress import Progress
 
 
 class Filling(NamedTuple):
-    """One answer of :meth:`TrainedModel.fill_mask`: the text, its probability, and the word that fills the mask."""
+    """A result of :meth:`TrainedModel.fill_mask`: the text, its probability, and the word that fills the mask."""
 
     text: str
     probability: float
@@ -36,17 +36,19 @@ class Filling(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """An answer of :meth:`TrainedModel.predict` on a text: the likeliest class, or a score without probabilities.
+    """A prediction of :meth:`TrainedModel.predict` for one text.
 
     Attributes:
-        label: None where there is no text to answer on; then there are no probabilities. A list of those that are
-            likelier than not, where texts have several. A list of the tag of each word, where words have tags: words
-            are divided by spaces, and those that are cut off have the tag ``O``.
-        probability: of the label; None of a list.
-        probabilities: of all labels.
-        is_cut: whether the text is longer than the model reads, so that the answer is on a part of it.
-        is_unknown: whether the tokenizer knows no token of the text, so that the answer says nothing.
-        cut_words: how many words have no token in what the model reads, where words have tags.
+        label: the likeliest class, or the score of a regression. It is None, without probabilities, if the input is
+            empty.
+            In a task with several labels per text it is the list of those with a probability above one half. In a task
+            that tags words it is the list of the words' tags, where words are separated by spaces and words that were
+            cut off get the tag ``O``.
+        probability: the probability of the label; None for a list or a score.
+        probabilities: the probabilities of all labels.
+        is_cut: whether the text is longer than the model reads, so that the prediction covers only a part of it.
+        is_unknown: whether the tokenizer knows no token of the text, so that the prediction is meaningless.
+        cut_words: in a task that tags words, the number of words of which the model reads no token.
     """
 
     label: Optional[Union[str, float, list[str]]]
@@ -58,10 +60,12 @@ class Prediction(NamedTuple):
 
 
 class TrainedModel(nn.Module):
-    """A trained model with its tokenizer: raw text in.
+    """A trained model with its tokenizer, which accepts raw text.
 
     Attributes:
-        tasks: what its classification heads were trained on, by name; those without names of classes have no splits.
+        tasks: the tasks that its classification heads were trained on, by name of the head; a task that the checkpoint
+            does
+            not describe has no splits and generic names of classes.
     """
 
     def __init__(
@@ -78,23 +82,23 @@ class TrainedModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
+        """The device that holds the weights."""
         return self.model.dictionary_sha256.device
 
     def encode(self, *texts: str) -> Tensor:
-        """Return ids (B, T) of texts, ``<s> text </s>`` each, padded and cut at the model's longest sequence.
+        """Return the token ids (B, T) of texts, each ``<s> text </s>``, padded and cut at the model's maximum length.
 
-        Texts may also come as one list. Warns where one is cut.
+        The texts may also be given as one list. A warning is issued if a text is cut.
 
         Raises:
-            UserError: there is none, or one is no text.
+            UserError: no text is given, or an argument is not a string.
         """
         if len(texts) == 1 and isinstance(texts[0], (list, tuple)):
             (texts,) = texts
         if not texts:
-            raise UserError("no text: give one or more, as in extract_features('One text.', 'Another.')")
+            raise UserError("no text is given; give one or more as in extract_features('One text.', 'Another.')")
         if wrong := [text for text in texts if not isinstance(text, str)]:
-            raise UserError(f"{wrong[0]!r} is no text: give strings, as in extract_features('One text.', 'Another.')")
+            raise UserError(f"{wrong[0]!r} is not a text; give strings as in extract_features('One text.', 'Another.')")
         longest = self.model.max_positions()
         inputs, is_cut = self._inputs(((text,) for text in texts), longest)
         _warn_of_cuts(is_cut, longest)
@@ -102,7 +106,7 @@ class TrainedModel(nn.Module):
         return pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.special.pad).to(self.device)
 
     def _inputs(self, rows: Iterable[Sequence[str]], longest: int) -> tuple[list[np.ndarray], list[bool]]:
-        """Return the ids of each text or pair, int64, cut to `longest`, and whether it had to be cut."""
+        """Return the token ids (int64) of each text or pair, cut to `longest`, and whether each had to be cut."""
         whole = [np.array(self.tokenizer.build_input(*texts)) for texts in rows]
         cut = [cut_input(ids, longest, self.tokenizer.special.eos) for ids in whole]
         return cut, [len(ids) > longest for ids in whole]
@@ -113,8 +117,8 @@ class TrainedModel(nn.Module):
 
         Args:
             *texts: see :meth:`encode`.
-            global_positions: (B, T), True at ids of :meth:`encode` that see and are seen by all; for models with
-                ``global=given``, which need it.
+            global_positions: a mask (B, T) over the ids of :meth:`encode`, True at tokens that attend to all and are
+                attended to by all; models with ``global=given`` require it.
         """
         features, _ = self.model(self.encode(*texts), features_only=True, global_positions=global_positions)
         return features
@@ -125,38 +129,40 @@ class TrainedModel(nn.Module):
         head: Optional[str] = None,
         max_tokens: int = 8192,
     ) -> list[Prediction]:
-        """Answer on texts by a fine-tuned model, as in ``predict(["One text.", "Another."])``, or on pairs of texts.
+        """Predict with a fine-tuned model, as in ``predict(["One text.", "Another."])``, for texts or pairs of texts.
 
-        A text that holds nothing, or a pair of which one text does, is not answered on: its label is None. Warns where
-        there are such texts, and where some are cut.
+        An empty text, or a pair with an empty text, gets the label None. Warnings report such texts, texts that are
+        cut,
+        and texts of unknown tokens.
 
         Args:
             texts: the texts, or the pairs.
-            head: the name of a head; by default the only one that was fine-tuned.
-            max_tokens: of a batch, padding included.
+            head: the name of a head; by default the only fine-tuned head.
+            max_tokens: maximum number of tokens per batch, including padding.
 
         Raises:
-            UserError: the checkpoint has no such head, or the texts are no texts, or no pairs where it knows pairs.
+            UserError: the checkpoint has no such head, or the texts are not texts, or not pairs where the task has
+                pairs.
         """
         if isinstance(texts, str) or not isinstance(texts, Iterable):
-            raise UserError(f"{texts!r}: predict([...]) takes one list, of texts or of pairs")
+            raise UserError(f"{texts!r}: predict([...]) takes one list of texts or pairs")
         answers = self.predict_rows(texts, head, max_tokens)
         _warn_of_cuts([answer.is_cut for answer in answers], self.longest_of(self.choose_head(head)))
         if empty := sum(answer.label is None for answer in answers):
-            warnings.warn(f"{empty:,} of {len(answers):,} texts are empty: their label is None", stacklevel=2)
+            warnings.warn(f"{empty:,} of {len(answers):,} texts are empty; their label is None", stacklevel=2)
         if unknown := sum(answer.is_unknown for answer in answers):
-            said = f"{unknown:,} of {len(answers):,} texts have no token that is known: their label says nothing"
+            said = f"{unknown:,} of {len(answers):,} texts have no token that is known; their labels mean nothing"
             warnings.warn(said, stacklevel=2)
         return answers
 
     def choose_head(self, name: Optional[str] = None) -> str:
-        """Return the fine-tuned classification head of this name, or the only one; UserError for none or several."""
+        """Return the name of the given classification head, or of the only one; raise a UserError if none fits."""
         if not self.tasks:
             raise UserError("this model was not fine-tuned on labels or scores; `lazyformer finetune` does that")
         return _named_or_only(name, list(self.tasks), "classification head")
 
     def longest_of(self, head: str) -> int:
-        """Return how many tokens of an input a head reads: as many as in training, and as the model has positions."""
+        """Return a head's maximum input length in tokens: its training length, but at most the model's positions."""
         return min(self.model.max_positions(), self.tasks[head].longest or self.model.max_positions())
 
     @torch.no_grad()
@@ -166,7 +172,7 @@ class TrainedModel(nn.Module):
         head: Optional[str] = None,
         max_tokens: int = 8192,
     ) -> list[Prediction]:
-        """Answer on texts or pairs as :meth:`predict` does, for callers that count cut and empty ones themselves."""
+        """Predict as :meth:`predict` does, but without warnings, for callers that count cut and empty texts."""
         name = self.choose_head(head)
         task = self.tasks[name]
         rows = []
@@ -196,7 +202,7 @@ class TrainedModel(nn.Module):
         ]
 
     def _answers(self, inputs: Sequence[np.ndarray], name: str, max_tokens: int) -> list[Prediction]:
-        """Answer by a head on inputs that hold text."""
+        """Predict labels or scores for inputs that are not empty."""
         if not inputs:
             return []
         task = self.tasks[name]
@@ -204,7 +210,7 @@ class TrainedModel(nn.Module):
         for index, found in logits_of(self.model, name, self._unlabelled(inputs), max_tokens):
             logits[index] = found
         if not np.isfinite(logits).all():
-            raise UserError(f"{task.name}: the model predicts {logits[~np.isfinite(logits)][0]}; train it anew")
+            raise UserError(f"{task.name}: the model predicts {logits[~np.isfinite(logits)][0]}; train it again")
         if task.is_regression:
             low, high = task.score_range or (-np.inf, np.inf)
             scores = self._in_unit_of_files(name, logits)[:, 0].clip(low, high)
@@ -223,7 +229,7 @@ class TrainedModel(nn.Module):
         return answers
 
     def _tags(self, sentences: Sequence[tuple[np.ndarray, str]], name: str, max_tokens: int) -> list[Prediction]:
-        """Tag the words of sentences, of which an input and the text are given."""
+        """Tag the words of sentences, each given as its token ids and its text."""
         answers = [Prediction(None, None, {})] * len(sentences)
         dataset = self._unlabelled([ids for ids, _ in sentences])
         for index, logits in logits_of(self.model, name, dataset, max_tokens):
@@ -241,19 +247,19 @@ class TrainedModel(nn.Module):
         return answers
 
     def _unlabelled(self, inputs: Sequence[np.ndarray]) -> LabelledTextsDataset:
-        """Return inputs as the model reads them."""
+        """Return a dataset of the inputs, without labels, as the model reads them."""
         marks = None
         if self.model.encoder.sentence_encoder.asking:
             marks = self.tokenizer.special.eos
         return LabelledTextsDataset(inputs, None, marks_before=marks, **self._fed)
 
     def _in_unit_of_files(self, head: str, logits: Any) -> Any:
-        """Return scores, which a head gives in standard deviations from their mean, in the unit of the files."""
+        """Convert a head's scores, which are standardized, to the unit of the task's files."""
         mean, deviation = (head in self.tasks and self.tasks[head].standard) or (0.0, 1.0)
         return logits * deviation + mean
 
     def fold_unit(self, head: str) -> None:
-        """Let the head itself give scores as the files have them, for programs that know of no unit."""
+        """Fold the unit of the scores into the head's weights, for programs that do not know the unit."""
         if head in self.tasks and self.tasks[head].standard is not None:
             last = self.model.classification_heads[head].out_proj
             weights = {"weight": last.weight * self.tasks[head].standard[1]}
@@ -262,7 +268,7 @@ class TrainedModel(nn.Module):
 
     @property
     def _fed(self) -> dict[str, Any]:
-        """Return the datasets' settings of padding, order and token types."""
+        """The datasets' settings for padding, order and token types."""
         special = self.tokenizer.special
         types_after = None
         if self.model.cfg.token_types > 1:
@@ -271,13 +277,13 @@ class TrainedModel(nn.Module):
 
     @torch.no_grad()
     def follows(self, first: str, second: str) -> float:
-        """Return the probability that the second text follows the first, by a model trained with ``--next-sentence``.
+        """Return the probability that the second text follows the first; the model must know ``--next-sentence``.
 
         Raises:
-            UserError: the checkpoint has no such head, or the pair has no room.
+            UserError: the checkpoint has no such head, or the pair does not fit into the model's maximum length.
         """
         if NEXT_SENTENCE not in self.model.classification_heads:
-            raise UserError("this model was not trained to tell what follows what; pre-train it with --next-sentence")
+            raise UserError("this model was not trained on next-sentence prediction; pre-train it with --next-sentence")
         special = self.tokenizer.special
         longest = self.model.max_positions()
         inputs, is_cut = self._inputs([(first, second)], longest)
@@ -293,28 +299,28 @@ class TrainedModel(nn.Module):
     def fill_mask(self, text: str, topk: int = 5) -> list[Filling]:
         """Return the `topk` likeliest words for the one ``<mask>`` in a text, the likeliest first.
 
-        A model that calls it otherwise, such as ``[MASK]``, takes that word too.
+        If the model's tokenizer has another mask word, such as ``[MASK]``, that works too.
 
         Raises:
-            UserError: there are several texts, or the text has no ``<mask>`` or several, or the masked-LM head never
-                trained.
+            UserError: `text` is not one string, it does not contain ``<mask>`` exactly once, or the masked-LM head was
+                never trained.
         """
         if match.lm_head_never_trained(self.model.state_dict()):
             raise UserError(
-                "fill_mask: the masked-LM head of this model never trained, as of a model that was imported without "
-                "one, so that its words would be noise: pre-train it first, by fairseq-train --finetune-from-model"
+                "fill_mask: the masked-LM head of this model was never trained, so its words would be noise, as after "
+                "an import without that head; pre-train the model first, with fairseq-train --finetune-from-model"
             )
         if not isinstance(text, str):
-            raise UserError(f"fill_mask({text!r}): takes one text at a time")
+            raise UserError(f"fill_mask({text!r}): give one text at a time")
         if topk < 1:
-            raise UserError(f"fill_mask: topk is {topk}, must be at least 1")
+            raise UserError(f"fill_mask: topk is {topk}; it must be at least 1")
         ids = self.encode(text.replace(MASK, self.tokenizer.mask_word))[0]
         at_mask = ids.eq(self.tokenizer.mask_index)
         if at_mask.sum() != 1:
             read = "in the text"
             if len(ids) == self.model.max_positions():
-                read = f"in the {len(ids)} tokens that are read"
-            raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> {read}, must be once")
+                read = f"in the {len(ids)} tokens that the model reads"
+            raise UserError(f"fill_mask({text!r}): found <mask> {int(at_mask.sum())} times {read}; it must occur once")
         logits, _ = self.model(ids[None], masked_tokens=at_mask[None])
         probabilities, words = logits.softmax(dim=-1)[0].topk(min(topk, logits.size(-1)))
         decode = self.tokenizer.decode
@@ -333,31 +339,32 @@ class TrainedModel(nn.Module):
         settings: question_windows.WindowSettings = question_windows.USUAL,
         longest_answer: int = 30,
     ) -> list[FoundAnswer]:
-        """Return the likeliest answers to a question in a text, the likeliest first, as they stand there.
+        """Return the likeliest answers to a question about a text, as spans of that text, the likeliest first.
 
-        A model always answers; a probability is among the 20 best (or `n_best`, if more) and tells good answers from
-        better ones, not whether the text has any. A long text goes through the model in several windows.
+        The model always answers. Probabilities are relative to its 20 best answers (or `n_best`, if that is more): they
+        rank
+        the answers, but do not say whether the text contains one. A long text is split into several windows.
 
         Args:
             question: the question.
             context: the text.
-            n_best: how many at most.
-            head: name of the head for spans; by default the only one.
-            settings: sizes of the windows; cut to the model's longest sequence.
-            longest_answer: in tokens.
+            n_best: the maximum number of answers.
+            head: the name of the span head; by default the only one.
+            settings: the sizes of the windows, limited by the model's maximum length.
+            longest_answer: the maximum length of an answer in tokens.
 
         Raises:
-            UserError: there is no question or no text, or the checkpoint has no such head.
+            UserError: the question or the text is empty, or the checkpoint has no such head.
         """
         for name, text in (("question", question), ("context", context)):
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"{name} {text!r}: give some text, as in answer('Who walks?', 'Anna walks.')")
         if n_best < 1 or longest_answer < 1:
-            raise UserError(f"n_best {n_best}, longest_answer {longest_answer}: must be 1 at least")
+            raise UserError(f"n_best {n_best}, longest_answer {longest_answer}: both must be at least 1")
         known = [name for name, each in self.model.classification_heads.items() if isinstance(each, SpanHead)]
         if not known:
-            raise UserError("the checkpoint has no head for spans: fine-tune it with --task squad")
-        head = _named_or_only(head, known, "head for spans")
+            raise UserError("the checkpoint has no span head; fine-tune it with --task squad")
+        head = _named_or_only(head, known, "span head")
         longest = min(settings.max_length, self.model.max_positions())
         longest_question = min(settings.max_question_length, longest // 2)
         settings = replace(settings, max_length=longest, max_question_length=longest_question)
@@ -372,7 +379,7 @@ class TrainedModel(nn.Module):
 
 
 def _named_or_only(name: Optional[str], known: Sequence[str], what: str) -> str:
-    """Return the name if it is known, or without one the only known one."""
+    """Return `name` if it is known, or the only known name if it is None; raise a UserError otherwise."""
     if name in known:
         return name
     if name is None and len(known) == 1:
@@ -384,7 +391,7 @@ def _named_or_only(name: Optional[str], known: Sequence[str], what: str) -> str:
 
 
 def _warn_of_cuts(is_cut: Sequence[bool], longest: int, what: str = "texts") -> None:
-    """Warn the caller of a method of :class:`TrainedModel` where texts had to be cut."""
+    """Warn the caller of a method of :class:`TrainedModel` if texts had to be cut."""
     if any(is_cut):
         warnings.warn(told_cut(sum(is_cut), len(is_cut), longest, what), stacklevel=3)
 
@@ -396,13 +403,13 @@ def find_answers(
     n_best: int = USUAL_ANSWERS,
     **how: Any,
 ) -> list[list[FoundAnswer]]:
-    """Return for each question of a dataset the `n_best` answers, the best first, as the context has them.
+    """Return the `n_best` answers to each question of a dataset, the best first, as spans of the context.
 
     Args:
-        model: in evaluation mode, on any device.
-        head: the name of its head for spans.
-        dataset: windows of the questions.
-        n_best: how many.
+        model: the model, in evaluation mode, on any device.
+        head: the name of its span head.
+        dataset: the windows of the questions.
+        n_best: the number of answers per question.
         how: `max_tokens` and `name`, see :func:`logits_of`.
     """
     collector = dataset.collector(n_best)
@@ -419,14 +426,16 @@ def logits_of(
     max_tokens: int = 4096,
     name: Optional[str] = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield, for batches of like lengths, the numbers of the examples (B,) and a head's logits, float32.
+    """Yield the indices (B,) of the examples in a batch and a head's logits for them in fp32, batch by batch.
+
+    Batches contain examples of similar lengths.
 
     Args:
-        model: in evaluation mode, on any device.
+        model: the model, in evaluation mode, on any device.
         head: the name of its head.
         dataset: the examples.
-        max_tokens: of a batch, padding included; one example at least.
-        name: of the progress bar; None for no bar.
+        max_tokens: maximum number of tokens per batch, including padding; a batch has at least one example.
+        name: the label of the progress bar; None shows no bar.
     """
     device = next(model.parameters()).device
     batches = dataset.batch_by_size(dataset.ordered_indices(), max_tokens=max(max_tokens, int(dataset.sizes.max())))

@@ -1,4 +1,4 @@
-"""Loading: a checkpoint and its tokenizer become a model that is ready for raw text."""
+"""Loading of a checkpoint and its tokenizer as a model that accepts raw text."""
 
 import logging
 import sys
@@ -39,7 +39,7 @@ def model_of(options: CausalLMOptions, dictionary: Any) -> CausalLM: ...
 
 
 def model_of(options: Options, dictionary: Any) -> Union[MaskedLM, CausalLM]:
-    """Return a fresh model for a dictionary, whose hash its weights keep."""
+    """Return a model with fresh weights for a dictionary; the hash of the dictionary is kept with the weights."""
     model = network(options, len(dictionary), dictionary.pad())
     model.register_buffer("dictionary_sha256", match.dictionary_hash(dictionary))
     return model
@@ -50,24 +50,25 @@ def load(
     make: Make = model_of,
     read: Callable[[Path], dict[str, Any]] = checkpoints.load,
 ) -> TrainedModel:
-    """Load a model for use, on the CPU and in evaluation mode, with the heads that its checkpoint has.
+    """Load a model for inference, on the CPU and in evaluation mode, with all heads of its checkpoint.
 
     Args:
-        folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both. Or
-            one of the checkpoints in it; by default the best, else the last.
-        make: of options and a dictionary makes a model with fresh weights.
-        read: reads a checkpoint.
+        folder: a folder that contains checkpoints and, in ``tokenizer``, the tokenizer that they were trained with;
+            training writes both. The best checkpoint is loaded, or else the last. A checkpoint may also be given
+            itself.
+        make: a function that makes a model with fresh weights from options and a dictionary.
+        read: a function that reads a checkpoint.
 
     Raises:
-        UserError: a file is missing, damaged, unsafe or does not belong to the others.
+        UserError: a file is missing, damaged or unsafe, or does not belong to the others.
     """
     checkpoint = checkpoint_at(Path(folder))
-    tokenizer = tokenizer_beside(checkpoint)  # first: that it is missing is the likelier mistake
+    tokenizer = tokenizer_beside(checkpoint)  # checked first, because a missing tokenizer is the likelier mistake
     return load_state(read(checkpoint), checkpoint, tokenizer, make)
 
 
 def tokenizer_beside(checkpoint: Path, folder: Optional[Path] = None) -> TextTokenizer:
-    """Return the tokenizer in a folder, by default in the one beside a checkpoint; UserError where there is none."""
+    """Return the tokenizer in a folder, by default the one beside a checkpoint; raise a UserError if it is missing."""
     folder = folder or checkpoint.parent / "tokenizer"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; raw text needs the tokenizer that the model was trained with")
@@ -75,24 +76,24 @@ def tokenizer_beside(checkpoint: Path, folder: Optional[Path] = None) -> TextTok
 
 
 def is_causal(state: dict) -> bool:
-    """Return whether the content of a checkpoint is a causal language model's."""
+    """Return whether a checkpoint's content is a causal language model."""
     return any(str(name).startswith("decoder.embedding.") for name in state.get("model") or ())
 
 
 def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Make = model_of) -> TrainedModel:
-    """Return a model as :func:`load` does, from what a checkpoint holds, and a tokenizer."""
+    """Return a model as :func:`load` does, from the content of a checkpoint and a tokenizer."""
     if is_causal(state):
-        raise UserError(f"{checkpoint}: is a causal language model, which `lazyformer lm evaluate` reads")
+        raise UserError(f"{checkpoint}: this is a causal language model; evaluate it with `lazyformer lm evaluate`")
     model = build(state, tokenizer.dictionary, checkpoint, make)
     logger.info("loaded %s", checkpoint)
     return TrainedModel(model, tokenizer, tasks_of_heads(state, checkpoint))
 
 
 def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescription]:
-    """Return what each classification head of a checkpoint was trained on: by its own account, else by its name.
+    """Return the task of each classification head, as the checkpoint describes it, or else by the name of the head.
 
     Raises:
-        UserError: the account is damaged; the message names `path`.
+        UserError: the description is damaged; the message names `path`.
     """
     found = {}
     saved = state.get("task_state")
@@ -126,33 +127,34 @@ def trained_model(
     path: Path,
     tasks: Optional[Mapping[str, TaskDescription]] = None,
 ) -> TrainedModel:
-    """Return a model of these options and weights, ready for text.
+    """Return a model with these options and weights that accepts raw text.
 
     Args:
         cfg: the options.
-        weights: the weights, with the hash of the dictionary.
+        weights: the weights, including the hash of the dictionary.
         tokenizer: the tokenizer of the model.
-        path: for messages.
+        path: the path to name in messages.
         tasks: see :class:`TrainedModel`.
 
     Raises:
-        UserError: as :func:`build` does.
+        UserError: :func:`build` fails.
     """
     state = {"cfg": {"model": asdict(cfg)}, "model": dict(weights)}
     return TrainedModel(build(state, tokenizer.dictionary, path), tokenizer, tasks)
 
 
 def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> Any:
-    """Return the model that a checkpoint's settings describe, a masked or a causal LM, with its weights.
+    """Return the masked or causal language model that a checkpoint's settings describe, with its weights.
 
     Args:
-        state: of the checkpoint: its settings in ``state["cfg"]["model"]``, its weights in ``state["model"]``.
-        dictionary: the model's.
-        path: for messages.
-        make: of options and a dictionary makes a model with fresh weights.
+        state: the content of the checkpoint: the settings in ``state["cfg"]["model"]``, the weights in
+            ``state["model"]``.
+        dictionary: the dictionary of the model.
+        path: the path to name in messages.
+        make: a function that makes a model with fresh weights from options and a dictionary.
 
     Raises:
-        UserError: the two do not belong together, or to `dictionary`.
+        UserError: settings, weights and dictionary do not belong together.
     """
     not_ours = f"{path}: not a checkpoint of this package's models"
     try:
@@ -165,11 +167,11 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> An
     try:
         cfg = read_options(CausalLMOptions if is_causal(state) else MaskedLMOptions, options)
     except UserError as error:
-        raise UserError(f"{not_ours}, or of a later version: {error}") from error
+        raise UserError(f"{not_ours}, or one of a later version: {error}") from error
     if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
-        raise UserError(f"{not_ours}: its weights are no tensors")
+        raise UserError(f"{not_ours}: its weights are not tensors")
     try:
-        # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
+        # Compare shapes first, without allocating memory: a few bytes of settings can demand more than there is.
         with torch.device("meta"):
             sizes = assemble(make, cfg, dictionary, weights)
         own = {**sizes.state_dict(), "dictionary_sha256": match.dictionary_hash(dictionary)}
@@ -182,17 +184,19 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> An
 
 
 def _refuse_unknown_names(cfg: Mapping[str, Any], path: Path) -> None:
-    """Raise a UserError for a model or task that is not ours, nor one that fairseq knows where it is loaded."""
+    """Raise a UserError if the model or task is neither this package's nor registered with a loaded fairseq."""
     models = {"lazyformer", "lazyformer_lm", *ARCHITECTURES, *CAUSAL_ARCHITECTURES}
     for part, registry, ours in (("model", "ARCH_MODEL_REGISTRY", models), ("task", "TASK_REGISTRY", None)):
         known = getattr(sys.modules.get(f"fairseq.{part}s"), registry, ours)
         name = (cfg.get(part) or {}).get("_name")
         if name is not None and known is not None and name not in known:
-            raise UserError(f"{path}: its {part} {name!r} is unknown here; import what registers it if it is yours")
+            raise UserError(
+                f"{path}: its {part} {name!r} is unknown; if it is your own, import the module that registers it"
+            )
 
 
 def assemble(make: Make, cfg: Options, dictionary: Any, weights: dict[str, Tensor]) -> Any:
-    """Return a model with fresh weights, and the classification heads that these weights have."""
+    """Return a model with fresh weights and the classification heads that `weights` contain."""
     model = make(cfg, dictionary)
     for name, head in match.heads_in_checkpoint(weights).items():
         model.register_classification_head(name, head.outputs, head.type)

@@ -1,4 +1,4 @@
-"""Checks whether a checkpoint's weights and dictionary are those of a model; finds its classification heads."""
+"""Checks that a checkpoint's weights and dictionary belong to a model, and detection of its classification heads."""
 
 import hashlib
 import itertools
@@ -16,34 +16,36 @@ from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 logger = logging.getLogger(__name__)
 
 PREFIX = "classification_heads."
-TO_CLASSES = ".out_proj.weight"  # the last map of a head
-TO_TOKENS = {f".{SpanHead.MAP}.weight": SPAN, f".{TokenHead.MAP}.weight": TAGS}  # the only one of others
-PER_POSITION = "encoder.sentence_encoder.embed_positions.weight"  # the encoder's weight with a row for each position
+TO_CLASSES = ".out_proj.weight"  # the last linear map of a head
+TO_TOKENS = {f".{SpanHead.MAP}.weight": SPAN, f".{TokenHead.MAP}.weight": TAGS}  # the only map of a head on tokens
+PER_POSITION = "encoder.sentence_encoder.embed_positions.weight"  # the encoder's weight with one row per position
 LM_HEAD = "encoder.lm_head."
 
 
 def dictionary_hash(dictionary) -> Tensor:
-    """Return SHA-256 of the symbols in order, 32 bytes. It travels with the weights: other symbols have other ids.
+    """Return the SHA-256 of a dictionary's symbols in order, as 32 bytes.
 
-    Counts do not matter: they are statistics of a corpus.
+    The hash is saved with the weights, since other symbols would have other ids. Counts are ignored: they only describe
+    a
+    corpus.
     """
     digest = hashlib.sha256("\n".join(dictionary.symbols).encode()).digest()
     return torch.tensor(list(digest), dtype=torch.uint8)
 
 
 def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_word: str) -> None:
-    """Raise a UserError that names the first difference between a checkpoint's weights and dictionary and the model's.
+    """Raise a UserError that names the first difference between the checkpoint's and the model's weights or dictionary.
 
-    Without it fairseq says "please ensure that the architectures match" and nothing more.
+    Without this check fairseq says "please ensure that the architectures match" and nothing more.
 
     Args:
         loaded: the checkpoint's weights.
-        own: the model's.
-        per_word: name of a weight with a row for each word.
+        own: the model's weights.
+        per_word: the name of a weight with one row per word.
     """
     if per_word in loaded and loaded[per_word].size(0) != own[per_word].size(0):
         raise UserError(
-            f"the checkpoint was trained with a dictionary of {loaded[per_word].size(0)} symbols, this run's has "
+            f"the checkpoint was trained with a dictionary of {loaded[per_word].size(0)} symbols, but this run's has "
             f"{own[per_word].size(0)}; use the tokenizer and data that the checkpoint was trained with"
         )
     if not torch.equal(loaded.get("dictionary_sha256", ours := own["dictionary_sha256"]).to(ours.device), ours):
@@ -56,24 +58,27 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
         if name not in loaded:
             raise UserError(f"the checkpoint has no weight {name}; {advice}")
         if (there := tuple(loaded[name].shape)) != tuple(weight.shape):
-            raise UserError(f"the checkpoint's {name} is {there}, the model's {tuple(weight.shape)}; {advice}")
+            raise UserError(
+                f"the checkpoint's {name} has the shape {there}, but the model's has {tuple(weight.shape)}; {advice}"
+            )
         if loaded[name].is_floating_point() != weight.is_floating_point():
             raise UserError(
-                f"the checkpoint's {name} holds {loaded[name].dtype}, the model's {weight.dtype}; take the checkpoint "
-                "as it was before somebody converted it"
+                f"the checkpoint's {name} is {loaded[name].dtype}, but the model's is {weight.dtype}; use the "
+                "checkpoint from before it was converted"
             )
         if loaded[name].untyped_storage().nbytes() < loaded[name].numel() * loaded[name].element_size():
-            raise UserError(f"the checkpoint's {name} says it is larger than the file; do not use it")
+            raise UserError(f"the checkpoint's {name} claims to be larger than the file; do not use this checkpoint")
         if not loaded[name].isfinite().all():
-            raise UserError(f"the checkpoint's {name} holds NaN or Inf; take an older checkpoint")
+            raise UserError(f"the checkpoint's {name} contains NaN or Inf; use an older checkpoint")
     if lacking := [name for name in loaded if name not in own]:
         raise UserError(f"the checkpoint has a weight {lacking[0]} that this model lacks; {advice}")
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give a masked language model a checkpoint's weights, of other heads, or of fewer positions where it may be.
+    """Load a checkpoint's weights into a masked language model, adapting heads and, if allowed, positions.
 
-    Raises a UserError where they are not its own, as the functions of this module do.
+    Raises:
+        UserError: the weights do not fit the model.
     """
     weights = dict(weights)
     positions = (model.cfg.max_positions, model.cfg.copy_positions)
@@ -85,7 +90,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def copy_projections(state_dict: dict[str, Tensor], model: nn.Module) -> None:
-    """Give a checkpoint that has no projections for global tokens copies of its others, in place, and logs it."""
+    """Fill in a checkpoint's missing projections for global tokens with copies of the others, in place, and log it."""
     found: dict[str, Tensor] = {}
     for path, sublayer in model.named_modules():
         if isinstance(sublayer, AttentionSublayer):
@@ -109,42 +114,46 @@ def match_positions(
     positions: int,
     copies: bool,
 ) -> None:
-    """Make a checkpoint's positions as many as the model's, in place: repeat them (Longformer, section 5).
+    """Extend a checkpoint's position embeddings to the model's number by repetition, in place (Longformer, section 5).
 
     Args:
         state_dict: the checkpoint's weights.
         own: the model's weights.
-        name: of the weight with a row for each position.
-        positions: the model's.
-        copies: whether it may.
+        name: the name of the weight with one row per position.
+        positions: the model's number of positions.
+        copies: whether repetition is allowed.
 
     Raises:
-        UserError: it may not; the checkpoint has more; or other weights belong to positions, as learned scores do.
+        UserError: repetition is not allowed, the checkpoint has more positions than the model, or other weights, such
+            as
+            learned scores, depend on the number of positions.
     """
     weight = state_dict.get(name)
     if weight is None or weight.size(0) == positions:
         return
     found = weight.size(0)
-    differ = f"the checkpoint has {found} positions, --max-positions is {positions}"
+    differ = f"the checkpoint has {found} positions, but --max-positions is {positions}"
     remedy = f"--max-positions {found}"
     if found > positions:
-        raise UserError(f"{differ}: give {remedy}; inputs may be shorter")
+        raise UserError(f"{differ}; give {remedy} (inputs may be shorter)")
     for each in sorted(own.keys() & state_dict.keys() - {name}):
         sizes = set(zip(state_dict[each].shape, own[each].shape, strict=False))
         if {pair for pair in sizes if pair[0] != pair[1]} == {(found, positions)}:
-            raise UserError(f"{differ}, and {each} has a part for each, which cannot be repeated: give {remedy}")
+            raise UserError(f"{differ}, and {each} depends on the number and cannot be extended; give {remedy}")
     if not copies:
-        raise UserError(f"{differ}: give --copy-positions to copy those {found} again and again, or {remedy}")
-    logger.warning("the checkpoint has %d positions: --copy-positions repeats them up to %d", found, positions)
+        raise UserError(f"{differ}; give --copy-positions to repeat those {found}, or {remedy}")
+    logger.warning("the checkpoint has %d positions; --copy-positions repeats them up to %d", found, positions)
     state_dict[name] = weight.repeat(-(-positions // found), 1)[:positions]
 
 
 def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDict) -> None:
-    """Make the heads in `state_dict` those of the model, in place, and log which are left out or start anew.
+    """Replace the heads in `state_dict` by those of the model, in place, and log which are left out or start fresh.
 
-    A head that only the checkpoint has, or has in another size, is left out; a head that only the model has keeps its
-    fresh weights, but for a dense one: where the checkpoint has a pooler, its dense map starts from that. BERT's
-    pooler is also what stands below the classes of the head ``next_sentence``.
+    A head that only the checkpoint has, or that differs in size there, is left out. A head that only the model has
+    keeps
+    its fresh weights, except that the dense map of a dense head starts from the checkpoint's pooler, if it has one. In
+    BERT,
+    the pooler is also the layer below the classes of the head ``next_sentence``.
     """
     own = {f"{PREFIX}{name}": weight for name, weight in heads.state_dict().items()}
     shapes_there, shapes_here = (_shapes_by_head(weights) for weights in (state_dict, own))
@@ -158,9 +167,9 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
         if mine in own and own[mine].shape == weight.shape:
             from_pooler[mine] = weight.clone()
     for head in sorted(unfit - ({source} if from_pooler else set())):
-        reason = "is none of this task's"
+        reason = "does not belong to this task"
         if head in heads:
-            reason = "has another number of outputs, or of maps, there"
+            reason = "has another number of outputs or layers there"
         logger.warning("classification head %s of the checkpoint is left out: it %s", head, reason)
     for name in [name for name in state_dict if name.startswith(PREFIX) and _head(name) in unfit]:
         del state_dict[name]
@@ -185,14 +194,14 @@ def _head(name: str) -> str:
 
 
 class SavedHead(NamedTuple):
-    """A head among a checkpoint's weights: how many outputs, and which of :data:`heads.HEADS` it is."""
+    """A head found among a checkpoint's weights: its number of outputs, and its type in :data:`heads.HEADS`."""
 
     outputs: int
     type: str
 
 
 def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
-    """Return the classification heads among the weights, and those on every token, by name."""
+    """Return the classification heads among the weights by name, including heads on tokens."""
     found = {}
     for name, weight in state_dict.items():
         if name.startswith(PREFIX) and name.endswith((TO_CLASSES, *TO_TOKENS)):
@@ -207,23 +216,24 @@ def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
 
 
 def has_pooler(state_dict: dict[str, Tensor]) -> bool:
-    """Return whether BERT's pooler is among the weights; a head of a task that is called so is none."""
+    """Return whether the weights include BERT's pooler; a task's head of that name does not count."""
     name = f"{PREFIX}{POOLER}"
     return f"{name}.dense.weight" in state_dict and f"{name}.out_proj.weight" not in state_dict
 
 
 def lm_head_never_trained(weights: Mapping[str, Tensor]) -> bool:
-    """Return whether the masked-LM head of an encoder is as fresh as it was made, so that its answers are noise.
+    """Return whether an encoder's masked-LM head was never trained, so that its predictions are noise.
 
-    Such a head has biases of exactly zero, and the first update of its own ends that; updates of other heads, with
-    weight decay or without, leave it so. So every file of weights remembers it: checkpoints, exports, old ones too.
+    The biases of an untrained head are exactly zero. Its first update changes them, while updates of other heads do
+    not,
+    with or without weight decay. So every file of weights tells: checkpoints, exports, and old ones too.
     """
     biases = (weights.get(f"{LM_HEAD}{name}") for name in ("bias", "dense.bias", "layer_norm.bias"))
     return not any(bias.any() for bias in biases if bias is not None)
 
 
 def pooler_in_checkpoint(state_dict: dict[str, Tensor]) -> Optional[str]:
-    """Return the head whose dense map was pre-trained as BERT's pooler was; None where there is none."""
+    """Return the name of the head whose dense map was pre-trained as BERT's pooler; None if there is none."""
     if has_pooler(state_dict):
         return POOLER
     if f"{PREFIX}{NEXT_SENTENCE}.dense.weight" in state_dict:

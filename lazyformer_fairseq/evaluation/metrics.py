@@ -1,4 +1,4 @@
-"""Marks of predictions against labels, scores or tags, by the names that tasks give them."""
+"""Metrics of predictions against labels, scores or tags, by the names that tasks use."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ def _correlation(function: Callable) -> Metric:
         if any(len(values) < 2 or (values == values[0]).all() for values in (predictions, targets)):
             return 0.0
         with warnings.catch_warnings():
-            # Scores that differ in their last digits only, as at the start of training.
+            # Scores may differ only in their last digits, as at the start of training.
             warnings.simplefilter("ignore", stats.NearConstantInputWarning)
             answer = function(targets.astype(np.float64), predictions.astype(np.float64))
             return float(getattr(answer, "statistic", answer))  # scipy also has a p-value
@@ -25,9 +25,9 @@ def _correlation(function: Callable) -> Metric:
 
 METRICS: Mapping[str, Metric] = {
     "accuracy": lambda predictions, targets: float(of_sklearn.accuracy_score(targets, predictions)),
-    # Of class 1; 0.0 where that is neither predicted nor there.
+    # F1 of class 1; 0.0 if it is neither predicted nor present.
     "f1": lambda predictions, targets: float(of_sklearn.f1_score(targets, predictions, zero_division=0.0)),
-    # The mean over all classes, whichever is rare.
+    # The mean over all classes, however rare.
     "macro_f1": lambda predictions, targets: float(
         of_sklearn.f1_score(targets, predictions, average="macro", zero_division=0.0)
     ),
@@ -44,9 +44,9 @@ METRICS: Mapping[str, Metric] = {
 
 
 def entities(tags: Iterable[str]) -> set[tuple[str, int, int]]:
-    """Return type, first word and end of each entity that the tags of a sentence mark, as conlleval finds them.
+    """Return type, first word and end of each entity that the tags of a sentence mark, as conlleval does.
 
-    ``B-`` begins an entity, and so does an ``I-`` that does not go on with one of its type.
+    A ``B-`` begins an entity, and so does an ``I-`` that does not continue one of its type.
     """
     found = set()
     current = ""
@@ -63,7 +63,7 @@ def entities(tags: Iterable[str]) -> set[tuple[str, int, int]]:
 
 
 def count_tags(predicted: Sequence[str], right: Sequence[str]) -> tuple[int, ...]:
-    """Return five counts of a sentence: right tags, words, right entities, predicted entities, entities in the file."""
+    """Count a sentence's correct tags, words, correct entities, predicted entities and entities in the file."""
     hits = sum(map(str.__eq__, predicted, right))
     found = entities(predicted)
     there = entities(right)
@@ -71,7 +71,12 @@ def count_tags(predicted: Sequence[str], right: Sequence[str]) -> tuple[int, ...
 
 
 def metric_of_tags(name: str, rows: np.ndarray) -> float:
-    """Return accuracy of words, or F1 of entities of all types, from :func:`count_tags` of all sentences (N, 5)."""
+    """Return the accuracy over words, or the F1 over entities of all types.
+
+    Args:
+        name: "accuracy" or the name of the F1.
+        rows: the counts (N, 5) of all sentences, from :func:`count_tags`.
+    """
     hits, words, right, predicted, there = rows.sum(axis=0).tolist()
     if name == "accuracy":
         return hits / words

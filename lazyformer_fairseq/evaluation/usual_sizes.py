@@ -1,4 +1,4 @@
-"""Names of architectures, and the vocabulary that a model usually has."""
+"""Look-up of architectures by name, and usual vocabulary sizes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,18 +13,19 @@ COLOURS = 516
 
 
 def arch_named(name: str) -> str:
-    """Return the name of an encoder or a causal model; raise a UserError, with the nearest ones, for any other."""
+    """Return the name of an encoder or a causal model; raise a UserError that suggests similar names for any other."""
     known = [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
     if name not in known:
-        raise UserError(f"{name}: no such arch{nearest(name, known) or '; docs/patterns.md has them all'}")
+        raise UserError(f"{name}: no such arch{nearest(name, known) or '; docs/patterns.md lists them all'}")
     return name
 
 
 def usual_symbols(options: Mapping[str, Any]) -> int:
-    """Return the number of symbols of a model with these options, where no data say it.
+    """Return the vocabulary size to assume for a model with these options, if no data determine it.
 
-    An encoder has our tokenizers' pieces; a causal model the words of WikiText-103 where its softmax has bands for
-    them, colours and fairseq's own symbols where it has absolute positions, else bytes.
+    An encoder has the pieces of our tokenizers. A causal model has the words of WikiText-103 if its softmax is
+    adaptive,
+    the colours of images plus fairseq's special symbols if its positions are absolute, and bytes otherwise.
     """
     cutoffs = options.get("adaptive_softmax_cutoff")
     if cutoffs is None:

@@ -127,7 +127,7 @@ def test_a_model_of_a_plain_loop_is_saved_and_read_by_both(data_folder, tmp_path
         assert torch.equal(load(tmp_path / "model").model(ids)[0], model.eval()(ids)[0])
     with pytest.raises(UserError, match="not a CausalLM"):
         lazyformer_fairseq.save(lazyformer_fairseq.build("par_transformer_tiny", 9), tokenizer, tmp_path / "other")
-    with pytest.raises(UserError, match="a dictionary of 9 symbols, this run's has"):
+    with pytest.raises(UserError, match="a dictionary of 9 symbols, but this run's has"):
         lazyformer_fairseq.save(lazyformer_fairseq.build("bert_tiny", 9), tokenizer, tmp_path / "other")
 
 
@@ -142,7 +142,7 @@ class Runs:
         ({"model": {}, "cfg": {"model": Runs()}}, "refused, nothing of it was run"),
         ({"model": {}, "cfg": None, "args": Namespace(arch="roberta")}, "it has no settings and weights"),
         ([1], "it has no settings and weights"),
-        ({"model": {}, "cfg": {"model": {"_name": "mine"}}}, "its model 'mine' is unknown here"),
+        ({"model": {}, "cfg": {"model": {"_name": "mine"}}}, "its model 'mine' is unknown"),
         ({"model": {}, "cfg": {"model": {"layers": 3}}}, "or of a later version: no setting layers"),
     ],
 )

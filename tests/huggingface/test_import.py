@@ -203,7 +203,7 @@ def test_a_masked_lm_head_that_never_trained_is_left_out_and_the_card_says_so(ca
     assert f"model = AutoModel{ending}.from_pretrained" in card
     assert json.loads((tmp_path / "back" / "config.json").read_text())["architectures"] == [exported]
     assert not any(name.startswith(("cls.predictions", "lm_head")) for name in load_file(tmp_path / "back" / SAFE))
-    with pytest.raises(UserError, match="fill_mask: the masked-LM head of this model never trained"):
+    with pytest.raises(UserError, match="fill_mask: the masked-LM head of this model was never trained"):
         load(tmp_path / "out").fill_mask("The cat [MASK].")
     if form == "bert":
         (tmp_path / "text.txt").write_text("the cat sat on the big red mat\n" * 40)

@@ -33,10 +33,10 @@ def test_a_checkpoint_of_another_model_is_refused_in_words():
     for number in range(46):
         other_words.add_symbol(f"x{number}")
     for other, message in (
-        (dict(dictionary=dictionary_of(51)), "a dictionary of 51 symbols, this run's has 50"),
+        (dict(dictionary=dictionary_of(51)), "a dictionary of 51 symbols, but this run's has 50"),
         (dict(dictionary=other_words), "another dictionary, of the same size"),
         (dict(pattern="sfff"), "sublayers.2.*give the --arch, --sublayer-pattern and sizes"),
-        (dict(decoder_ffn_embed_dim=32), r"fc1.weight is \(32, 16\), the model's \(24, 16\)"),
+        (dict(decoder_ffn_embed_dim=32), r"fc1.weight has the shape \(32, 16\), but the model's has \(24, 16\)"),
         (dict(adaptive_softmax_cutoff="9"), "band"),
     ):
         with pytest.raises(UserError, match=message):
@@ -86,10 +86,10 @@ def test_positions_are_repeated_but_no_weights_that_belong_to_them_and_none_are_
         ("f s[linformer=3,share=layers] s[linformer=3,share=layers]", "key_projection"),
     ):
         for copies in (False, True):
-            with pytest.raises(UserError, match=f"{weight} has a part for each, which .* give --max-positions 16"):
+            with pytest.raises(UserError, match=f"{weight} depends on the number .* give --max-positions 16"):
                 model(pattern, 24, copies).load_state_dict(model(pattern, 16).state_dict())
     for pattern in ("s", "s[linformer=3]"):
-        with pytest.raises(UserError, match="has 16 positions, --max-positions is 8: give --max-positions 16"):
+        with pytest.raises(UserError, match="has 16 positions, but --max-positions is 8; give --max-positions 16"):
             model(pattern, 8).load_state_dict(model(pattern, 16).state_dict())
 
 
@@ -153,8 +153,8 @@ def test_missing_extra_and_other_heads_are_said_and_start_anew_as_a_whole(theirs
         is_theirs = name.startswith("cola")
         assert torch.equal(weight, checkpoint[f"classification_heads.{name}"] if is_theirs else before[name]), name
     for said in (
-        "rte of the checkpoint is left out: it has another number of outputs, or of",
-        "mnli of the checkpoint is left out: it is none of this task's",
+        "rte of the checkpoint is left out: it has another number of outputs or",
+        "mnli of the checkpoint is left out: it does not belong to this task",
         "sst2 is not in the checkpoint and starts with fresh weights",
     ):
         assert f"classification head {said}" in caplog.text

@@ -145,9 +145,9 @@ def test_what_does_not_fit_is_said(copy, tmp_path):
         ({"model": {"layers": 3}}, "no setting layers; did you mean layer_norm_eps"),
         ({"model": {"dropout": "much"}}, "option dropout is 'much', must be float"),
         ({"model": {"encoder_embed_dim": True}}, "option encoder_embed_dim is True, must be int"),
-        ({"model": {"sublayer_pattern": "M3"}}, "sublayer_pattern is 'M2', config.json speaks of 'M3'"),
-        ({"model": {"encoder_ffn_embed_dim": 48}}, r"is \(64, 32\), the model's \(48, 32\)"),
-        ({"model": {"encoder_embed_dim": 10**6, "encoder_attention_heads": 1}}, r"the model's \(160, 1000000\)"),
+        ({"model": {"sublayer_pattern": "M3"}}, "sublayer_pattern is 'M2', but config.json says 'M3'"),
+        ({"model": {"encoder_ffn_embed_dim": 48}}, r"has the shape \(64, 32\), but the model's has \(48, 32\)"),
+        ({"model": {"encoder_embed_dim": 10**6, "encoder_attention_heads": 1}}, r"the model's has \(160, 1000000\)"),
         ({"model": {"encoder_attention_heads": 5}}, "5 attention heads do not divide"),
         ({"model": {"activation_fn": "exec"}}, "config.json: --activation-fn exec: must be one of gelu"),
     ):
@@ -167,7 +167,7 @@ def test_damage_and_another_dictionary_are_named(copy, tmp_path):
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     less = {name: weight for name, weight in weights.items() if name != "encoder.lm_head.bias"}
-    damaged = "model.safetensors: truncated, damaged or no safetensors"
+    damaged = "model.safetensors: truncated, damaged or not a safetensors"
     for damage, words in (
         (lambda: path.write_bytes(content[:-10]), damaged),
         (lambda: path.write_bytes(content[:9] + b"!" + content[10:]), damaged),
@@ -208,15 +208,15 @@ def test_padding_on_the_left_changes_nothing(hub):
 
 def test_texts_that_are_none_and_what_the_model_lacks_are_refused_in_a_line(hub):
     for wrong in ((), ([],)):
-        with pytest.raises(UserError, match=r"no text: give one or more, as in extract_features\('One"):
+        with pytest.raises(UserError, match=r"no text is given; give one or more as in extract_features\('One"):
             hub.extract_features(*wrong)
     for wrong in (("Anna", 3), (["Anna", None],), (b"Anna",)):
-        with pytest.raises(UserError, match="(3|None|b'Anna') is no text: give strings"):
+        with pytest.raises(UserError, match="(3|None|b'Anna') is not a text; give strings"):
             hub.extract_features(*wrong)
     for text in ("no mask at all", "<mask> and <mask>"):
-        with pytest.raises(UserError, match="<mask> in the text, must be once"):
+        with pytest.raises(UserError, match="times in the text; it must occur once"):
             hub.fill_mask(text)
-    with pytest.raises(UserError, match="takes one text at a time"):
+    with pytest.raises(UserError, match="give one text at a time"):
         hub.fill_mask(["The <mask>.", "A <mask>."])
     assert hub.extract_features("Anna sees Ben. " * 400).size(1) == hub.model.max_positions() == 64, "it is cut"
 
@@ -253,17 +253,17 @@ def changed(folder: Path, change: Callable[[dict], object]) -> Path:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda state: state["model"][POSITIONS][3].fill_(torch.nan), "embed_positions.weight holds NaN or Inf"),
+        (lambda state: state["model"][POSITIONS][3].fill_(torch.nan), "embed_positions.weight contains NaN or Inf"),
         (
             lambda state: state["model"].update({POSITIONS: state["model"][POSITIONS].int()}),
-            "embed_positions.weight holds torch.int32, the model's torch.float32",
+            "embed_positions.weight is torch.int32, but the model's is torch.float32",
         ),
         (
             lambda state: state["model"].update({POSITIONS: torch.zeros(1).expand(state["model"][POSITIONS].shape)}),
-            "embed_positions.weight says it is larger than the file",
+            "embed_positions.weight claims to be larger than the file",
         ),
-        (lambda state: state["cfg"]["model"].update(_name="bert_huge"), "its model 'bert_huge' is unknown here"),
-        (lambda state: state["cfg"]["task"].update(_name="mine"), "its task 'mine' is unknown here"),
+        (lambda state: state["cfg"]["model"].update(_name="bert_huge"), "its model 'bert_huge' is unknown"),
+        (lambda state: state["cfg"]["task"].update(_name="mine"), "its task 'mine' is unknown"),
         (lambda state: state["cfg"]["model"].update(rotary=True, alibi=2), "no setting alibi, rotary"),
     ],
 )

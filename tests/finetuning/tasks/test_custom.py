@@ -429,7 +429,7 @@ def test_predict_counts_what_was_cut_and_a_caller_is_warned(cut_short, tmp_path)
         assert model.extract_features("anna", LONG).size(1) == 64
     with (
         pytest.warns(UserWarning, match="1 of 1 texts is longer"),
-        pytest.raises(UserError, match="0 times <mask> in the 64"),
+        pytest.raises(UserError, match="found <mask> 0 times in the 64"),
     ):
         model.fill_mask(f"{LONG} <mask>")
     with warnings.catch_warnings():
@@ -460,7 +460,7 @@ def test_rows_without_a_text_keep_their_place_and_get_no_answer(moods, run_of_mo
     assert [row["id"] for row in found] == list("01234")
     assert [{name: row[name] for name in empty} == empty for row in found] == [False, True, True, True, False]
     model = LazyFormerModel.from_pretrained(run_of_moods)
-    with pytest.warns(UserWarning, match="3 of 5 texts are empty: their label is None"):
+    with pytest.warns(UserWarning, match="3 of 5 texts are empty; their label is None"):
         answers = model.predict(texts)
     assert [answer.label for answer in answers] == [row["prediction"] or None for row in found]
     none = write(tmp_path / f"none.{ending}", ("id", "text"), ("1", ""), ("2", " "))
@@ -492,7 +492,7 @@ def test_texts_of_unknown_tokens_alone_are_counted(moods, run_of_moods, tmp_path
         "line 3\n"
     ) in said
     model = LazyFormerModel.from_pretrained(run_of_moods)
-    with pytest.warns(UserWarning, match="2 of 3 texts have no token that is known: their label says nothing"):
+    with pytest.warns(UserWarning, match="2 of 3 texts have no token that is known; their labels mean nothing"):
         assert [answer.is_unknown for answer in model.predict(texts[1:4])] == [True, False, True]
 
 

@@ -47,9 +47,9 @@ def test_it_is_parsed_with_its_settings_and_help_names_it():
         ("sf m[width=0]", "0", "width must be 1 or more, not 0"),
         ("sf m[width=x]", "x", "width needs a whole number, not 'x'"),
         ("sf m[widht=3]", "widht", "did you mean width?"),
-        ("-[width=3]", "width", "identity (-) has no setting 'width'; it has none"),
+        ("-[width=3]", "width", "identity (-) has no setting 'width'; it has no settings"),
         ("m[width]", "width", "width needs a value, as in m[width=3]"),
-        ("m[width=3, width=4]", "width=4", "width is there twice"),
+        ("m[width=3, width=4]", "width=4", "width is given twice"),
         ("m[width=3", "[", "never closed"),
         ("m[]", "]", "no setting ''"),
         ("[width=3]", "[", "unknown letter '['"),
@@ -234,7 +234,7 @@ register(Kind({!r}, "mine", "", "", dict.fromkeys((ENCODER, CAUSAL), "mine:Gone"
             ROW.format("s"),
             "*mine of my-kinds: ValueError: s (mine): there is s (self-attention) *",
         ),
-        ("variable", "mine", ROW.format("q"), "mine (q): its class mine:Gone: AttributeError: *"),
+        ("variable", "mine", ROW.format("q"), "mine (q): cannot import its class mine:Gone: AttributeError: *"),
     ],
 )
 def test_what_is_wrong_with_a_package_is_a_line_and_help_is_there(how, package, code, says, outside):
@@ -259,5 +259,5 @@ def test_child_processes_checkpoints_and_exports_know_it(outside, data_folder, t
     ours = "from lazyformer_fairseq import LazyFormerModel; LazyFormerModel.from_pretrained('plain')"
     without = outside("not at all", f'python -c "{load}" && python -c "{ours}"')
     assert "LazyFormerModel" in without.stdout, without.stderr
-    assert "unknown letter 'm'" in without.stderr and "or install its package" in without.stderr
+    assert "unknown letter 'm'" in without.stderr and "or install the package that registers it" in without.stderr
     assert outside("entry point", f'python -c "{ours}"').returncode == 0

@@ -1,7 +1,8 @@
-"""The one table of named models: encoders, then causal language models. Tests hold every other list of names to it.
+"""The table of named models: encoders, followed by causal language models.
 
-A new model is a new row. Every row also has a tiny twin of the same pattern for tests and quick starts:
-``bert_base`` -> ``bert_tiny``, ``lazyformer_m2x6_s`` -> ``lazyformer_m2x6_s_tiny``.
+To add a model, add a row; tests compare all other lists of names with this table. Every row also has a tiny twin with
+the same pattern for tests and quick starts: ``bert_tiny`` for ``bert_base``, ``lazyformer_m2x6_s_tiny`` for
+``lazyformer_m2x6_s``.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -12,7 +13,7 @@ MASKED_LM = "full_sentences_masked_lm"
 _NOT_OPTIONS = {"parameters_in_millions", "source", "tgt_len", "rows", "updates", "recipe", "task"}
 
 
-# Options of an encoder's row that are neither its pattern nor a size, and stay where widths are others.
+# Options of an encoder that are neither its pattern nor a size. Variants of the model with other widths keep them.
 PARTS = (
     "norm",
     "no_norm_bias",
@@ -27,19 +28,20 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Architecture:
-    """Row of the table. All attributes but those described below are options of the model, whose help describes them.
+    """A row of the table.
 
-    None stands for the model's default.
+    Attributes that are not described here or in a subclass are options of the model, and their help texts describe
+    them. None stands for the default of the model.
 
     Attributes:
-        source: where the row comes from.
+        source: The paper and table that the row comes from.
     """
 
     sublayer_pattern: str
     source: str
 
     def options(self) -> dict[str, Union[str, int, float]]:
-        """Return the row as model options, by name."""
+        """Return the row as options of the model, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_OPTIONS}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -49,11 +51,12 @@ Row = TypeVar("Row", bound=Architecture)
 
 @dataclass(frozen=True)
 class EncoderArchitecture(Architecture):
-    """Row of an encoder; its defaults are BERT's and RoBERTa's sizes, without T5's bias.
+    """A row for an encoder; the defaults are the sizes of BERT and RoBERTa, without T5's bias.
 
     Attributes:
-        parameters_in_millions: at a vocabulary of 32,768 and 512 positions, as the paper prints it; ours is within 1%.
-        task: fairseq-train's name of what `lazyformer pretrain` has it learn.
+        parameters_in_millions: The parameter count that the paper prints, for a vocabulary of 32,768 and 512 positions.
+            The count of our model is within 1% of it.
+        task: The fairseq task with which `lazyformer pretrain` trains the model.
     """
 
     encoder_ffn_embed_dim: int = 3072
@@ -81,14 +84,15 @@ _WIKITEXT_103_CUTOFFS = "19997,39997,199997"  # Transformer-XL's, of 267,735 wor
 
 @dataclass(frozen=True)
 class CausalArchitecture(Architecture):
-    """Row of a causal language model; its defaults are those of Transformer-XL's base model in PAR's Table 5.
+    """A row for a causal language model; the defaults are those of Transformer-XL's base model in PAR's Table 5.
 
     Attributes:
-        parameters_in_millions: at 267,735 words, as the paper prints it (Table 6); ours is within 1%.
-        tgt_len: tokens of a segment in training.
-        rows: segments of an update.
-        updates: of its training.
-        recipe: file of ``configs/language_modeling/recipe`` for its training.
+        parameters_in_millions: The parameter count that the paper prints for 267,735 words (Table 6). The count of our
+            model is within 1% of it.
+        tgt_len: The number of tokens per segment in training.
+        rows: The number of segments per update.
+        updates: The number of updates of the training.
+        recipe: The file in ``configs/language_modeling/recipe`` that configures the training.
     """
 
     decoder_ffn_embed_dim: int = 2048
@@ -113,28 +117,28 @@ class CausalArchitecture(Architecture):
     scaled_init: Optional[bool] = None
 
 
-# LazyFormer's encoders have T5's bias, and some no dropout in attention.
+# LazyFormer's encoders have T5's bias, and some of them have no attention dropout.
 _BIASED = partial(EncoderArchitecture, relative_position_buckets=32)
 _LAZY = partial(_BIASED, attention_dropout=0.0)
 
 
 def _twins(name: str, pattern: str, width: int, source: str) -> dict[str, EncoderArchitecture]:
-    """Return the rows NAME_sd (with attention dropout) and NAME_s (without), in BERT's width and size."""
+    """Return the rows NAME_sd (with attention dropout) and NAME_s (without), with BERT's width and parameter count."""
     row = _BIASED(pattern, source, encoder_ffn_embed_dim=width, parameters_in_millions=112)
     return {f"{name}_sd": row, f"{name}_s": replace(row, attention_dropout=0.0)}
 
 
 def _synthesizer(terms: str, row: str) -> EncoderArchitecture:
-    """Return a row of Synthesizer's Table 2 in BERT's size.
+    """Return a row of Synthesizer's Table 2, at BERT's size.
 
-    Without dropout in attention, sequences share learned scores.
+    There is no attention dropout, so that all sequences share the learned distribution.
     """
     source = f"Synthesizer, Table 2: {row}"
     return EncoderArchitecture(f"(s[synthesizer={terms}]f)x12", source, attention_dropout=0.0)
 
 
 def _linformers(name: str, projected: int) -> dict[str, EncoderArchitecture]:
-    """Return RoBERTa's size with the paper's three ways to share: by heads, by keys and values too, by layers too."""
+    """Return rows of RoBERTa's size that share projections among heads, also keys and values, and also layers."""
 
     def row(share: str, called: str) -> EncoderArchitecture:
         pattern = f"(s[linformer={projected}{share}]f)x12"
@@ -147,7 +151,7 @@ def _linformers(name: str, projected: int) -> dict[str, EncoderArchitecture]:
     }
 
 
-# Pre-norm, rotary positions alone, no biases in sublayers, no dropout.
+# These encoders are pre-norm, with rotary positions only, no biases in sublayers and no dropout.
 _MODERN = partial(
     EncoderArchitecture,
     attention_dropout=0.0,
@@ -159,9 +163,9 @@ _MODERN = partial(
 
 
 def _modernbert(of_two: str, width: int, source: str) -> EncoderArchitecture:
-    """Return 22 layers, of which every third sees all; `of_two` are the two between them.
+    """Return a row with 22 layers, of which every third has full attention; `of_two` is the pattern of the two between.
 
-    It takes 1,024 tokens, as at first there.
+    Inputs have up to 1,024 tokens, as in the first phase of ModernBERT's training.
     """
     of_all = "s[rope=160000]f[gate=gelu]"
     return _MODERN(
@@ -205,7 +209,8 @@ _NAMED = {
     **_twins("lazyformer_m6x2", "M6x2", 3712, "LazyFormer, Table 3"),
     **_twins("lazyformer_m5m3m2m2", "M5M3M2M2", 3584, "LazyFormer, Table 3"),
     **_twins("lazyformer_m2m2m3m5", "M2M2M3M5", 3584, "LazyFormer, Table 3"),
-    # For one GPU: 8 layers of 512. What M2x4 saves in four query and key projections widens its feed-forward.
+    # These models have 8 layers of width 512. The parameters that M2x4 saves in four query and key projections go into
+    # wider feed-forwards.
     "bert_small": _BIASED("M1x8", "for one GPU (ours)", encoder_ffn_embed_dim=2048, **_SMALL),
     "lazyformer_small": _LAZY("M2x4", "for one GPU (ours)", encoder_ffn_embed_dim=2304, **_SMALL),
     "bert_laptop": _LAZY(
@@ -215,10 +220,10 @@ _NAMED = {
         encoder_embed_dim=192,
         encoder_attention_heads=6,
     ),
-    # 110M in the paper, whose dictionary has 30,527 pieces.
+    # The paper gives 110M parameters with a vocabulary of 30,527 tokens.
     "mpnet_base": _BIASED("(sf)x12", "MPNet, section 3.1", task="masked_permuted_lm"),
-    # The other two rows of PAR's Table 4. Parameters counted, as par_bert_base's: at 30,522 pieces they are those of
-    # the published models.
+    # These and par_bert_base are the rows of PAR's Table 4. Their parameters were counted here; with 30,522 tokens the
+    # counts are those of the published models.
     "bert_base_absolute": EncoderArchitecture("(sf)x12", "PAR, Table 4", parameters_in_millions=111.2),
     "distilbert_base": EncoderArchitecture("(sf)x6", "PAR, Table 4", parameters_in_millions=68.7),
     "par_bert_base": EncoderArchitecture("(sff)x5 (f)x9", "PAR, Table 4", parameters_in_millions=127.8),
@@ -229,7 +234,7 @@ _NAMED = {
         attention_dropout=0.0,
     ),
     "gshard_base": EncoderArchitecture("(sfsf[experts=8])x6", "GShard, section 2.2, in BERT's size (ours)"),
-    # 256 tokens to either side, and <s>, which sees and is seen by all, as in its fine-tuning.
+    # The window has 256 tokens on either side, and <s> is global, as in Longformer's fine-tuning.
     "longformer_base": _LONG("(s[window=256,global=1]f)x12", "Longformer, section 5"),
     "lazy_longformer_base": _LONG("(s[window=256,global=1]flf)x6", "lazy blocks in Longformer (ours)"),
     "synthesizer_fixed_base": _synthesizer("fixed", "Fixed Random"),
@@ -241,7 +246,7 @@ _NAMED = {
     "synthesizer_dense_dot_base": _synthesizer("dense+dot", "Dense + Vanilla"),
     "synthesizer_random_dot_base": _synthesizer("random+dot", "Random + Vanilla"),
     "adaptively_sparse_base": EncoderArchitecture("(s[entmax=learned]f)x12", "adaptively sparse, section 3"),
-    # As many buckets as make a chunk of 64 twice as long as a mean bucket (section 2, "LSH attention").
+    # With 128 buckets a chunk of 64 is twice as long as an average bucket (section 2, "LSH attention").
     "reformer_base": _LONG("(s[buckets=128,rounds=4]f)x12", "Reformer, section 2", attention_dropout=0.0),
     "reformer_reversible_base": _LONG(
         "(s[buckets=128,rounds=4]f)x12",
@@ -258,14 +263,14 @@ _NAMED = {
         encoder_ffn_embed_dim=3456,
         attention_dropout=0.0,
     ),
-    # "Nonuniform projected dimension": fewer positions for higher layers; the paper gives none.
+    # "Nonuniform projected dimension": higher layers project to fewer positions. The paper gives no numbers.
     "linformer_falling_base": EncoderArchitecture(
         "(s[linformer=192]f)x4 (s[linformer=128]f)x4 (s[linformer=64]f)x4",
         "Linformer, section 4 (our reading)",
     ),
     "nbrc_base": EncoderArchitecture("(r[cell=nbrc]f)x12", "nBRC for attention (ours)"),
     "modernbert_base": _modernbert("(s[window=64,rope=10000]f[gate=gelu])x2", 1152, "ModernBERT, section 2.1"),
-    # What an l saves in queries and keys widens the feed-forwards.
+    # The parameters that each l saves in queries and keys go into wider feed-forwards.
     "lazy_modernbert_base": _modernbert(
         "s[window=64,rope=10000]f[gate=gelu]lf[gate=gelu]",
         1312,
@@ -296,7 +301,7 @@ def _with_tiny_twins(rows: dict[str, Row], **sizes: Any) -> dict[str, Row]:
 
 
 def _tiny(row: Row, **sizes: Any) -> Row:
-    if "positions=absolute" in row.sublayer_pattern:  # without memory, as the row itself
+    if "positions=absolute" in row.sublayer_pattern:  # such a model cannot have a memory
         sizes["mem_len"] = 0
     return replace(row, **sizes)
 
@@ -308,7 +313,7 @@ def _twin(name: str) -> str:
 ARCHITECTURES = _with_tiny_twins(_NAMED, encoder_ffn_embed_dim=64, encoder_embed_dim=32, encoder_attention_heads=2)
 
 
-# PAR Transformer, section 3.1; dropouts and narrowing bands are those of Transformer-XL's large model.
+# PAR Transformer, section 3.1. Dropout rates and the narrowing of the bands are those of Transformer-XL's large model.
 _LARGE = partial(
     CausalArchitecture,
     decoder_ffn_embed_dim=4096,
@@ -324,7 +329,7 @@ _LARGE = partial(
     updates=100_000,
     recipe="nvidia_large",
 )
-# PAR Transformer, section 3.1: 24 sublayers of the base model's size for characters.
+# PAR Transformer, section 3.1: character models of 24 sublayers with the sizes of the base model.
 _24B = partial(
     CausalArchitecture,
     source="PAR, Table 3",
@@ -333,8 +338,8 @@ _24B = partial(
     tgt_len=512,
     rows=96,
 )
-# The small models of Sukhbaatar et al., as published: dropout where they have it, 8,192 keys and more. The rest is
-# ours: Transformer-XL's positions in place of a table of 8,192 keys, a tied embedding.
+# The small models of Sukhbaatar et al. as published, with dropout in the same places and at least 8,192 keys. Unlike
+# theirs, they have Transformer-XL's positions instead of a table of 8,192 keys, and a tied embedding.
 _SUKHBAATAR = partial(
     CausalArchitecture,
     dropout=0.0,
@@ -349,7 +354,7 @@ _SUKHBAATAR = partial(
 
 
 def _igpt(layers: int, width: int, heads: int, recipe: str = "igpt") -> CausalArchitecture:
-    """Return an Image GPT of 32 x 32 pixels: the paper's sizes; norm, biases and heads of the published code."""
+    """Return an Image GPT for 32 x 32 pixels, with the paper's sizes and the norm, biases and heads of its code."""
     return CausalArchitecture(
         f"(s[positions=absolute,length=1024]f)x{layers}",
         "iGPT, section 3.3",
@@ -381,8 +386,8 @@ _NAMED_CAUSAL = {
         "PAR, Table 6",
         parameters_in_millions=192,
     ),
-    # Between Table 1's three and six s: PAR base with every second s replaced by an l. Each l stands where PAR
-    # attends, and pays for values and output alone.
+    # PAR base with every second s replaced by an l, which only computes values and output. The model lies between the
+    # rows with three and six s in Table 1.
     "lazy_par_transformer_base": CausalArchitecture(
         "(sffflfff)x3 (f)x8",
         "PAR base with every other s lazy (ours)",
@@ -402,8 +407,8 @@ _NAMED_CAUSAL = {
     "par_transformer_24b": _24B("(sff)x5 (f)x9"),
     "sandwich_transformer_24b": _24B("(s)x6 (sf)x6 (f)x6"),
     "mingru_base": CausalArchitecture("(r[cell=mingru]f)x16", "minGRU for attention (ours)"),
-    # Segments remember nothing. Windows grow from 32 to 512 with a mean of 230 (Table 4): which layer has which is our
-    # reading. In the last three pairs of layers two heads have gaps of 1, 2 and 3 tokens.
+    # There is no memory between segments. The windows grow from 32 to 512 tokens with a mean of 230 (Table 4); we chose
+    # the layer of each window. In the last three pairs of layers, two heads have gaps of 1, 2 and 3 tokens.
     "longformer_small": CausalArchitecture(
         "(s[window=32]f)x2 (s[window=64]f)x2 (s[window=128]f)x2 (s[window=256,dilation=2]f)x2 "
         "s[window=256,dilation=3]f s[window=512,dilation=3]f (s[window=512,dilation=4]f)x2",
@@ -421,7 +426,7 @@ _NAMED_CAUSAL = {
         "(s[span=8192,span_loss=1e-7,persistent=1024])x18",
         "Sukhbaatar et al., 2019b, section 5",
     ),
-    # Each head sees both parts, as in the paper's model of text. Segments of 12,288 bytes remember nothing.
+    # Each head sees both parts, as in the paper's model of text. There is no memory between segments of 12,288 bytes.
     "sparse_transformer_base": CausalArchitecture(
         "(s[fixed=128,summary=32]f)x30",
         "Sparse Transformer, section 7.2 (enwik8)",

@@ -1,17 +1,17 @@
-"""The table of attention variants, which settings of an ``s`` choose: one row for each system.
+"""The table of attention variants, which the settings of an ``s`` select.
 
-An attention is a few choices, so rows of different choices combine:
+Attention is made of six choices, and each row of the table makes one of them, so rows of different choices combine:
 
-| choice | if no row is chosen | |
+| choice | default | what it decides |
 |---|---|---|
-| scores | QK^T / sqrt(D) | where numbers come from |
-| mask | all, in causal models the past | which keys a query may look at |
+| scores | QK^T / sqrt(D) | where scores come from |
+| mask | all keys, in causal models the past | which keys a query sees |
 | weights | softmax | how scores become a distribution |
-| memory | the tokens | what keys and values are |
-| vectors | as projected | what queries and keys are before they meet |
-| positions | T5's bias, in causal models Transformer-XL's | how scores depend on places |
+| memory | the tokens | what keys and values are computed from |
+| vectors | the projections | what happens to queries and keys before their product |
+| positions | T5's bias, in causal models Transformer-XL's | how scores depend on positions |
 
-A row is switched on by its first setting. ``modules/sublayers/attention_variants`` has one file per row.
+The first setting of a row switches it on. ``modules/sublayers/attention_variants`` contains the modules of the rows.
 """
 
 import math
@@ -30,22 +30,24 @@ CHOICES = (SCORES, MASK, WEIGHTS, MEMORY, VECTORS, POSITIONS)
 Value = Union[int, float, str]
 QUERIES = "queries"
 KEYS = "keys"
-LARGEST = 2**31 - 1  # of a number, so that sums of two fit a kernel's
-Checks = Iterable[tuple[str, str]]  # (name of a setting, what is wrong)
+LARGEST = 2**31 - 1  # the largest value of a setting, so that kernels can add two of them without overflow
+Checks = Iterable[tuple[str, str]]  # (name of a setting, what is wrong with it)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Setting in square brackets after a letter, as in ``s[window=256]``.
+    """A setting in square brackets after a letter, as in ``s[window=256]``.
 
     Attributes:
-        default: the value if it is left out; every value has its type, but for `choices` of a number. Where 0 or ""
-            means that there is none, bounds and choices need not have it. False for what is there where its name is,
-            without a value.
-        unit: of a number, such as tokens.
-        low, high: inclusive bounds of a number.
-        choices: of a word; beside a number, words that may stand in its place.
-        is_sum: several of the choices may stand together, as in ``dense+dot``.
+        name: The name of the setting in patterns.
+        default: The value if the setting is left out. All values have its type, except the words that `choices` allows
+            in place of a number. The defaults 0 and "" may stand for "off", even if they lie outside the bounds or the
+            choices. A default of False makes the setting a switch, which is written without a value.
+        help: A one-line description.
+        unit: The unit of a number, such as tokens.
+        low, high: The inclusive bounds of a number.
+        choices: The words that the setting accepts; for a number, words that may stand in its place.
+        is_sum: Whether several choices may be added up, as in ``dense+dot``.
     """
 
     name: str
@@ -61,7 +63,7 @@ class Setting:
         """Parse a value.
 
         Raises:
-            ValueError: the text is no valid value; the message gives the reason.
+            ValueError: The text is not a valid value; the message gives the reason.
         """
         if isinstance(self.default, str) or text in self.choices:
             return self._word(text)
@@ -71,7 +73,7 @@ class Setting:
         except ValueError:
             needed = " or ".join([f"a {'whole ' * (type_ is int)}number", *self.choices])
             raise ValueError(f"{self.name} needs {needed}, not {text!r}") from None
-        if abs(value) > LARGEST or not self.low <= value <= self.high:  # as NaN is not either
+        if abs(value) > LARGEST or not self.low <= value <= self.high:  # true for NaN, too
             raise ValueError(f"{self.name} must be {self.bounds}, not {text[:20]}{'...' * (len(text) > 20)}")
         return value
 
@@ -81,9 +83,9 @@ class Setting:
             terms = [term.strip() for term in text.split("+")]
         if unknown := [term for term in terms if term not in self.choices]:
             some = "a sum of some" if self.is_sum else "one"
-            raise ValueError(f"{self.name} is {some} of {', '.join(self.choices)}, not {unknown[0]!r}")
+            raise ValueError(f"{self.name} must be {some} of {', '.join(self.choices)}, not {unknown[0]!r}")
         if len(set(terms)) < len(terms):
-            raise ValueError(f"{self.name} has one of its terms twice")
+            raise ValueError(f"{self.name} contains a term twice")
         return "+".join(sorted(terms, key=self.choices.index))
 
     @property
@@ -98,11 +100,11 @@ class Setting:
         return "a finite number"
 
 
-CLASSES: dict[str, Any] = {}  # by place; filled by an exported model, whose modules have other names
+CLASSES: dict[str, Any] = {}  # classes by place; filled by an exported model, whose modules have other names
 
 
 def find_class(place: str) -> Any:
-    """Return the class at a place, such as ``"package.module:Class"``, and import its module."""
+    """Import and return the class at a place such as ``"package.module:Class"``."""
     if place in CLASSES:
         return CLASSES[place]
     return pkgutil.resolve_name(place)
@@ -110,27 +112,33 @@ def find_class(place: str) -> Any:
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """Row of the table: an attention variant.
+    """An attention variant: one row of the table.
+
+    The functions among the attributes take the values of all settings by name, including defaults.
 
     Attributes:
-        choice: one of CHOICES; rows of the same choice exclude each other.
-        source: the paper's name of it, and the paper.
-        module: ``"file:Class"`` in ``modules/sublayers/attention_variants``, an
+        choice: The choice that the variant makes, one of CHOICES. Rows of the same choice exclude each other.
+        source: The name of the variant in its paper, and the paper.
+        module: The class of the variant, as ``"file:Class"`` in ``modules/sublayers/attention_variants``; a
             :class:`~lazyformer_fairseq.modules.sublayers.attention_variants.interface.VariantModule`.
-        settings: the first one switches it on; the others mean nothing without it. Rows may share those.
-        why_not_causal, why_not_encoder: why causal models, or encoders, cannot have it; empty if they can.
-        why_keys_stay: all settings by name -> why a ``k`` cannot read its keys and values, or "".
-        why_no_memory: all settings by name -> why a causal model with it can have no memory, or "".
-        why_no_segments: why a causal model with it carries no memory from one segment to the next, though it may attend
-            to one of the whole text; empty if it may.
-        excludes: names of first settings of other rows, or choices, that it cannot stand with, with the reason.
-        refuses: what a network may put into all scores and it cannot stand with, "bias" or "mask", with the reason and
-            the remedy.
-        projects: all settings by name -> which of :data:`QUERIES` and :data:`KEYS` the ``s`` projects.
-        has_probabilities: whether its distribution is one over the tokens alone, as a search mixes them.
-        has_own_scores: whether each ``s`` learns what it adds to scores, or how they become weights.
-        check: (all settings by name, whether for a causal model or None) -> for each mistake the name of a setting, and
-            what is wrong with it beside the others.
+        settings: The settings of the variant. The first one switches it on, and the others are only valid with it.
+            Several rows may share settings other than their first.
+        why_not_causal, why_not_encoder: The reason why causal models, or encoders, do not support the variant; empty if
+            they do.
+        why_no_memory: A function that returns why a causal model with this variant cannot have a memory, or "".
+        why_no_segments: The reason why a causal model with this variant cannot carry its memory from one segment to the
+            next, although it can remember a text from its start; empty if it can.
+        excludes: The reasons why the variant cannot be combined with others, by the first setting of the other row or
+            by its choice.
+        refuses: The reasons why the variant does not support what a network adds to all scores, "bias" or "mask", each
+            with a remedy.
+        projects: A function that returns which of :data:`QUERIES` and :data:`KEYS` the ``s`` projects.
+        has_probabilities: Whether the attention weights are a distribution over the tokens alone, which a search
+            requires to mix them.
+        has_own_scores: Whether each ``s`` learns something that it adds to its scores, or how they become weights.
+        why_keys_stay: A function that returns why a ``k`` cannot read the keys and values of the ``s``, or "".
+        check: A function that also takes whether the model is causal (None if unknown), and returns the name of a
+            setting and what is wrong with it for each conflict among the settings.
     """
 
     choice: str
@@ -150,96 +158,96 @@ class AttentionVariant:
     check: Callable[[Mapping[str, Value], Optional[bool]], Checks] = lambda *_: ()
 
     def __reduce__(self) -> tuple[Callable[[str], "AttentionVariant"], tuple[str]]:
-        """Copy and pickle a row as its name."""
+        """Copy and pickle the row as its name."""
         return row_of_name, (self.name,)
 
     @property
     def name(self) -> str:
-        """Name of the setting that switches it on."""
+        """The name of the setting that switches the variant on."""
         return self.settings[0].name
 
     def load(self) -> Any:
-        """Its class; imports torch."""
+        """Import and return the class of the variant; this imports torch."""
         return find_class(self.place)
 
     @property
     def place(self) -> str:
-        """The place of its class; see :func:`find_class`."""
+        """The place of the variant's class, for :func:`find_class`."""
         return f"lazyformer_fairseq.modules.sublayers.attention_variants.{self.module}"
 
 
-GIVEN = "given"  # global tokens that the caller marks
-_DILATED_HEADS = Setting("dilated_heads", 2, "how many heads, the last ones, have gaps", "heads", low=1)
+GIVEN = "given"  # the caller marks the global tokens
+_DILATED_HEADS = Setting("dilated_heads", 2, "number of heads with gaps; these are the last heads", "heads", low=1)
 
 
 def _check_window(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
     if values["dilation"] == 1 and values["dilated_heads"] != _DILATED_HEADS.default:
         yield "dilated_heads", "dilated_heads needs gaps, as in s[window=...,dilation=2,dilated_heads=...]"
     if causal and values["global"] == GIVEN:
-        yield "global", "global=given is for encoders: a causal model reads streams, of which nobody gives positions"
+        yield "global", "global=given is for encoders: causal models read streams, in which no caller marks tokens"
     for other, why in _NOT_WITH_GLOBAL.items():
         if values["global"] and values.get(other):
-            yield "global", f"global cannot stand with {other}: {why}"
+            yield "global", f"global cannot be combined with {other}: {why}"
 
 
 def _why_no_memory_before_global_tokens(values: Mapping[str, Value]) -> str:
     if values["global"]:
-        return "global tokens are the first of their segment, and a memory stands before it"
+        return "global tokens are the first tokens of their segment, and a memory would precede them"
     return ""
 
 
 _NOT_WITH_GLOBAL = {
-    "synthesizer": "the queries and keys of global tokens are compared, its scores are not",
-    "persistent": "global tokens have keys and values of their own, and nothing says which of the vectors are theirs",
+    "synthesizer": "global tokens compute their scores from queries and keys, not by a synthesizer",
+    "persistent": "global tokens have their own keys and values, and it is undefined which of the vectors they see",
 }
-# What both patterns of the Sparse Transformer have.
+# Settings that both patterns of the Sparse Transformer share.
 _PART = Setting(
     "part",
     "both",
-    "keys near the query, those that summarise all, or both",
+    "which keys a query sees: those nearby (local), those that summarise the text (summary), or both",
     choices=("both", "local", "summary"),
 )
 _HEADS = Setting(
     "heads",
     "merged",
-    "split: local for the first half of the heads, summary for the others",
+    "merged: each head sees both parts; split: the first half of the heads sees local, the others see summary",
     choices=("merged", "split"),
 )
 
 
 def _check_parts(values: Mapping[str, Value], _causal: Optional[bool] = None) -> Checks:
     if values["heads"] == "split" and values["part"] != "both":
-        yield "heads", f"heads=split gives each part heads of its own, but part={values['part']} leaves one part"
+        yield "heads", f"heads=split gives each part its own heads, but part={values['part']} leaves only one part"
 
 
 def _check_fixed(values: Mapping[str, Any], _causal: Optional[bool]) -> Checks:
     if values["part"] == "local" and values["summary"] != _SUMMARY.default:
-        yield "summary", "part=local sees no summaries"
+        yield "summary", "summary has no effect, because part=local sees no summaries"
     block = values["fixed"]
     summary = values["summary"]
     if values["part"] != "local" and summary > block and summary != _SUMMARY.default:
-        yield "summary", f"a block of {block} has no last {summary} positions: give summary={block} or less"
+        yield "summary", f"a block of {block} positions has no last {summary} positions: use summary={block} or less"
     yield from _check_parts(values)
 
 
-_SUMMARY = Setting("summary", 8, "positions at the end of each block that all queries see", "tokens", low=1)
-_LENGTH = Setting("length", 512, "longest input of a causal model", "tokens", low=1)
+_SUMMARY = Setting("summary", 8, "number of positions at the end of each block that all queries see", "tokens", low=1)
+_LENGTH = Setting("length", 512, "length of the longest input of a causal model", "tokens", low=1)
 
 
 def _check_synthesizer(values: Mapping[str, Any], causal: Optional[bool]) -> Checks:
     terms = values["synthesizer"].split("+")
     if terms == ["dot"]:
-        yield "synthesizer", "dot alone is what an s computes without settings: leave it out, or add a term"
+        yield "synthesizer", "dot alone is what an s computes without settings: remove the setting, or add a term"
     if values["rank"] != 8 and "factorised_random" not in terms:
-        yield "rank", "rank is of factorised_random, which synthesizer does not name"
+        yield "rank", "rank applies to factorised_random, which this synthesizer does not contain"
     if causal is False and values["length"] != _LENGTH.default:
-        yield "length", "length is for causal models; an encoder's longest input is its --max-positions"
+        yield "length", "length is for causal models; --max-positions sets the longest input of an encoder"
     if "dot" not in terms and values.get("persistent"):
         yield "persistent", "persistent vectors are compared with queries: add dot to the synthesizer"
     if values.get("qk_norm") and "dot" not in terms:
-        yield "qk_norm", "qk_norm is for queries that meet keys: take a synthesizer with dot"
+        yield "qk_norm", "qk_norm applies to products of queries and keys: use a synthesizer with dot"
     if values.get("rope") and ("dot" not in terms or {"dense", "factorised_dense"} & {*terms}):
-        yield "rope", "rope turns queries and keys for their products: take a synthesizer with dot, and none of dense"
+        yield "rope", "rope applies to products of queries and keys: use a synthesizer with dot and no dense term"
 
 
 def _projected_beside_synthesizer(values: Mapping[str, Any]) -> frozenset[str]:
@@ -253,7 +261,7 @@ def _projected_beside_synthesizer(values: Mapping[str, Any]) -> frozenset[str]:
 
 def _check_buckets(values: Mapping[str, Value], _causal: Optional[bool]) -> Checks:
     if values["buckets"] % 2:
-        yield "buckets", f"buckets must be even, as half of them are opposites, not {values['buckets']}"
+        yield "buckets", f"buckets must be even, not {values['buckets']}: half of them are opposites of the others"
 
 
 ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
@@ -262,21 +270,21 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         source="Longformer: Beltagy et al., 2020, section 3.1",
         module="global_tokens:WindowWithGlobalTokens",
         settings=(
-            Setting("window", 0, "keys to either side; in causal models to the left", "tokens", low=1),
-            Setting("dilation", 1, "from each key of the window to the next; 1 for no gaps", "tokens", low=1),
+            Setting("window", 0, "keys on either side of a query; in causal models on the left", "tokens", low=1),
+            Setting("dilation", 1, "distance between the keys of the window; 1 for no gaps", "tokens", low=1),
             _DILATED_HEADS,
             Setting(
                 "global",
                 0,
-                "first tokens that see and are seen by all, with projections of their own; given: those that the "
-                "caller marks",
+                "number of tokens at the start that see all and are seen by all, with their own projections; given: "
+                "the tokens that the caller marks",
                 "tokens",
                 low=1,
                 choices=(GIVEN,),
             ),
         ),
         why_no_memory=_why_no_memory_before_global_tokens,
-        why_keys_stay=lambda values: "its global tokens have keys and values of their own" if values["global"] else "",
+        why_keys_stay=lambda values: "its global tokens have their own keys and values" if values["global"] else "",
         check=_check_window,
     ),
     AttentionVariant(
@@ -287,7 +295,7 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting(
                 "strided",
                 0,
-                "keys to either side, and the step from each further key to the next",
+                "keys on either side of a query, and the distance between keys further away",
                 "tokens",
                 low=1,
             ),
@@ -300,8 +308,8 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         choice=MASK,
         source="Sparse Transformer, fixed: Child et al., 2019, section 4.3",
         module="sparse:Fixed",
-        settings=(Setting("fixed", 0, "positions of a block", "tokens", low=1), _SUMMARY, _PART, _HEADS),
-        refuses={"mask": "blocks and their summaries are seen however far back they are: leave --same-length out"},
+        settings=(Setting("fixed", 0, "length of a block", "tokens", low=1), _SUMMARY, _PART, _HEADS),
+        refuses={"mask": "queries see blocks and summaries at any distance: remove --same-length"},
         check=_check_fixed,
     ),
     AttentionVariant(
@@ -309,22 +317,22 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         source="Linformer: Wang et al., 2020, section 4",
         module="linformer:Linformer",
         settings=(
-            Setting("linformer", 0, "keys and values that all positions are projected to", "positions", low=1),
+            Setting("linformer", 0, "length to which keys and values are projected", "positions", low=1),
             Setting(
                 "share",
                 "heads",
-                "projections that are one: none; those of all heads; of keys and values too; of all layers too",
+                "shared projections: none; those of all heads; also of keys and values; also of all layers",
                 choices=("none", "heads", "kv", "layers"),
             ),
         ),
-        why_not_causal="each of its keys mixes all positions, those in the future too",
+        why_not_causal="each of its keys mixes all positions, including those in the future",
         excludes=dict.fromkeys(
             (SCORES, MASK, POSITIONS),
-            "its keys mix all positions, so none has a place of its own among the tokens",
+            "each of its keys mixes all positions, so no key has a position",
         ),
         refuses={
-            "bias": "its keys mix all positions and have no distance to a query, which T5's bias needs; "
-            "give --relative-position-buckets 0"
+            "bias": "each of its keys mixes all positions and has no distance to a query, which T5's bias needs: "
+            "use --relative-position-buckets 0"
         },
     ),
     AttentionVariant(
@@ -335,18 +343,18 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting(
                 "synthesizer",
                 "",
-                "a sum of what makes scores; several are mixed by learned weights",
+                "sources of the scores, joined by +; learned weights mix them",
                 choices=("dense", "random", "fixed", "factorised_dense", "factorised_random", "dot"),
                 is_sum=True,
             ),
-            Setting("rank", 8, "columns of the two factors of factorised_random", "columns", low=1),
+            Setting("rank", 8, "number of columns of the two factors of factorised_random", "columns", low=1),
             _LENGTH,
         ),
-        why_no_memory=lambda _: "a synthesizer has scores for the positions of one segment alone",
-        why_keys_stay=lambda _: "its scores are made for its own input, and a k has others",
+        why_no_memory=lambda _: "a synthesizer only has scores for the positions of one segment",
+        why_keys_stay=lambda _: "its scores are made for its own input, and a k has another input",
         projects=_projected_beside_synthesizer,
         has_own_scores=True,
-        excludes={"buckets": "hashing needs queries that are keys"},
+        excludes={"buckets": "hashing needs keys that are queries"},
         check=_check_synthesizer,
     ),
     AttentionVariant(
@@ -354,9 +362,9 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         source="adaptive span: Sukhbaatar et al., 2019a, section 2.2",
         module="span:Span",
         settings=(
-            Setting("span", 0, "the longest that a head may learn, its own position included", "tokens", low=1),
-            Setting("ramp", 32, "over which a head's weights fall from 1 to 0", "tokens", low=1),
-            Setting("span_loss", 2e-6, "loss, a predicted token, of each token of the mean span", "nats", low=0),
+            Setting("span", 0, "longest span a head can learn, including the query's position", "tokens", low=1),
+            Setting("ramp", 32, "distance over which the weights of a head fall from 1 to 0", "tokens", low=1),
+            Setting("span_loss", 2e-6, "loss per predicted token and per token of the mean span", "nats", low=0),
         ),
         has_own_scores=True,
     ),
@@ -364,7 +372,7 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         choice=MEMORY,
         source="all-attention: Sukhbaatar et al., 2019b, section 4",
         module="persistent:Persistent",
-        settings=(Setting("persistent", 0, "learned keys and values of each head", "vectors", low=1),),
+        settings=(Setting("persistent", 0, "number of learned keys and values per head", "vectors", low=1),),
         has_probabilities=False,
     ),
     AttentionVariant(
@@ -375,7 +383,7 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting(
                 "entmax",
                 0.0,
-                "from 1.01 (near softmax) to 2 (sparsemax); learned: one for each head",
+                "alpha, from 1.01 (close to softmax) to 2 (sparsemax); learned: one per head",
                 "alpha",
                 low=1.01,
                 high=2,
@@ -389,23 +397,23 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         source="Reformer: Kitaev et al., 2020, section 2",
         module="reformer:Reformer",
         settings=(
-            Setting("buckets", 0, "different hashes, an even number: half are opposites", "buckets", low=2),
-            Setting("rounds", 1, "of hashing; a query sees what any of them shows it", "rounds", low=1),
-            Setting("chunk", 64, "of the sorted positions; a query meets its own and its neighbours", "tokens", low=1),
+            Setting("buckets", 0, "number of different hashes; half are opposites of the others", "buckets", low=2),
+            Setting("rounds", 1, "rounds of hashing; a query sees the keys found in any round", "rounds", low=1),
+            Setting("chunk", 64, "chunk of sorted positions; queries see their own and adjacent ones", "tokens", low=1),
         ),
-        why_not_causal="its chunks are cut from a sort of all positions, those in the future too",
+        why_not_causal="its chunks are cut from a sort of all positions, including those in the future",
         excludes={
-            "synthesizer": "it hashes queries and keys, and compares those that hash alike",
+            "synthesizer": "it hashes queries and keys, and compares those with the same hash",
             "linformer": "it hashes the keys of tokens",
-            "persistent": "vectors are no tokens, and so have no hash",
-            "entmax": "rounds are joined as parts of one softmax",
-            "qk_norm": "its queries are its keys, which it scales to one length itself",
+            "persistent": "persistent vectors are not tokens, so they have no hash",
+            "entmax": "the rounds are combined as parts of one softmax",
+            "qk_norm": "its queries are its keys, which it already normalises",
         },
         refuses={
-            "bias": "it finds keys by what they contain, wherever they are, and T5's bias would come too late: "
-            "give --relative-position-buckets 0"
+            "bias": "it finds keys by their content, wherever they are, before T5's bias could favour any: "
+            "use --relative-position-buckets 0"
         },
-        why_keys_stay=lambda _: "they are its queries too",
+        why_keys_stay=lambda _: "they are its queries, too",
         projects=lambda _: frozenset({KEYS}),
         has_probabilities=False,
         check=_check_buckets,
@@ -414,24 +422,24 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         choice=VECTORS,
         source="ViT-22B: Dehghani et al., 2023, section 2",
         module="qk_norm:QKNorm",
-        settings=(Setting("qk_norm", False, "RMSNorm of each head's queries and keys, with learned gains"),),
+        settings=(Setting("qk_norm", False, "RMSNorm of the queries and keys of each head, with learned gains"),),
     ),
     AttentionVariant(
         choice=POSITIONS,
         source="RoFormer: Su et al., 2021, section 3.2",
         module="rope:Rope",
-        settings=(Setting("rope", 0, "of rotary positions; 10000 is usual", "base", low=2),),
+        settings=(Setting("rope", 0, "base of rotary positions; 10000 is usual", "base", low=2),),
     ),
     AttentionVariant(
         choice=POSITIONS,
         source="GPT: Radford et al., 2018, section 4.1",
         module="absolute:Absolute",
         settings=(
-            Setting("positions", "", "absolute: learned, of `length` places, at the embedding", choices=("absolute",)),
+            Setting("positions", "", "absolute: an embedding of `length` learned positions", choices=("absolute",)),
             _LENGTH,
         ),
-        why_not_encoder="an encoder has learned positions already, unless --no-token-positional-embeddings",
-        why_no_segments="absolute positions count from where a text starts",
+        why_not_encoder="an encoder has learned positions already, unless it has --no-token-positional-embeddings",
+        why_no_segments="absolute positions are counted from the start of a text",
     ),
 )
 
@@ -439,26 +447,26 @@ SETTINGS = tuple(dict.fromkeys(setting for row in ATTENTION_VARIANTS for setting
 
 
 def row_of_name(name: str) -> AttentionVariant:
-    """Return the row that the setting `name` switches on."""
+    """Return the row whose first setting is `name`."""
     return next(row for row in ATTENTION_VARIANTS if row.name == name)
 
 
 def chosen_variants(values: Mapping[str, Value]) -> list[AttentionVariant]:
-    """Return the rows that these settings of an ``s`` switch on, in the table's order."""
+    """Return the rows that these settings of an ``s`` switch on, in the order of the table."""
     return [row for row in ATTENTION_VARIANTS if values.get(row.name)]
 
 
 def with_defaults(given: tuple[tuple[str, Value], ...]) -> dict[str, Value]:
-    """Return all settings by name, from those that differ from the default."""
+    """Return the values of all settings by name: the given ones, and defaults for the others."""
     return {setting.name: setting.default for setting in SETTINGS} | dict(given)
 
 
 def check(values: Mapping[str, Value], causal: Optional[bool] = None) -> Optional[tuple[str, str]]:
-    """Return (name of a setting, why) if the settings of an ``s`` conflict, else None.
+    """Return the name of a setting and why it is wrong if the settings of an ``s`` conflict, else None.
 
     Args:
-        values: defaults included.
-        causal: for causal models, for encoders, or None for either.
+        values: The values of all settings by name, including defaults.
+        causal: Whether the model is causal. None checks only what holds for both encoders and causal models.
     """
     chosen = chosen_variants(values)
     for setting in SETTINGS:
@@ -482,31 +490,31 @@ def _conflicts(
         for other in chosen:
             why = row.excludes.get(other.name) or row.excludes.get(other.choice)
             if why and other is not row:
-                yield other.name, f"{other.name} cannot stand with {row.name}: {why}"
+                yield other.name, f"{other.name} cannot be combined with {row.name}: {why}"
         for other in chosen[:number]:
             if other.choice == row.choice:
-                yield row.name, f"{other.name} and {row.name} are both a choice of {row.choice}: take one of them"
+                yield row.name, f"{other.name} and {row.name} both determine the {row.choice}: use only one of them"
         yield from row.check(values, causal)
 
 
 def why_keys_stay(values: Mapping[str, Value]) -> str:
-    """Return why a ``k`` cannot read keys and values of an ``s`` with these settings; "" if it can."""
+    """Return why a ``k`` cannot read the keys and values of an ``s`` with these settings; "" if it can."""
     for row in chosen_variants(values):
         if why := row.why_keys_stay(values):
-            return f"{row.name} keeps its keys and values for itself: {why}"
+            return f"{row.name} does not share its keys and values: {why}"
     return ""
 
 
 def why_no_memory(values: Mapping[str, Value]) -> str:
-    """Return why a causal model's ``s`` with these settings can attend to no memory; "" if it can."""
+    """Return why an ``s`` with these settings cannot attend to the memory of a causal model; "" if it can."""
     return next(filter(None, (row.why_no_memory(values) for row in chosen_variants(values))), "")
 
 
 def projected(values: Mapping[str, Value]) -> frozenset[str]:
-    """Return which of :data:`QUERIES` and :data:`KEYS` an ``s`` of these settings projects."""
+    """Return which of :data:`QUERIES` and :data:`KEYS` an ``s`` with these settings projects."""
     return frozenset({QUERIES, KEYS}).intersection(*(row.projects(values) for row in chosen_variants(values)))
 
 
 def has_positions(values: Mapping[str, Value]) -> bool:
-    """Return whether the scores of an ``s`` of these settings depend on places by themselves."""
+    """Return whether these settings of an ``s`` make its scores depend on positions."""
     return any(row.choice == POSITIONS for row in chosen_variants(values))

@@ -1,10 +1,11 @@
-"""The pattern language: a string of sublayers is the architecture.
+"""The pattern language, in which a string of sublayers defines an architecture.
 
-Each letter is one residual sublayer, the lowest first; :mod:`~lazyformer_fairseq.patterns.kinds` has the table of
-letters. Settings follow a letter in square brackets: ``m[width=3]``. Groups repeat with ``x``: ``(sff)x5 (f)x9``
-is PAR BERT (PAR Transformer, Table 4). ``Mb`` is LazyFormer's lazy block of b layers (section 3.1), ``sf`` followed by
-b - 1 times ``lf``: ``M2x6`` is ``(sflf)x6``, ``M5M3M2M2`` four blocks. Spaces mean nothing. This module needs no torch:
-a pattern can be parsed, searched and counted anywhere.
+Each letter stands for one residual sublayer, from the lowest to the highest; :mod:`~lazyformer_fairseq.patterns.kinds`
+has the table of letters. Settings may follow a letter in square brackets, as in ``m[width=3]``. ``x`` repeats a letter
+or a group: ``(sff)x5 (f)x9`` is PAR BERT (PAR Transformer, Table 4). ``Mb`` is LazyFormer's lazy block of b layers
+(section 3.1), that is, ``sf`` followed by b - 1 times ``lf``: ``M2x6`` is ``(sflf)x6``, and ``M5M3M2M2`` has four
+blocks. Whitespace is ignored. The module does not import torch, so patterns can be parsed, searched and counted
+anywhere.
 """
 
 import re
@@ -25,9 +26,9 @@ from lazyformer_fairseq.patterns.kinds import (
     lazy_block,
 )
 
-# Far above any model that trains: these limits keep "((((s)x999)x999)x999)x999" and "((((((..." from filling memory and
-# stack.
-LINE = 100  # characters of a pattern in an error
+LINE = 100  # the number of characters of a pattern that an error shows
+# Both limits are far above any model that trains. They keep "((((s)x999)x999)x999)x999" from filling the memory and
+# "((((((..." from overflowing the stack.
 MAX_SUBLAYERS = 2_000
 MAX_DEPTH = 100
 DIGITS = re.compile("[0-9]*")
@@ -38,9 +39,11 @@ class PlannedSublayer:
     """One sublayer of a plan.
 
     Attributes:
-        settings: the given ones that differ from the default, in the row's order.
-        consumers: for each sublayer above that reads from this one, what it reads.
-        producer: the sublayer below that this one reads from; None if it reads nothing, or the plan does not say.
+        kind: The row of the table of kinds.
+        settings: The settings that differ from their defaults, as (name, value) in the order of the kind's table.
+        consumers: For each higher sublayer that reads from this one, the output that it reads, such as DISTRIBUTION.
+        producer: The lower sublayer that this one reads from. None if it reads from no sublayer, or if the plan has not
+            been connected yet.
     """
 
     kind: Kind
@@ -50,19 +53,19 @@ class PlannedSublayer:
 
     @property
     def values(self) -> dict[str, Any]:
-        """All settings by name, defaults included."""
+        """The values of all settings by name, including defaults."""
         return {setting.name: setting.default for setting in self.kind.settings} | dict(self.settings)
 
     @property
     def shaper(self) -> "PlannedSublayer":
-        """The sublayer whose settings shape its scores: the one whose keys it reads, else itself."""
+        """The sublayer whose settings determine the scores: the producer if it provides the keys, else this one."""
         if self.kind.reads == KEYS_AND_VALUES and self.producer:
             return self.producer
         return self
 
     @property
     def text(self) -> str:
-        """The sublayer as written in a pattern, such as ``m[width=3]``."""
+        """The sublayer as it is written in a pattern, such as ``m[width=3]``."""
         if not self.settings:
             return self.kind.letter
         inner = ",".join(name if value is True else f"{name}={value}" for name, value in self.settings)
@@ -70,10 +73,10 @@ class PlannedSublayer:
 
 
 def expand(pattern: str) -> str:
-    """Write a pattern out sublayer by sublayer: ``expand("M2x2 (f)x3")`` is ``"sflfsflffff"``.
+    """Write out a pattern sublayer by sublayer: ``expand("M2x2 (f)x3")`` is ``"sflfsflffff"``.
 
     Raises:
-        UserError: as :func:`plan` does.
+        UserError: The pattern is invalid; see :func:`plan`.
     """
     return "".join(sublayer.text for sublayer in plan(pattern))
 
@@ -82,13 +85,14 @@ def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer
     """Turn a pattern into the sublayers to build, lowest first.
 
     Args:
-        pattern: a string of sublayers.
-        direction: ENCODER or CAUSAL: refuses sublayer types that are not for it.
+        pattern: A string of sublayers.
+        direction: ENCODER or CAUSAL, to reject kinds and settings that such models do not support. None accepts those
+            of both.
 
     Raises:
-        UserError: naming the character, for an unknown letter or setting, a value out of bounds, an unbalanced or empty
-            bracket, a repeat without a number or of zero, a kind that has nothing below that it could read or is not
-            for this direction, and a pattern that is empty or too long.
+        UserError: The pattern is empty or has too many sublayers, contains an unknown letter or setting, a value out of
+            bounds, settings that conflict, unbalanced or empty brackets, or a repeat count that is missing or zero, or
+            a sublayer lacks a producer or does not support `direction`. The message points to the character.
     """
     parser = _Parser(pattern)
     elements, end = parser.sequence(0)
@@ -115,7 +119,7 @@ def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer
 
 
 def is_possible(pattern: str, direction: str) -> bool:
-    """Return whether :func:`plan` has no objection."""
+    """Return whether :func:`plan` accepts the pattern."""
     try:
         return bool(plan(pattern, direction))
     except UserError:
@@ -123,13 +127,13 @@ def is_possible(pattern: str, direction: str) -> bool:
 
 
 def count_kinds(pattern: str) -> dict[str, int]:
-    """Return the number of sublayers of each type, by letter; identity is no sublayer and does not count."""
+    """Return the number of sublayers of each kind, by letter; identities are not counted."""
     found = [planned.kind for planned in plan(pattern)]
     return {kind.letter: found.count(kind) for kind in kinds() if not kind.is_identity}
 
 
 def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]:
-    """Connect each reading sublayer to the nearest one below that hands on what it reads."""
+    """Connect each sublayer to its producer: the nearest sublayer below that hands on what it reads."""
     connected = list(sublayers)
     consumers: list[list[str]] = [[] for _ in sublayers]
     for index, (sublayer, producer) in enumerate(zip(sublayers, places_read(sublayers), strict=True)):
@@ -142,7 +146,7 @@ def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]
 
 
 def places_read(sublayers: Sequence[PlannedSublayer]) -> tuple[Optional[int], ...]:
-    """Return for each sublayer the place of the one that it reads from; None where it reads nothing."""
+    """Return the index of each sublayer's producer; None for a sublayer that reads from no other."""
     newest: dict[str, int] = {}
     places = []
     for index, sublayer in enumerate(sublayers):
@@ -152,15 +156,15 @@ def places_read(sublayers: Sequence[PlannedSublayer]) -> tuple[Optional[int], ..
 
 
 def split_sublayers(expanded: str) -> list[str]:
-    """Split a written-out pattern into its sublayers: ``"sm[width=3]-f"`` as s, m[width=3], - and f."""
+    """Split an expanded pattern into its sublayers: ``"sm[width=3]-f"`` into s, m[width=3], - and f."""
     return re.findall(r"[^\s\[\]](?:\[[^\]]*\])?", expanded)
 
 
 def read_sublayer(text: str) -> PlannedSublayer:
-    """Return one sublayer by letter or name, with settings or without: ``s``, ``m[width=3]``, ``identity``.
+    """Return the sublayer that a text describes by letter or name: ``s``, ``m[width=3]`` or ``identity``.
 
     Raises:
-        UserError: it is none.
+        UserError: The text does not describe a single sublayer.
     """
     kind = find_kind(text)
     if kind is not None:
@@ -171,23 +175,26 @@ def read_sublayer(text: str) -> PlannedSublayer:
         sublayer, end = parser.sublayer(0)
         if end == len(text):
             return sublayer
-    raise UserError(f"{text!r} is no sublayer: use {describe_letters()}, with settings in brackets where it has some")
+    raise UserError(f"{text!r} is not a sublayer: use {describe_letters()}, followed by settings in brackets if any")
 
 
 def producers(what: str) -> str:
-    """Return the letters of the sublayer types that hand `what` on."""
+    """Return the letters of the kinds that hand on `what`, joined by "or"."""
     return " or ".join(kind.letter for kind in kinds() if what in kind.hands_on)
 
 
 class Element(NamedTuple):
-    """A sublayer and where in the pattern it stands."""
+    """A sublayer and its position in the pattern."""
 
     sublayer: PlannedSublayer
     position: int
 
 
 class _Parser:
-    """Recursive descent over one pattern; every method takes a position and returns (what it read, next position)."""
+    """A recursive-descent parser of one pattern.
+
+    Its methods that read take the position at which to start, and return what they read and the position after it.
+    """
 
     def __init__(self, pattern: str):
         self.pattern = pattern
@@ -199,9 +206,10 @@ class _Parser:
         opened_at: Optional[int] = None,
         below: frozenset[str] = frozenset(),
     ) -> tuple[list[Element], int]:
-        """Read units up to the end, or up to the bracket that closes the one opened at `opened_at`.
+        """Read units up to the end of the pattern, or to the bracket that closes the one at `opened_at`.
 
-        `below` is what sublayers under this sequence hand on; with it we check that every consumer has a producer.
+        `below` names what the sublayers below this sequence hand on. It serves to check that every consumer has a
+        producer.
         """
         elements: list[Element] = []
         position = start
@@ -211,9 +219,9 @@ class _Parser:
                 position += 1
             elif character == ")":
                 if opened_at is None:
-                    self.fail(position, "this bracket closes none")
+                    self.fail(position, "this bracket has no matching opening bracket")
                 if not elements:
-                    self.fail(opened_at, "these brackets hold nothing")
+                    self.fail(opened_at, "these brackets are empty")
                 return elements, position + 1
             else:
                 unit, end = self.unit(position, below)
@@ -227,7 +235,7 @@ class _Parser:
         return elements, position
 
     def unit(self, position: int, below: frozenset[str]) -> tuple[list[Element], int]:
-        """Read one sublayer, one bracketed group or one lazy block ``Mb``."""
+        """Read one sublayer, one group in brackets or one lazy block ``Mb``."""
         character = self.pattern[position]
         if character == "(":
             self.depth += 1
@@ -247,11 +255,14 @@ class _Parser:
         return [Element(sublayer, position)], end
 
     def sublayer(self, position: int) -> tuple[PlannedSublayer, int]:
-        """Read a letter and the settings in square brackets behind it."""
+        """Read a letter and the settings in square brackets that may follow it."""
         letter = self.pattern[position]
         kind = find_kind(letter)
         if kind is None or kind.letter != letter:
-            self.fail(position, f"unknown letter {letter!r}: use {describe_letters()}, or install its package")
+            self.fail(
+                position,
+                f"unknown letter {letter!r}: use {describe_letters()}, or install the package that registers it",
+            )
         end = position + 1
         if self.pattern[end : end + 1] != "[":
             return PlannedSublayer(kind), end
@@ -262,7 +273,7 @@ class _Parser:
         return sublayer, end
 
     def check(self, sublayer: PlannedSublayer, position: int, causal: Optional[bool] = None) -> None:
-        """Refuse settings that conflict; the caret stands under one of them."""
+        """Reject settings that conflict; the caret of the error points to one of them."""
         wrong = sublayer.settings and sublayer.kind.check and sublayer.kind.check(sublayer.values, causal)
         if wrong:
             name, why = wrong
@@ -270,7 +281,7 @@ class _Parser:
             self.fail(position if found is None else found.start(1), why)
 
     def settings(self, kind: Kind, opened_at: int) -> tuple[dict[str, Value], int]:
-        """Read ``[name=value, ...]``; keep the values that differ from the default."""
+        """Read ``[name=value, ...]`` and return the values that differ from their defaults."""
         closed_at = self.pattern.find("]", opened_at)
         if closed_at < 0:
             self.fail(opened_at, "this bracket is never closed")
@@ -280,14 +291,14 @@ class _Parser:
             at = start + len(part) - len(part.lstrip())
             name, value = self.setting(kind, part, at)
             if name in found:
-                self.fail(at, f"{name} is there twice")
+                self.fail(at, f"{name} is given twice")
             found[name] = value
             start += len(part) + 1
         defaults = {setting.name: setting.default for setting in kind.settings}
         return {name: value for name, value in found.items() if value != defaults[name]}, closed_at + 1
 
     def setting(self, kind: Kind, text: str, at: int) -> tuple[str, Value]:
-        """Read one ``name=value``, or the ``name`` of a switch, which begins at `at`."""
+        """Read one ``name=value``, or the ``name`` of a switch, that begins at position `at`."""
         name, equals, value = (part.strip() for part in text.partition("="))
         known = [setting.name for setting in kind.settings]
         setting = kind.setting(name)
@@ -296,7 +307,7 @@ class _Parser:
             if near:
                 hint = f"did you mean {near[0]}?"
             else:
-                hint = f"it has {', '.join(known) or 'none'}"
+                hint = f"it has {', '.join(known) or 'no settings'}"
             self.fail(at, f"{kind.name} ({kind.letter}) has no setting {name!r}; {hint}")
         if setting.default is False:
             if equals:
@@ -325,11 +336,11 @@ class _Parser:
             self.fail(position, f"this makes more than {MAX_SUBLAYERS} sublayers")
         value = int(digits)
         if value == 0:
-            self.fail(position, "a repeat or block of zero builds nothing; use 1 or more")
+            self.fail(position, "a repeat count or block size of zero builds nothing; use 1 or more")
         return min(value, MAX_SUBLAYERS + 1), position + len(digits)
 
     def fail(self, position: int, why: str) -> NoReturn:
-        """Raise an error that shows the place in the pattern; of a long pattern, a line around it."""
+        """Raise an error that points to a position; only a line around it is shown if the pattern is long."""
         if len(self.pattern) <= LINE:
             first = 0
         else:

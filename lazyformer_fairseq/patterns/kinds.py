@@ -1,10 +1,12 @@
-"""The table of sublayer types, or kinds: one row for each letter of the pattern language.
+"""The table of kinds of sublayers, with one row per letter of the pattern language.
 
-A kind is a row here and a file in ``modules/sublayers``. Parser, networks, formulas, price lists, searches, reports and
-help texts read the row; the file holds the module and, next to the code they count, the formulas.
-Packages of others add theirs: the modules that their entry points of the group :data:`ENTRY_POINTS` name, or that the
-variable :data:`VARIABLE` does, call :func:`register`, and are imported when the table is first asked.
-``docs/add_a_kind.md`` walks through a new one.
+A kind is a row of this table and a file in ``modules/sublayers``. The parser, the networks, the cost formulas, the
+latency tables, the searches, the reports and the help texts read the row. The file holds the module, and next to it the
+formulas that count its costs.
+
+Other packages can add kinds. They list modules that call :func:`register` as entry points of the group
+:data:`ENTRY_POINTS`, or the user names such modules in the environment variable :data:`VARIABLE`. The modules are
+imported when the table is first read. ``docs/add_a_kind.md`` walks through an example.
 """
 
 import importlib
@@ -23,9 +25,9 @@ from lazyformer_fairseq.patterns.attention_variants import Setting, Value, find_
 # Directions: encoders see the whole input, causal language models see only the past.
 ENCODER = "encoder"
 CAUSAL = "causal"
-# What a sublayer can hand on to those above.
+# Outputs that a sublayer can hand on to higher sublayers.
 DISTRIBUTION = "distribution"
-# The keys and values that it attends to, and all that shapes its scores but the queries.
+# The keys and values, and everything else that determines the scores except the queries.
 KEYS_AND_VALUES = "keys and values"
 # Forms of a convolution's filters.
 DEPTHWISE = "depthwise"
@@ -34,7 +36,7 @@ LIGHTWEIGHT = "lightweight"
 BRC = "brc"
 NBRC = "nbrc"
 MINGRU = "mingru"
-# Norms, of all sublayers of a network.
+# Types of norms; all sublayers of a network have the same one.
 LAYER, RMS = NORMS = "layer", "rms"
 
 ENTRY_POINTS = "lazyformer_fairseq.kinds"
@@ -45,22 +47,25 @@ _RESERVED = "Mx()[],="
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """Row of the table: a sublayer type.
+    """A kind of sublayer: one row of the table.
 
     Attributes:
-        letter: in patterns.
-        name: in tables, pictures and lists of candidates.
-        help: what it computes, one line.
-        source: where it comes from.
-        modules: by direction, the class that computes it (a :class:`~lazyformer_fairseq.modules.sublayers.interface
-            .Sublayer`) as ``"package.module:Class"``, or the class itself. Models of a missing direction refuse it.
-        settings: what may stand in brackets.
-        check: (all values by name, whether for a causal model or None) -> (name of a setting, what is wrong with it
-            beside the others), or None.
-        hands_on: what sublayers above may read, such as DISTRIBUTION.
-        reads: what it takes from the nearest sublayer below that hands it on.
-        check_producer: settings of the sublayer that it reads from -> why it cannot, or "".
-        is_identity: whether it passes its input on unchanged; a found pattern leaves it out.
+        letter: The letter that stands for the kind in patterns.
+        name: The name that tables, pictures and lists of candidates show.
+        help: A one-line description of what the sublayer computes.
+        source: The paper that the kind comes from.
+        modules: The class of the sublayer by direction, a :class:`~lazyformer_fairseq.modules.sublayers.interface
+            .Sublayer`, given as ``"package.module:Class"`` or as the class itself. Models of a direction that is
+            missing here reject the kind.
+        settings: The settings that may follow the letter in brackets.
+        check: A function that checks whether settings conflict. It takes the values of all settings by name and whether
+            the model is causal (None if unknown), and returns the name of a setting with the reason why it conflicts
+            with the others, or None.
+        hands_on: The outputs that higher sublayers may read, such as DISTRIBUTION.
+        reads: The output that the sublayer reads from the nearest sublayer below that hands it on.
+        check_producer: A function that takes the settings of the producer, and returns why a sublayer of this kind
+            cannot read from it, or "".
+        is_identity: Whether the sublayer passes on its input unchanged. Patterns that a search finds leave it out.
     """
 
     letter: str
@@ -76,28 +81,28 @@ class Kind:
     is_identity: bool = False
 
     def __reduce__(self) -> tuple[Callable[[str], "Kind"], tuple[str]]:
-        """Copy and pickle a row as its letter: a plan in another process, or a copy of one, has the table's own row."""
+        """Copy and pickle the row as its letter, so that a copied plan, or one in another process, has the same row."""
         return row_of_letter, (self.letter,)
 
     def setting(self, name: str) -> Optional[Setting]:
-        """Return the setting of this name; None if there is none."""
+        """Return the setting of this name; None if the kind has no such setting."""
         return next((setting for setting in self.settings if setting.name == name), None)
 
     @property
     def computes_scores(self) -> bool:
-        """True if it computes scores of queries and keys, by a back end."""
+        """True if a back end computes scores of queries and keys for the sublayer."""
         return DISTRIBUTION in self.hands_on or self.reads == KEYS_AND_VALUES
 
     @property
     def kept_for_consumers(self) -> tuple[str, ...]:
-        """Outputs kept for consumers alone. Keys and values are there in any case."""
+        """The outputs that are kept only for consumers; keys and values are not, as they exist in any case."""
         return tuple(what for what in self.hands_on if what != KEYS_AND_VALUES)
 
     def module(self, direction: str) -> Any:
-        """Return the class for a direction, which imports torch.
+        """Import and return the class for a direction. Importing the class imports torch.
 
         Raises:
-            UserError: somebody's package does not have it.
+            UserError: The kind belongs to another package, and its class cannot be imported.
         """
         module = self.modules[direction]
         try:
@@ -107,14 +112,16 @@ class Kind:
         except (ImportError, AttributeError, ValueError) as error:
             if str(module).startswith(_SUBLAYERS):
                 raise
-            raise UserError(f"{self.name} ({self.letter}): its class {module}: {_one_line(error)}") from error
+            raise UserError(
+                f"{self.name} ({self.letter}): cannot import its class {module}: {_one_line(error)}"
+            ) from error
 
 
 _SUBLAYERS = "lazyformer_fairseq.modules.sublayers"
 
 
 def _modules(encoder: str, causal: Optional[str] = None) -> dict[str, str]:
-    """Return a row's classes by direction; one for both unless two are given."""
+    """Return the classes of a row by direction; encoders and causal models share one unless `causal` is given."""
     return {ENCODER: f"{_SUBLAYERS}.{encoder}", CAUSAL: f"{_SUBLAYERS}.{causal or encoder}"}
 
 
@@ -125,25 +132,29 @@ def register(kind: Kind) -> Kind:
     """Add a row to the table.
 
     Raises:
-        ValueError: its letter is taken or means something else in a pattern, or its name is taken.
+        ValueError: Another row has this letter or this name, or the letter has another meaning in patterns.
     """
     if len(kind.letter) != 1 or kind.letter in _RESERVED or kind.letter.isspace() or kind.letter.isdigit():
-        raise ValueError(f"a kind's letter cannot be {kind.letter!r}")
+        raise ValueError(
+            f"a kind cannot have the letter {kind.letter!r}: it must be one character that means nothing else in a "
+            "pattern"
+        )
     for other in _TABLE.values():
         if kind.letter == other.letter or kind.name == other.name:
-            raise ValueError(f"{kind.letter} ({kind.name}): there is {other.letter} ({other.name}) already")
+            raise ValueError(f"{kind.letter} ({kind.name}) is taken: {other.letter} ({other.name}) exists already")
     _TABLE[kind.letter] = kind
     return kind
 
 
-_mistakes: Optional[list[UserError]] = None  # in packages of others; None: they have not been imported yet
+_mistakes: Optional[list[UserError]] = None  # errors of other packages' kinds; None before these are imported
 
 
 def kinds() -> tuple[Kind, ...]:
-    """Return all rows, in the table's order, those of other packages last; tables and pictures use the same order.
+    """Return all rows in the order in which tables and pictures show them; those of other packages come last.
 
     Raises:
-        UserError: a package of others cannot be imported, or its row is refused; names the entry point or variable.
+        UserError: A module of another package cannot be imported or registers no valid kind. The message names the
+            entry point or the environment variable that lists it.
     """
     for mistake in _import_others():
         raise mistake
@@ -153,7 +164,7 @@ def kinds() -> tuple[Kind, ...]:
 def _import_others() -> list[UserError]:
     global _mistakes  # noqa: PLW0603 - imported once per process
     if _mistakes is None:
-        _mistakes = []  # what is imported here may ask
+        _mistakes = []  # set first, because the imported modules may call `kinds` themselves
         modules = filter(None, map(str.strip, os.environ.get(VARIABLE, "").split(",")))
         places = {f"{VARIABLE}={module}": module for module in modules}
         for point in metadata.entry_points(group=ENTRY_POINTS):
@@ -171,12 +182,12 @@ def _import_kinds(place: str, module: str) -> Optional[UserError]:
     except Exception as error:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
         if is_missing:
-            remedy = "; install it, or put the folder that holds it on PYTHONPATH"
+            remedy = "; install it, or add the folder that contains it to PYTHONPATH"
         else:
             remedy = ""
         return UserError(f"{place}: {_one_line(error)}{remedy}")
     if is_new and len(_TABLE) == rows:
-        return UserError(f"{place}: {module} registers no kind; docs/add_a_kind.md has an example")
+        return UserError(f"{place}: {module} registers no kind; see docs/add_a_kind.md for an example")
     return None
 
 
@@ -185,28 +196,28 @@ def _one_line(error: Exception) -> str:
 
 
 def find_kind(text: str) -> Optional[Kind]:
-    """Return the row with this letter or name; None if there is none."""
+    """Return the row with this letter or name; None if no row has it."""
     return next((kind for kind in kinds() if text in (kind.letter, kind.name)), None)
 
 
 def row_of_letter(letter: str) -> Kind:
-    """Return the row of a letter that a pickled model names.
+    """Return the row of a letter in a pickled model.
 
     Raises:
-        UserError: there is none; the package that registers it is not installed here.
+        UserError: No row has this letter, because the package that registers it is not installed.
     """
     kind = find_kind(letter)
     if kind is None:
         raise UserError(
-            f"the model has sublayers {letter!r}, a kind that is not registered here: install the package that has it, "
-            f"or name its module in {VARIABLE}"
+            f"the model has sublayers {letter!r}, a kind that is not registered here: install the package that "
+            f"registers it, or name its module in {VARIABLE}"
         )
     return kind
 
 
 def describe_letters() -> str:
-    """Return all letters with their names, for help and messages: ``s (self-attention) or l (lazy attention)``."""
-    _import_others()  # help is there whatever is wrong with them
+    """Return all letters with their names for help and messages, as in ``s (self-attention) or l (lazy attention)``."""
+    _import_others()  # errors are ignored, so that help texts work whatever is wrong with other packages
     *most, last = [f"{kind.letter} ({kind.name})" for kind in _TABLE.values()]
     return f"{', '.join(most)} or {last}"
 
@@ -219,7 +230,7 @@ def _check_experts(values: Mapping[str, Value], _causal: Optional[bool]) -> Opti
 
 
 def lazy_block(layers: int) -> str:
-    """Return the sublayers of ``Mb``: a layer that attends, and b - 1 that reuse its distribution.
+    """Return the sublayers of ``Mb``: one layer with self-attention, and b - 1 layers that reuse its distribution.
 
     See LazyFormer, section 3.1.
     """
@@ -230,7 +241,7 @@ for _kind in (
     Kind(
         letter="s",
         name="self-attention",
-        help="softmax(QK^T / sqrt(D) + bias) V; causal models: Transformer-XL's relative positions and memory",
+        help="softmax(QK^T / sqrt(D) + bias) V; in causal models with Transformer-XL's relative positions and memory",
         source="Vaswani et al., 2017; causal: Dai et al., 2019, section 3.3",
         modules=_modules("attention:SelfAttention", "attention:RelativeAttention"),
         settings=attention_variants.SETTINGS,
@@ -240,7 +251,7 @@ for _kind in (
     Kind(
         letter="l",
         name="lazy attention",
-        help="own values on the distribution of the nearest s below",
+        help="its own values, weighted by the distribution of the nearest s below",
         source="LazyFormer, section 2",
         modules=_modules("attention:LazyAttention"),
         reads=DISTRIBUTION,
@@ -248,7 +259,7 @@ for _kind in (
     Kind(
         letter="k",
         name="shared keys",
-        help="own queries on the keys and values of the nearest s below",
+        help="its own queries, which attend to the keys and values of the nearest s below",
         source="Brandon et al., 2024 (cross-layer attention), section 2",
         modules=_modules("attention:SharedKeysAttention"),
         reads=KEYS_AND_VALUES,
@@ -257,15 +268,15 @@ for _kind in (
     Kind(
         letter="c",
         name="convolution",
-        help="gated linear unit, a filter over neighbouring tokens, and a linear map",
+        help="a gated linear unit, a filter over neighbouring tokens, and a linear map",
         source="Wu et al., 2019, section 3",
         modules=_modules("convolution:Convolution"),
         settings=(
-            Setting("width", 7, "places of a filter, the token's own included", "tokens", low=1),
+            Setting("width", 7, "width of the filter, including the token itself", "tokens", low=1),
             Setting(
                 "form",
                 DEPTHWISE,
-                "depthwise: each channel has a filter; lightweight: the channels of a head share one, a softmax",
+                "depthwise: one filter per channel; lightweight: one filter per head, normalised by a softmax",
                 choices=(DEPTHWISE, LIGHTWEIGHT),
             ),
         ),
@@ -273,14 +284,15 @@ for _kind in (
     Kind(
         letter="r",
         name="recurrence",
-        help="a state that gates change token by token; in encoders half of it from either end",
+        help="a state that gates update token by token; in encoders, half of the state runs in each direction",
         source="Vecoven et al., 2020; mingru: Feng et al., 2024",
         modules=_modules("recurrent:Recurrent"),
         settings=(
             Setting(
                 "cell",
                 NBRC,
-                "gates of brc read their own number, nbrc's the whole state, mingru's none: all steps at once",
+                "what each gate reads: its own unit of the state (brc), the whole state (nbrc), or none of it, so that "
+                "all steps are computed at once (mingru)",
                 choices=(BRC, NBRC, MINGRU),
             ),
         ),
@@ -288,23 +300,23 @@ for _kind in (
     Kind(
         letter="f",
         name="feed-forward",
-        help="two linear maps and an activation; gated, a third map beside the first",
+        help="two linear maps with an activation in between; if gated, a third map parallel to the first",
         source="Vaswani et al., 2017, section 3.3; gated: Shazeer, 2020; experts: GShard, 2020, section 2.2",
         modules=_modules("feed_forward:FeedForward"),
         settings=(
             Setting(
                 "gate",
                 "",
-                "activation of one map, which another is multiplied by; the width is that of each",
+                "activation of the gate, a map whose output multiplies that of another; both have the full width",
                 choices=("gelu", "silu", "relu"),
             ),
-            Setting("experts", 0, "feed-forwards in its place, of which a gate chooses for each token", low=2),
-            Setting("top", 2, "that a token goes to; training draws whether to a second", "experts", low=1, high=2),
+            Setting("experts", 0, "number of feed-forwards, from which a gate chooses for each token", low=2),
+            Setting("top", 2, "experts per token; training skips the second one at random", "experts", low=1, high=2),
             Setting(
                 "capacity",
                 1.25,
-                "an expert's slots in training; 1 is its equal part of a text",
-                "parts",
+                "slots of an expert in training, relative to its equal share of a text",
+                "equal shares",
                 low=0.01,
             ),
         ),
@@ -313,7 +325,7 @@ for _kind in (
     Kind(
         letter="-",
         name="identity",
-        help="passes its input on: what a search may choose in place of a sublayer",
+        help="its input, unchanged; a search may choose it in place of a sublayer",
         source="PAR Transformer, section 2.1",
         modules=_modules("feed_forward:Identity"),
         is_identity=True,
@@ -324,16 +336,16 @@ for _kind in (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a network, on which costs depend besides its pattern. A network offers its own as ``network.sizes``.
+    """The sizes of a network that, with its pattern, determine its costs. A network has them as ``network.sizes``.
 
     Attributes:
-        vocab_size: V.
-        embed_dim: C.
-        ffn_embed_dim: W.
-        num_heads: N.
-        norm: of all norms, LAYER or RMS.
-        norm_bias: whether LayerNorms have a bias.
-        linear_bias: whether linear maps of sublayers, and of a masked-LM head, have biases.
+        vocab_size: V, the number of tokens in the vocabulary.
+        embed_dim: C, the hidden size.
+        ffn_embed_dim: W, the hidden size of feed-forwards.
+        num_heads: N, the number of attention heads.
+        norm: The type of all norms, LAYER or RMS.
+        norm_bias: Whether LayerNorms have a bias.
+        linear_bias: Whether the linear maps of sublayers and of a masked-LM head have biases.
     """
 
     direction: ClassVar[str]
@@ -349,17 +361,17 @@ class Sizes:
 
 @dataclass(frozen=True)
 class EncoderSizes(Sizes):
-    """Sizes of a masked language model on an :class:`~lazyformer_fairseq.modules.networks.encoder.Encoder`.
+    """The sizes of a masked language model with an :class:`~lazyformer_fairseq.modules.networks.encoder.Encoder`.
 
     Attributes:
-        max_positions: the longest input, and rows of the table of absolute positions.
-        relative_position_buckets: buckets of T5's bias; 0 for none.
-        token_types: rows of the table of token types.
-        no_token_positional_embeddings: whether there is no table of absolute positions.
-        plain_lm_head: whether the masked-LM head is the output map alone.
-        untied_lm_head: whether that map is not the word embedding.
-        computes_all_tokens: whether feed-forwards at the top are computed for all tokens, as in reversible models and
-            those of other packages; else for the predicted ones alone.
+        max_positions: The length of the longest input, which is the number of rows in the table of absolute positions.
+        relative_position_buckets: The number of buckets of T5's bias; 0 for no bias.
+        token_types: The number of rows in the table of token types.
+        no_token_positional_embeddings: Whether the model has no table of absolute positions.
+        plain_lm_head: Whether the masked-LM head consists of the output map only.
+        untied_lm_head: Whether the output map has its own weights instead of those of the word embedding.
+        computes_all_tokens: Whether the feed-forwards at the top are computed for all tokens, as in reversible models
+            and in those of other packages, and not only for the predicted tokens.
     """
 
     direction: ClassVar[str] = ENCODER
@@ -375,13 +387,15 @@ class EncoderSizes(Sizes):
 
 @dataclass(frozen=True)
 class CausalSizes(Sizes):
-    """Sizes of a :class:`~lazyformer_fairseq.modules.networks.causal_decoder.CausalDecoder` with its adaptive softmax.
+    """The sizes of a causal decoder and its adaptive softmax.
+
+    See :class:`~lazyformer_fairseq.modules.networks.causal_decoder.CausalDecoder`.
 
     Attributes:
-        cutoffs: ids that start a new band of words; empty for a plain softmax.
-        div_val: how many times narrower each band's vectors are than those of the band before.
-        normalize_before: pre-norm, which adds a last LayerNorm.
-        untied_softmax: whether the softmax has vectors of words of its own.
+        cutoffs: The word ids at which a new band begins; empty for a plain softmax.
+        div_val: The factor by which the vectors of each band are narrower than those of the band before.
+        normalize_before: Whether the model is pre-norm, which adds a final LayerNorm.
+        untied_softmax: Whether the softmax has its own word vectors instead of those of the embedding.
     """
 
     direction: ClassVar[str] = CAUSAL
@@ -392,11 +406,12 @@ class CausalSizes(Sizes):
     untied_softmax: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cutoffs", tuple(self.cutoffs))  # counts are remembered by sizes
+        # Counts are cached by sizes, which must therefore be hashable.
+        object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
 
     @property
     def bands(self) -> list[tuple[int, int]]:
-        """(words, width of their vectors) of each band."""
+        """The number of words and the width of their vectors in each band."""
         bounds = [0, *self.cutoffs, self.vocab_size]
         return [
             (upper - lower, self.embed_dim // self.div_val**number)
@@ -405,10 +420,10 @@ class CausalSizes(Sizes):
 
 
 def parse_cutoffs(text: str) -> tuple[int, ...]:
-    """``"19997,39997"`` -> ``(19997, 39997)``; nothing for an empty text.
+    """Parse the cutoffs of an adaptive softmax: ``"19997,39997"`` into ``(19997, 39997)``, and ``""`` into ``()``.
 
     Raises:
-        UserError: anything but whole numbers stands between the commas.
+        UserError: The text is not a comma-separated list of whole numbers.
     """
     try:
         if text.strip():
@@ -416,20 +431,21 @@ def parse_cutoffs(text: str) -> tuple[int, ...]:
         return ()
     except ValueError as error:
         raise UserError(
-            f"--adaptive-softmax-cutoff {text!r}: must be whole numbers with commas, such as 19997,39997, or empty"
+            f"--adaptive-softmax-cutoff {text!r} must be whole numbers separated by commas, such as 19997,39997, or "
+            "empty"
         ) from error
 
 
 def sizes_of(options: Mapping[str, Any], vocab_size: int) -> Sizes:
-    """Return the sizes of a model with these options; those of an encoder begin with ``encoder_``.
+    """Return the sizes of a model with these options. Options named ``encoder_...`` mark the model as an encoder.
 
     Args:
-        options: by name, as values or as text.
-        vocab_size: V.
+        options: The options of the model by name, as values or as text.
+        vocab_size: V, the number of tokens in the vocabulary.
 
     Raises:
-        KeyError, ValueError: the options are of another package's model.
-        UserError: as :func:`parse_cutoffs`.
+        KeyError, ValueError: The options belong to a model of another package.
+        UserError: The cutoffs of the adaptive softmax are invalid; see :func:`parse_cutoffs`.
     """
 
     def is_on(name: str) -> bool:

@@ -54,7 +54,7 @@ def test_the_baseline_is_the_papers_unless_given_and_candidates_are_read_in_one_
         (lambda: choose_baseline(None, 5, 32), r"--sublayers 5: the baseline \(sf\)x2 cannot have an odd number"),
         (lambda: choose_baseline("sfx", None, 32), "x needs the number of repeats"),
         *((lambda given=given: read_candidates((given,)), "nothing") for given in ("s", "")),
-        (lambda: read_candidates(("s,f,x",)), "--candidates s,f,x: 'x' is no sublayer: use s "),
+        (lambda: read_candidates(("s,f,x",)), "--candidates s,f,x: 'x' is not a sublayer: use s "),
         (lambda: settings_of(budgets=(0.5, -1.0)), "--budgets -1.0: must be more than 0"),
         (
             lambda: settings_of(budgets=(0.5, 0.9), evaluations=1),

@@ -48,5 +48,5 @@ def test_a_gate_multiplies_one_map_by_the_activation_of_another(gate):
 
 
 def test_another_gate_is_refused_with_a_caret():
-    with pytest.raises(UserError, match=r"gate is one of gelu, silu, relu, not 'tanh'\n  sf\[gate=tanh\]\n {10}\^"):
+    with pytest.raises(UserError, match=r"must be one of gelu, silu, relu, not 'tanh'\n  sf\[gate=tanh\]\n {10}\^"):
         plan("sf[gate=tanh]")

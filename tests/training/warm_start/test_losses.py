@@ -143,7 +143,7 @@ def test_raw_text_and_an_alignment_of_the_users_own(model, tmp_path):
         ("--sublayer-pattern M2 --from-sublayers 0,2,2,3", "1 (f) cannot take the weights of old sublayer 2 (s)"),
         ("--encoder-ffn-embed-dim 8", "--encoder-ffn-embed-dim 8: the old model's is 24, and nothing says"),
         ("--max-positions 11", "--max-positions 11: the old model has 32; give 32 or more"),
-        ("--sublayer-pattern s[linformer=2]f", "give --relative-position-buckets 0"),
+        ("--sublayer-pattern s[linformer=2]f", "use --relative-position-buckets 0"),
     ],
 )
 def test_what_is_refused_leaves_nothing_behind(model, tmp_path, options, message):

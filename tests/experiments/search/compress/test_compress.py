@@ -53,7 +53,7 @@ def test_by_default_whatever_takes_the_weights_and_a_feed_forward_for_an_attenti
         letter = LOCAL_MEAN.letter
         assert all(letter not in options for options in texts(candidates_of("sf")))
         assert texts(candidates_of(f"s{letter}"))[1] == [letter, "-"]
-    with pytest.raises(UserError, match="--candidates x: 'x' is no sublayer: use s "):
+    with pytest.raises(UserError, match="--candidates x: 'x' is not a sublayer: use s "):
         compress.read_encoder_candidates(["x"])
 
 

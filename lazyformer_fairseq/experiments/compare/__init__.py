@@ -1,1 +1,1 @@
-"""``lazyformer compare``: models side by side, equal in all that is not theirs."""
+"""``lazyformer compare``: train models side by side under the same conditions and compare their losses and costs."""

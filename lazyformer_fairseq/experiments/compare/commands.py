@@ -16,30 +16,30 @@ from lazyformer_fairseq.experiments.compare.models import EXAMPLE, random_orders
 from lazyformer_fairseq.experiments.compare.settings import AXES, MODELS, TASKS, CompareSettings, Sizes, find_task
 from lazyformer_fairseq.options import Group, OptionInSection, takes
 
-BASELINE = "baseline"  # the target that is where the baseline ended
+BASELINE = "baseline"  # the value of --target that stands for the final value of the baseline
 
 
 def _target(_ctx: click.Context, _option: click.Parameter, value: str) -> Any:
-    """Return ``baseline``, or a number."""
+    """Return the value of ``--target``: ``baseline`` or a number."""
     try:
         if value == BASELINE:
             return value
         return float(value)
     except ValueError:
-        raise UserError(f"--target {value}: is neither a number nor `{BASELINE}`") from None
+        raise UserError(f"--target {value}: give a number or `{BASELINE}`") from None
 
 
 def _refuse_taken(added: Mapping[str, str], models: Mapping[str, str]) -> None:
     taken = sorted(added.keys() & models.keys())
     if taken:
-        raise UserError(f"--model: {', '.join(taken)} is a model already; give another name")
+        raise UserError(f"--model: there is already a model called {', '.join(taken)}; give another name")
 
 
 @click.group(cls=Group, default="run")
 def compare() -> None:
-    """Train models side by side, equal in all that is not theirs, and report which gets how far in what time.
+    """Train models side by side under equal conditions, and report how low each model's loss gets in a given time.
 
-    `lazyformer compare DATA OUT` is `lazyformer compare run DATA OUT`; see `lazyformer compare run --help`.
+    `lazyformer compare DATA OUT` is short for `lazyformer compare run DATA OUT`; see `lazyformer compare run --help`.
     """
 
 
@@ -55,7 +55,7 @@ def compare() -> None:
     multiple=True,
     callback=named(EXAMPLE),
     metavar="NAME=SPEC",
-    help="A model; may be given several times.  [default: --presets]",
+    help="A model to train. May be given several times.  [default: --presets]",
 )
 @click.option(
     "--presets",
@@ -63,7 +63,7 @@ def compare() -> None:
     section=MODELS,
     type=int,
     metavar="SUBLAYERS",
-    help="The task's own models of so many sublayers, beside those of --model: "
+    help="Also train the task's preset models with this number of sublayers: "
     f"{'; '.join(f'{task.name} has {sorted(task.presets)}' for task in TASKS)}.",
 )
 @click.option(
@@ -73,7 +73,7 @@ def compare() -> None:
     section=MODELS,
     type=click.IntRange(1, 10_000),
     metavar="N",
-    help="Beside them N random orders of the baseline's sublayers, drawn with the first seed.",
+    help="Also train N models whose sublayers are those of the baseline in random order, drawn with the first seed.",
 )
 @takes(CompareSettings, into="")
 @takes(Sizes, into="sizes")
@@ -88,15 +88,17 @@ def run(
     place: ExecutorOptions,
     **given: Any,
 ) -> None:
-    """Train models on DATA, equal in all that is not theirs, and report to OUT which gets how far in what time.
+    """Train models on DATA under equal conditions, and report to OUT how low each model's loss gets in a given time.
 
-    DATA is what `lazyformer corpus` wrote (masked-lm) or `lazyformer lm prepare` (language-model). The models of a seed
-    take turns, update by update, on the same batches under the same masks. The clock counts training alone.
-    OUT gets results.json with curves, times, memory, versions and checksums; tables and pictures; and the trained
-    models. Stop it at any time; rerun to resume. More in docs/compare.md.
+    DATA is a folder written by `lazyformer corpus` (for masked-lm) or by `lazyformer lm prepare` (for language-model).
+    The models of a seed take turns, update by update, on the same batches with the same masks. Only training time is
+    counted. The folder OUT receives results.json, which holds curves, times, memory, versions and checksums, as well as
+    tables, pictures and the trained models. You can stop the command at any time and rerun it to resume.
+    docs/compare.md has the details.
 
     \b
-    SPEC is a pattern, an arch of ours, fairseq:roberta_base, hf:bert or hf:modernbert; what is its own may follow:
+    SPEC is a pattern, a named arch of this package, fairseq:roberta_base, hf:bert or hf:modernbert, followed by
+    options for this model alone:
       '(sff)x4 f'    'M2x3; ffn=448'    'bert_base; sizes=own'    'fairseq:roberta_base; layers=6'
       '(sf)x7; norm=rms; lr=1e-2,2e-2'    '(sf)x7; without=local-heads,optimizer'
 
@@ -106,11 +108,13 @@ def run(
       --equal-parameters --lr 1e-3,2e-3,4e-3 --budget 10min --time-fractions 1,0.8,0.7
     """
     row = find_task(given["task"])
-    for folder in map(Path, data.split(":")):  # before anything heavy is imported: a mistyped path is said at once
+    for folder in map(Path, data.split(":")):  # before any slow import, so that a mistyped path is reported at once
         if not (folder / row.holds).is_file() and not any(folder.glob(f"shard*/{row.holds}")):
             raise UserError(f"{folder / row.holds}: no such file; give a folder that `{row.prepares}` wrote")
     if presets not in (None, *row.presets):
-        raise UserError(f"--presets {presets}: {row.name} has {', '.join(map(str, sorted(row.presets)))}")
+        raise UserError(
+            f"--presets {presets}: {row.name} has presets of {', '.join(map(str, sorted(row.presets)))} sublayers"
+        )
     of_task = row.presets.get(presets, {})
     _refuse_taken(of_task, specs)
     from lazyformer_fairseq.evaluation.costs.machine import device_named
@@ -138,7 +142,8 @@ def run(
     default=BASELINE,
     callback=_target,
     metavar="baseline|NUMBER",
-    help="What each model is timed to: a value of the measure, or where the baseline ended (median over seeds).",
+    help="Value of the measure up to which each model is timed; `baseline` is the baseline's final value, as a median "
+    "over seeds.",
 )
 @click.option(
     "--against",
@@ -147,26 +152,27 @@ def run(
     show_default=False,
     callback=some_of(AXES),
     metavar="A,B,...",
-    help=f"Of curves.png, a panel each: {', '.join(AXES)}.  [default: all]",
+    help=f"Costs to draw the curves in curves.png against, one panel each: {', '.join(AXES)}.  [default: all]",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for tables and pictures.  [default: FOLDER, if it is the only one]",
+    help="Folder for tables and pictures.  [default: FOLDER, if only one is given]",
 )
 def report(folders: tuple[Path, ...], target: Any, against: tuple[str, ...], output: Optional[Path]) -> None:
-    """Write tables and pictures of finished comparisons anew, of another target if you like; train nothing.
+    """Rewrite the tables and pictures of finished comparisons, for another target if you like, without any training.
 
-    Each FOLDER is one that `lazyformer compare` wrote, or a file that was its results.json. Several are joined if they
-    kept the same rules: the data by checksum, the lengths, the masks, the measure. Where they have other seeds of the
-    same models, these count together; otherwise each model is compared with the baseline of its own folder.
+    Each FOLDER is a folder written by `lazyformer compare`, or a copy of its results.json under any name. Several
+    comparisons are joined if they followed the same rules: the same data (by checksum), sequence lengths, masks and
+    measure. If they trained the same models with different seeds, the seeds are pooled. Otherwise each model is
+    compared with the baseline of its own folder.
 
     \b
     lazyformer compare report results/compare --target 5.2
     lazyformer compare report results/first results/second --output results/both
     """
     if output is None and (len(folders) > 1 or folders[0].is_file()):
-        raise UserError("say with --output where the report goes; only that of one folder has a place of its own")
+        raise UserError("give the folder of the report with --output; only the report of a single folder has a default")
     from lazyformer_fairseq.experiments.compare.report import write_report
     from lazyformer_fairseq.experiments.compare.results import read_folders
 

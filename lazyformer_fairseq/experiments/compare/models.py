@@ -1,4 +1,4 @@
-"""The models of ``--model NAME=SPEC``: a pattern, an arch of ours, or a model from elsewhere, with sizes of its own."""
+"""The models of ``--model NAME=SPEC``: patterns, named archs, and external models, each with options of its own."""
 
 import random
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCH
 from lazyformer_fairseq.patterns.grammar import expand, is_possible, plan, split_sublayers
 from lazyformer_fairseq.patterns.kinds import ENCODER
 
-# SPEC begins with one: "fairseq:" names an --arch of fairseq's, "hf:" a model of transformers. FLOPs count as those of
-# such layers.
+# The prefix of an external model's SPEC: "fairseq:" is followed by an --arch of fairseq, "hf:" by a model of
+# transformers. For each model, the table gives the pattern of one layer, from which its FLOPs are counted.
 EXTERNALS = {
     "fairseq": ("fairseq", {"roberta_base": "sf"}),
     "hf": ("huggingface", {"bert": "sf", "modernbert": "sf[gate=gelu]"}),
 }
 OWN = {"embed": "embed_dim", "ffn": "ffn_embed_dim", "heads": "heads", "layers": "layers"}
 WIDTHS = ("embed_dim", "ffn_embed_dim", "heads")
-DRAWS = 1000  # for each order that is asked for
+DRAWS = 1000  # random draws for each requested order
 EXAMPLE = "'mine=(sff)x4 f', 'mine=(sff)x4 f; ffn=448', 'mine=bert_base; sizes=own' or 'roberta=fairseq:roberta_base'"
 
 
@@ -27,15 +27,18 @@ class ModelSpec:
     """A model to compare.
 
     Attributes:
-        name: the name in tables, without its share.
-        what: ``pattern``, ``arch``, ``fairseq`` or ``huggingface``.
-        pattern: its sublayers; an external's have the FLOPs of its layers.
-        arch: the name of an arch or an external.
-        embed_dim, ffn_embed_dim, heads: its sizes.
-        own_sizes: whether an arch keeps its widths and heads, and for encoders its positions and dropout in attention.
-        without: parts of the recipe that it goes without, by name.
-        rates: learning rates of its own, in place of the comparison's.
-        options: words of further options, of its model, text, optimizer and schedule.
+        name: the name in tables, without a share.
+        what: the kind of model: ``pattern``, ``arch``, ``fairseq`` or ``huggingface``.
+        pattern: the pattern of its sublayers; for an external model, one with the same FLOPs.
+        arch: the name of an arch or an external model; None for a pattern.
+        embed_dim: the embedding dimension.
+        ffn_embed_dim: the width of the feed-forward sublayers.
+        heads: the number of attention heads.
+        own_sizes: whether an arch keeps its own widths and heads and, for encoders, its own positions and attention
+            dropout.
+        without: the names of the parts of the recipe that it leaves out.
+        rates: its own learning rates, which replace those of the comparison; empty for none.
+        options: further options of its model, text, optimizer and schedule, as words.
     """
 
     name: str
@@ -52,32 +55,33 @@ class ModelSpec:
 
     @property
     def is_external(self) -> bool:
-        """True for a model of fairseq or transformers."""
+        """Whether this is a model of fairseq or transformers."""
         return self.what in ("fairseq", "huggingface")
 
     @property
     def layers(self) -> int:
-        """The layers of an external."""
+        """The number of layers of an external model."""
         return layers_in(self.pattern)
 
 
 def layers_in(pattern: str) -> int:
-    """Return half the number of sublayers."""
+    """Return the number of layers in a pattern, counting two sublayers as a layer."""
     return len(split_sublayers(expand(pattern))) // 2
 
 
 def read_models(specs: Mapping[str, str], task: Any, sizes: Mapping[str, Any]) -> dict[str, ModelSpec]:
     """Return the models by name, in the order given.
 
-    An external has as many layers as half the sublayers of the first model of ours, unless it says ``layers=N``.
+    Unless its SPEC gives ``layers=N``, an external model has half as many layers as the first model of this package
+    has sublayers.
 
     Args:
-        specs: SPEC by NAME.
-        task: the row of the table of tasks.
-        sizes: `embed_dim`, `ffn_embed_dim` and `heads` of all that have none of their own.
+        specs: the SPEC of each model, by NAME.
+        task: the row of the task in the table of tasks.
+        sizes: the `embed_dim`, `ffn_embed_dim` and `heads` of models that do not set their own.
 
     Raises:
-        UserError: a SPEC that cannot be read, a pattern that is wrong, an arch that nobody knows.
+        UserError: a SPEC cannot be parsed, a pattern is not valid, or an arch is unknown.
     """
     ours = {name: spec for name, spec in specs.items() if spec.partition(":")[0].strip() not in EXTERNALS}
     found = {name: _ours(name, spec, task.direction, sizes) for name, spec in ours.items()}
@@ -85,16 +89,18 @@ def read_models(specs: Mapping[str, str], task: Any, sizes: Mapping[str, Any]) -
     for name, spec in specs.items():
         if name not in found:
             if not task.takes_externals:
-                raise UserError(f"--model {name}={spec}: models from elsewhere are for --task masked-lm alone")
+                raise UserError(f"--model {name}={spec}: external models work only with --task masked-lm")
             found[name] = _elsewhere(name, spec, sizes, first)
     return {name: found[name] for name in specs}
 
 
 def random_orders(pattern: str, count: int, seed: int, direction: str) -> dict[str, str]:
-    """Return random orders of a pattern's sublayers by name, each once, without itself (Press et al., 2019, section 3).
+    """Return distinct random orders of a pattern's sublayers, by name, other than the pattern itself.
+
+    Source: Press et al., 2019, section 3.
 
     Raises:
-        UserError: there are not so many.
+        UserError: fewer than `count` such orders were found.
     """
     parts = split_sublayers(expand(pattern))
     chance = random.Random(seed)
@@ -104,23 +110,27 @@ def random_orders(pattern: str, count: int, seed: int, direction: str) -> dict[s
         if len(orders) < count and order != expand(pattern) and is_possible(order, direction):
             orders[order] = None
     if len(orders) < count:
-        raise UserError(f"--random-orders {count}: of {pattern} only {len(orders)} were found; give fewer")
+        raise UserError(f"--random-orders {count}: only {len(orders)} orders of {pattern} were found; ask for fewer")
     return {f"random_{number}": order for number, order in enumerate(orders, 1)}
 
 
 def _split(name: str, spec: str) -> tuple[str, dict[str, int], dict[str, Any]]:
-    """Return the parts of ``PATTERN; ffn=896; norm=rms``: what comes first, sizes, other fields of its ModelSpec."""
+    """Split a SPEC such as ``PATTERN; ffn=896; norm=rms``.
+
+    Returns:
+        The part before the first semicolon, the model's own sizes, and further fields of its ModelSpec.
+    """
     what, *options = (part.strip() for part in spec.split(";"))
     own = {}
     others = {}
     for option in options:
         key, equals, value = (part.strip() for part in option.partition("="))
         if not key or (equals and not value):
-            raise UserError(f"--model {name}={spec}: {option!r} is no NAME=VALUE; write for example {EXAMPLE}")
+            raise UserError(f"--model {name}={spec}: {option!r} is not of the form NAME=VALUE; write, say, {EXAMPLE}")
         if key == "sizes":
             others["own_sizes"] = True
             if value != "own":
-                raise UserError(f"--model {name}={spec}: sizes=own is for a named arch, whose widths it keeps")
+                raise UserError(f"--model {name}={spec}: the only value of sizes is own, as in sizes=own")
         elif key == "without":
             others["without"] = tuple(part.strip().replace("-", "_") for part in value.split(","))
         elif key == "lr":
@@ -131,7 +141,7 @@ def _split(name: str, spec: str) -> tuple[str, dict[str, int], dict[str, Any]]:
                 words.append(value)
             others["options"] = (*others.get("options", ()), *words)
         elif not whole_number(value):
-            raise UserError(f"--model {name}={spec}: {key}={value} is no whole number above 0")
+            raise UserError(f"--model {name}={spec}: {key}={value} is not a whole number above 0")
         else:
             own[OWN[key]] = int(value)
     return what, own, others
@@ -143,7 +153,7 @@ def _rate(text: str, name: str, spec: str) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found <= 1:
-        raise UserError(f"--model {name}={spec}: lr={text} is no number above 0, of at most 1")
+        raise UserError(f"--model {name}={spec}: lr={text} is not a number above 0 and at most 1")
     return found
 
 
@@ -156,9 +166,11 @@ def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Mod
         part = "encoder"
         row = ARCHITECTURES.get(what)
     if "layers" in own:
-        raise UserError(f"--model {name}={spec}: layers is for fairseq: and hf: alone; a pattern says how many it has")
+        raise UserError(
+            f"--model {name}={spec}: layers is only for fairseq: and hf: models; a pattern determines the number itself"
+        )
     if keeps and row is None:
-        raise UserError(f"--model {name}={spec}: sizes=own is for a named arch, whose widths it keeps")
+        raise UserError(f"--model {name}={spec}: sizes=own works only with a named arch, whose own widths it keeps")
     named_by = "pattern"
     arch = None
     pattern = what
@@ -171,7 +183,7 @@ def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Mod
     except UserError as error:
         named = ""
         if "_" in what:
-            named = "\nnor is it a named arch; docs/patterns.md lists those"
+            named = "\nIt is not a named arch either; docs/patterns.md lists those"
         raise UserError(f"--model {name}={spec}: {error}{named}") from None
     if keeps:
         fields = zip(WIDTHS, ("embed_dim", "ffn_embed_dim", "attention_heads"), strict=True)
@@ -186,10 +198,10 @@ def _elsewhere(name: str, spec: str, sizes: Mapping[str, Any], first: Optional[M
     what, archs = EXTERNALS[prefix]
     if called not in archs or "own_sizes" in others:
         known = ", ".join(f"{prefix}:{arch}" for arch in archs)
-        raise UserError(f"--model {name}={spec}: choose from {known}, with embed=, ffn=, heads= or layers= if you like")
+        raise UserError(f"--model {name}={spec}: choose from {known}; embed=, ffn=, heads= and layers= may follow")
     layers = own.pop("layers", None) or (first and max(1, layers_in(first.pattern)))
     if not layers:
-        raise UserError(f"--model {name}={spec}: say how many layers, as in '{name}={whole}; layers=6'")
+        raise UserError(f"--model {name}={spec}: give its number of layers, as in '{name}={whole}; layers=6'")
     widths = {size: own.get(size, sizes[size]) for size in WIDTHS}
     pattern = f"({archs[called]})x{layers}"
     return ModelSpec(name=name, what=what, pattern=pattern, arch=called, **widths, **others)

@@ -1,4 +1,4 @@
-"""All that decides a comparison's result: the table of tasks, the recipes, and what the user chose."""
+"""Everything that determines the result of a comparison: the table of tasks, the recipes, and the user's settings."""
 
 import pkgutil
 from collections.abc import Mapping, Sequence
@@ -20,21 +20,23 @@ Size = Union[int, float, bool, tuple[int, ...], None]
 
 @dataclass(frozen=True)
 class Task:
-    """A task, and its defaults in a comparison.
+    """A task on which models are compared, with its defaults.
 
     Attributes:
         name: the value of ``--task``.
         direction: the direction of the models, ENCODER or CAUSAL.
-        implementation: ``MODULE:CLASS`` in this folder, a `ComparedTask`.
-        measure: the measure of the points of a curve.
-        holds: the file by which a folder of its data is known.
+        implementation: the `ComparedTask` of the task, as ``MODULE:CLASS`` in this folder.
+        measure: the name, the unit and the direction of the measure of the curves.
+        holds: the name of a file by which a folder of the task's data is recognized.
         prepares: the command that writes such a folder.
-        presets: the models that are compared unless the user names some, by number of sublayers; the baseline first.
-        sizes: options of the command that set the sizes of models and data, by name, with defaults.
-        rates: the rate of each recipe, unless the user gives some.
-        clip_norm: the norm that all clip gradients to.
-        updates, budget: the default length of a training, the latter in seconds; one of them.
-        takes_externals: whether models of fairseq and transformers can do it.
+        presets: the models that are compared if the user gives none, by their number of sublayers; the baseline is
+            first.
+        sizes: the defaults of the options that set the sizes of models and data, by name.
+        rates: the default learning rate for each recipe.
+        clip_norm: the norm to which gradients are clipped, unless the recipe sets another one.
+        updates: the default length of a training in updates; None if the default is a budget.
+        budget: the default length of a training in seconds; None if the default is a number of updates.
+        takes_externals: whether models of fairseq and transformers can be trained on the task.
     """
 
     name: str
@@ -52,9 +54,9 @@ class Task:
     takes_externals: bool = False
 
     def load(self, settings: Any) -> Any:
-        """Return the :class:`~lazyformer_fairseq.experiments.compare.task.ComparedTask` of a comparison's settings.
+        """Return the task as a :class:`~lazyformer_fairseq.experiments.compare.task.ComparedTask` with these settings.
 
-        Loads torch.
+        This imports torch.
         """
         return pkgutil.resolve_name(f"{__package__}.{self.implementation}")(settings)
 
@@ -92,7 +94,7 @@ LANGUAGE_MODEL = Task(
     measure={"name": "perplexity", "unit": "per token", "lower_is_better": True},
     holds="manifest.json",
     prepares="lazyformer lm prepare",
-    # The base models, of 32 sublayers, and the same proportions in 16.
+    # The base models, which have 32 sublayers, and versions of 16 sublayers with the same proportions.
     presets={
         16: {
             "transformer_xl": "(sf)x8",
@@ -120,10 +122,10 @@ TASKS = (MASKED_LM, LANGUAGE_MODEL)
 
 
 def find_task(name: str) -> Task:
-    """Return a task of the table by name.
+    """Return the task of the given name.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: no task has this name.
     """
     by_name = {task.name: task for task in TASKS}
     if name not in by_name:
@@ -133,13 +135,14 @@ def find_task(name: str) -> Task:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe: optimizer and learning-rate schedule.
+    """A recipe: an optimizer, a learning-rate schedule, and further options of training.
 
     Attributes:
-        help: one line.
-        warmup_ratio: share of the updates until the highest rate.
-        decayed_to: share of the highest rate that is left in the end.
-        optimizer, options: fairseq-train's options of these names; also options of models, text and schedule.
+        help: a description for ``--help``, in one line.
+        warmup_ratio: the share of the updates in which the learning rate rises to its highest value.
+        decayed_to: the final learning rate as a share of the highest one.
+        optimizer: the optimizer, by its name in fairseq-train.
+        options: further options by their names in fairseq-train, of the optimizer, models, text and schedule.
     """
 
     help: str
@@ -149,7 +152,7 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def schedule(self, rate: float, updates: int) -> tuple[str, dict[str, Any]]:
-        """Return name and options of the schedule for a training of so many updates."""
+        """Return the name and the options of the learning-rate schedule for a training of `updates` updates."""
         if "lr_scheduler" in self.options:
             return self.options["lr_scheduler"], dict(self.options)
         if not self.decayed_to:
@@ -160,7 +163,7 @@ class Recipe:
 RECIPES = {
     "adam": Recipe("Adam (0.9, 0.98), linear decay to zero", 0.1, 0.0, "fused_adam", {"adam_betas": "(0.9,0.98)"}),
     "nvidia": Recipe(
-        "LAMB, cosine decay to a tenth, as NVIDIA's Transformer-XL",
+        "LAMB, cosine decay to a tenth, as in NVIDIA's Transformer-XL",
         0.025,
         0.1,
         "nvlamb",
@@ -171,7 +174,7 @@ RECIPES = {
 LAPTOP_SIZES = {"tokens_per_sample": PRETRAINING["laptop"].tokens, "batch_size": PRETRAINING["laptop"].sequences}
 
 
-# Tables count by these, which therefore options of fairseq-train may not change.
+# Costs and tables are computed from these options, so they cannot be changed by options of fairseq-train.
 COUNTED = {
     "sublayer_pattern": "give the pattern as its SPEC",
     **{
@@ -189,16 +192,16 @@ COUNTED = {
     ),
 }
 
-AXES = ("updates", "flops", "seconds")  # of curves
-MODELS, SIZES, VALIDATION = "Models", "Sizes, of all models", "Validation"  # sections of --help
+AXES = ("updates", "flops", "seconds")  # horizontal axes of the curves
+MODELS, SIZES, VALIDATION = "Models", "Sizes of all models", "Validation"  # sections of --help
 of_models = partial(option, section=MODELS)
-of_length = partial(option, section="How long")
-of_optimization = partial(option, section="How they learn")
-of_place = partial(option, section="Where")
+of_length = partial(option, section="Training length")
+of_optimization = partial(option, section="Optimization")
+of_place = partial(option, section="Device and order of training")
 
 
 def size(name: str, help_text: str, **more: Any) -> Any:
-    """Return an option of the tasks that have such a size, whose help shows each one's default."""
+    """Return the option of a size, whose help shows the default for each task that has this size."""
     defaults = {task.name: task.sizes[name] for task in TASKS if name in task.sizes}
     for task, value in defaults.items():
         if isinstance(value, tuple):
@@ -212,30 +215,30 @@ def size(name: str, help_text: str, **more: Any) -> Any:
 
 
 def by_task(values: Mapping[str, Any]) -> str:
-    """Return ``75 for masked-lm, ...``."""
+    """Return the values that are not None, with the task of each, as in ``75 for masked-lm, ...``."""
     return ", ".join(f"{value} for {name}" for name, value in values.items() if value is not None)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Options of sizes; those that are not given are the task's."""
+    """The options for the sizes of models and batches; options that are not given default to the task's values."""
 
     embed_dim: Optional[int] = size("embed_dim", "Embedding dimension.", low=1)
     ffn_embed_dim: Optional[int] = size("ffn_embed_dim", "Width of the feed-forward sublayers.", low=1)
-    heads: Optional[int] = size("heads", "Attention heads.", low=1)
-    dropout: Optional[float] = size("dropout", "On embeddings and sublayer outputs.", low=0, high=0.999)
-    batch_size: Optional[int] = size("batch_size", "Sequences, or streams of text, of an update.", low=1)
-    tokens_per_sample: Optional[int] = size("tokens_per_sample", "Longest block.", low=1)
+    heads: Optional[int] = size("heads", "Number of attention heads.", low=1)
+    dropout: Optional[float] = size("dropout", "Dropout on embeddings and sublayer outputs.", low=0, high=0.999)
+    batch_size: Optional[int] = size("batch_size", "Number of sequences, or of streams of text, per update.", low=1)
+    tokens_per_sample: Optional[int] = size("tokens_per_sample", "Tokens in the longest block.", low=1)
     relative_position_buckets: Optional[int] = size(
         "relative_position_buckets",
-        "Of T5's relative positions, in models of ours; 0 for none.",
+        "Number of buckets of T5's relative positions, in models of this package; 0 for no relative positions.",
         low=0,
     )
-    tgt_len: Optional[int] = size("tgt_len", "Tokens of a segment.", low=1)
-    mem_len: Optional[int] = size("mem_len", "Tokens remembered.", low=0)
+    tgt_len: Optional[int] = size("tgt_len", "Tokens per segment.", low=1)
+    mem_len: Optional[int] = size("mem_len", "Tokens in the memory.", low=0)
     adaptive_softmax_cutoff: Optional[tuple[int, ...]] = size(
         "adaptive_softmax_cutoff",
-        "Ids that start a new band of words; '' for one band.",
+        "Word ids at which a new band of the adaptive softmax starts; '' for a single band.",
         low=0,
         metavar="N,N,...",
     )
@@ -243,47 +246,51 @@ class Sizes:
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """The user's settings, completed by the task's and the recipe's defaults; kept in the comparison's folder.
+    """The user's settings, completed by the defaults of task and recipe; the folder of the comparison stores them.
 
     Attributes:
-        models: SPEC by NAME; empty for the task's smallest presets.
-        sizes: the sizes that the task's row names, each with its value.
-        updates: the updates of each model; or
-        budget: seconds of training for each model.
-        shares: shares of the baseline's seconds; the others train once for each. Empty: once, by `updates` or `budget`.
-        fairseq_options: further options of every model.
+        models: the SPEC of each model by NAME; empty for the task's smallest presets.
+        sizes: the values of the sizes that the task has, by name.
+        updates: the number of updates of each model; None if `budget` is given.
+        budget: the training time of each model in seconds; None if `updates` is given.
+        shares: shares of the baseline's training time, for each of which the other models train once. If empty, they
+            train once, for `updates` or `budget`.
+        fairseq_options: further options, in words, that apply to every model.
 
     Raises:
-        UserError: values that do not fit together, or a model that cannot be read.
+        UserError: settings conflict, or a model cannot be parsed.
     """
 
-    task: str = of_models(MISSING, "What they learn from DATA.", choices=[task.name for task in TASKS])
+    task: str = of_models(MISSING, "Task that the models learn from DATA.", choices=[task.name for task in TASKS])
     data: str
     models: Mapping[str, str] = field(default_factory=dict)
-    baseline: Optional[str] = of_models(None, "What the others are compared with.", metavar="NAME", shown="the first")
+    baseline: Optional[str] = of_models(
+        None, "Model that the others are compared with.", metavar="NAME", shown="the first"
+    )
     equal_parameters: bool = of_models(
         False,
-        "The others get the feed-forward width, a multiple of 8, that brings them closest to the baseline's "
-        "parameters without embeddings.",
+        "Give each other model the feed-forward width, a multiple of 8, that brings its number of parameters without "
+        "embeddings closest to the baseline's.",
     )
     updates: Optional[int] = of_length(
         None,
-        "Of each model and seed, on the same batches.",
+        "Number of updates for each model and seed, on the same batches.",
         low=1,
         shown=by_task({task.name: task.updates for task in TASKS}),
     )
     budget: Optional[float] = of_length(
         None,
-        "In place of --updates: as many as each model makes in so much training, such as 90s or 10min, by a trial "
-        "before.",
+        "Training time of each model, such as 90s or 10min, in place of --updates. A short trial beforehand determines "
+        "how many updates each model makes in this time.",
         parse=duration,
         metavar="TIME",
         shown=by_task({task.name: task.budget and f"{task.budget:g}s" for task in TASKS}),
     )
     shares: tuple[float, ...] = of_length(
         (),
-        "The others train once for each of these shares of the baseline's seconds: NAME@X. A schedule belongs to a "
-        "length, so that is how a time to the baseline's loss is found.",
+        "Train every other model once for each of these shares of the baseline's training time, under the name NAME@X. "
+        "This shows in what time a model reaches the baseline's loss, because a learning-rate schedule must end within "
+        "that time.",
         "--time-fractions",
         low=0,
         is_open=True,
@@ -292,29 +299,34 @@ class CompareSettings:
     )
     checkpoint_words: tuple[int, ...] = of_length(
         (),
-        "Also keep each model, without its optimizer, once it has read about so many words, such as 1M,2M,5M.",
+        "Also save each model, without its optimizer, when it has read about these numbers of words, such as 1M,2M,5M.",
         parse=read_count,
         metavar="N,N,...",
     )
     word_budget: Optional[int] = of_length(
         None,
-        "Most words that a training may read, repetitions included, such as 100M: --budget ends there at the latest, "
-        "more --updates are refused.",
+        "Largest number of words that a training may read, counting repetitions, such as 100M. With --budget, training "
+        "ends there at the latest; --updates that would read more are rejected.",
         parse=read_count,
         metavar="N",
     )
-    seeds: tuple[int, ...] = of_length((1, 2, 3), "Each trains every model.", low=0, metavar="N,N,...")
+    seeds: tuple[int, ...] = of_length(
+        (1, 2, 3), "Seeds; every model is trained with each of them.", low=0, metavar="N,N,..."
+    )
     rates: tuple[float, ...] = of_optimization(
         (),
-        "Highest learning rate; of several every model tries each with the first seed, and its best one counts.",
+        "Highest learning rate of the schedule. If several are given, every model tries each of them with the first "
+        "seed and then uses its best one.",
         "--lr",
         low=0,
         is_open=True,
         high=1,
         metavar="R,R,...",
-        shown="one, the task's and the recipe's",
+        shown="one rate, which depends on task and recipe",
     )
-    rate_updates: Optional[int] = of_optimization(None, "Of a try.", low=1, shown="the full length")
+    rate_updates: Optional[int] = of_optimization(
+        None, "Number of updates when a learning rate is tried.", low=1, shown="the full length"
+    )
     recipe: str = of_optimization(
         "adam",
         f"{'; '.join(f'{name}: {recipe.help}' for name, recipe in RECIPES.items())}.",
@@ -322,59 +334,65 @@ class CompareSettings:
     )
     normalize_before: bool = option(
         True,
-        "LayerNorms stand before sublayers, or behind them.",
+        "Put the LayerNorms before the sublayers, or after them.",
         "--pre-norm/--post-norm",
         section=SIZES,
     )
     sizes: Mapping[str, Any] = field(default_factory=dict)
     validation_tokens: int = option(
         16_384,
-        "Of a point of a curve: the same text, and the same masks, for all models, seeds and points.",
+        "Number of tokens on which each point of a curve is measured. Text and masks are the same for all models, "
+        "seeds and points.",
         low=1,
         section=VALIDATION,
     )
     in_turn: Optional[bool] = of_place(
         None,
-        "Update by update in turn in one process, or each in a process of its own, GPU by GPU; on a processor as "
-        "many at a time as OMP_NUM_THREADS leaves room for.",
+        "Let the models take turns in one process, update by update, or train each alone in its own process: one per "
+        "GPU, or on CPUs as many at a time as OMP_NUM_THREADS leaves cores for.",
         "--in-turn/--alone",
-        shown="alone where there are several GPUs",
+        shown="alone if there are several GPUs",
     )
-    device: Optional[str] = of_place(None, "Where.", choices=("cpu", "cuda"), shown="cuda where there is a GPU")
+    device: Optional[str] = of_place(
+        None, "Device to train on.", choices=("cpu", "cuda"), shown="cuda if there is a GPU"
+    )
     precision: Optional[str] = of_place(
         None,
-        "Of training.",
+        "Numeric precision of training.",
         choices=("fp32", "bf16", "fp16"),
-        shown="on GPUs bf16 where all have it, else fp16; on a CPU fp32",
+        shown="on GPUs bf16 if all of them support it, otherwise fp16; on a CPU fp32",
     )
     fairseq_options: Sequence[str] = ()
 
     def __post_init__(self):
         if self.updates and self.budget:
-            raise UserError("give --updates or --budget, not both")
+            raise UserError("--updates and --budget: give only one of them")
         for name, value in self._completed().items():
             object.__setattr__(self, name, value)
         check(self)
         if self.baseline not in self.models:
-            raise UserError(f"--baseline {self.baseline}: the models are {', '.join(self.models)}")
+            raise UserError(f"--baseline {self.baseline}: give one of the models, which are {', '.join(self.models)}")
         for name in self.models:
             if not name or "/" in name or "@" in name:
-                raise UserError(f"--model {name}=...: a name holds neither / nor @, which names a share")
+                raise UserError(
+                    f"--model {name}=...: give a name that is not empty and contains neither / nor @, which marks a "
+                    "share of the training time"
+                )
         for spec in self.specs.values():
             self.recipe_of(spec)
 
     def _completed(self) -> dict[str, Any]:
-        """Return the settings that were not given and whose defaults depend on something else."""
+        """Return the settings whose defaults depend on other settings or on the machine, with those filled in."""
         from lazyformer_fairseq.evaluation.costs.machine import device_named
         from lazyformer_fairseq.executors.nvidia_smi import count_gpus, precision_on
 
         row = self.row
         if self.recipe not in row.rates:
-            raise UserError(f"--recipe {self.recipe}: is not for --task {self.task}; give {' or '.join(row.rates)}")
+            raise UserError(f"--recipe {self.recipe}: is not for --task {self.task}; choose {' or '.join(row.rates)}")
         given = {name: value for name, value in self.sizes.items() if value is not None}
         foreign = sorted(given.keys() - row.sizes.keys())
         if foreign:
-            raise UserError(f"--{foreign[0].replace('_', '-')}: means nothing for --task {self.task}")
+            raise UserError(f"--{foreign[0].replace('_', '-')}: does not apply to --task {self.task}; leave it out")
         sizes = dict(row.sizes)
         if self.recipe == "laptop":
             sizes |= LAPTOP_SIZES
@@ -395,44 +413,51 @@ class CompareSettings:
 
     @property
     def row(self) -> Task:
-        """The task's row of the table."""
+        """The row of the chosen task in the table of tasks."""
         return find_task(self.task)
 
     def recipe_of(self, spec: Optional[ModelSpec] = None) -> Recipe:
-        """Return the recipe, without the parts that a model leaves out.
+        """Return the recipe of a model, without the parts that the model leaves out.
 
         Raises:
-            UserError: the recipe has no such part.
+            UserError: the recipe does not have such a part.
         """
         without: tuple[str, ...] = ()
         if spec:
             without = spec.without
         if self.recipe != "laptop":
             if without:
-                raise UserError(f"--model {spec.name}: without={','.join(without)} is of --recipe laptop")
+                raise UserError(f"--model {spec.name}: without={','.join(without)} works only with --recipe laptop")
             return RECIPES[self.recipe]
         chosen = {"optimizer"} & options_by_name(self.words_of(spec)).keys()
         found = laptop(without, chosen)
         return replace(RECIPES["laptop"], optimizer=found.get("optimizer", ""), options=found)
 
     def words_of(self, spec: Optional[ModelSpec] = None) -> list[str]:
-        """Return the words of further options, of all models and of one alone."""
+        """Return further options, as words: those for all models, followed by those of one model."""
         words = list(self.fairseq_options)
         if spec:
             words += spec.options
         return words
 
     def rates_of(self, spec: ModelSpec) -> tuple[float, ...]:
-        """Return the rates that a model tries: its own, the comparison's, or the recipe's, or Adam's in its place."""
+        """Return the learning rates that a model tries.
+
+        They are the model's own rates, or else those of the comparison, or else the rate of the recipe. A model that
+        leaves out or replaces the optimizer of the recipe laptop gets the recipe's rate for Adam.
+        """
         return spec.rates or self.rates or (self.recipe_of(spec).options.get("lr", self.row.rates[self.recipe]),)
 
     @cached_property
     def specs(self) -> dict[str, ModelSpec]:
-        """The models by name, before widths are made equal."""
+        """The models by name, before feed-forward widths are adjusted for equal parameters."""
         return read_models(self.models, self.row, self.sizes)
 
     def trained(self) -> dict[str, tuple[str, float]]:
-        """Return by name in the results, NAME or NAME@SHARE, the model and its share of the baseline's seconds."""
+        """Return the trainings by their name in the results, NAME or NAME@SHARE.
+
+        Each is a pair of the model's own name and its share of the baseline's training time.
+        """
         found = {}
         for name in self.models:
             shares = self.shares

@@ -396,11 +396,11 @@ def test_parts_of_the_recipe_are_left_out(data_folder):
     assert not options.local_heads and options.relative_position_buckets == 0
     for spec, recipe, said in (
         ("sf; without=heads", "laptop", "--without heads: the recipe has encoder-normalize-before, no-"),
-        ("sf; without=lr", "adam", "--model bert: without=lr is of --recipe laptop"),
+        ("sf; without=lr", "adam", "--model bert: without=lr works only with --recipe laptop"),
     ):
         with pytest.raises(UserError, match=said):
             laptop_of(data_folder, {"bert": spec}, recipe=recipe)
-    with pytest.raises(UserError, match="--recipe laptop: is not for --task language-model; give adam or nvidia"):
+    with pytest.raises(UserError, match="--recipe laptop: is not for --task language-model; choose adam or nvidia"):
         CompareSettings(task="language-model", data=str(data_folder), recipe="laptop")
 
 

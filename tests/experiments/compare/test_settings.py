@@ -89,7 +89,7 @@ def test_who_has_a_width_of_its_own_keeps_it_and_sublayers_of_externals_count_as
     [
         ("mine=ss", {"equal_parameters": True}, "no sublayer with a width"),
         ("mine=(s)x9 f", {"equal_parameters": True}, "even at a width of 8"),
-        ("mine=sf", {"baseline": "nobody"}, "--baseline nobody: the models are bert"),
+        ("mine=sf", {"baseline": "nobody"}, "--baseline nobody: give one of the models, which are bert"),
         ("a@b=sf", {}, "neither / nor @"),
     ],
 )
@@ -147,7 +147,7 @@ def test_random_orders_stand_beside_the_baseline(asked, data_folder, tmp_path):
     assert list(found)[:2] == ["bert", "lazy"] and len(found) == 21
     assert len(orders) == 19 and {"".join(sorted(order)) for order in orders} == {"fffsss"} and "sfsfsf" not in orders
     assert found == asked(data_folder, tmp_path, *words).models
-    with pytest.raises(UserError, match=r"--random-orders 20: of \(sf\)x3 only 19 were found"):
+    with pytest.raises(UserError, match=r"--random-orders 20: only 19 orders of \(sf\)x3 were found"):
         asked(data_folder, tmp_path, *words[:-1], "20")
 
 
@@ -158,24 +158,24 @@ def test_random_orders_stand_beside_the_baseline(asked, data_folder, tmp_path):
         ("--model m=sf;tokens-per-sample=64", "--tokens-per-sample of m: give it before `--`, for all models"),
         ("--model m=sf -- --encoder-embed-dim 8", "m: give --embed-dim before `--`, or embed=N in its SPEC"),
         ("--model m=sf -- --sublayer-pattern=ff", "--sublayer-pattern of m: give the pattern as its SPEC"),
-        ("--model m=sff --model random_1=sf --random-orders 1", "random_1 is a model already"),
+        ("--model m=sff --model random_1=sf --random-orders 1", "already a model called random_1"),
         ("--seeds=", "--seeds: give at least one"),
-        ("--model m=sf;ffn=", "'ffn=' is no NAME=VALUE"),
-        ("--model m=sf;lr=3", "lr=3 is no number above 0, of at most 1"),
-        ("--model m=sf;ffn=0", "ffn=0 is no whole number above 0"),
-        ("--model m=sf;sizes=own", "sizes=own is for a named arch"),
-        ("--model m=sf;layers=3", "layers is for fairseq: and hf: alone"),
+        ("--model m=sf;ffn=", "'ffn=' is not of the form NAME=VALUE"),
+        ("--model m=sf;lr=3", "lr=3 is not a number above 0 and at most 1"),
+        ("--model m=sf;ffn=0", "ffn=0 is not a whole number above 0"),
+        ("--model m=sf;sizes=own", "sizes=own works only with a named arch"),
+        ("--model m=sf;layers=3", "layers is only for fairseq: and hf: models"),
         ("--model m=bert_huge", "docs/patterns.md lists"),
         ("--model m=fairseq:bart_base", "choose from fairseq:roberta_base"),
-        ("--model m=hf:bert", "say how many layers"),
-        ("--task language-model --model m=fairseq:roberta_base", "for --task masked-lm alone"),
+        ("--model m=hf:bert", "give its number of layers"),
+        ("--task language-model --model m=fairseq:roberta_base", "work only with --task masked-lm"),
         ("--model sfsf", "'sfsf' is not a NAME=SPEC"),
         ("--model a=sf --model a=sff", "a is given twice"),
-        ("--presets 12 --model bert=sf", "bert is a model already"),
-        ("--presets 13", "masked-lm has 12, 24"),
-        ("--updates 3 --budget 1min", "--updates or --budget, not both"),
+        ("--presets 12 --model bert=sf", "already a model called bert"),
+        ("--presets 13", "masked-lm has presets of 12, 24"),
+        ("--updates 3 --budget 1min", "--updates and --budget: give only one"),
         ("--lr 3", "3.0 is not in the range"),
-        ("--mem-len 3", "--mem-len: means nothing for --task masked-lm"),
+        ("--mem-len 3", "--mem-len: does not apply to --task masked-lm"),
     ],
 )
 def test_wrong_options_are_named(options, message, data_folder, tmp_path):

@@ -55,7 +55,7 @@ class ModelSpec:
 
     @property
     def is_external(self) -> bool:
-        """Whether this is a model of fairseq or transformers."""
+        """True if the model comes from fairseq or transformers."""
         return self.what in ("fairseq", "huggingface")
 
     @property

@@ -1,1 +1,1 @@
-"""Modules that the letters of a pattern build, and the residual connection around each."""
+"""Modules of the sublayers that the letters of a pattern stand for, and the residual connection around each."""

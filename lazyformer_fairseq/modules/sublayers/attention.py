@@ -1,8 +1,10 @@
-"""Sublayers that attend with heads: ``s`` in encoders and causal models; ``l`` and ``k``, which read from one below.
+"""Multi-head attention sublayers: ``s``, and ``l`` and ``k``, which reuse parts of an ``s`` below.
 
-A causal model's ``s`` is Transformer-XL's attention (Dai et al., 2019, section 3.3 and appendix B). ``l`` has its own
-values on a distribution computed below (LazyFormer, section 2, Figure 1), ``k`` its own queries on keys and values of
-an ``s`` (Brandon et al., 2024), which saves two of four projections, and in a causal model the memory of its inputs.
+- ``s`` is self-attention. In a causal model it is Transformer-XL's attention (Dai et al., 2019, section 3.3 and
+  appendix B).
+- ``l`` applies a distribution that was computed below to values of its own (LazyFormer, section 2, Figure 1).
+- ``k`` attends with queries of its own to the keys and values of an ``s`` below (Brandon et al., 2024). This saves two
+  of four projections and, in a causal model, the memory of its inputs.
 """
 
 import math
@@ -51,22 +53,28 @@ from lazyformer_fairseq.patterns.attention_variants import (
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
 
-# Where queries, keys and values are projected: a linear map, the number of the part of its outputs, of how many.
+# For each of "q", "k" and "v": the linear map that projects it, and which of how many equal parts of the map's outputs
+# it is, as (name, index of the part, number of parts).
 Projections = Mapping[str, tuple[str, int, int]]
 Projected = tuple[Tensor, Tensor, Tensor]  # queries, keys and values
 
 
 class AttentionSublayer(Sublayer):
-    """The base of kinds with heads and a projection `out_proj`, which each kind makes itself.
+    """The base class of attention sublayers; subclasses create the output projection `out_proj`.
 
     Args:
-        options: of the network; heads must divide the width (ValueError).
-        planned: its place in the plan.
+        options: the options of the network.
+        planned: the sublayer's place in the plan.
 
     Attributes:
-        consumers: how many lazy sublayers above read the distribution.
-        value_makers: what its attention variant adds to values.
-        query_makers: what it makes of queries.
+        consumers: the number of lazy sublayers above that read the distribution.
+        choices: the modules of the attention variants by name, the outermost first.
+        value_makers: the modules by which attention variants transform values, by name.
+        query_makers: the modules by which attention variants transform queries, by name.
+        projections: where each of queries, keys and values is projected, if the sublayer projects all of them.
+
+    Raises:
+        UserError: the number of heads does not divide the embedding dimension.
     """
 
     attends = takes_documents = takes_permuted = True
@@ -90,27 +98,33 @@ class AttentionSublayer(Sublayer):
 
     @property
     def variants(self) -> list[VariantModule]:
-        """The modules of its attention variants, the outermost first."""
+        """The modules of the attention variants, the outermost first."""
         return [cast(VariantModule, module) for module in self.choices.values()]
 
     @property
     def current_dropout(self) -> float:
-        """Dropout on distributions now: none in evaluation."""
+        """The dropout currently applied to distributions, which is 0 in evaluation."""
         if self.training:
             return self.dropout
         return 0.0
 
     @classmethod
     def parts(cls, planned: PlannedSublayer) -> Projections:  # noqa: ARG003 - for those that override it
-        """Return `projections` as they are with these settings: some attention variants have no queries or keys."""
+        """Return the projections that exist with the settings of `planned`.
+
+        Some attention variants project no queries or no keys.
+        """
         return cls.projections
 
     def copied(self, weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-        """Return weights of linear maps that start as copies of projections, by name, from those of the projections.
+        """Return the initial weights of the linear maps that start as copies of this sublayer's projections.
 
         Args:
-            weights: of a model, by name.
-            prefix: of the names of this sublayer's.
+            weights: the weights of a model, by name; copies are made of those that it has.
+            prefix: the prefix of the names of this sublayer's weights.
+
+        Returns:
+            The copied weights, by name with the prefix.
         """
         found = {}
         for path, module in self.named_modules():
@@ -126,25 +140,37 @@ class AttentionSublayer(Sublayer):
 
     @torch.no_grad()
     def start_copies(self) -> None:
-        """Copy projections to all that start so; for initialisations, which call it after they drew those."""
+        """Copy the projections to the linear maps that start as copies of them.
+
+        Initialisation functions call this after they have initialised the projections.
+        """
         weights = self.state_dict()
         for name, weight in self.copied(weights).items():
             weights[name].copy_(weight)
 
     def make_values(self, x_BKC: Tensor, v_BKC: Tensor) -> Any:
-        """Return values in the form that its attention variant takes, from projected ones."""
+        """Split projected values (B, K, C) into heads, and transform them as the attention variants require."""
         values = split_heads(v_BKC, self.num_heads)
         for maker in self.value_makers.values():
             values = maker(values, x_BKC)
         return values
 
     def make_queries(self, q_BTC: Tensor, scores: Scores, keys: int) -> Tensor:
-        """Return queries (B, N, T, D) as its attention variant compares them, of the last T of K positions."""
+        """Return the queries (B, N, T, D) in the form in which the attention variants compare them with keys.
+
+        Args:
+            q_BTC: projected queries of the last T of K positions.
+            scores: the scores of the attention.
+            keys: K.
+        """
         q_BNTD = split_heads(q_BTC, self.num_heads)
         return make_vectors(self.query_makers, q_BNTD, scores, keys)
 
     def attend(self, attention: Attention, shared: Context) -> Output:
-        """Return attention (B, T, C), not yet projected; hand on its distribution, from before dropout."""
+        """Return the output of attention (B, T, C) before the output projection, and hand on the distribution.
+
+        The distribution that is handed on has had no dropout.
+        """
         handed_on: dict[str, Any] = {}
 
         def innermost(attention: Attention) -> AttentionOutput:
@@ -172,19 +198,20 @@ class AttentionSublayer(Sublayer):
 
 
 def _values_below(planned: PlannedSublayer) -> Settings:
-    """Return the settings of the ``s`` that a sublayer reads from; none where the plan does not say."""
+    """Return the settings of the ``s`` that a sublayer reads from; empty if the plan does not name it."""
     if planned.producer is None:
         return {}
     return planned.producer.values
 
 
 class ChoosingAttention(AttentionSublayer):
-    """The base of ``s``: its settings choose what it computes.
+    """The base class of ``s``, whose settings choose attention variants.
 
     Attributes:
-        choices: by name, the outermost first.
-        has_queries, has_keys: whether it projects them.
-        why_no_memory: why it can attend to no memory; empty if it can.
+        has_queries: whether it projects queries.
+        has_keys: whether it projects keys.
+        key_makers: the modules by which attention variants transform keys, by name.
+        why_no_memory: the reason why it cannot attend to a memory; empty if it can.
     """
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
@@ -196,7 +223,7 @@ class ChoosingAttention(AttentionSublayer):
         options = replace(options, values=planned.values)
         self.choices = build_choices(options)
         self.takes_documents = all(variant.project is None for variant in self.variants)
-        # Masks and learned scores go by where a token stands among the others.
+        # Masks and learned scores depend on the index of a token in its sequence.
         goes_by_index = any(row.choice in (MASK, SCORES) for row in chosen_variants(planned.values))
         self.takes_permuted = self.takes_documents and not goes_by_index
         self.value_makers = build_values(options)
@@ -208,13 +235,13 @@ class ChoosingAttention(AttentionSublayer):
             self.key_makers = build_vectors(options, are_keys=True)
 
     def make_keys(self, k_BKC: Tensor, scores: Scores, keys: int) -> Tensor:
-        """Return keys (B, N, K, D) as its attention variant compares them."""
+        """Return the keys (B, N, K, D) in the form in which the attention variants compare them with queries."""
         k_BNKD = split_heads(k_BKC, self.num_heads)
         return make_vectors(self.key_makers, k_BNKD, scores, keys)
 
 
 class SelfAttention(ChoosingAttention):
-    """softmax(QK^T / sqrt(D) + bias) V with an output projection, or what its settings make of it."""
+    """An encoder's ``s``: softmax(QK^T / sqrt(D) + bias) V and an output projection, unless settings change it."""
 
     projections: ClassVar[Projections] = {
         "q": ("qkv_proj", 0, 3),
@@ -233,7 +260,7 @@ class SelfAttention(ChoosingAttention):
     @classmethod
     @override
     def parts(cls, planned: PlannedSublayer) -> Projections:
-        """Return where each projection that there is stands in the one linear map."""
+        """Return the part of `qkv_proj` in which each existing projection lies."""
         kept = projected(planned.values)
         names = []
         if QUERIES in kept:
@@ -251,7 +278,7 @@ class SelfAttention(ChoosingAttention):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Attend among the tokens of the input."""
+        """Attend from the tokens of the input to each other."""
         input_of_variants = None
         if self.choices or self.is_key_producer:
             input_of_variants = x_BTC
@@ -266,8 +293,11 @@ class SelfAttention(ChoosingAttention):
         _below: SharedState,
         shared: Context,
     ) -> Output:
-        """Attend; `x_BTC` is None where neither an attention variant nor a ``k`` above reads it."""
-        if isinstance(projected, Tensor):  # not yet taken apart, which saves a copy of documents in a row
+        """Attend within one sequence or one group of documents.
+
+        `x_BTC` is None if neither an attention variant nor a ``k`` above reads it.
+        """
+        if isinstance(projected, Tensor):  # one tensor until here, which saves a copy when documents are grouped
             c = self.out_proj.in_features
             sizes = (c * self.has_queries, c * self.has_keys, c)
             q_BTC, k_BKC, v_BKC = projected.split(sizes, dim=-1)
@@ -286,7 +316,11 @@ class SelfAttention(ChoosingAttention):
         return self.attend(attention, shared)
 
     def _project(self, x_BTC: Tensor, scores: Scores) -> Union[Tensor, Projected]:
-        """Return queries, keys and values, those that there are, side by side; or apart, by an attention variant."""
+        """Project the input to queries, keys and values.
+
+        Returns:
+            One tensor with the existing projections side by side, or a tuple of three if an attention variant projects.
+        """
         for variant in self.variants:
             if variant.project is not None:
                 return variant.project(x_BTC, self.qkv_proj, scores)
@@ -294,11 +328,11 @@ class SelfAttention(ChoosingAttention):
 
 
 class RelativeAttention(ChoosingAttention):
-    """softmax(((Q + u) K^T + shift((Q + v) R^T)) / sqrt(D)) V, R the projected distances, without biases.
+    """A causal model's ``s``: softmax(((Q + u) K^T + shift((Q + v) R^T)) / sqrt(D)) V and an output projection.
 
-    Keys and values come from memory and segment, queries from the segment alone. u and v belong to the decoder, which
-    shares them between all its sublayers. Its settings may make something else of it: what has positions of its own
-    adds neither u nor v nor distances.
+    R are the projected distances. Keys and values come from memory and segment, queries from the segment alone. The
+    vectors u and v belong to the decoder, which shares them among all its sublayers. Projections have no biases.
+    Settings may change the formula: attention variants with positions of their own do not add u, v or distances.
     """
 
     projections: ClassVar[Projections] = {
@@ -334,7 +368,10 @@ class RelativeAttention(ChoosingAttention):
         """Attend to memory and segment."""
         if memory_BMC is not None:
             if self.why_no_memory:
-                raise UserError(f"{memory_BMC.size(1)} remembered tokens: {self.why_no_memory}; give --mem-len 0")
+                raise UserError(
+                    f"this attention cannot use a memory of {memory_BMC.size(1)} tokens: {self.why_no_memory}; "
+                    "set --mem-len 0"
+                )
             memory_BMC, shared = self._within_reach(memory_BMC, x_BTC.size(1), shared)
         x_BKC = with_memory(memory_BMC, x_BTC)
         c = x_BTC.size(-1)
@@ -363,9 +400,9 @@ class RelativeAttention(ChoosingAttention):
         time: int,
         shared: Context,
     ) -> tuple[Tensor, Context]:
-        """Leave out memory that no query sees, and its positions.
+        """Drop the part of the memory that no query sees, and its positions.
 
-        What others read of this sublayer is about all keys, so then all stay.
+        If other sublayers read the distribution or the keys of this one, they expect all keys, and nothing is dropped.
         """
         length = memory_BMC.size(1)
         kept = length
@@ -382,7 +419,10 @@ class RelativeAttention(ChoosingAttention):
         return memory_BMC, shared._replace(positions=positions)
 
     def _queries(self, x_BTC: Tensor, shared: Context, keys: int) -> tuple[Tensor, Scores]:
-        """Return Q + u, and the scores with positions; without keys to compare with, distances add nothing."""
+        """Return Q + u, and the scores with the terms of the distances.
+
+        Without keys there are no projected distances. Without queries, the first result has no dimensions (D = 0).
+        """
         if self.q_proj is None:
             return split_heads(x_BTC[..., :0], self.num_heads), shared.scores
         q_BNTD = self.make_queries(self.q_proj(x_BTC), shared.scores, keys)
@@ -395,9 +435,9 @@ class RelativeAttention(ChoosingAttention):
 
 
 class LazyAttention(AttentionSublayer):
-    """P V with an output projection, P the distribution of the nearest sublayer below that has one.
+    """``l``: P V and an output projection, where P is the distribution of the nearest sublayer below that has one.
 
-    Like Transformer-XL's attention, a causal model's projections have no biases.
+    In a causal model the projections have no biases, as in Transformer-XL's attention.
     """
 
     projections: ClassVar[Projections] = {"v": ("v_proj", 0, 1)}
@@ -419,7 +459,7 @@ class LazyAttention(AttentionSublayer):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Attend with the given distribution, which includes biases and masks already."""
+        """Attend with the distribution from below, which already includes biases and masks."""
         x_BKC = with_memory(memory_BMC, x_BTC)
         distribution = below[DISTRIBUTION]
         one = distribution
@@ -443,7 +483,11 @@ class LazyAttention(AttentionSublayer):
         below: SharedState,
         _shared: Context,
     ) -> Output:
-        """Attend; `x_BKC` is None where nothing makes values of it, `v_BKC` where the distribution projects them."""
+        """Attend within one sequence or one group of documents.
+
+        `x_BKC` is None if no attention variant computes values from it. `v_BKC` is None if the distribution projects
+        the values itself.
+        """
         distribution = below[DISTRIBUTION]
         if v_BKC is None:
             v_BKC, distribution = distribution.project(x_BKC, self.v_proj, self.num_heads)
@@ -453,19 +497,20 @@ class LazyAttention(AttentionSublayer):
 
 
 class SharedKeysAttention(AttentionSublayer):
-    """softmax(QK^T / sqrt(D) + bias) V, K and V those of the nearest ``s`` below (cross-layer attention, section 2).
+    """``k``: softmax(QK^T / sqrt(D) + bias) V with K and V of the nearest ``s`` below.
 
-    It sees what that ``s`` sees: bias, padding, mask, persistent or projected keys, weights, and its queries go through
-    what those of that ``s`` do. It draws its own dropout. In a causal model it projects distances anew, as its queries
-    meet them, and its projections have no biases.
+    This is cross-layer attention (Brandon et al., 2024, section 2). Everything else that shapes the distribution of
+    that ``s`` also applies here: bias, padding, mask, persistent or projected keys, the function that turns scores into
+    weights, and the transformations of queries. Dropout is drawn anew. In a causal model the sublayer has a projection
+    of distances of its own, and its projections have no biases.
     """
 
-    attends = False  # the memory is in the keys that it reads
+    attends = False  # the keys that it reads already include the memory
     projections: ClassVar[Projections] = {"q": ("q_proj", 0, 1)}
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
-        self.choices = nn.ModuleDict()  # the s has made them
+        self.choices = nn.ModuleDict()  # the s has applied its variants to the keys and values already
         has_bias = not options.is_causal
         self.q_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
         self.out_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
@@ -483,7 +528,7 @@ class SharedKeysAttention(AttentionSublayer):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Attend to the keys and values of the ``s`` below."""
+        """Attend to the keys and values of the ``s`` below; `memory_BMC` is ignored."""
         y_BTC, _ = by_document(self._attend, [x_BTC, self.q_proj(x_BTC)], below, shared)
         return self.out_proj(y_BTC), {}
 
@@ -505,15 +550,15 @@ class SharedKeysAttention(AttentionSublayer):
 
 
 def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) -> Tensor:
-    """Return sinusoids (K + 1, C) of the distances K - 1 down to -1, first all sines, then all cosines.
+    """Return sinusoids (K + 1, C) of the distances K - 1 down to -1: first all sines, then all cosines.
 
     Args:
-        keys: K.
-        embed_dim: C, even.
-        clamp_len: distances beyond this one count as it; 0 for no such limit.
-        like: a tensor with the device and precision to use.
+        keys: K, the number of keys.
+        embed_dim: C, which must be even.
+        clamp_len: the largest distance that is told apart; longer distances are encoded like it. 0 for no limit.
+        like: a tensor whose device and precision the result has.
     """
-    exact = torch.promote_types(like.dtype, torch.float32)  # half precision has no integers beyond 2048
+    exact = torch.promote_types(like.dtype, torch.float32)  # fp16 cannot represent all integers above 2,048
     distances = torch.arange(keys - 1, -2, -1, device=like.device, dtype=exact)
     if clamp_len:
         distances = distances.clamp(max=clamp_len)
@@ -527,9 +572,15 @@ def with_distances(
     position_proj: Linear,
     shared: Context,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return Q + u (B, N, T, D) of projected queries, and what scores have for positions."""
+    """Return Q + u (B, N, T, D), and the parts of :class:`Scores` that describe relative positions.
+
+    Args:
+        q_BNTD: projected queries Q.
+        position_proj: the projection of encoded distances.
+        shared: the context of the forward pass, with relative positions.
+    """
     positions = shared.positions
-    assert positions is not None, "a causal model has them"
+    assert positions is not None, "the context of a causal model has relative positions"
     q_BTND = q_BNTD.transpose(1, 2)
     num_heads, size = q_BTND.shape[2:]
     distances_KND = position_proj(positions.encoded).unflatten(-1, (num_heads, -1))
@@ -543,23 +594,26 @@ def with_distances(
 
 
 def split_heads(x_BTC: Tensor, num_heads: int) -> Tensor:
-    """Split (B, T, C) into heads: (B, N, T, D)."""
+    """Split the last dimension of (B, T, C) into heads; return (B, N, T, D)."""
     return x_BTC.unflatten(-1, (num_heads, x_BTC.size(-1) // num_heads)).transpose(1, 2)
 
 
 def merge_heads(x_BNTD: Tensor) -> Tensor:
-    """Join the heads of (B, N, T, D): (B, T, C)."""
+    """Join the heads of (B, N, T, D); return (B, T, C)."""
     return x_BNTD.transpose(1, 2).flatten(2)
 
 
 def with_memory(memory_BMC: Optional[Tensor], x_BTC: Tensor) -> Tensor:
-    """Return all inputs to attend to, (B, M + T, C): the previous segments', if any, then this one's."""
+    """Return all inputs to attend to (B, M + T, C): those of previous segments, if any, and then this segment's."""
     if memory_BMC is None:
         return x_BTC
     return torch.cat([memory_BMC, x_BTC], dim=1)
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Raise a UserError where heads do not divide the width."""
+    """Raise a UserError if the number of heads does not divide the embedding dimension."""
     if num_heads < 1 or embed_dim % num_heads:
-        raise UserError(f"{num_heads} attention heads do not divide an embedding dimension of {embed_dim}")
+        raise UserError(
+            f"{num_heads} attention heads do not divide an embedding dimension of {embed_dim}; choose a number of "
+            "heads that divides it"
+        )

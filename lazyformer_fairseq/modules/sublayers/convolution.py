@@ -21,23 +21,26 @@ from lazyformer_fairseq.modules.sublayers.interface import (
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import LIGHTWEIGHT
 
-CACHED = 2**16  # sums that a filter's gradient adds up at a time: a quarter of a megabyte, which stays near the core
+# The number of sums that the filters' gradient accumulates at a time: a quarter of a megabyte, which stays in cache.
+CACHED = 2**16
 
 
 class Convolution(Sublayer):
-    """W2 conv(GLU(W1 x)): a projection to 2 C, of which one half gates the other, a filter a channel, a projection.
+    """A gated convolution W2 conv(GLU(W1 x)).
 
-    An encoder's filter is centred; one of even width has its extra place before the token. A causal model's ends at the
-    token, and reaches back into the memory. Padding, and what is before or after the text, counts as zero.
+    A projection to 2 C dimensions, of which one half gates the other, is followed by a convolution with one filter per
+    channel and by an output projection. In an encoder the filter is centred on the token; a filter of even width covers
+    one token more before it than after it. In a causal model the filter ends at the token and reaches back into the
+    memory. Padding and positions outside the text count as zero.
 
     Args:
         embed_dim: C.
-        width: W, places of a filter.
-        num_heads: N. Above 0 the filters are those of lightweight convolution: softmax makes each a distribution over
-            its places, and the C / N channels of a head share one. 0 for a filter of its own for each channel.
+        width: W, the filter width in tokens.
+        num_heads: N. If positive, the filters are those of lightweight convolution: a softmax normalises each over its
+            W positions, and the C / N channels of a head share one filter. 0 for a separate filter per channel.
 
     Raises:
-        ValueError: heads do not divide the width of the network.
+        UserError: the number of heads does not divide the embedding dimension.
     """
 
     attends = takes_documents = True
@@ -55,9 +58,9 @@ class Convolution(Sublayer):
             check_heads(embed_dim, num_heads)
         self.weight = nn.Parameter(torch.empty(num_heads or embed_dim, width))
         if num_heads:
-            nn.init.xavier_uniform_(self.weight.data[:, None])  # as fairseq's
+            nn.init.xavier_uniform_(self.weight.data[:, None])  # as in fairseq
         else:
-            nn.init.normal_(self.weight, std=width**-0.5)  # keeps the variance of independent tokens
+            nn.init.normal_(self.weight, std=width**-0.5)  # preserves the variance if tokens are independent
 
     @classmethod
     @override
@@ -89,14 +92,15 @@ class Convolution(Sublayer):
         is_padding = shared.scores.is_padding(gated.size(1))
         if is_padding is not None:
             is_text = (~is_padding).to(gated)
-            gated = gated * is_text[..., None]  # on a processor an eighth of masked_fill's time
-        if shared.scores.is_causal:  # looks back alone
+            gated = gated * is_text[..., None]  # on a CPU this takes an eighth of the time of masked_fill
+        if shared.scores.is_causal:
             before = self.width - 1
         else:
             before = self.width // 2
         after = self.width - 1 - before
         if memory_BMC is not None and before:
-            # By itself: on a processor products of a multiple of 128 tokens are faster, see modules/linear.py.
+            # The memory is projected separately, because on a CPU the product over a segment is faster if its number of
+            # tokens is a multiple of 128; see modules/linear.py.
             remembered = self._gated(memory_BMC[:, -before:])
             gated = torch.cat([remembered, gated], 1)
             before = before - remembered.size(1)
@@ -106,7 +110,7 @@ class Convolution(Sublayer):
         return F.glu(self.in_proj(x_BTC), -1)
 
     def filters(self) -> Tensor:
-        """Return the filter of each channel, (C, W)."""
+        """Return the filters of all channels (C, W)."""
         if not self.num_heads:
             return self.weight
         by_head = self.weight.softmax(-1)
@@ -115,13 +119,18 @@ class Convolution(Sublayer):
 
 
 def convolve(x_BTC: Tensor, filters_CW: Tensor, before: int, after: int) -> Tensor:
-    """Return the sum over w of filter (c, w) times input t - before + w, for each token t and channel c.
+    """Convolve each channel with its filter.
+
+    The output at token t is the sum over w of filter (c, w) times the input at token t - before + w.
 
     Args:
-        x_BTC: of T tokens.
-        filters_CW: of each channel.
-        before: zeros to put before; the output has T + before + after - W + 1 tokens.
-        after: zeros to put behind.
+        x_BTC: the input.
+        filters_CW: the filter of each channel.
+        before: the number of zeros to insert before the first token.
+        after: the number of zeros to append after the last token.
+
+    Returns:
+        A tensor (B, T + before + after - W + 1, C).
     """
     if before != after:
         x_BTC = F.pad(x_BTC, (0, 0, before, after))
@@ -132,14 +141,18 @@ def convolve(x_BTC: Tensor, filters_CW: Tensor, before: int, after: int) -> Tens
     if torch.is_autocast_enabled("cpu"):
         x_BTC = x_BTC.to(torch.get_autocast_dtype("cpu"))
     filters_CW = filters_CW.to(x_BTC.dtype)
-    watched = torch.compiler.is_compiling() or torch.jit.is_tracing()  # compilers and exporters know torch's operators
+    # Compilers and exporters know torch's own operators, but not our autograd function.
+    watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if watched:
         return _as_image(x_BTC, filters_CW, before)
     return _Convolution.apply(x_BTC, filters_CW, before)
 
 
 def _as_image(x_BTC: Tensor, filters_CW: Tensor, padding: int) -> Tensor:
-    """Convolve by oneDNN, which takes an image of one row as it is if its channels lie next to each other."""
+    """Convolve (B, T, C) as an image of height 1.
+
+    oneDNN reads such an image without a copy, because its channels are contiguous in memory.
+    """
     image_BC1T = x_BTC.transpose(1, 2)[:, :, None]
     convolved_BC1T = F.conv2d(
         image_BC1T,
@@ -151,7 +164,10 @@ def _as_image(x_BTC: Tensor, filters_CW: Tensor, padding: int) -> Tensor:
 
 
 class _Convolution(torch.autograd.Function):
-    """Convolution with the same forward pass and input gradient; the filters' gradient is sums of products."""
+    """A convolution whose filter gradient is computed by :func:`_filter_gradient` instead of by torch.
+
+    The forward pass and the gradient of the input are those of :func:`_as_image`.
+    """
 
     @staticmethod
     def forward(x_BTC: Tensor, filters_CW: Tensor, padding: int) -> Tensor:
@@ -178,12 +194,14 @@ class _Convolution(torch.autograd.Function):
 
 
 def _filter_gradient(x_BKC: Tensor, gradient_BTC: Tensor, width: int) -> Tensor:
-    """Return (C, W): per channel and place the sum of the gradient times the input that the filter met there.
+    """Return the gradient of the filters (C, W).
+
+    An entry is the sum over tokens of the output's gradient times the input by which this weight was multiplied.
 
     Args:
-        x_BKC: padded, K = T + W - 1.
-        gradient_BTC: of the output.
-        width: W.
+        x_BKC: the padded input, with K = T + W - 1.
+        gradient_BTC: the gradient of the output.
+        width: W, the filter width.
     """
     _, time, channels = gradient_BTC.shape
     rows = min(time, max(1, CACHED // (width * channels)))

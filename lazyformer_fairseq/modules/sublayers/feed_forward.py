@@ -1,4 +1,4 @@
-"""Sublayers of one token at a time, ``f``, its experts and ``-``, and the residual connection around every sublayer."""
+"""The feed-forward sublayer ``f``, its mixture of experts, the identity ``-``, and the residual connection."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, cast
@@ -23,7 +23,7 @@ from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """Return GELU's approximation by a hyperbolic tangent (Hendrycks and Gimpel, 2016, section 2)."""
+    """Return the tanh approximation of GELU (Hendrycks and Gimpel, 2016, section 2)."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -44,12 +44,17 @@ GATES: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.sil
 
 
 class FeedForward(Sublayer):
-    """``f``: W2 dropout(activation(W1 x)), with W = `ffn_embed_dim` hidden numbers.
+    """``f``: a feed-forward network W2 dropout(activation(W1 x)) of hidden size W.
 
-    With a gate W2 dropout(gate(W1 x) * V x) (Shazeer, 2020, equation 6); `fc1` has W1 above V, (2 W, C), one product.
+    With a gate it is W2 dropout(gate(W1 x) * V x) (Shazeer, 2020, equation 6). The weight of `fc1` (2 W, C) then stacks
+    W1 on V, so that both take one matrix product.
 
     Args:
-        gate: a key of GATES, in place of `activation`; "" for none.
+        embed_dim: C.
+        ffn_embed_dim: W, the hidden size.
+        activation: the activation function, if there is no gate.
+        dropout: the dropout after the activation or gate.
+        gate: a key of GATES, which replaces `activation`; "" for no gate.
     """
 
     is_tokenwise = True
@@ -77,7 +82,7 @@ class FeedForward(Sublayer):
     @classmethod
     @override
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> Sublayer:
-        """Return one with fresh weights, or as many as there are to be experts."""
+        """Return a feed-forward sublayer with fresh weights, or :class:`Experts` if the settings ask for them."""
         values = planned.values
         feed_forwards = []
         for _ in range(max(1, values["experts"])):
@@ -116,7 +121,7 @@ class FeedForward(Sublayer):
         return self.compute(x_BTC), {}
 
     def compute(self, x: Tensor) -> Tensor:
-        """Return (..., C) from (..., C)."""
+        """Apply the network to vectors (..., C)."""
         hidden = self.fc1(x)
         if self.is_gated:
             gate, values = hidden.chunk(2, -1)
@@ -126,17 +131,18 @@ class FeedForward(Sublayer):
         return self.fc2(F.dropout(hidden, self.dropout, self.training))
 
 
-# In the `common` of a network's options: its sublayers of experts.
-EXPERTS = "experts"
+EXPERTS = "experts"  # the key, in the `common` options of a network, of the list of its Experts
 
 
 class Assignment(NamedTuple):
-    """P pairs of a token and an expert that have a slot, in the order of experts.
+    """The P pairs of a token and an expert that have a slot, sorted by expert.
 
     Attributes:
-        tokens_P, experts_P, weights_P: numbers of both, and the weight of the expert's output.
-        counts_E: pairs of each expert.
-        wanted: all pairs that were to have a slot, a number.
+        tokens_P: the index of each pair's token in the batch.
+        experts_P: the index of each pair's expert.
+        weights_P: the weight of the expert's output in the token's output.
+        counts_E: the number of pairs per expert.
+        wanted: the number of pairs that requested a slot, a scalar tensor.
     """
 
     tokens_P: Tensor
@@ -147,7 +153,13 @@ class Assignment(NamedTuple):
 
 
 class Told(NamedTuple):
-    """Report of experts on a pass in training: their loss, how many choices found no slot, and how many there were."""
+    """The auxiliary outputs of experts in a forward pass in training.
+
+    Attributes:
+        loss: the loss that balances the experts.
+        dropped: the number of choices that found no slot.
+        wanted: the number of choices that requested a slot.
+    """
 
     loss: Tensor
     dropped: Tensor
@@ -155,12 +167,12 @@ class Told(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """Texts whose tokens stand one behind the other.
+    """The texts of a batch, whose tokens are concatenated.
 
     Attributes:
-        number_S: number of each token's text.
-        lengths_G: tokens of each text, padding apart.
-        is_padding_S: True at padding; None where there is none.
+        number_S: the index of each token's text.
+        lengths_G: the number of tokens per text, without padding.
+        is_padding_S: True at padding; None if there is none.
     """
 
     number_S: Tensor
@@ -169,32 +181,36 @@ class Texts(NamedTuple):
 
 
 class Experts(Sublayer):
-    """``f[experts=E]``: feed-forwards of which a gate chooses for each token (GShard, 2020, section 2.2, Algorithm 1).
+    """``f[experts=E]``: a mixture of experts, feed-forward networks among which a gate chooses for each token.
 
-    The gate is softmax(x W) in single precision. The output is the chosen experts' weighted sum: of two, by their
-    shares of the gate of both; of one, by its gate (Switch Transformer, 2021, equation 2). Evaluation is that.
+    The gate is softmax(x W) in single precision. The output is the weighted sum of the outputs of the chosen experts.
+    A single expert is weighted by its gate (Switch Transformer, 2021, equation 2); the weights of two experts are their
+    gates, normalised to sum to 1 (GShard, 2020, section 2.2, Algorithm 1). In evaluation all choices are computed.
 
-    In training a text is a group, in which each expert has ceil(capacity top tokens / E) slots; padding takes none. The
-    first choices of all tokens take theirs in the order of the tokens, then the second ones do that are drawn, each
-    with twice its weight for probability (as in the authors' code those that are not drawn take no slot, where
-    Algorithm 1 counts them). A choice without a slot is dropped: without any, a token passes by the residual connection
-    alone. In causal models tokens take their slots one after the other, first and second together: so no slot depends
-    on what follows.
+    In training every text is a group in which each expert has ceil(capacity * top * tokens / E) slots. Padding takes no
+    slots. First, the first choices of all tokens take slots in the order of the tokens. Then the second choices follow,
+    each of which is kept with a probability of twice its weight. As in the authors' code, second choices that are not
+    kept take no slot, whereas Algorithm 1 counts them. Choices that find no slot are dropped. A token whose choices are
+    all dropped passes through the residual connection alone. In causal models each token takes the slots of its first
+    and second choice before the next token does, so that no slot depends on later tokens.
 
-    The loss that keeps experts busy is E^2 times Algorithm 1's: E times the sum over experts of the share of first
-    choices and the mean gate, averaged over texts; 1 where all are chosen equally.
+    The loss that balances the experts is E^2 times that of Algorithm 1: E times the sum over experts of the share of
+    first choices times the mean gate, averaged over texts. It is 1 if all experts are chosen equally often.
 
     Args:
-        feed_forwards: E of them.
-        top: 1 or 2.
-        is_causal: whether a token must not know of later ones.
+        embed_dim: C.
+        feed_forwards: the E experts.
+        top: the number of experts per token, 1 or 2.
+        capacity: the number of slots relative to the number of choices.
+        is_causal: whether the output at a token must not depend on later tokens.
 
     Attributes:
         count: E.
-        experts: those that are here, by number; all, unless
-            :class:`~lazyformer_fairseq.modules.shared_experts.SharedExperts` has shared them out.
-        exchange: (what computes, inputs (P, C) in the order of experts, counts (E,)) -> outputs (P, C), where they are.
-        told: of the last pass in training.
+        experts: the experts that this process holds, by number. These are all, unless
+            :class:`~lazyformer_fairseq.modules.shared_experts.SharedExperts` has distributed them.
+        exchange: a function that sends inputs to the processes that hold their experts: (:meth:`compute`, inputs (P, C)
+            sorted by expert, counts (E,)) -> outputs (P, C). None if this process holds all experts.
+        told: the auxiliary outputs of the last forward pass in training.
     """
 
     takes_documents = True
@@ -218,10 +234,10 @@ class Experts(Sublayer):
         self.told: Optional[Told] = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "told": None}  # a graph cannot be copied
+        return {**self.__dict__, "told": None}  # tensors of a graph can be neither copied nor pickled
 
     def take_told(self) -> Optional[Told]:
-        """Return the report of the last pass in training, once."""
+        """Return the auxiliary outputs of the last forward pass in training, and forget them."""
         told = self.told
         self.told = None
         return told
@@ -261,28 +277,32 @@ class Experts(Sublayer):
 
     @property
     def here(self) -> Mapping[int, FeedForward]:
-        """The experts that are here, by number."""
+        """The experts that this process holds, by number."""
         return {int(number): cast(FeedForward, expert) for number, expert in self.experts.items()}
 
     def compute(self, x_PC: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return the outputs of the experts that are here, each of its part.
+        """Return the outputs (P, C) of the experts that this process holds, each applied to its part of the inputs.
 
-        One without tokens learns zeros, as DDP asks.
+        An expert without tokens gets gradients of zero, because DDP needs a gradient for every parameter.
+
+        Args:
+            x_PC: inputs, sorted by expert.
+            counts: the number of inputs per expert.
         """
         parts = x_PC.split(counts)
         outputs = [expert.compute(part) for expert, part in zip(self.here.values(), parts, strict=True)]
         return torch.cat(outputs)
 
     def gates(self, x_SC: Tensor) -> Tensor:
-        """Return the softmax of the gate's products (S, E), in single precision or better."""
+        """Return the gate of each token and expert (S, E), in single precision or better."""
         exact = torch.promote_types(x_SC.dtype, torch.float32)
-        if not isinstance(self.gate, nn.Linear):  # an adapter has wrapped it, and its weight is not all of it
+        if not isinstance(self.gate, nn.Linear):  # wrapped by an adapter, which adds to its weight
             return self.gate(x_SC).to(exact).softmax(-1)
         with torch.autocast(x_SC.device.type, enabled=False):
             return F.linear(x_SC.to(exact), self.gate.weight.to(exact)).softmax(-1)
 
     def _chosen(self, gates_SE: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights and experts (S, K), the best first."""
+        """Return the weights and indices (S, K) of the chosen experts of each token, the best first."""
         best_SK, experts_SK = gates_SE.topk(self.top, -1)
         if self.top > 1:
             best_SK = best_SK / best_SK.sum(-1, keepdim=True)
@@ -304,11 +324,11 @@ class Experts(Sublayer):
         return Texts(number_S, lengths_G - is_padding.sum(-1), is_padding.flatten())
 
     def assign(self, gates_SE: Tensor, texts: Texts) -> Assignment:
-        """Return the pairs of token and expert that have a slot; in training second choices are drawn.
+        """Return the pairs of token and expert that have a slot; in training, second choices are sampled.
 
         Args:
-            gates_SE: of each token and expert.
-            texts: that the tokens belong to.
+            gates_SE: the gate of each token and expert.
+            texts: the texts to which the tokens belong.
         """
         weights_SK, experts_SK = self._chosen(gates_SE)
         is_wanted_SK = torch.ones_like(experts_SK, dtype=torch.bool)
@@ -318,7 +338,8 @@ class Experts(Sublayer):
             draws_S1 = torch.rand(len(gates_SE), 1, dtype=gates_SE.dtype, device=gates_SE.device)
             is_wanted_SK[:, 1:] &= draws_S1 < 2 * weights_SK[:, 1:]
         tokens_SK = torch.arange(len(gates_SE), device=gates_SE.device)[:, None].expand_as(experts_SK)
-        # In the order in which they take slots; then sorted by expert, text and that order, those without a wish last.
+        # List the pairs in the order in which they take slots; then sort them by expert and text, keeping this order.
+        # Pairs that want no slot come last.
         tokens_P = self._in_order(tokens_SK)
         experts_P = self._in_order(experts_SK)
         weights_P = self._in_order(weights_SK)
@@ -345,26 +366,26 @@ class Experts(Sublayer):
         )
 
     def _in_order(self, x_SK: Tensor) -> Tensor:
-        """Return (S K,) of pairs of token and expert in the order in which these take slots."""
+        """Flatten values of pairs of token and choice (S, K) in the order in which the pairs take slots."""
         if self.is_causal:
             return x_SK.flatten()
         return x_SK.t().flatten()
 
     def slots(self, lengths_G: Tensor) -> Tensor:
-        """Return an expert's slots in texts of so many tokens."""
+        """Return the number of slots per expert (G,) in texts of these lengths."""
         of_a_token = self.capacity * self.top / self.count
-        slots_G = lengths_G.double() * of_a_token - 1e-9  # rounding adds no slot
+        slots_G = lengths_G.double() * of_a_token - 1e-9  # so that a rounding error does not add a slot
         return slots_G.ceil().long()
 
     def _balance(self, gates_SE: Tensor, texts: Texts) -> Tensor:
-        """Return the loss that balances experts; of first choices alone, with a slot or without."""
+        """Return the loss that balances the experts, from the first choices, whether or not they found a slot."""
         is_first_SE = F.one_hot(gates_SE.argmax(-1), self.count).to(gates_SE)
         share_GE = self._mean_of_texts(is_first_SE, texts)
         mean_GE = self._mean_of_texts(gates_SE, texts)
         return self.count * (share_GE * mean_GE).sum(-1).mean()
 
     def _mean_of_texts(self, x_SE: Tensor, texts: Texts) -> Tensor:
-        """Return the mean of each text, (G, E), padding apart."""
+        """Return the mean over the tokens of each text (G, E), without padding."""
         if texts.is_padding_S is not None:
             x_SE = x_SE.masked_fill(texts.is_padding_S[:, None], 0)
         zeros_GE = x_SE.new_zeros(len(texts.lengths_G), self.count)
@@ -372,14 +393,20 @@ class Experts(Sublayer):
         return sums_GE / texts.lengths_G[:, None].clamp(min=1)
 
     def _by_all(self, x_SC: Tensor, gates_SE: Tensor) -> Tensor:
-        """Compute all experts on all tokens, of which few count: in a graph shapes must not depend on numbers."""
+        """Return the outputs (S, C), computed by applying all experts to all tokens.
+
+        Compiled and exported graphs need this, because their shapes must not depend on values.
+        """
         weights_SK, experts_SK = self._chosen(gates_SE)
         weights_SE = torch.zeros_like(gates_SE).scatter(-1, experts_SK, weights_SK).to(x_SC.dtype)
         weighted = [expert.compute(x_SC) * weights_SE[:, number, None] for number, expert in self.here.items()]
         return torch.stack(weighted).sum(0)
 
     def _evenly(self, x_SC: Tensor) -> Tensor:
-        """Return what costs as much, where tensors have no numbers: all experts are chosen equally often."""
+        """Return outputs (S, C) as if all experts were chosen equally often.
+
+        It serves where costs are counted: tensors without values have the right shapes and the usual cost.
+        """
         tokens = len(x_SC)
         weights_SK, _ = F.linear(x_SC, self.gate.weight).softmax(-1).topk(self.top, -1)
         tokens_P = torch.arange(tokens, device=x_SC.device).repeat(self.top)
@@ -390,7 +417,10 @@ class Experts(Sublayer):
 
 
 class Identity(Sublayer):
-    """``-``: x, without a residual connection or LayerNorm: a search chose no sublayer here (PAR Transformer, 2.1)."""
+    """``-``: the identity, without residual connection or LayerNorm.
+
+    It stands where a search has chosen no sublayer (PAR Transformer, section 2.1).
+    """
 
     is_residual = False
     is_tokenwise = True
@@ -413,9 +443,17 @@ class Identity(Sublayer):
 
 
 class ResidualSublayer(nn.Module):
-    """LayerNorm(x + F(x)) (post-norm, BERT), or x + F(LayerNorm(x)) (pre-norm; PAR Transformer, equations 1 and 2).
+    """A sublayer F with a residual connection and LayerNorm.
 
-    F is `inner`; dropout acts on its output. What is called LayerNorm may be RMSNorm, see `norm`.
+    It computes LayerNorm(x + F(x)) with post-norm (BERT), and x + F(LayerNorm(x)) with pre-norm (PAR Transformer,
+    equations 1 and 2). Dropout is applied to the output of F.
+
+    Args:
+        inner: F.
+        embed_dim: C.
+        dropout: the dropout on the output of F.
+        normalize_before: whether to use pre-norm.
+        norm: the options of the norm, which may be an RMSNorm instead of a LayerNorm.
     """
 
     def __init__(
@@ -441,9 +479,11 @@ class ResidualSublayer(nn.Module):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Compute; see :meth:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer.forward`.
+        """Compute the output of the sublayer with its residual connection.
 
-        `memory_BMC` comes from before any LayerNorm; sublayers that do not attend ignore it.
+        Arguments and return values are those of
+        :meth:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer.forward`. `memory_BMC` has not been normalised;
+        sublayers that do not attend ignore it.
         """
         y, handed_on = self.branch(x_BTC, below, shared, memory_BMC)
         x_BTC = x_BTC + y
@@ -458,7 +498,7 @@ class ResidualSublayer(nn.Module):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Return F alone, after dropout: what is added to x."""
+        """Return the output of F after dropout, which the residual connection adds to x, and what F hands on."""
         normalised_BTC = self._normalised(x_BTC)
         if self.attends and memory_BMC is not None:
             y, handed_on = self.inner(normalised_BTC, below, shared, self._normalised(memory_BMC))

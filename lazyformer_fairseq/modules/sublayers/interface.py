@@ -1,4 +1,4 @@
-"""Interface of a sublayer type's module, and what all sublayers of a network share."""
+"""The base class of sublayer modules, and the data that all sublayers of a network share."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +12,18 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
-# What sublayers below hand on, by name, such as DISTRIBUTION; the nearest one's counts.
+# What the sublayers below hand on, by name, such as DISTRIBUTION. If several use the same name, the nearest one wins.
 SharedState = Mapping[str, Any]
-Output = tuple[Tensor, SharedState]  # of a sublayer: (B, T, C), and what it hands on
-Settings = Mapping[str, Any]  # what stands in brackets, by name; the row of a setting says of which type it is
+Output = tuple[Tensor, SharedState]  # the output (B, T, C) of a sublayer, and what it hands on
+Settings = Mapping[str, Any]  # the settings in the brackets of a pattern, by name; the table of kinds gives their types
 
 
 @dataclass(frozen=True)
 class SublayerOptions:
-    """Options that every sublayer of a network gets; see :class:`~lazyformer_fairseq.modules.networks.stack.Stack`."""
+    """Options passed to every sublayer of a network.
+
+    :class:`~lazyformer_fairseq.modules.networks.stack.Stack` describes those that are not commented here.
+    """
 
     embed_dim: int
     ffn_embed_dim: int
@@ -28,26 +31,26 @@ class SublayerOptions:
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     activation: Callable[[Tensor], Tensor] = F.gelu
-    max_positions: int = 0  # longest input of an encoder; 0 for a causal model, which has no such limit
-    common: dict[str, Any] = field(default_factory=dict)  # what sublayers of one network share, by name
+    max_positions: int = 0  # longest input of an encoder in tokens; 0 for a causal model, which has no such limit
+    common: dict[str, Any] = field(default_factory=dict)  # parameters and modules that sublayers share, by name
     is_causal: bool = False
     values: Settings = field(default_factory=dict)  # for an attention variant: all settings of its ``s``
-    linear_bias: bool = True  # whether linear maps have biases; see :func:`build_sublayer`
+    linear_bias: bool = True  # whether linear maps have biases; build_sublayer removes them if not
 
     @property
     def head_size(self) -> int:
-        """D, numbers of a head."""
+        """D, the dimension of each head."""
         return self.embed_dim // self.num_heads
 
 
 class RelativePositions(NamedTuple):
-    """Transformer-XL's positions of one forward pass, with K = M + T keys of memory and segment.
+    """Transformer-XL's relative positions in one forward pass over K = M + T keys (memory and segment).
 
     Attributes:
-        encoded: sinusoids (K + 1, C) of the distances K - 1, ..., 1, 0 and -1. The last belongs to a key in the future,
-            which no query may look at; with it, the relative shift is a view.
-        content_bias: u (N, D), added to the queries that meet keys.
-        position_bias: v (N, D), added to the queries that meet positions.
+        encoded: sinusoids (K + 1, C) of the distances K - 1, ..., 1, 0 and -1. The last distance belongs to a key in
+            the future, which no query may see; it is included so that the relative shift can be a view.
+        content_bias: u (N, D), added to the queries before they are multiplied by the keys.
+        position_bias: v (N, D), added to the queries before they are multiplied by the projected distances.
     """
 
     encoded: Tensor
@@ -56,17 +59,18 @@ class RelativePositions(NamedTuple):
 
 
 class Context(NamedTuple):
-    """Context of a forward pass, which all sublayers share.
+    """The context of one forward pass, shared by all sublayers.
 
     Attributes:
-        scores: what to add to scores, and which keys a query may look at.
-        back_end: from :class:`~lazyformer_fairseq.modules.attention.AttentionInputs` to the name of the back end that
-            computes them.
+        scores: what is added to attention scores, and which keys each query may see.
+        back_end: a function that maps :class:`~lazyformer_fairseq.modules.attention.AttentionInputs` to the name of
+            the back end to compute them with.
         positions: Transformer-XL's relative positions; causal models only.
-        observe: is told of each distribution that is computed, as for those who look at it; None for nobody.
-        documents: how tokens (1, S, C) of several documents, none of which sees another, are grouped
-            (:class:`~lazyformer_fairseq.modules.networks.documents.Documents`); `scores` shapes nothing then. None for
-            sequences, one a row.
+        observe: a callback that receives each attention distribution as it is computed, for example to plot it; None
+            for no callback.
+        documents: how the tokens (1, S, C) of several documents in one row are grouped so that no document sees
+            another (:class:`~lazyformer_fairseq.modules.networks.documents.Documents`); `scores` is then ignored. None
+            if each row is one sequence.
     """
 
     scores: Scores
@@ -77,12 +81,12 @@ class Context(NamedTuple):
 
 
 class StackOutput(NamedTuple):
-    """Output of all sublayers of a network.
+    """The output of a stack of sublayers.
 
     Attributes:
-        x_BTC: output of the last one.
-        states: if asked for, the input of the first and the outputs of all, (B, T, C) each.
-        attended: if there is a memory, the inputs of the attending ones, (B, T, C) each.
+        x_BTC: the output of the last sublayer.
+        states: the input of the first sublayer and the outputs of all, (B, T, C) each; empty unless requested.
+        attended: the inputs of the sublayers that attend, (B, T, C) each; empty if there is no memory.
     """
 
     x_BTC: Tensor
@@ -91,18 +95,19 @@ class StackOutput(NamedTuple):
 
 
 class Sublayer(nn.Module):
-    """Module of a sublayer type.
+    """The base class of all sublayer modules.
 
     Attributes:
-        attends: whether it looks at other positions, and so at the memory of a causal model.
-        is_tokenwise: whether its output at a token depends on that token alone, also in training, so that any of them
-            can be computed without the others.
-        has_scores: whether it, if it attends, adds T5's bias or Transformer-XL's positions to scores.
-        is_residual: whether the network puts LayerNorm and a residual connection around it.
-        takes_documents: whether it takes the tokens of several documents in a row, because it mixes none or groups
-            them itself (:func:`by_document`). Else the network groups its inputs.
-        takes_permuted: whether tokens may come in any order, with their places beside them: because it mixes none, or
-            as scores let it and by these places alone (:mod:`lazyformer_fairseq.modules.networks.permuted`).
+        attends: whether it reads other positions. A causal model then passes it the memory of previous segments.
+        is_tokenwise: whether its output at a token depends on that token alone, in training too, so that a subset of
+            the tokens can be computed without the others.
+        has_scores: for a sublayer that attends, whether it adds T5's bias or Transformer-XL's positions to its scores.
+        is_residual: whether the network wraps it in a residual connection with LayerNorm.
+        takes_documents: whether its input may be the tokens of several documents in one row, because it does not mix
+            tokens or groups them itself with :func:`by_document`. If not, the network groups its inputs.
+        takes_permuted: whether tokens may come in any order, with their positions given separately. This holds for
+            sublayers that do not mix tokens and for those that mix them only as `scores` and these positions allow
+            (:mod:`lazyformer_fairseq.modules.networks.permuted`).
     """
 
     attends: ClassVar[bool] = False
@@ -114,18 +119,23 @@ class Sublayer(nn.Module):
 
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Sublayer":
-        """Return one with fresh weights for this place of a plan; ``planned.values`` has the settings."""
+        """Return a sublayer with fresh weights for this place of a plan; ``planned.values`` holds its settings."""
         raise NotImplementedError
 
     def last_map(self) -> nn.Module:
-        """Return the map that makes its output, zero where all weights of the map are: by default `out_proj`.
+        """Return the linear map that produces the sublayer's output, `out_proj` by default.
+
+        If all weights of this map are zero, the output of the sublayer is zero.
 
         Raises:
-            UserError: there is none, and its class does not say which one.
+            UserError: the sublayer has no `out_proj`, and its class does not override this method.
         """
         out_proj = getattr(self, "out_proj", None)
         if out_proj is None:
-            raise UserError(f"--zero-last-maps: {type(self).__name__} has no out_proj, and no last_map of its own")
+            raise UserError(
+                f"--zero-last-maps: {type(self).__name__} has no out_proj; define last_map in this class, "
+                "or leave the option out"
+            )
         return out_proj
 
     @abstractmethod
@@ -136,16 +146,17 @@ class Sublayer(nn.Module):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Compute.
+        """Compute the output of the sublayer.
 
         Args:
-            x_BTC: input.
-            below: what sublayers below have handed on.
-            shared: see :class:`Context`.
-            memory_BMC: `x_BTC` of the previous segments; None where there are none. Only if it ``attends``.
+            x_BTC: the input.
+            below: what the sublayers below have handed on, by name.
+            shared: the context of the forward pass.
+            memory_BMC: the inputs `x_BTC` of previous segments; None if there are none. Passed only to sublayers whose
+                ``attends`` is true.
 
         Returns:
-            The output (B, T, C), and what it hands on, by name: nothing for most kinds.
+            The output (B, T, C), and what the sublayer hands on to those above, by name. Most kinds hand on nothing.
         """
 
 
@@ -155,15 +166,16 @@ def by_document(
     below: SharedState,
     shared: Context,
 ) -> Output:
-    """Return ``compute(*inputs, below, shared)``; of several documents in a row, group by group.
+    """Return ``compute(*inputs, below, shared)``, computed per group if the row holds several documents.
 
-    What is handed on is then a list with an entry for each group.
+    With several documents, everything handed on is a list with one entry per group of documents.
 
     Args:
-        compute: mixes tokens; returns (B, T, ...), and what it hands on.
-        inputs: (B, T, ...) each; None stays None. Only for one document may they be tuples of such.
-        below: what sublayers below have handed on.
-        shared: context of the pass.
+        compute: a function that mixes tokens. It returns an output (B, T, ...) and what it hands on.
+        inputs: tensors (B, T, ...) or None, which is passed on as None. Tuples of tensors are allowed only if each row
+            is one sequence.
+        below: what the sublayers below have handed on, by name.
+        shared: the context of the forward pass.
     """
     documents = shared.documents
     if documents is None:
@@ -186,7 +198,7 @@ def build_sublayer(
     options: SublayerOptions,
     planned: PlannedSublayer,
 ) -> Sublayer:
-    """Build a sublayer of any type, without the biases of linear maps where the network has none."""
+    """Build a sublayer of any kind, and remove the biases of its linear maps if the options say so."""
     built = module.build(options, planned)
     if not options.linear_bias:
         for linear in built.modules():

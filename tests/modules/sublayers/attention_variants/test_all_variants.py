@@ -300,7 +300,7 @@ def test_inputs_that_it_cannot_have_are_refused():
     for s in ("s[window=2,global=1]", "s[synthesizer=random,length=12]"):
         decoder, memory = build(CAUSAL, s), StreamMemory()
         memory.remember([torch.zeros(2, 4, WIDTH)], 4)
-        with pytest.raises(UserError, match="4 remembered tokens: .* give --mem-len 0"):
+        with pytest.raises(UserError, match="a memory of 4 tokens: .* set --mem-len 0"):
             decoder(tokens(), memory)
         with pytest.raises(UserError, match="--mem-len 3"):
             decoder.mem_len = 3

@@ -192,7 +192,7 @@ def test_torch_exports_one_graph_for_all_sizes(settings):
 @pytest.mark.parametrize("settings", RECURRENCES[1:2])
 def test_a_loop_is_one_graph_for_one_length_alone(settings):
     network, given = model(settings), texts(3, 9, settings)
-    with pytest.raises(ValueError, match=r"export it for one length, or take r\[cell=mingru\]"):
+    with pytest.raises(ValueError, match=r"export the model for one length, or use r\[cell=mingru\]"):
         exported(network, settings)
     graph = torch.export.export(network, (), given, strict=False).module()
     torch.testing.assert_close(graph(**given).logits, network(**given).logits)

@@ -1,13 +1,15 @@
-"""The ``r`` sublayer: a state that gates change from token to token.
+"""The ``r`` sublayer: a gated recurrence.
 
-With x_t the input, U what projects it, * a product number by number, and h_0 = 0, the state h_t is
+Let x_t be the input at token t, U projections of the input, * the elementwise product, and h_0 = 0. The state h_t of
+each type of cell is
 
-- of brc (Vecoven et al., 2020, section 3.1) c * h_{t-1} + (1 - c) * tanh(U x_t + a * h_{t-1}), with
+- brc (Vecoven et al., 2020, section 3.1): c * h_{t-1} + (1 - c) * tanh(U x_t + a * h_{t-1}), with
   a = 1 + tanh(U_a x_t + w_a * h_{t-1}) and c = sigmoid(U_c x_t + w_c * h_{t-1});
-- of nbrc (section 3.2) the same with W_a h_{t-1} and W_c h_{t-1} in the gates;
-- of mingru (Feng et al., 2024, section 3.1) (1 - z) * h_{t-1} + z * U x_t, with z = sigmoid(U_z x_t).
+- nbrc (section 3.2): the same with W_a h_{t-1} and W_c h_{t-1} in the gates;
+- mingru (Feng et al., 2024, section 3.1): (1 - z) * h_{t-1} + z * U x_t, with z = sigmoid(U_z x_t).
 
-Shapes have time first, (T, S, B, ...) for S directions; H is the state of one. It is in single precision or better.
+Letters of shapes: T time, which comes first, S directions, B batch, H the size of the state of one direction, G the
+size of the projected input of one direction. States are in single precision or better.
 """
 
 import math
@@ -36,26 +38,35 @@ from lazyformer_fairseq.modules.sublayers.interface import (
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import BRC, MINGRU, NBRC
 
-# On a processor: numbers of a step that cost more than calling torch does, and those that stay near the core.
-AT_ONCE = 2**13
-CACHED = 2**17
+AT_ONCE = 2**13  # values per step from which, on a CPU, the computation costs more than the call of torch
+CACHED = 2**17  # values that stay in the cache of a CPU
 
 
 class Recurrent(Sublayer):
-    """V h + b: the states of all tokens, projected. Gates and what enters the state have biases too.
+    """``r``: the states of a gated recurrence at all tokens and an output projection, V h + b.
 
-    An encoder reads each text in both directions, with half of the width for each; the second one begins at the text's
-    last token. A causal model starts from zero at the first token that it remembers: segments give what the whole text
-    gives while the memory reaches back to its start.
+    The projections of the input have biases too. An encoder reads each text in both directions, each with half of the
+    embedding dimension; the second direction begins at the last token of the text. A causal model starts with a state
+    of zero at the first token of its memory. Reading a text in segments therefore gives the same result as reading it
+    at once, as long as the memory reaches back to the start of the text.
 
-    Parameters with C = `embed_dim` and H = C / directions: brc 4 C^2 + 6 C, nbrc 4 C^2 + 4 C + 2 C H, mingru
-    3 C^2 + 3 C. The gates' own weights start at 1 (brc) and Glorot-uniform (nbrc), as in the published code, which has
-    two layers of 100. In twelve of 768, over 512 tokens, nbrc's first gradients have a norm of 1e7 to 1e10, which
-    clipping makes 1. A quarter of that start would make it 5 (width 256), but copies inputs worse: an error of 0.77
-    after 600 updates in place of 0.064 (``scripts/copy_first_input.py``).
+    With C = `embed_dim` and H = C / directions, the number of parameters is 4 C^2 + 6 C (brc), 4 C^2 + 4 C + 2 C H
+    (nbrc) or 3 C^2 + 3 C (mingru).
+
+    The weights by which gates read the state are initialised as in the published code: to 1 (brc) and with Glorot's
+    uniform distribution (nbrc). The published code has two layers of width 100. With nbrc in twelve layers of width 768
+    over 512 tokens, the first gradients have norms of 1e7 to 1e10, which clipping reduces to 1. Starting with a quarter
+    of these weights would give a norm of 5 (at width 256), but such a model is worse at copying inputs: its error after
+    600 updates is 0.77 instead of 0.064 (``scripts/copy_first_input.py``).
+
+    Args:
+        embed_dim: C.
+        cell: BRC, NBRC or MINGRU.
+        is_causal: whether to read the text in one direction only.
+        longest: the longest input in tokens, which graphs exported for inputs of any length need; 0 in a causal model.
 
     Raises:
-        UserError: an encoder's width is odd.
+        UserError: the embedding dimension of an encoder is odd.
     """
 
     attends = takes_documents = True
@@ -69,12 +80,15 @@ class Recurrent(Sublayer):
         if is_causal:
             self.directions = 1
         if embed_dim % self.directions:
-            raise UserError(f"r[cell={cell}]: an embedding dimension of {embed_dim} must be even, for two directions")
+            raise UserError(
+                f"r[cell={cell}] splits the embedding dimension between two directions, so it must be even, not "
+                f"{embed_dim}"
+            )
         size = embed_dim // self.directions
         parts = 3
         if cell == MINGRU:
             parts = 2
-        self.in_proj = Linear(embed_dim, parts * embed_dim)  # of each direction gates (a, c or z), then what enters
+        self.in_proj = Linear(embed_dim, parts * embed_dim)  # per direction: the gates (a and c, or z), then U x
         self.in_proj.blocks = parts * self.directions
         self.out_proj = Linear(embed_dim, embed_dim)
         self.weight: Optional[nn.Parameter]
@@ -114,7 +128,7 @@ class Recurrent(Sublayer):
         _below: SharedState,
         shared: Context,
     ) -> tuple[Tensor, SharedState]:
-        """Return the states (B, K, C) of all directions from what :attr:`in_proj` gives (B, K, ...)."""
+        """Return the states (B, K, C) of all directions from the projected inputs (B, K, ...)."""
         turn = partial(_turn, lengths_B=shared.scores.lengths_B)
         forwards, *backwards = projected.chunk(self.directions, -1)
         directions = [forwards, *map(turn, backwards)]
@@ -130,7 +144,7 @@ class Recurrent(Sublayer):
 
 
 def _turn(x_BTE: Tensor, lengths_B: Optional[Tensor]) -> Tensor:
-    """Return each text from its last token to its first; padding, which is behind it, stays there."""
+    """Reverse the order of the tokens of each text; padding, which follows the text, stays in place."""
     if lengths_B is None:
         return x_BTE.flip(1)
     places = torch.arange(x_BTE.size(1), device=x_BTE.device)
@@ -141,17 +155,18 @@ def _turn(x_BTE: Tensor, lengths_B: Optional[Tensor]) -> Tensor:
 
 
 def run(x_TSBG: Tensor, weight: Optional[Tensor], longest: int = 0) -> Tensor:
-    """Return the states (T, S, B, H) after each token.
+    """Return the state (T, S, B, H) after each token.
 
-    A graph by torch.export has as many steps as its example; with mingru's scan it is for any length.
+    A graph exported by torch.export has as many steps as the example input has tokens. With mingru, the graph may
+    instead serve inputs of any length, because it then contains a scan.
 
     Args:
-        x_TSBG: projected inputs, of the gates and of what enters: G is 3 H with `weight`, else 2 H.
-        weight: by which gates read the state: (S, 2 H) for brc, (S, H, 2 H) for nbrc; None for mingru.
-        longest: T at most, in a graph for any T.
+        x_TSBG: the projected inputs of the gates and of the state. G is 3 H with `weight`, and 2 H without.
+        weight: the weights by which gates read the state: (S, 2 H) for brc, (S, H, 2 H) for nbrc, None for mingru.
+        longest: the largest T in a graph for inputs of any length.
 
     Raises:
-        ValueError: brc or nbrc in a graph for any length.
+        ValueError: brc or nbrc is exported for inputs of any length.
     """
     is_exported = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
     if not (is_exported or torch.jit.is_tracing()):
@@ -165,8 +180,8 @@ def run(x_TSBG: Tensor, weight: Optional[Tensor], longest: int = 0) -> Tensor:
         return scan_by_doubling(keep, enters, longest)
     if not is_for_one_length:
         raise ValueError(
-            "r with brc or nbrc goes from token to token, and a graph holds as many steps as its example has tokens: "
-            "export it for one length, or take r[cell=mingru]"
+            "r with brc or nbrc computes token by token, so an exported graph serves only the length of its example "
+            "input: export the model for one length, or use r[cell=mingru]"
         )
     gates_TSBG, enters_TSBH = _parts(x_TSBG)
     state = torch.zeros_like(enters_TSBH[0])
@@ -178,13 +193,19 @@ def run(x_TSBG: Tensor, weight: Optional[Tensor], longest: int = 0) -> Tensor:
 
 
 def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the parts of both gates, and of what enters."""
+    """Split projected inputs (..., 3 H) into those of both gates (..., 2 H) and that of the state (..., H)."""
     size = x.size(-1) // 3
     return x[..., : 2 * size], x[..., 2 * size :]
 
 
 def _gates(x: Tensor, before: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what a and c are made of, after one step (S, B, 2 H) or all."""
+    """Return the pre-activations of the gates a and c, for one step or for all.
+
+    Args:
+        x: projected inputs of the gates, (S, B, 2 H) or (T, S, B, 2 H).
+        before: the previous states, (S, B, H) or (T, S, B, H).
+        weight: the weights by which gates read the state.
+    """
     if weight.dim() == 2:
         gates = x + torch.cat([before, before], -1) * weight[:, None]
     elif x.dim() == 3:
@@ -202,20 +223,20 @@ def _step(
     weight: Tensor,
     out: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return h_t of brc or nbrc."""
+    """Return the state h_t of brc or nbrc from the projected inputs of a token and the state before it."""
     a, c = _gates(gates, before, weight)
     entering = torch.addcmul(enters + before, before, a.tanh()).tanh()
     return torch.lerp(entering, before, c.sigmoid(), out=out)
 
 
 def _mingru(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 1 - z, and z U x."""
+    """Return 1 - z and z * U x for mingru."""
     gate, enters = x.chunk(2, -1)
     return (-gate).sigmoid(), gate.sigmoid() * enters
 
 
 def _at_a_time(x_TSBG: Tensor) -> list[slice]:
-    """Return slices of steps whose numbers stay near a processor's core; elsewhere one of all."""
+    """Return slices of time steps whose values stay in the cache of a CPU; on other devices one slice of all steps."""
     time = len(x_TSBG)
     block = time
     if x_TSBG.device.type == "cpu" and has_numbers(x_TSBG):
@@ -224,10 +245,11 @@ def _at_a_time(x_TSBG: Tensor) -> list[slice]:
 
 
 class _States(torch.autograd.Function):
-    """States of all steps. It keeps its inputs and the states, of which the backward pass makes all gates at once.
+    """The states of all steps, with a backward pass of our own.
 
-    The gradient g_t of a state is that of its own output plus what the next step hands back, again a recurrence:
-    without a matrix in the gates one of number by number, which a scan computes.
+    Only the inputs and the states are saved; the backward pass recomputes the gates of many steps at once. The gradient
+    g_t of a state is that of its output plus the gradient that step t + 1 passes back, which is a recurrence as well.
+    If the gates have no matrix (brc and mingru), this recurrence is elementwise, and a scan computes it.
     """
 
     @staticmethod
@@ -252,12 +274,12 @@ class _States(torch.autograd.Function):
         return d_x, d_weight[0]
 
 
-# Operators: torch.compile would write out each step.
+# These are custom operators because torch.compile would unroll the loop over steps.
 
 
 @torch.library.custom_op("lazyformer::recurrence", mutates_args=())
 def recurrence(x: Tensor, weight: Optional[Tensor]) -> Tensor:
-    """Return the states, as :func:`run`."""
+    """Return the states, as :func:`run` does."""
     return _forward(x, weight)
 
 
@@ -293,13 +315,13 @@ def _states_shape(x: Tensor, weight: Optional[Tensor]) -> tuple[int, ...]:
 
 
 def _as_given(x: Tensor) -> torch.autocast:
-    """Keep the precision of the inputs."""
+    """Return a context that disables autocast, so that the precision of the inputs is kept."""
     return torch.autocast("cuda" if x.is_cuda else "cpu", enabled=False)
 
 
 def _forward(x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
     states = x_TSBG.new_empty(_states_shape(x_TSBG, weight))
-    if not has_numbers(x_TSBG) and weight is not None:  # where costs are counted: all steps in one
+    if not has_numbers(x_TSBG) and weight is not None:  # only costs are counted: compute all steps as one
         gates, enters = _parts(x_TSBG)
         return _step(gates, enters, states, weight)
     before = torch.zeros_like(states[0])
@@ -326,7 +348,10 @@ def _backward(
     weight: Optional[Tensor],
     states: Tensor,
 ) -> list[Tensor]:
-    """Compute gradients from the end, block by block: all gates of a block at once."""
+    """Return the gradient of the inputs and, if there are any, of the weights.
+
+    It goes through blocks of steps from the last to the first, and computes all gates of a block at once.
+    """
     d_x = torch.empty_like(x_TSBG)
     handed = torch.zeros_like(states[0])
     d_weight = None
@@ -360,11 +385,17 @@ def _derivatives(
     before: Tensor,
     weight: Optional[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return derivatives of each state by the one before it and by what enters, (T, S, B, H), and by the gates.
+    """Return the elementwise derivatives of each state.
 
-    Those by the gates are (T, S, B, gates, H).
+    Args:
+        x: projected inputs (T, S, B, G).
+        before: the state before each step (T, S, B, H).
+        weight: the weights by which gates read the state.
 
-    By the state before: number by number, what goes through the gates of nbrc left out.
+    Returns:
+        The derivatives with respect to the previous state (T, S, B, H), to the projected input of the state
+        (T, S, B, H), and to the pre-activations of the gates (T, S, B, gates, H). The first leaves out the path through
+        the matrices of nbrc's gates.
     """
     if weight is None:
         gate, enters = x.chunk(2, -1)
@@ -395,7 +426,15 @@ def _hand_back(
     by_gates: Tensor,
     weight: Optional[Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of each state, and what the first one hands back to the step before it."""
+    """Return the gradient of each state of a block, and the gradient that the block passes back.
+
+    Args:
+        d_TSBH: the gradients of the outputs of the block.
+        handed: the gradient (S, B, H) that the following block passes back.
+        by_before: see :func:`_derivatives`.
+        by_gates: see :func:`_derivatives`.
+        weight: the weights by which gates read the state.
+    """
     if weight is None or weight.dim() == 2:
         d = d_TSBH.flip(0)
         d[0] += handed
@@ -413,16 +452,17 @@ def _hand_back(
 
 
 def scan(a_T: Tensor, b_T: Tensor, chunks: Optional[int] = None) -> Tensor:
-    """Return h_t = a_t * h_{t-1} + b_t for all t, from h = 0; exact, whatever a; not differentiable.
+    """Return h_t = a_t * h_{t-1} + b_t for all t, starting from h = 0.
 
-    Chunks of the sequence go from step to step side by side, then each takes the last state of the one before it: the
-    square root of T steps twice, in place of T. One chunk is the loop, which is what a processor does best once a step
-    has enough to compute.
+    The result is exact for any a. The function is not differentiable. It computes chunks of the sequence side by side,
+    step by step, and then adds the last state of each chunk to the next chunk. With sqrt(T) chunks this takes about
+    2 sqrt(T) sequential steps instead of T. A single chunk is a plain loop, which is fastest on a CPU once a step has
+    enough to compute.
 
     Args:
-        a_T: (T, ...).
-        b_T: (T, ...).
-        chunks: how many; None for what suits the device.
+        a_T: factors (T, ...).
+        b_T: summands (T, ...).
+        chunks: the number of chunks; None for a number that suits the device.
     """
     time = len(a_T)
     if chunks is None:
@@ -451,13 +491,17 @@ def scan(a_T: Tensor, b_T: Tensor, chunks: Optional[int] = None) -> Tensor:
 
 
 def _padded(x_T: Tensor, before: int, after: int) -> Tensor:
-    """Return (T, ...) with zeros before and after it."""
+    """Pad the first dimension of (T, ...) with `before` zeros at the start and `after` zeros at the end."""
     other_axes = (0, 0) * (x_T.dim() - 1)
     return F.pad(x_T, (*other_axes, before, after))
 
 
 def scan_by_doubling(a_T: Tensor, b_T: Tensor, longest: int) -> Tensor:
-    """Return the same for at most `longest` steps, in rounds that each double how far a step has looked: for graphs."""
+    """Return what :func:`scan` returns, for at most `longest` steps, computed by recursive doubling.
+
+    Exported graphs use it: the number of rounds depends on `longest` alone, and each round doubles the number of
+    previous steps that a state includes.
+    """
     reach = 1
     while reach < longest:
         time = a_T.size(0)

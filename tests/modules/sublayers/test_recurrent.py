@@ -143,7 +143,7 @@ def test_fresh_gates_are_those_of_the_published_code():
 
 
 def test_an_odd_width_is_refused():
-    with pytest.raises(UserError, match=r"r\[cell=nbrc\]: an embedding dimension of 7 must be even"):
+    with pytest.raises(UserError, match=r"r\[cell=nbrc\] splits the embedding dimension .* must be even, not 7"):
         Encoder("rf", None, 7, 8, 1)
 
 

@@ -1,4 +1,4 @@
-"""Attention variants that the settings of an ``s`` choose: one file per row of the table.
+"""Attention variants, which the settings of an ``s`` choose.
 
-The table is :mod:`lazyformer_fairseq.patterns.attention_variants`.
+Each row of the table in :mod:`lazyformer_fairseq.patterns.attention_variants` has a file here.
 """

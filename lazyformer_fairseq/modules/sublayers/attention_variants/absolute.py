@@ -1,4 +1,4 @@
-"""``s[positions=absolute]``: a table of learned positions at the embedding of a causal model (Radford et al., 2018)."""
+"""``s[positions=absolute]``: learned positions, added to the embeddings of a causal model (Radford et al., 2018)."""
 
 import torch
 from torch import nn
@@ -7,17 +7,19 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.sublayers.attention_variants.interface import VariantModule
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
-TABLE = "absolute positions"  # among what sublayers of one network share
+TABLE = "absolute positions"  # the key, in the `common` options of a network, of the table of positions
 
 
 class Absolute(VariantModule):
-    """Plain products of queries and keys. The network adds the table, (length, C), once for all sublayers.
+    """Attention by plain products of queries and keys, in a network that adds learned positions to the embeddings.
 
-    Others of the network keep Transformer-XL's positions beside it, or turns. Keys that a text remembers have their
-    places in them, so that a cache of the whole text serves; segments of a stream have none in the table.
+    The table of positions (length, C) is shared by all sublayers of the network. Other sublayers may still use
+    Transformer-XL's positions or rotary positions. Keys include the positions of their tokens, so a text can be
+    continued from a memory that holds all of it. Streams cannot have a memory: their segments have no positions in the
+    table.
 
     Raises:
-        UserError: two sublayers of one network have tables of different lengths.
+        UserError: two sublayers of a network ask for tables of different lengths.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -27,6 +29,6 @@ class Absolute(VariantModule):
         table = options.common.setdefault(TABLE, nn.Parameter(fresh.new_zeros(length, options.embed_dim)))
         if table.size(0) != length:
             raise UserError(
-                f"s[positions=absolute,length={length}]: another s has length={table.size(0)}, and there is one table "
-                "for all: give all the same length"
+                f"s[positions=absolute,length={length}]: another s has length={table.size(0)}, but all share one table "
+                "of positions; give all the same length"
             )

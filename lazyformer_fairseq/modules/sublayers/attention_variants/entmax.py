@@ -15,17 +15,17 @@ from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 _LEARNED = "learned"
-# A learned alpha stays between these, as in the published code; the paper has ]1, 2[.
+# Bounds of a learned alpha, as in the published code; in the paper alpha lies strictly between 1 and 2.
 _LEAST = 1.01
 _MOST = 2.0
 
 
 class Entmax(VariantModule):
-    """alpha-entmax in place of softmax.
+    """Attention with alpha-entmax in place of softmax.
 
     Attributes:
-        exponent: alpha of all heads; None where each head learns its own (section 3): 1 + sigmoid(a), where a starts
-            from a standard normal distribution, as in the published code.
+        exponent: alpha for all heads. None if each head learns its own (section 3), which is 1 + sigmoid(a), where a is
+            initialised from a standard normal distribution, as in the published code.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -43,7 +43,13 @@ class Entmax(VariantModule):
         return inner(attention.with_scores(exponent_N=exponent_N))
 
     def exponents(self, like: Tensor) -> Tensor:
-        """Return alpha (N,), in single precision or better: half has few numbers between 1 and 2."""
+        """Return alpha for each head (N,), in single precision or better.
+
+        Half precision has too few values between 1 and 2.
+
+        Args:
+            like: a tensor with the device and precision of the model.
+        """
         exact = torch.promote_types(like.dtype, torch.float32)
         if self.exponent is not None:
             return torch.full((self.num_heads,), self.exponent, dtype=exact, device=like.device)

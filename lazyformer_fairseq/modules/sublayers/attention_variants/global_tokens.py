@@ -1,4 +1,7 @@
-"""``s[window=w,global=g]``: tokens that see all and that all see, beside a sliding window (Longformer, section 3.1)."""
+"""``s[window=w,global=g]``: a sliding window with global tokens (Longformer, section 3.1).
+
+Global tokens see all tokens and are seen by all tokens.
+"""
 
 import math
 from collections.abc import Mapping
@@ -27,19 +30,20 @@ from lazyformer_fairseq.patterns.attention_variants import GIVEN
 
 
 class WindowWithGlobalTokens(Window):
-    """A window, and with ``global`` g tokens that see all and that all see.
+    """A sliding window and, if the setting ``global`` is on, global tokens.
 
-    Global tokens have projections of their own for what they see: queries of theirs, keys and values of all (section
-    3.1). Those start as copies. What others see of global tokens are the plain keys and values, counted once, as in
-    the published code.
+    For the attention of global tokens there are separate projections: of their own queries, and of the keys and values
+    of all tokens (section 3.1). These projections start as copies of the plain ones. Other tokens see global tokens by
+    their plain keys and values. A global token within the window counts once, as in the published code.
 
-    In a causal model global tokens see what is before them, and all see them that come after; u and v are those of all
-    tokens.
+    In a causal model global tokens see the tokens before them, and are seen by the tokens after them. Transformer-XL's
+    u and v are the same for all tokens.
 
     Attributes:
-        copies: by the name of a linear map, which projection it starts as a copy of: "q", "k" or "v".
-        first: g, or 0 where the caller gives the positions.
-        q_proj, k_proj: of global tokens; None without them.
+        copies: for each linear map that starts as a copy, the projection that it copies: "q", "k" or "v".
+        first: g, the number of global tokens at the start of the text; 0 if the caller gives their positions.
+        q_proj: the projection of the queries of global tokens; None without global tokens.
+        k_proj: the projection of the keys that global tokens see; None without global tokens.
     """
 
     copies: ClassVar[Mapping[str, str]] = {"q_proj": "q", "k_proj": "k"}
@@ -63,20 +67,20 @@ class WindowWithGlobalTokens(Window):
     @classmethod
     @override
     def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:
-        """Build the values that global tokens see."""
+        """Build the projection of the values that global tokens see; None without global tokens."""
         if options.values["global"]:
             return GlobalValues(options)
         return None
 
     @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Attend twice: for global tokens by their own projections, and for all others."""
+        """Attend twice: for global tokens with their own projections, and for all other tokens."""
         if self.q_proj is None:
             return super().attend(attention, inner)
         tokens = self._global_tokens(attention)
         plain_values, their_values = attention.values
         theirs = inner(self._of(tokens, attention, their_values))
-        # A back end whose keys an upper sublayer reads hands the last ones on.
+        # The plain attention comes last, because the last call of `inner` decides which keys and values are handed on.
         masked = attention.with_mask(self.mask)
         if tokens.mask_BK is not None:
             masked = masked.with_scores(seen_BK=tokens.mask_BK)
@@ -86,13 +90,13 @@ class WindowWithGlobalTokens(Window):
         return AttentionOutput(output, distribution)
 
     def _global_tokens(self, attention: Attention) -> "GlobalTokens":
-        """Return which tokens are global: those given, or the first of the text."""
+        """Return the places of the global tokens: those that the caller gives, or the first of each text."""
         scores = attention.scores
         if not self.first:
             if scores.given_BK is None or scores.given_places_BG is None:
                 raise UserError(
-                    "global=given: nobody gave positions; pass global_positions, or write global=1, whose weights are "
-                    "the same, for the first token"
+                    "global=given: no positions are given; pass global_positions, or write global=1 to make the first "
+                    "token global, which has the same weights"
                 )
             return GlobalTokens(scores.given_places_BG, scores.given_BK)
         num_tokens = min(self.first, attention.x_BTC.size(1))
@@ -100,8 +104,8 @@ class WindowWithGlobalTokens(Window):
         return GlobalTokens(places[None], None)
 
     def _of(self, tokens: "GlobalTokens", attention: Attention, v_BNKD: Tensor) -> Attention:
-        """Return what global tokens attend with."""
-        assert self.q_proj is not None and self.k_proj is not None, "they have projections of their own"
+        """Return the inputs of the attention of global tokens, given the values that they see."""
+        assert self.q_proj is not None and self.k_proj is not None, "global tokens have projections of their own"
         x_BGC = tokens.take(attention.x_BTC)
         q_BGC = self.q_proj(x_BGC)
         k_BKC = self.k_proj(attention.x_BKC)
@@ -133,7 +137,7 @@ class WindowWithGlobalTokens(Window):
 
 
 class GlobalValues(nn.Module):
-    """The values that global tokens see, beside those that others see."""
+    """The projection of the values that global tokens see."""
 
     copies: ClassVar[Mapping[str, str]] = {"v_proj": "v"}
 
@@ -144,7 +148,7 @@ class GlobalValues(nn.Module):
         self.v_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
 
     def forward(self, v_BNKD: Tensor, x_BKC: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values that others see, and those that global tokens see."""
+        """Return a pair: the values that plain tokens see (unchanged), and those that global tokens see."""
         return v_BNKD, split_heads(self.v_proj(x_BKC), self.num_heads)
 
 
@@ -152,36 +156,48 @@ class GlobalTokens(NamedTuple):
     """The places of the global tokens of each sequence.
 
     Attributes:
-        places_AG: (B, G), or (1, G) where all sequences have the same; T in place of tokens that a sequence lacks.
-        mask_BK: True at them; None where the mask has them.
+        places_AG: the places (B, G), or (1, G) if they are the same in all sequences. Sequences with fewer than G
+            global tokens are filled up with T.
+        mask_BK: True at global tokens; None if the attention mask already shows them to all.
     """
 
     places_AG: Tensor
     mask_BK: Optional[Tensor]
 
     def take(self, x_BTC: Tensor) -> Tensor:
-        """Return their vectors (B, G, C); some vector for those that are lacking."""
+        """Return the vectors of the global tokens (B, G, C), with arbitrary vectors at places that are filled up."""
         batch, time, embed_dim = x_BTC.shape
         places = self.places_AG.clamp(max=time - 1)
         return x_BTC.gather(1, places[..., None].expand(batch, -1, embed_dim))
 
     def put(self, theirs_BNGD: Tensor, all_BNTD: Tensor) -> Tensor:
-        """Return `all_BNTD` with theirs in their places."""
-        with_none = F.pad(all_BNTD, (0, 0, 0, 1))  # those that are lacking go there
+        """Return `all_BNTD` with the vectors `theirs_BNGD` at the places of the global tokens."""
+        with_none = F.pad(all_BNTD, (0, 0, 0, 1))  # place T, to which vectors at filled-up places are written
         places = self.places_AG[:, None, :, None].expand_as(theirs_BNGD)
         put = with_none.scatter_(2, places, theirs_BNGD.to(with_none.dtype))
         return put[:, :, :-1]
 
 
 class GlobalDistribution(NamedTuple):
-    """The distribution that an ``l`` reads; its values are a pair, for plain and for global tokens."""
+    """The distribution that an ``l`` reuses, in two parts.
+
+    Attributes:
+        tokens: the global tokens.
+        theirs: the distribution of the global tokens.
+        plain: the distribution of all other tokens.
+    """
 
     tokens: GlobalTokens
     theirs: Any
     plain: Any
 
     def attend(self, values: tuple[Tensor, Tensor], dropout: float) -> Tensor:
-        """Return the weighted sums (B, N, T, D)."""
+        """Return P V (B, N, T, D).
+
+        Args:
+            values: the values that plain tokens see, and those that global tokens see.
+            dropout: the dropout on P.
+        """
         plain_values, their_values = values
         theirs = self.theirs.attend(their_values, dropout)
         plain = self.plain.attend(plain_values, dropout)
@@ -189,7 +205,7 @@ class GlobalDistribution(NamedTuple):
 
     @property
     def probabilities(self) -> Tensor:
-        """P (B, N, T, K), where both parts are written out."""
+        """P (B, N, T, K); available if both parts store theirs."""
         return self.tokens.put(self.theirs.probabilities, self.plain.probabilities)
 
 
@@ -199,18 +215,17 @@ def _rows(
     keys: int,
     by_distance_BNGK: Optional[Tensor],
 ) -> Optional[Tensor]:
-    """Return what is added to scores of queries in these places, (A or B, N or 1, G, K); None for nothing.
+    """Return the additions to the scores of queries at these places, (A or B, N or 1, G, K); None if there are none.
 
     Args:
-        scores: of the network.
-        places_AG: of the queries.
+        scores: the scores of the network.
+        places_AG: the places of the queries.
         keys: K.
-        by_distance_BNGK: scores of Transformer-XL's positions by distance, K + 1 of them: see
-            :attr:`Scores.distances_NKD`.
+        by_distance_BNGK: the scores of Transformer-XL's K + 1 distances, in the order of :attr:`Scores.distances_NKD`.
     """
     added = None
     ahead_AGK = torch.arange(keys, device=places_AG.device) - places_AG[..., None]
-    entry_AGK = keys - 1 + ahead_AGK  # of a table by distance
+    entry_AGK = keys - 1 + ahead_AGK  # the index in a table by distance
     if by_distance_BNGK is not None:
         columns = entry_AGK.clamp(0, keys)[:, None]
         added = by_distance_BNGK.gather(-1, columns.expand(*by_distance_BNGK.shape[:-1], keys))

@@ -1,4 +1,4 @@
-"""The interface of an attention variant: it changes what an ``s`` attends with, and what comes of it."""
+"""The interface of attention variants, which change the inputs and outputs of the attention of an ``s``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,18 +15,22 @@ from lazyformer_fairseq.patterns.attention_variants import chosen_variants
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Everything that an ``s`` is about to attend with.
+    """The inputs of the attention of an ``s``.
 
     Attributes:
-        x_BTC: its input.
-        x_BKC: the same behind the memory of a causal model.
-        q_BNTD, k_BNKD: queries and keys; without numbers (D = 0) where there are no such projections.
-        values: (B, N, K, D); for some attention variants a tuple of several, which they alone understand.
-        scores: all that shapes the distribution besides.
-        positions: Transformer-XL's, for queries of a variant's own; `scores` has those of the plain queries. Causal
-            models only.
-        makers: what queries, and keys, of a variant's own go through: see :func:`make_vectors`.
-        back_end: that computes it whatever the network's is, as for a few queries beside the others; empty for that.
+        x_BTC: the input of the sublayer.
+        x_BKC: the input with the memory of a causal model before it.
+        q_BNTD: queries; D is 0 if there are none.
+        k_BNKD: keys; D is 0 if there are none.
+        values: values (B, N, K, D). Some attention variants use a tuple of several such tensors, which only they can
+            read.
+        scores: everything else that shapes the distribution.
+        positions: Transformer-XL's relative positions, for variants that project queries of their own; those of the
+            plain queries are in `scores` already. Causal models only.
+        makers: the modules that transform queries and those that transform keys, for variants that project queries and
+            keys of their own; see :func:`make_vectors`.
+        back_end: the name of the back end to use in place of the network's, for example for a few extra queries; empty
+            for the network's.
     """
 
     x_BTC: Tensor
@@ -40,25 +44,28 @@ class Attention:
     back_end: str = ""
 
     def with_scores(self, **parts: Any) -> "Attention":
-        """Return the same with some parts of the scores replaced."""
+        """Return a copy with some parts of the scores replaced."""
         return replace(self, scores=self.scores.with_own(**parts))
 
     def with_mask(self, mask: AttentionMask, **parts: Any) -> "Attention":
-        """Return the same with a variant's mask, as far back as the network's own lets queries see, and other parts."""
+        """Return a copy with the mask of an attention variant, and optionally with other parts of the scores replaced.
+
+        If the network has a mask of its own, queries see no further back than it allows.
+        """
         network = self.scores.mask
         if network is not None:
-            assert network.reach is not None, "a network's own mask has a limit"
+            assert network.reach is not None, "the network's own mask has a finite reach"
             mask = mask.within(network.reach)
         return self.with_scores(mask=mask, **parts)
 
 
 class AttentionOutput(NamedTuple):
-    """The output of an attention.
+    """The output of the attention of an ``s``.
 
     Attributes:
-        output_BNTD: of each head.
-        distribution: for the ``l`` above, a ReusableAttention whose ``attend`` takes what the values were, a tuple of
-            them too.
+        output_BNTD: the output of each head.
+        distribution: the distribution for an ``l`` above, a ReusableAttention. Its ``attend`` takes values of the same
+            form as those of the ``s``, which may be a tuple.
     """
 
     output_BNTD: Tensor
@@ -71,24 +78,24 @@ Attend = Callable[[Attention], AttentionOutput]
 class VariantModule(nn.Module):
     """The module of a row of :data:`lazyformer_fairseq.patterns.attention_variants.ATTENTION_VARIANTS`.
 
-    An attention variant overrides what it changes and inherits the rest from here, which is a plain ``s``:
+    An attention variant overrides what it changes and inherits the behaviour of a plain ``s`` for everything else:
 
-    | changes | overrides |
+    | to change | override |
     |---|---|
-    | projections | `project`, or `build_vectors` for what follows them |
-    | mask | `mask` |
-    | scores, and weights made of them | `attend`, which replaces parts of :class:`Scores` |
-    | memory: which keys and values there are | `build_values`, and `attend` |
+    | the projections | `project`, or `build_vectors` to transform projected queries and keys |
+    | the mask | `mask` |
+    | the scores, or how they become weights | `attend`, which replaces parts of :class:`Scores` |
+    | the memory, that is, which keys and values there are | `build_values` and `attend` |
 
-    What is known without weights stands in the row.
+    Properties that do not depend on weights are in the row of the table.
 
     Args:
-        options: of the network and the ``s``.
+        options: the options of the network, with all settings of the ``s``.
 
     Attributes:
-        project: (input, projection of queries, keys and values, scores) -> queries, keys and values, (B, places, C)
-            each, of an encoder's ``s``; None where each position is projected alone.
-        mask: which keys queries see; None for all.
+        project: a function for the ``s`` of an encoder: (input, linear map of queries, keys and values, scores) ->
+            queries, keys and values, (B, places, C) each. None if each position is projected on its own.
+        mask: the keys that queries see; None for all.
     """
 
     project: Optional[Callable[[Tensor, Linear, Scores], tuple[Tensor, Tensor, Tensor]]] = None
@@ -99,38 +106,42 @@ class VariantModule(nn.Module):
         self.num_heads = options.num_heads
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Change what comes in, let the other variants attend (`inner`), and change what comes out."""
+        """Change the inputs, call `inner` for the attention of the remaining variants, and change the output."""
         if self.mask is not None:
             attention = attention.with_mask(self.mask)
         return inner(attention)
 
     @property
     def reach(self) -> Optional[int]:
-        """Positions before a query's own that it may see now; None for no limit. Memory beyond is left out."""
+        """The number of positions before its own that a query may currently see; None for no limit.
+
+        The memory of a causal model beyond this reach is dropped.
+        """
         if self.mask is None:
             return None
         return self.mask.reach
 
     @classmethod
     def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:  # noqa: ARG003 - for those that override it
-        """Build what turns plain values into its own, for this ``s`` and for each ``l`` that reads it; None for none.
+        """Build the module that transforms plain values, or return None if the variant leaves them as they are.
 
-        It is called as (values, x_BKC) -> values, in the table's order.
+        The ``s`` and each ``l`` that reads it get a module of their own. It is called as (values, x_BKC) -> values. The
+        modules of several variants are called in the order of the table.
         """
         return None
 
     @classmethod
     def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> Optional[nn.Module]:  # noqa: ARG003 - likewise
-        """Build what turns plain queries, or keys, into its own, a VectorMaker; None for plain ones.
+        """Build the :class:`VectorMaker` of queries or keys, or return None if the variant leaves them as they are.
 
-        An ``s`` has one for its queries and one for its keys, which its global tokens share, each ``k`` one for its
+        An ``s`` has one for its queries and one for its keys, which its global tokens share. Each ``k`` has one for its
         queries.
         """
         return None
 
 
 class VectorMaker(Protocol):
-    """A module that turns queries, or keys, into the form that an attention variant compares them in."""
+    """A module that transforms queries or keys into the form in which an attention variant compares them."""
 
     def __call__(
         self,
@@ -139,26 +150,26 @@ class VectorMaker(Protocol):
         keys: int,
         places_AG: Optional[Tensor] = None,
     ) -> Tensor:
-        """Return the vectors of tokens in that form; :func:`make_vectors` has the arguments."""
+        """Transform the vectors of tokens; :func:`make_vectors` describes the arguments."""
 
     def without_place(self, x_NMD: Tensor) -> Tensor:
-        """Return keys that belong to no token, and so have no place, in the form that the queries meet."""
+        """Transform keys that belong to no token, and so have no place, such as persistent keys."""
 
 
 def build_choices(options: SublayerOptions) -> nn.ModuleDict:
-    """Build the chosen variants by name, in the table's order: the first one is outermost."""
+    """Build the modules of the chosen variants by name, in the order of the table; the first one is the outermost."""
     rows = chosen_variants(options.values)
     return nn.ModuleDict({row.name: row.load()(options) for row in rows})
 
 
 def build_values(options: SublayerOptions) -> nn.ModuleDict:
-    """Build what the chosen variants need for values, in an ``s`` and in those that read it, by name."""
+    """Build the modules by which the chosen variants transform values, by name, in the order of the table."""
     rows = chosen_variants(options.values)
     return _without_none({row.name: row.load().build_values(options) for row in rows})
 
 
 def build_vectors(options: SublayerOptions, are_keys: bool) -> nn.ModuleDict:
-    """Build what queries, or keys, go through, by name, in the table's order."""
+    """Build the modules by which the chosen variants transform queries or keys, by name, in the order of the table."""
     rows = chosen_variants(options.values)
     return _without_none({row.name: row.load().build_vectors(options, are_keys) for row in rows})
 
@@ -174,14 +185,14 @@ def make_vectors(
     keys: int,
     places_AG: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return queries, or keys, in the form that an attention variant compares them in.
+    """Transform projected queries or keys into the form in which the attention variants compare them.
 
     Args:
-        makers: of :func:`build_vectors`.
-        x_BNTD: as projected.
-        scores: of the attention.
-        keys: K; rows of `x_BNTD` belong to the last of them.
-        places_AG: the keys that rows belong to instead, (B, G) or (1, G); K or more for rows that belong to none.
+        makers: the result of :func:`build_vectors`.
+        x_BNTD: projected queries or keys.
+        scores: the scores of the attention.
+        keys: K, the number of keys. The rows of `x_BNTD` belong to the last of them, unless `places_AG` is given.
+        places_AG: the keys to which the rows belong, (B, G) or (1, G); K or more for rows that belong to none.
     """
     for maker in makers.values():
         x_BNTD = maker(x_BNTD, scores, keys, places_AG)

@@ -1,9 +1,9 @@
-"""``s[linformer=k]``: keys and values are projected along the sequence to k positions (Linformer, section 4).
+"""``s[linformer=k]``: keys and values projected along the sequence to k positions (Linformer, section 4).
 
-A head is softmax(Q (E K)^T / sqrt(D)) (F V), with E and F of k x n (equation 7). Like the published code
-(``examples/linformer`` of fairseq), a shorter input meets the first columns of E and F, biases of keys and values are
-added after the projection, and E and F start as N(0, 0.02), as all of RoBERTa's weights do. There, padding goes into
-the projections; here it is zeroed before.
+A head computes softmax(Q (E K)^T / sqrt(D)) (F V), where E and F are k x n matrices (equation 7). Three details follow
+the published code (``examples/linformer`` of fairseq): inputs shorter than n use the first columns of E and F, the
+biases of keys and values are added after the projection along the sequence, and E and F are initialised from
+N(0, 0.02), as all weights of RoBERTa are. Unlike that code, we set padding to zero before the projections.
 """
 
 from typing import Any, NamedTuple, Optional
@@ -23,7 +23,8 @@ from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
 )
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
-# Matrices (k, n) of a network of L layers of N heads, by `share`: "none" 2 N L, "heads" 2 L, "kv" L, "layers" 1.
+# The values of `share`. A network of L layers with N heads has 2 N L matrices (k, n) with "none", 2 L with "heads", L
+# with "kv" and one with "layers".
 NONE = "none"
 HEADS = "heads"
 KV = "kv"
@@ -31,12 +32,15 @@ LAYERS = "layers"
 
 
 class Linformer(VariantModule):
-    """The projections E and F. Letters of shapes: P projected positions, n the longest input.
+    """Attention to projected keys and values; holds the projections E and F.
+
+    Letters of shapes: P is the number of projected positions, n the length of the longest input.
 
     Attributes:
-        key_projection: E, (P, n), or (N, P, n) where heads have their own.
-        value_projection: F likewise; missing where it is E.
-        common_weights: by their names here, the names of those that the whole network shares.
+        key_projection: E, (P, n), or (N, P, n) if each head has a projection of its own.
+        value_projection: F, with the same shape; None if E serves for values too.
+        common_weights: for each weight of this module that the whole network shares, the key of the shared weight in
+            the `common` options.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -47,7 +51,7 @@ class Linformer(VariantModule):
         if share == NONE:
             size = (options.num_heads, *size)
         self.key_projection: nn.Parameter
-        if share == LAYERS:  # the one that this network has already, if it has
+        if share == LAYERS:
             name = f"linformer={positions}"
             if name not in options.common:
                 options.common[name] = _fresh(size)
@@ -67,13 +71,12 @@ class Linformer(VariantModule):
         qkv_proj: Linear,
         scores: Scores,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, T, C), keys and values (B, P, C).
+        """Return queries (B, T, C), keys (B, P, C) and values (B, P, C).
 
-        E (X W) is (E X) W: where heads share E and there are fewer projected positions than positions, the second one
-        is cheaper.
+        E (X W) equals (E X) W. The second form is cheaper if heads share E and P is smaller than T.
 
         Raises:
-            ValueError: the input is longer than the longest.
+            ValueError: the input is longer than n tokens.
         """
         width = x_BTC.size(-1)
         time = x_BTC.size(1)
@@ -110,11 +113,12 @@ class Linformer(VariantModule):
         return attended._replace(distribution=distribution)
 
     def _projections(self, time: int) -> tuple[Tensor, Tensor]:
-        """Return E and F for an input of T positions."""
+        """Return the columns of E and F for an input of `time` tokens."""
         longest = self.key_projection.size(-1)
         if time > longest:
             raise ValueError(
-                f"a sequence of {time} tokens is longer than the {longest} positions that Linformer projects"
+                f"a sequence of {time} tokens is longer than the {longest} positions that Linformer projects; "
+                "shorten it, or train a model with a larger --max-positions"
             )
         keys = first_columns(self.key_projection, time)
         if self.value_projection is None:
@@ -123,7 +127,7 @@ class Linformer(VariantModule):
 
 
 def text_alone(x: Tensor, is_padding_BT: Optional[Tensor]) -> Tensor:
-    """Return (B, T, ...) with 0 at padding."""
+    """Return `x` (B, T, ...) with zeros at padding."""
     if is_padding_BT is None:
         return x
     other_axes = [1] * (x.dim() - 2)
@@ -132,12 +136,12 @@ def text_alone(x: Tensor, is_padding_BT: Optional[Tensor]) -> Tensor:
 
 
 class ProjectedDistribution(NamedTuple):
-    """P F, a distribution over positions, of which F is left to be applied to values.
+    """The distribution P F over positions, kept as its two factors.
 
     Attributes:
-        distribution: P, over the projected positions.
+        distribution: P, the distribution over projected positions.
         projection: F, (P, n) or (N, P, n).
-        is_padding_BT: True at padding, to which F does not apply; None where there is none.
+        is_padding_BT: True at padding, to which F is not applied; None if there is none.
     """
 
     distribution: Any
@@ -145,9 +149,17 @@ class ProjectedDistribution(NamedTuple):
     is_padding_BT: Optional[Tensor]
 
     def project(self, x_BTC: Tensor, v_proj: Linear, num_heads: int) -> tuple[Tensor, Any]:
-        """Return the values of an ``l`` with this input, F X W + b as those of the ``s``, and P, which weighs them.
+        """Project the values of an ``l`` along the sequence.
 
-        F (X W) is (F X) W, cheaper where heads share F and there are fewer projected positions than positions.
+        F (X W) equals (F X) W. The second form is cheaper if heads share F and P is smaller than T.
+
+        Args:
+            x_BTC: the input of the ``l``.
+            v_proj: its projection of values.
+            num_heads: N.
+
+        Returns:
+            The projected values F X W + b (B, P, C), and the distribution P by which they are weighted.
         """
         time = x_BTC.size(1)
         projection = first_columns(self.projection, time)
@@ -161,7 +173,7 @@ class ProjectedDistribution(NamedTuple):
         return v_BPC, self.distribution
 
     def attend(self, v_BNTD: Tensor, dropout: float) -> Tensor:
-        """Return P F V (B, N, T, D), after dropout on P."""
+        """Return P F V (B, N, T, D), with dropout on P."""
         text_BTC = text_alone(merge_heads(v_BNTD), self.is_padding_BT)
         v_BNTD = split_heads(text_BTC, v_BNTD.size(1))
         projection = first_columns(self.projection, v_BNTD.size(-2))
@@ -169,7 +181,7 @@ class ProjectedDistribution(NamedTuple):
 
     @property
     def probabilities(self) -> Tensor:
-        """P F, (B, N, T, T); rows need not sum to one. Only over a P that is stored."""
+        """P F (B, N, T, T), whose rows need not sum to one; available if P is stored."""
         probabilities = self.distribution.probabilities
         projection = first_columns(self.projection, probabilities.size(-2))
         projected_BNTT = torch.matmul(probabilities, projection)
@@ -178,15 +190,15 @@ class ProjectedDistribution(NamedTuple):
 
 
 def is_projected_first(projection: Tensor, time: int) -> bool:
-    """Return whether the input is projected along time before it is projected to keys and values."""
+    """Return whether to project the input along the sequence before projecting it to keys and values."""
     is_shared_by_heads = projection.dim() == 2
     return is_shared_by_heads and projection.size(-2) < time
 
 
 def first_columns(projection: Tensor, time: int) -> Tensor:
-    """Return the columns that a shorter input meets.
+    """Return the first `time` columns of a projection.
 
-    A slice would make a graph for inputs of any length refuse the longest.
+    In graphs this is no slice, because a slice would make a graph for inputs of any length refuse the longest input.
     """
     if torch.compiler.is_compiling():
         return projection.index_select(-1, torch.arange(time, device=projection.device))
@@ -194,12 +206,15 @@ def first_columns(projection: Tensor, time: int) -> Tensor:
 
 
 def project_tokens(projection: Tensor, x_BTC: Tensor, num_heads: int) -> Tensor:
-    """Multiply (P, T) or (N, P, T) by (B, T, C): (B, P, C)."""
+    """Multiply a projection (P, T) or (N, P, T) by (B, T, C); return (B, P, C)."""
     return merge_heads(project_heads(projection, split_heads(x_BTC, num_heads)))
 
 
 def project_heads(projection: Tensor, x_BNTD: Tensor) -> Tensor:
-    """Multiply (P, T) or (N, P, T) by (B, N, T, D): (B, N, P, D). What all heads share is one product for all."""
+    """Multiply a projection (P, T) or (N, P, T) by (B, N, T, D); return (B, N, P, D).
+
+    A projection that all heads share takes one product for all heads.
+    """
     if projection.dim() == 3:
         return torch.matmul(projection, x_BNTD)
     projected_BPC = torch.matmul(projection, merge_heads(x_BNTD))

@@ -1,4 +1,7 @@
-"""``s[persistent=m]``: learned keys and values beside the tokens' (all-attention: Sukhbaatar et al., 2019b)."""
+"""``s[persistent=m]``: learned keys and values in addition to those of the tokens.
+
+This is the all-attention layer of Sukhbaatar et al. (2019b).
+"""
 
 import math
 from dataclasses import replace
@@ -20,14 +23,14 @@ from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
 class Persistent(VariantModule):
-    """m keys that every query sees, in one softmax with the tokens' (section 4).
+    """Attention with m learned keys per head that every query sees, in one softmax with the keys of tokens (section 4).
 
-    They have no place: no bias by distance, no positions, no padding, no mask and no causality acts on them, and in a
-    causal model they meet the same queries as the tokens, Q + u. With rotary positions they meet queries as these were
-    before the turn; a norm of queries and keys acts on them too.
+    The learned keys have no place in the text. Bias by distance, positions, padding, mask and causality do not apply to
+    them. In a causal model they are multiplied by the same queries as other keys, Q + u. With rotary positions they are
+    multiplied by the queries before rotation. A norm of queries and keys applies to them too.
 
-    As in the published code each head has keys of its own, drawn from N(0, 1): the weight is drawn from N(0, 1 / D) and
-    multiplied by sqrt(D), so that it learns as fast as weights of that scale do.
+    As in the published code, each head has keys of its own, whose initial values are drawn from N(0, 1). The parameter
+    itself is drawn from N(0, 1 / D) and multiplied by sqrt(D), so that it learns as fast as weights of that scale.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -38,7 +41,7 @@ class Persistent(VariantModule):
     @classmethod
     @override
     def build_values(cls, options: SublayerOptions) -> "PersistentValues":
-        """Build the learned values."""
+        """Build the module that appends the learned values."""
         return PersistentValues(options.num_heads, options.values["persistent"], options.head_size)
 
     @override
@@ -49,14 +52,17 @@ class Persistent(VariantModule):
         _, makers_of_keys = attention.makers
         for maker in makers_of_keys.values():
             keys_NMD = cast(VectorMaker, maker).without_place(keys_NMD)
-        beside = attention.k_BNKD.size(-1) - keys_NMD.size(-1)  # a synthesizer's factors, of which vectors have none
+        beside = attention.k_BNKD.size(-1) - keys_NMD.size(-1)  # factors of a synthesizer, zero for the learned keys
         k_BNKD = _append(attention.k_BNKD, F.pad(keys_NMD, (0, beside)))
         attention = replace(attention, k_BNKD=k_BNKD)
         return inner(attention.with_scores(extra=extra))
 
 
 class PersistentValues(nn.Module):
-    """The m values of one sublayer: drawn from N(0, 1), kept as weights of N(0, 1 / m)."""
+    """The m learned values per head of one sublayer.
+
+    Initial values are drawn from N(0, 1); the parameter is drawn from N(0, 1 / m) and multiplied by sqrt(m).
+    """
 
     def __init__(self, num_heads: int, vectors: int, head_size: int):
         super().__init__()
@@ -64,12 +70,12 @@ class PersistentValues(nn.Module):
         self.values = nn.Parameter(drawn_NMD / math.sqrt(vectors))
 
     def forward(self, v_BNKD: Tensor, _x_BKC: Tensor) -> Tensor:
-        """Return the values with the learned ones behind them, (B, N, K + m, D)."""
+        """Append the learned values to those of the tokens; return (B, N, K + m, D)."""
         values_NMD = self.values * math.sqrt(self.values.size(1))
         return _append(v_BNKD, values_NMD)
 
 
 def _append(tokens_BNKD: Tensor, vectors_NMD: Tensor) -> Tensor:
-    """Return both, one behind the other, (B, N, K + m, D): a copy."""
+    """Return a new tensor (B, N, K + m, D) with the vectors appended to the tokens of each sequence."""
     vectors = vectors_NMD.to(tokens_BNKD.dtype).expand(tokens_BNKD.size(0), -1, -1, -1)
     return torch.cat([tokens_BNKD, vectors], dim=2)

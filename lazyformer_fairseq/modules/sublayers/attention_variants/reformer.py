@@ -1,13 +1,18 @@
-"""``s[buckets=b]``: attention among positions that hash alike (Reformer, section 2); ``--reversible`` has its layers.
+"""``s[buckets=b]``: attention among positions with the same hash (Reformer, section 2).
 
-A key is the query of its position, scaled to length one. A round of hashing gives each position a bucket; positions
-are sorted by bucket (and by place in the text within it) and cut into chunks. A query looks at keys of its own bucket,
-in its own chunk, the one before and, in encoders, which the paper leaves open, the one after. Rounds are joined so that
-a query looks at the union of what it sees in each, each key once (equations 5 and 6, and appendix A): by their sums,
-with -log N at a key that N rounds show. For encoders alone: where chunks begin depends on all positions, and so would
-what a causal query sees on its future, as in the published code.
+The reversible layers of the paper are the separate option ``--reversible``.
 
-Letters of shapes: R rounds, K positions, made up to whole chunks; H chunks, S positions of one, W those that it sees.
+A key is the query of its position, scaled to length one. In each round of hashing every position is assigned to a
+bucket; positions are sorted by bucket, and within a bucket by their place in the text, and cut into chunks. A query
+sees the keys of its own bucket that lie in its own chunk or the chunk before. In encoders, a case that the paper leaves
+open, it also sees the chunk after. A query sees the union of the keys of all rounds, each key once (equations 5 and 6,
+and appendix A): the rounds share one softmax, in which a key that occurs in N rounds gets -log N added to its score.
+
+The variant is for encoders only. Where chunks begin depends on all positions, so what a causal query sees would depend
+on its future, as it does in the published code.
+
+Letters of shapes: R rounds, K positions, filled up to whole chunks, H chunks, S positions per chunk, W positions that a
+chunk sees.
 """
 
 from collections.abc import Iterable
@@ -26,21 +31,23 @@ from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
 )
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
-# A query sees itself only where it sees nothing else (section 2, on shared-QK attention).
+# The score of a query with its own key, so low that it counts only if the query sees no other key (section 2, on
+# shared-QK attention).
 SELF_SCORE = -1e5
-_EPSILON = 1e-6  # of the lengths of keys, as in the published code
+_EPSILON = 1e-6  # added when keys are scaled to length one, as in the published code
 
 
 class Reformer(VariantModule):
-    """Queries are keys, of the keys' projection; there is none of queries.
+    """Attention among positions with the same hash; queries are the projected keys, without a projection of their own.
 
-    Vectors are hashed as they are before turns of rotary positions: alike tokens share a bucket wherever they are.
+    With rotary positions, vectors are hashed before rotation, so that similar tokens share a bucket wherever they are.
 
-    Rotations are drawn anew in each forward pass, in training from torch's generator, so that a resumed run draws the
-    same; in evaluation from a fixed seed, so that a model computes the same twice.
+    The random rotations of the hash are drawn anew in each forward pass. In training they come from torch's generator,
+    so that a resumed run draws the same ones. In evaluation they come from a fixed seed, so that results are
+    repeatable.
 
-    A text that a chunk holds is not hashed: everything in it sees everything (as in the published code), whatever else
-    the batch holds.
+    Texts that fit one chunk are not hashed: all their tokens see each other, as in the published code, whatever the
+    other texts of the batch are.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -53,7 +60,7 @@ class Reformer(VariantModule):
 
     @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Attend among the positions that hash alike."""
+        """Attend among the positions with the same hash; `inner` is not used."""
         vectors = attention.k_BNKD
         hashed = attention.k_BNKD
         if self.is_turned:
@@ -89,13 +96,13 @@ class Reformer(VariantModule):
 
 
 class HashedDistribution(NamedTuple):
-    """The distribution that an ``l`` reuses: the order of positions in each round, and the rounds' weights.
+    """The distribution that an ``l`` reuses: the order of the positions and the weights in each round.
 
     Attributes:
-        orders: of each round.
-        by_round: of each round (B, N, H, S, W); over all rounds a query's sum to one.
-        places: K, without those that fill the last chunk up.
-        reach: chunks on either side that a chunk sees.
+        orders: the order of the positions in each round.
+        by_round: the weights of each round (B, N, H, S, W). The weights of a query sum to one over all rounds.
+        places: the number of positions, without those that fill up the last chunk.
+        reach: the number of chunks on either side that a chunk sees.
     """
 
     orders: list["Order"]
@@ -104,7 +111,7 @@ class HashedDistribution(NamedTuple):
     reach: int
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """Return P V (B, N, T, D); each call draws its own dropout mask."""
+        """Return P V (B, N, T, D), with dropout on P; each call draws a dropout mask of its own."""
         output: Any = 0
         for order, probabilities in zip(self.orders, self.by_round, strict=True):
             size = probabilities.size(-2)
@@ -117,30 +124,41 @@ class HashedDistribution(NamedTuple):
 
     @property
     def probabilities(self) -> Tensor:
-        """P, (B, N, T, K): what it saves to write out, for those that need it."""
+        """P (B, N, T, K), computed on demand: attention itself never stores a matrix of this size."""
         some = self.by_round[0]
         one_hot = torch.eye(self.places, dtype=some.dtype, device=some.device)
         return self.attend(one_hot.expand(*some.shape[:2], -1, -1), 0.0)
 
 
 class Order(NamedTuple):
-    """Both (B, N, K): the place in the text of each of the K positions of a round, and the number of each place."""
+    """The order of the positions in a round, as a permutation and its inverse.
+
+    Attributes:
+        places: the place in the text of each sorted position (B, N, K).
+        ranks: the rank in the sorted order of each place in the text (B, N, K).
+    """
 
     places: Tensor
     ranks: Tensor
 
     def sort(self, x_BNKD: Tensor, size: int) -> Tensor:
-        """Sort (B, N, K or fewer, D) by place into chunks (B, N, H, S, D); places that fill up hold zeros."""
+        """Sort vectors (B, N, K or fewer, D) into chunks (B, N, H, S, D) of `size` positions.
+
+        Positions that fill up the last chunk hold zeros.
+        """
         filled = F.pad(x_BNKD, (0, 0, 0, self.places.size(-1) - x_BNKD.size(-2)))
         return _Permuted.apply(filled, self.places, self.ranks).unflatten(2, (-1, size))
 
     def undo(self, x_BNKD: Tensor) -> Tensor:
-        """Put sorted positions (B, N, K, D) back into their places."""
+        """Put sorted vectors (B, N, K, D) back into the order of the text."""
         return _Permuted.apply(x_BNKD, self.ranks, self.places)
 
 
 class _Permuted(torch.autograd.Function):
-    """Rows in another order; the gradient is the opposite order, where torch's own would add rows up one by one."""
+    """A permutation of rows, whose gradient is the inverse permutation.
+
+    The gradient that torch derives for an indexing operation would instead add up rows one by one.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
@@ -167,7 +185,14 @@ def random_rotations(
     buckets: int,
     generator: Optional[torch.Generator],
 ) -> Tensor:
-    """Draw rotations (N, D, R, buckets / 2), each head's and round's, from a standard normal distribution."""
+    """Draw random rotations (N, D, R, buckets / 2) for all heads and rounds from a standard normal distribution.
+
+    Args:
+        like_BNKD: a tensor that gives N, D, the device and the precision (at least single precision).
+        rounds: R.
+        buckets: the number of buckets.
+        generator: the random number generator; None for torch's own.
+    """
     exact = torch.promote_types(like_BNKD.dtype, torch.float32)
     size = (like_BNKD.size(1), like_BNKD.size(-1), rounds, buckets // 2)
     return torch.randn(size, generator=generator, device=like_BNKD.device, dtype=exact)
@@ -175,7 +200,10 @@ def random_rotations(
 
 @torch.no_grad()
 def buckets_of(vectors_BNKD: Tensor, rotations_NDRh: Tensor) -> Tensor:
-    """Return buckets (B, N, R, K): h(x) = argmax([x R; -x R]) (section 2, "Locality sensitive hashing")."""
+    """Return the bucket of each position in each round (B, N, R, K).
+
+    This is h(x) = argmax([x R; -x R]) (section 2, "Locality sensitive hashing").
+    """
     rotated = torch.einsum("bnkd,ndrh->bnrkh", vectors_BNKD.to(rotations_NDRh.dtype), rotations_NDRh)
     return torch.cat([rotated, -rotated], dim=-1).argmax(-1)
 
@@ -189,19 +217,19 @@ def attend(
     is_padding_BK: Optional[Tensor],
     dropout: float,
 ) -> tuple[Tensor, HashedDistribution]:
-    """Attend among the positions of neighbouring chunks.
+    """Attend among the positions of neighbouring chunks that share a bucket.
 
     Args:
-        vectors_BNKD: queries, which are keys too.
+        vectors_BNKD: queries, which also serve as keys.
         v_BNKD: values.
-        buckets_BNRK: of each position in each round.
-        buckets: how many there are.
-        chunk: S.
-        is_padding_BK: True at padding, at which no other position looks.
-        dropout: on the distribution.
+        buckets_BNRK: the bucket of each position in each round.
+        buckets: the number of buckets.
+        chunk: S, the number of positions per chunk.
+        is_padding_BK: True at padding, which no text position sees; None if there is none.
+        dropout: the dropout on the distribution.
 
     Returns:
-        Output (B, N, K, D), and the distribution.
+        The output (B, N, K, D) and the distribution.
     """
     orders, codes = _orders(buckets_BNRK, buckets, chunk, is_padding_BK)
     squares = vectors_BNKD.square().sum(-1, keepdim=True)
@@ -226,16 +254,17 @@ def _orders(
     chunk: int,
     is_padding_BK: Optional[Tensor],
 ) -> tuple[list[Order], Tensor]:
-    """Return the order of each round, and codes (B, N, R, K) by place.
+    """Return the order of the positions in each round, and a code (B, N, R, K) for each place in the text.
 
-    Codes of two positions differ by as much as their chunks do, and by more than one where their buckets are not the
-    same. Padding, and what fills the last chunk up, have buckets of their own behind all others.
+    The codes of two positions of the same bucket differ by as much as the numbers of their chunks; the codes of
+    positions of different buckets differ by more than one. Padding and the positions that fill up the last chunk have
+    buckets of their own after all others.
     """
     found = buckets_BNRK
     places = buckets_BNRK.size(-1)
     if is_padding_BK is not None:
         found = found.masked_fill(is_padding_BK[:, None, None], buckets)
-    # A graph must hold for inputs that need none and for those that need some.
+    # A compiled graph must serve inputs that need filling up and inputs that do not, so it always fills up.
     if torch.compiler.is_compiling():
         more = chunk - places % chunk
     else:
@@ -255,12 +284,13 @@ def _orders(
 def _softmax(by_round: list[Tensor], orders: list[Order]) -> list[Tensor]:
     """Compute one softmax over the scores (B, N, H, S, W) of all rounds.
 
-    Shifted by the best score and divided by the sum, not by a log-sum-exp: log R added to SELF_SCORE would be lost.
+    Scores are shifted by the largest score, and exponentials are divided by their sum. Subtracting a log-sum-exp would
+    not work, because log R is lost to rounding when it is added to SELF_SCORE.
     """
     size = by_round[0].size(-2)
 
     def of_places(rows: Iterable[Tensor]) -> Tensor:
-        """Return (R, B, N, K, 1), from one number per row of each round."""
+        """Return one value per row of each round in the order of the text, (R, B, N, K, 1)."""
         by_place = []
         for order, rows_of_round in zip(orders, rows, strict=True):
             by_place.append(order.undo(rows_of_round.flatten(2)[..., None]))
@@ -285,13 +315,23 @@ def _masked(
     codes: Tensor,
     reach: int,
 ) -> Tensor:
-    """Return scores (B, N, H, S, W) of a round: other buckets and padding out, keys of N rounds with -log N."""
+    """Mask the scores (B, N, H, S, W) of a round, and correct them for keys that several rounds show.
+
+    Keys of other buckets get -inf, and a query's own key gets SELF_SCORE. Keys that N rounds show get -log N added.
+
+    Args:
+        scores: the scores of the round.
+        number: the index of the round.
+        orders: the order of the positions in each round.
+        codes: see :func:`_orders`.
+        reach: the number of chunks on either side that a chunk sees.
+    """
     with torch.no_grad():
         size = scores.size(-2)
         order = orders[number]
 
         def pairs(by_place_BNK: Tensor) -> tuple[Tensor, Tensor]:
-            """Return (B, N, H, S, 1) of queries, and (B, N, H, 1, W) of the keys that they meet, or -9 for none."""
+            """Return values of queries (B, N, H, S, 1) and of the keys that they see (B, N, H, 1, W), -9 for no key."""
             chunks = by_place_BNK.gather(-1, order.places).unflatten(-1, (-1, size))[..., None]
             return chunks, neighbours(chunks, reach, fill=-9).transpose(-2, -1)
 
@@ -315,7 +355,7 @@ def _masked(
 
 
 def neighbours(chunks: Tensor, reach: int, fill: float = 0) -> Tensor:
-    """Join each chunk of (B, N, H, S, D) with its neighbours: (B, N, H, W, D), with `fill` beyond the ends."""
+    """Join each chunk of (B, N, H, S, D) with its neighbours; return (B, N, H, W, D), with `fill` beyond the ends."""
     count = chunks.size(2)
     padded = F.pad(chunks, (0, 0, 0, 0, reach, reach), value=fill)
     shifted = [padded[:, :, first : first + count] for first in range(2 * reach + 1)]

@@ -1,4 +1,4 @@
-"""``s[window=w]``: a window that slides along the text, with gaps on some heads (Longformer, section 3.1)."""
+"""``s[window=w]``: a sliding window, optionally dilated on some heads (Longformer, section 3.1)."""
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Part
@@ -7,13 +7,13 @@ from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
 class Window(VariantModule):
-    """w keys to either side, in causal models to the left.
+    """A sliding window: each query sees its own key and w keys on either side, in causal models only on the left.
 
-    With a dilation of r the last `dilated_heads` heads see every r-th key, w of them to either side (section 3.1, and
-    4.1 for the two heads; neither the paper nor its code says which two).
+    With a dilation of r, the last `dilated_heads` heads see every r-th key, w of them on either side (section 3.1). By
+    default two heads are dilated, as in section 4.1; neither the paper nor its code says which two.
 
     Raises:
-        UserError: more dilated heads than there are.
+        UserError: there are fewer heads than `dilated_heads`.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -25,7 +25,8 @@ class Window(VariantModule):
             dilated = options.values["dilated_heads"]
         if dilated > self.num_heads:
             raise UserError(
-                f"s[window={width},dilation={dilation}]: dilated_heads={dilated}, but there are {self.num_heads} heads"
+                f"s[window={width},dilation={dilation}]: dilated_heads={dilated}, but the number of heads is "
+                f"{self.num_heads}; give at most that many dilated_heads"
             )
         ahead = width
         if options.is_causal:

@@ -275,7 +275,7 @@ def test_every_back_end_computes_the_same_or_refuses(direction, s, back_end):
     ("direction", "s", "options", "message"),
     [
         (ENCODER, "s[strided=2,heads=split]", {"num_heads": 1}, "heads=split .* this model has one head"),
-        (ENCODER, "s[window=2,dilation=2,dilated_heads=4]", {}, "dilated_heads=4, but there are 2 heads"),
+        (ENCODER, "s[window=2,dilation=2,dilated_heads=4]", {}, "dilated_heads=4, but the number of heads is 2"),
         (ENCODER, "s[linformer=2]", {"relative_position_buckets": 8}, "linformer=2.*--relative-position-buckets 0"),
         (CAUSAL, "s[window=2,global=1]", {"mem_len": 5}, r"--mem-len 5 is not for s\[window=2,global=1\].*--mem-len 0"),
         (CAUSAL, "s[synthesizer=random]", {"mem_len": 3}, "--mem-len 3 is not for .*: a synthesizer has .*--mem-len 0"),

@@ -1,4 +1,4 @@
-"""``s[rope=b]``: rotary positions, turns of queries and keys by their places (Su et al., 2021: RoFormer)."""
+"""``s[rope=b]``: rotary positions, which rotate queries and keys by their positions (RoFormer: Su et al., 2021)."""
 
 import math
 from functools import partial
@@ -16,33 +16,36 @@ from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
 class Rope(VariantModule):
-    """Numbers i and i + D / 2 of a query or key at place t are a point, turned by t b^(-2 i / D) (section 3.2.2).
+    """Rotary positions with base b.
 
-    The product of a query and a key then depends on their distance, not on their places. The paper pairs numbers 2 i
-    and 2 i + 1; halves are what GPT-NeoX, Llama and ModernBERT have, and weights mean the same but for their order.
+    Dimensions i and i + D / 2 of a query or key at position t form a point in the plane, which is rotated by the angle
+    t b^(-2 i / D) (section 3.2.2). The product of a query and a key then depends on their distance, not on their
+    absolute positions. The paper pairs dimensions 2 i and 2 i + 1 instead. We pair the halves, as GPT-NeoX, Llama and
+    ModernBERT do; the two differ only in the order of the weights.
 
-    In a causal model turns stand in place of Transformer-XL's positions, so with neither u, v nor projected distances;
-    places count from the first key of the memory. T5's bias may stand beside them.
+    In a causal model the rotation replaces Transformer-XL's positions, so u, v and projected distances are not used.
+    Positions count from the first key of the memory. T5's bias may be used in addition.
 
-    Persistent keys have no place, so they meet queries as these were before the turn, and Reformer hashes vectors as
-    they were: a :class:`Turn` keeps those behind the turned ones.
+    Persistent keys have no position, so they are multiplied by the queries before rotation. Likewise, Reformer hashes
+    vectors before rotation. In both cases a :class:`Turn` appends the vectors before rotation to the rotated ones.
 
     Raises:
-        UserError: heads of an odd size.
+        UserError: the size of a head is odd.
     """
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
         if options.head_size % 2:
             raise UserError(
-                f"s[rope={options.values['rope']}] turns pairs of numbers, and {options.num_heads} heads of "
-                f"{options.embed_dim} have {options.head_size} each: give heads of an even size"
+                f"s[rope={options.values['rope']}] rotates pairs of dimensions, so the size of a head must be even; "
+                f"{options.num_heads} heads of an embedding dimension of {options.embed_dim} have a size of "
+                f"{options.head_size}"
             )
 
     @classmethod
     @override
     def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> "Turn":
-        """Build the turn of queries, or of keys."""
+        """Build the rotation of queries or keys."""
         values = options.values
         behind = NOTHING
         if values.get("buckets"):
@@ -54,20 +57,20 @@ class Rope(VariantModule):
         return Turn(values["rope"], behind)
 
 
-# What stands behind the D turned numbers of a vector. Products of queries (R q, q) with keys of tokens (R k, 0) are
-# turned, and those with keys of no place (0, k) are not.
+# What is appended to the D rotated dimensions of a vector. The product of a query (R q, q) with the key of a token
+# (R k, 0) depends on positions; that with a key without a position (0, k) does not.
 NOTHING = "nothing"
 UNTURNED = "the vector before the turn"
 ZEROS = "zeros"
 
 
 class Turn(nn.Module):
-    """A turn of queries or keys by the places of their rows; the angles are in single precision or better.
+    """The rotation of queries or keys by their positions; angles are computed in single precision or better.
 
     Args:
         base: b.
-        behind: what follows the turned numbers. Keys with ZEROS are multiplied by sqrt(2), because back ends divide
-            products by the root of the size of queries, which is then 2 D.
+        behind: what is appended to the rotated dimensions: NOTHING, UNTURNED or ZEROS. With ZEROS, keys are multiplied
+            by sqrt(2), because back ends divide products by the square root of the size of queries, which is then 2 D.
     """
 
     def __init__(self, base: int, behind: str = NOTHING):
@@ -82,7 +85,10 @@ class Turn(nn.Module):
         keys: int,
         places_AG: Optional[Tensor] = None,
     ) -> Tensor:
-        """Return the turned vectors, and behind them what persistent keys or hashes need."""
+        """Return the rotated vectors, followed by what persistent keys or hashing need.
+
+        :func:`~lazyformer_fairseq.modules.sublayers.attention_variants.interface.make_vectors` describes the arguments.
+        """
         turned_BNTD = self._turn(x_BNTD, scores, keys, places_AG)
         if self.behind == UNTURNED:
             return torch.cat([turned_BNTD, x_BNTD], -1)
@@ -91,7 +97,7 @@ class Turn(nn.Module):
         return turned_BNTD
 
     def without_place(self, x_NMD: Tensor) -> Tensor:
-        """Return keys that belong to no token, to meet the queries behind the turned ones."""
+        """Place keys that belong to no token so that they are multiplied by the queries before rotation."""
         return F.pad(x_NMD * math.sqrt(2), (x_NMD.size(-1), 0))
 
     def _turn(
@@ -101,13 +107,14 @@ class Turn(nn.Module):
         keys: int,
         places_AG: Optional[Tensor],
     ) -> Tensor:
-        if x_BNTD.is_meta:  # where shapes alone count, and elementwise work does not
+        if x_BNTD.is_meta:  # FLOPs are being counted, which leaves out elementwise operations
             return x_BNTD
         places = places_AG
         if places is None:
             places = scores.places_BT
         make = partial(_cosines_and_sines, self.base, keys, places, x_BNTD)
-        # A compiler finds out itself that all sublayers make the same, and would make a graph for each number of keys.
+        # A compiler shares the result among sublayers itself; with a stored one it would compile a graph for each
+        # number of keys.
         is_shared = places_AG is None and not torch.compiler.is_compiling()
         if is_shared:
             turns = scores.once((self.base, keys, x_BNTD.dtype), make)
@@ -127,7 +134,19 @@ def _cosines_and_sines(
     places_BT: Optional[Tensor],
     like: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return (K, D) each, or (B, 1, T, D) at places; sines of the first half with their sign in the turn."""
+    """Return the cosines and sines by which vectors are multiplied.
+
+    The sines of the first half have the negative sign that they have in the rotation.
+
+    Args:
+        base: b.
+        keys: K.
+        places_BT: the position of each token; None for the positions 0 to K - 1.
+        like: a tensor that gives D, the device and the precision (at least single precision).
+
+    Returns:
+        Two tensors (K, D), or (B, 1, T, D) with `places_BT`.
+    """
     exact = torch.promote_types(like.dtype, torch.float32)
     size = like.size(-1)
     exponents = torch.arange(0, size, 2, device=like.device, dtype=exact) / size

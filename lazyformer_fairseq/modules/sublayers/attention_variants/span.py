@@ -1,4 +1,4 @@
-"""``s[span=S]``: each head learns how far it looks (Sukhbaatar et al., 2019a: adaptive attention span)."""
+"""``s[span=S]``: adaptive attention span, in which each head learns how far it looks (Sukhbaatar et al., 2019a)."""
 
 import math
 from collections.abc import Iterable
@@ -18,26 +18,26 @@ from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
 )
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
-# In the `common` of a network's options: its spans.
-SPANS = "spans"
-# Positions by which the longest span grows for those that compute it, as in the published code: scores then seldom
-# change their shape.
+SPANS = "spans"  # the key, in the `common` options of a network, of the list of its Span modules
+# The longest span is rounded up to a multiple of this many positions, as in the published code, so that the shape of
+# the scores seldom changes.
 STEP = 64
 
 
 class Span(VariantModule):
-    """Weights fall with the distance (section 2.2): softmax of the scores plus log min(max((R + z - x) / R, 0), 1).
+    """Attention whose weights fall to zero beyond a span that each head learns (section 2.2).
 
-    x is the distance in positions, R the ramp. Each head learns its z, from 0 to S. That is the paper's product of mask
-    and exponentials, normalised. An encoder looks as far to the right. In the paper the nearest key is the one before
-    the query, with x = 1 (x = 0 in the published code); here it is the query's own, with x = 0.
+    It computes the softmax of the scores plus log min(max((R + z - x) / R, 0), 1), where x is the distance in
+    positions, R the ramp, and z the span of the head, between 0 and S. This equals the paper's normalised product of
+    mask and exponentials. An encoder looks equally far to the left and to the right. In the paper the nearest key is
+    the one before the query, at x = 1 (x = 0 in the published code); here it is the query's own, at x = 0.
 
-    With entmax the logarithm is added to its scores in the same way.
+    With entmax, the logarithm is added to the scores in the same way.
 
     Attributes:
-        shares: z / S of each head, (N,), 0 at first, as in the published code.
-        longest: positions to a side that the longest span sees, the query's own included, up to the next multiple of
-            STEP. Keys beyond are not computed. :func:`measure_spans` keeps it up to date.
+        shares: z / S for each head (N,), initialised to 0 as in the published code.
+        longest: the number of positions on one side that the longest span sees, including the query's own, rounded up
+            to a multiple of STEP. Keys further away are not computed. :func:`measure_spans` keeps it up to date.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -49,28 +49,28 @@ class Span(VariantModule):
         self.shares = nn.Parameter(torch.zeros(options.num_heads))
         if has_numbers(self.shares):
             self.set_longest(0.0)
-        else:  # where costs are counted without numbers, a span is as long as it may become
+        else:  # costs are being counted on tensors without values: assume the longest possible span
             self.set_longest(1.0)
         options.common.setdefault(SPANS, []).append(self)
 
     @property
     @override
     def reach(self) -> int:
-        """Positions before a query's own that the longest span sees."""
+        """The number of positions before its own that a query sees with the longest span."""
         return self.longest - 1
 
     @property
     def spans(self) -> Tensor:
-        """The span z of each head in tokens (N,), in single precision or better."""
+        """The span z of each head (N,) in tokens, in single precision or better."""
         exact = torch.promote_types(self.shares.dtype, torch.float32)
         return _Bounded.apply(self.shares).to(exact) * self.limit
 
     def penalty(self) -> Tensor:
-        """Return the weight of the loss times the mean span, to be added to the loss of a token in nats."""
+        """Return the penalty on spans, their mean times the setting `span_loss`, to be added to the loss per token."""
         return self.penalty_weight * self.spans.mean()
 
     def set_longest(self, share: float) -> None:
-        """Keep the longest span up to date, given the largest of `shares`."""
+        """Set `longest` from the largest of `shares`."""
         share = min(max(share, 0.0), 1.0)
         seen = math.ceil(share * self.limit) + self.ramp
         seen_in_steps = math.ceil(seen / STEP) * STEP
@@ -78,11 +78,11 @@ class Span(VariantModule):
 
     @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Attend within the spans; T5's bias stays in the table by distance."""
+        """Attend within the spans; the mask is added to the table of T5's bias by distance."""
         scores = attention.scores
         keys = attention.x_BKC.size(1)
         time = attention.x_BTC.size(1)
-        far = min(self.longest, keys)  # the first step beyond all spans
+        far = min(self.longest, keys)  # the smallest distance beyond all spans
         steps = torch.arange(-far, far + 1, device=self.shares.device)
         table_KN = self._log_mask(steps.abs())
         if scores.table_KN is not None and scores.bucket_by_distance is not None:
@@ -102,7 +102,7 @@ class Span(VariantModule):
         return inner(within)
 
     def _log_mask(self, steps_K: Tensor) -> Tensor:
-        """Return the logarithm of each head's mask (K, N); -inf, with no gradient, where that is 0."""
+        """Return the logarithm of each head's mask (K, N); where the mask is 0, -inf without a gradient."""
         steps = steps_K[:, None]
         mask = ((self.ramp + self.spans - steps) / self.ramp).clamp(0, 1)
         smallest = torch.finfo(mask.dtype).tiny
@@ -112,9 +112,10 @@ class Span(VariantModule):
 
 
 def measure_spans(spans: Iterable[Span]) -> None:
-    """Clamp z to [0, S] before a forward pass, and look how far the longest heads see. Waits for a GPU, once.
+    """Clamp spans to [0, S] before a forward pass in training, and update the `longest` span of each module.
 
-    The published code clamps at the same time; a checkpoint holds z as the update before left it.
+    This synchronises once with a GPU. The published code clamps at the same point; a checkpoint therefore holds spans
+    as the last update left them.
     """
     spans = list(spans)
     if not spans:
@@ -122,7 +123,8 @@ def measure_spans(spans: Iterable[Span]) -> None:
     with torch.no_grad():
         for span in spans:
             if span.training:
-                span.shares.data.clamp_(0, 1)  # past autograd: a graph of a pass before may still be alive
+                # Through `data`, out of sight of autograd: the graph of an earlier pass may still be alive.
+                span.shares.data.clamp_(0, 1)
         if not has_numbers(spans[0].shares):
             return
         largest = torch.stack([span.shares.max() for span in spans]).tolist()
@@ -131,10 +133,10 @@ def measure_spans(spans: Iterable[Span]) -> None:
 
 
 class _Bounded(torch.autograd.Function):
-    """Clamps to [0, 1]; drops gradients that lead out of it.
+    """A clamp to [0, 1] that drops gradients that lead out of this interval.
 
-    In half precision the optimizer has copies of its own, which no clamp of ours reaches: pushed on, they would drift
-    away from the bound, and a head could not come back for as long.
+    In half precision the optimizer updates copies of its own, which :func:`measure_spans` does not clamp. Without this
+    function they could drift far beyond the bound, and the head would need as many updates to come back.
     """
 
     @staticmethod

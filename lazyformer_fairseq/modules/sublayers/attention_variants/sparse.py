@@ -1,9 +1,14 @@
-"""``s[strided=l]`` and ``s[fixed=l]``: masks of two parts, which together lead everywhere (Child et al., 2019).
+"""``s[strided=l]`` and ``s[fixed=l]``: the masks of the Sparse Transformer (Child et al., 2019).
 
-Section 4.3 has the two patterns, a causal model's; in an encoder they look both ways. Section 5.1 has three ways to
-combine the parts: in turn, which is two sublayers (``s[fixed=128,part=local] f s[fixed=128,part=summary] f``); merged,
-every head looks at both; on heads of their own. All heads see the same c positions of a block: those of their own for
-each head, which section 4.3 prefers, are left out.
+A mask has two parts, which together connect all positions. Section 4.3 defines the two masks for causal models; in an
+encoder they look both ways. Section 5.1 has three ways to combine the parts:
+
+- in turn, which takes two sublayers: ``s[fixed=128,part=local] f s[fixed=128,part=summary] f``;
+- merged, where every head sees both parts (``heads=merged``);
+- on separate heads (``heads=split``).
+
+All heads see the same c positions of a block. Section 4.3 prefers different positions for each head, which we do not
+implement.
 """
 
 from lazyformer_fairseq.errors import UserError
@@ -13,14 +18,15 @@ from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
 class Sparse(VariantModule):
-    """A local part and one that summarises what is far away: the paper's A^(1) and A^(2).
+    """Attention with a mask of two parts, the paper's A^(1) and A^(2).
 
     Args:
-        options: of the network and the ``s``.
-        local, summary: the two parts.
+        options: the options of the network, with the settings of the ``s``.
+        local: the part with keys near the query.
+        summary: the part with keys that summarise the rest of the text.
 
     Raises:
-        UserError: ``heads=split`` with one head.
+        UserError: ``heads=split`` is set in a model with one head.
     """
 
     def __init__(self, options: SublayerOptions, local: Part, summary: Part):
@@ -28,7 +34,10 @@ class Sparse(VariantModule):
         heads = options.num_heads
         if options.values["heads"] == "split":
             if heads < 2:
-                raise UserError("heads=split gives each of two parts heads of its own, but this model has one head")
+                raise UserError(
+                    "heads=split gives each of two parts heads of its own, but this model has one head; use more heads "
+                    "or heads=merged"
+                )
             summarising = heads // 2
             self.mask = AttentionMask(((heads - summarising, (local,)), (summarising, (summary,))))
         else:
@@ -42,7 +51,7 @@ class Sparse(VariantModule):
 
 
 class Strided(Sparse):
-    """The l keys before the query, and every l-th; in encoders those after it too."""
+    """The strided mask: the l keys before the query and every l-th key; in encoders also those after the query."""
 
     def __init__(self, options: SublayerOptions):
         step = options.values["strided"]
@@ -56,11 +65,11 @@ class Strided(Sparse):
 
 
 class Fixed(Sparse):
-    """The query's own block of l, and the last c of each block; in a causal model what of it is past.
+    """The fixed mask: the query's own block of l keys and the last c keys of each block.
 
-    Blocks count from the first key, which is that of the memory: with a memory and segments that blocks divide, a
-    position stays in its block from segment to segment. A causal query may see no summary at all (the first blocks of
-    ``part=summary``): its output is zero.
+    In a causal model only keys before the query are seen. Blocks are counted from the first key of the memory. If the
+    block size divides the lengths of memory and segments, a position stays in its block from segment to segment. With
+    ``part=summary``, causal queries in the first block may see no key at all; their output is zero.
     """
 
     def __init__(self, options: SublayerOptions):

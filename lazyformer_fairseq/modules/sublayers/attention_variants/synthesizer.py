@@ -1,26 +1,28 @@
-"""``s[synthesizer=...]``: scores that are learned, not compared (Tay et al., 2020, section 3).
+"""``s[synthesizer=...]``: learned scores in place of products of queries and keys (Tay et al., 2020, section 3).
 
 | term | score of query i and key j, for each head | parameters |
 |---|---|---|
 | ``dot`` | q_i k_j / sqrt(D), in causal models with Transformer-XL's positions | those of Q and K |
-| ``dense`` | W_j relu(q_i) | those of Q, D L |
-| ``factorised_dense`` | A[j mod a] B[j div a], (A, B) = W relu(q_i) | those of Q, D (a + b) |
+| ``dense`` | W_j relu(q_i) | those of Q, and D L |
+| ``factorised_dense`` | A[j mod a] B[j div a], (A, B) = W relu(q_i) | those of Q, and D (a + b) |
 | ``random`` | R_ij | N L^2 |
-| ``fixed`` | R_ij, not trained | |
+| ``fixed`` | R_ij, not trained | none |
 | ``factorised_random`` | (R1 R2^T)_ij | 2 N L k |
 
-Several terms are mixed by learned weights that sum to 1. L is the longest input. What the paper leaves open is as in
-the code that its authors published, ``synthetic_attention`` of Mesh TensorFlow:
+L is the length of the longest input. Several terms are mixed by learned weights that sum to 1. Where the paper leaves
+details open, we follow the code that its authors published, ``synthetic_attention`` of Mesh TensorFlow:
 
-- the first layer of ``dense`` is the projection of queries, which it shares with ``dot``; the second one has no bias
-  and is the same for all heads (Google's Long Range Arena has both too);
-- Glorot's uniform initialisation of R, over all heads at once;
-- weights of a mixture start equal, one for each term of a sublayer (the paper's equation has one for each head);
-- what a causal model must not see is masked.
+- The first layer of ``dense`` is the projection of queries, which it shares with ``dot``. The second layer has no bias
+  and is the same for all heads. (Both also hold for Google's Long Range Arena.)
+- R is initialised with Glorot's uniform distribution over all heads at once.
+- A mixture has one weight for each term of a sublayer, and all start equal. (The paper's equation has one for each
+  head.)
+- Keys that a causal model must not see are masked.
 
-The rest is ours: a is the largest power of two up to sqrt(L), b = L / a rounded up; ``factorised_dense`` takes
-every pair of A and B, for which one of the tiling functions must repeat entries; k = 8 is the paper's (the code
-has 16). Position i is the i-th token of the text: padding on the left has none.
+Other details are our own choice: a is the largest power of two up to sqrt(L), and b is L / a, rounded up.
+``factorised_dense`` uses every pair of A and B, for which one of the tiling functions must repeat entries. The default
+k = 8 is the paper's; the published code has 16. Position i is that of the i-th token of the text, so padding on the
+left has no positions.
 """
 
 import math
@@ -52,19 +54,19 @@ OF_QUERIES = (DENSE, FACTORISED_DENSE)
 
 
 def terms_of(values: Settings) -> tuple[str, ...]:
-    """Return the names of the terms."""
+    """Return the names of the terms in the settings of an ``s``."""
     return tuple(values["synthesizer"].split("+"))
 
 
 def factors_of(length: int) -> tuple[int, int]:
-    """Return a and b of ``factorised_dense``: a b >= L, and equal where L is a power of two."""
+    """Return a and b of ``factorised_dense`` for L = `length`: a b >= L, with equality if L is a power of two."""
     a = 2 ** int(math.log2(math.isqrt(length)))
     b = math.ceil(length / a)
     return a, b
 
 
 class Synthesizer(VariantModule):
-    """Scores of its terms in place of, or beside, products of queries and keys."""
+    """Attention by learned scores, in place of products of queries and keys or in addition to them."""
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
@@ -96,7 +98,7 @@ class Synthesizer(VariantModule):
 
     @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Attend by learned scores; where all sequences have the same ones, once for all."""
+        """Attend by learned scores; if all sequences have the same scores, compute the distribution once for all."""
         self._check_length(attention.x_BTC.size(1))
         attention = self._with_scores(attention)
         has_dropout = self.training and self.dropout
@@ -108,12 +110,12 @@ class Synthesizer(VariantModule):
     def _check_length(self, time: int) -> None:
         if time > self.length:
             raise UserError(
-                f"an input of {time} tokens, but this model's synthesizer has scores for {self.length}: give shorter "
-                "inputs, or train one with a longer length"
+                f"an input has {time} tokens, but the synthesizer of this model has scores for only {self.length}; "
+                "shorten the input, or train a model with a larger length"
             )
 
     def _with_scores(self, attention: Attention) -> Attention:
-        """Return the same with its own queries and keys, or none, and with learned scores."""
+        """Return the attention with the learned scores, and with the queries and keys that its terms need."""
         time = attention.x_BTC.size(1)
         weights = self._weights(attention.values)
         q = attention.q_BNTD
@@ -147,7 +149,7 @@ class Synthesizer(VariantModule):
         return replace(attention, q_BNTD=q, k_BNKD=k, scores=scores)
 
     def _weights(self, like: Tensor) -> dict[str, Optional[Tensor]]:
-        """Return the weight of each term; they sum to 1. None for a term alone."""
+        """Return the weight of each term in the mixture; None for the only term of a sublayer."""
         if self.mixture is None:
             return dict.fromkeys(self.terms)
         exact = torch.promote_types(self.mixture.dtype, torch.float32)
@@ -155,7 +157,7 @@ class Synthesizer(VariantModule):
         return dict(zip(self.terms, weights.unbind(), strict=True))
 
     def _scores(self, term: str, hidden_BNTD: Tensor, time: int) -> Tensor:
-        """Return a term's scores, (B or 1, N, T, T)."""
+        """Return the scores of one term (B or 1, N, T, T)."""
         if term == RANDOM:
             return first_rows_and_columns(self.random_NLL, time)
         if term == FIXED:
@@ -173,11 +175,11 @@ class Synthesizer(VariantModule):
         weight: Optional[Tensor],
         time: int,
     ) -> tuple[Tensor, Tensor]:
-        """Put the factors of R behind queries and keys: back ends multiply both in one product."""
+        """Append the factors of R to queries and keys, so that back ends compute both products as one."""
         query_factors = _scaled(first_rows(self.query_factors_NLE, time), weight)
         key_factors = first_rows(self.key_factors_NLE, time)
         own = q.size(-1)
-        size = own + query_factors.size(-1)  # back ends divide by its root
+        size = own + query_factors.size(-1)  # back ends divide by its square root, which is undone here
         if own:
             q = q * math.sqrt(size / own)
         query_factors = query_factors.to(q.dtype) * math.sqrt(size)
@@ -187,7 +189,10 @@ class Synthesizer(VariantModule):
 
 
 def _may_share(values: Settings) -> bool:
-    """Return whether all sequences have the same scores: they depend on no input, and no other variant adds some."""
+    """Return whether all sequences have the same scores.
+
+    They do if no term depends on the input and there is no other attention variant.
+    """
     is_alone = [row.name for row in chosen_variants(values)] == ["synthesizer"]
     return is_alone and {DOT, *OF_QUERIES}.isdisjoint(terms_of(values))
 
@@ -203,32 +208,37 @@ def _scaled(x: Tensor, weight: Optional[Tensor]) -> Tensor:
 
 
 def first_rows(x_NLE: Tensor, time: int) -> Tensor:
-    """Return what belongs to each of T positions, (1, N, T, E)."""
+    """Return the rows of the first T positions (1, N, T, E)."""
     if time < x_NLE.size(1):
         x_NLE = x_NLE[:, :time]
     return x_NLE.unsqueeze(0)
 
 
 def first_rows_and_columns(x_NLL: Tensor, time: int) -> Tensor:
-    """Return what belongs to each pair of T positions, (1, N, T, T)."""
+    """Return the entries of all pairs of the first T positions (1, N, T, T)."""
     if time < x_NLL.size(2):
         x_NLL = x_NLL[..., :time]
     return first_rows(x_NLL, time)
 
 
 class _TogetherAttention(NamedTuple):
-    """One distribution for all sequences: the values of all of them stand side by side."""
+    """One distribution shared by all sequences of a batch, whose values are placed side by side.
+
+    Attributes:
+        distribution: the distribution.
+        batch: B, the number of sequences.
+    """
 
     distribution: Any
     batch: int
 
     @property
     def probabilities(self) -> Tensor:
-        """P (B, N, T, K), where it is stored."""
+        """P (B, N, T, K); available if it is stored."""
         return self.distribution.probabilities.expand(self.batch, -1, -1, -1)
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """Return P V (B, N, T, D); `dropout` is 0."""
+        """Return P V (B, N, T, D); `dropout` must be 0, because all sequences would share its mask."""
         output = self.distribution.attend(_together(v_BNKD), dropout)
         return _apart(output, self.batch)
 
@@ -246,10 +256,10 @@ def _attend_together(attention: Attention, inner: Attend) -> AttentionOutput:
 
 
 def _together(x_BNKD: Tensor) -> Tensor:
-    """Put the sequences of (B, N, K, D) side by side: (1, N, K, B D)."""
+    """Place the sequences of (B, N, K, D) side by side; return (1, N, K, B D)."""
     return x_BNKD.permute(1, 2, 0, 3).flatten(2).unsqueeze(0)
 
 
 def _apart(x: Tensor, batch: int) -> Tensor:
-    """Undo that: (1, N, T, B D) to (B, N, T, D)."""
+    """Separate sequences that stand side by side, (1, N, T, B D); return (B, N, T, D)."""
     return x.squeeze(0).unflatten(-1, (batch, -1)).permute(2, 0, 1, 3)

@@ -293,7 +293,7 @@ def test_inputs_that_it_cannot_have_are_refused():
     too_long = tokens(time=TOKENS + 1)
     with pytest.raises(ValueError, match="a sequence of 13 tokens is longer than the 12 positions that Linformer"):
         make_encoder("s[linformer=2]", max_positions=12)(vectors(1, 13))
-    with pytest.raises(UserError, match="13 tokens, but .* scores for 12"):
+    with pytest.raises(UserError, match="13 tokens, but .* scores for only 12"):
         build(CAUSAL, "s[synthesizer=random,length=12]")(too_long)
     with pytest.raises(UserError, match="13 tokens, but this model's table of positions has 12"):
         build(CAUSAL, "s[positions=absolute,length=12]")(too_long)

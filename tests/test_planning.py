@@ -85,7 +85,7 @@ def test_auto_plans_for_the_hungriest_that_it_may_take():
     peaks = [job.measure_memory(1, "fp16", "cuda", name, True, 8).peak for name in ("eager", "recompute")]
     assert peaks[0] > peaks[1]
     assert fit(job, V100).memory == fit(job, V100, "eager").memory
-    with pytest.raises(UserError, match="--attention-backend fused: cannot compute M1x4"):  # attention dropout
+    with pytest.raises(UserError, match="--attention-backend fused cannot compute M1x4"):  # attention dropout
         fit(job, V100, "fused")
     assert fit(short_job("par_transformer_base_0s", "ff"), V100).batch == 32, "nothing attends"
 
@@ -229,7 +229,7 @@ def test_the_text_says_all_that_counts(options, words):
         (["--arch", "lazyformer_m2x6"[:-1]], "no such arch; did you mean"),
         ([], "give either --arch NAME or --config"),
         (["--arch", "bert_base", "--data", "nowhere"], "nowhere is not a folder"),
-        (["--arch", "bert_base", "--data", "."], "dict.txt: lists no symbol"),
+        (["--arch", "bert_base", "--data", "."], "dict.txt: contains no symbols"),
         (["--arch", "bert_base", "--tokens-per-sample", "99999999"], "must be below 10,000,000"),
         (["--arch", "bert_base", "--sequences-per-update", "1999999999"], "must be below 1,000,000,000"),
     ],
@@ -297,8 +297,8 @@ def test_without_a_gpu_the_plan_is_for_the_processor(gpus, monkeypatch):
     gpus(0, 0)
     result = pretrain("bert_base", "data", *"--dry-run --sequences-per-update 32 --sublayer-pattern M1".split())
     assert "--batch-size 4 " in result.stdout and " --cpu " in result.stdout
-    assert re.search(r"this machine's processor: 1 x [\d.]+ GB, fp32", result.stderr)
-    assert re.search("--teraflops [.0-9]+, which products of matrices reach here", result.stderr)
+    assert re.search(r"this machine's CPU: 1 x [\d.]+ GB, fp32", result.stderr)
+    assert re.search("--teraflops [.0-9]+, the speed of matrix products on this CPU", result.stderr)
     planned = plan("--arch", "bert_small")
     assert (planned["gpus"], planned["batch_size"], planned["precision"]) == (1, 4, "fp32")
     assert 1e9 < planned["flops_per_second"] < 2e13

@@ -189,7 +189,7 @@ def test_commands_with_a_device(machine, monkeypatch, caplog):
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_named("auto") == "cpu"
-    assert "the processor is used: torch" in caplog.text
+    assert "the CPU is used: torch" in caplog.text
     with pytest.raises(UserError, match=r"torch finds no GPU here: .* without CUDA"):
         device_named("cuda")
 

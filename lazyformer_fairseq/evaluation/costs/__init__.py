@@ -1,1 +1,1 @@
-"""The cost of a model: parameters and FLOPs counted, seconds and memory measured."""
+"""Costs of a model: counts of parameters and FLOPs, measurements of time and memory."""

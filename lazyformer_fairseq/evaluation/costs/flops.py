@@ -1,11 +1,15 @@
-"""Parameters and FLOPs of a pattern in given sizes, counted on modules that are built on torch's meta device.
+"""Counts of parameters and FLOPs of a pattern in given sizes, on modules that are built on torch's meta device.
 
-There a weight has a shape and takes no memory, and nothing is computed. So what counts is the module itself: its
-parameters, and in its forward pass what :class:`torch.utils.flop_counter.FlopCounterMode` sees. Each sublayer is
-counted once for its settings and sizes, and a pattern is a sum: searches and tables ask for thousands of patterns.
+On that device a weight has a shape but takes no memory, and nothing is computed. So the module itself is what is
+counted:
+its parameters, and the operators that :class:`torch.utils.flop_counter.FlopCounterMode` would see in its forward pass.
+Each
+sublayer is counted once per settings and sizes, and a pattern is a sum of its sublayers, because searches and tables
+ask
+for thousands of patterns.
 
-FLOPs are twice the multiply-adds of the matrix products. Elementwise work (softmax, LayerNorm, activations,
-embeddings, biases) does not count, as in PAR's Table 6. An attention counts what it shows its queries, see
+FLOPs are twice the multiply-adds of the matrix products. Elementwise work (softmax, LayerNorm, activations, embeddings,
+biases) does not count, as in PAR's Table 6. Attention counts the keys that it shows to its queries, see
 :mod:`lazyformer_fairseq.modules.attention.counted`.
 """
 
@@ -43,7 +47,7 @@ from lazyformer_fairseq.patterns.kinds import CAUSAL, CausalSizes, EncoderSizes,
 
 aten = torch.ops.aten
 META = torch.device("meta")
-_REMEMBERED = 2**14  # sublayers, in all sizes and lengths that a process asks for
+_REMEMBERED = 2**14  # cached results, one per sublayer, sizes and length
 
 
 @lru_cache(_REMEMBERED)
@@ -52,7 +56,7 @@ def _plan(pattern: str, direction: str, _known: tuple[Kind, ...]) -> tuple[Plann
 
 
 def count_parameters(pattern: str, sizes: Sizes) -> int:
-    """Return the parameters of the whole model; tied parameters count once.
+    """Return the number of parameters of the whole model; tied parameters count once.
 
     Raises:
         UserError: the pattern cannot be read.
@@ -67,18 +71,18 @@ def count_parameters(pattern: str, sizes: Sizes) -> int:
 
 
 def count_sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> int:
-    """Return the parameters of one sublayer, its LayerNorm included, without those that sublayers share."""
+    """Return the parameters of one sublayer with its LayerNorm, without those that several sublayers share."""
     return _sublayer_parameters(planned, sizes).own
 
 
 def count_matrix_parameters(pattern: str, sizes: Sizes) -> int:
-    """Return the parameters of sublayers' linear maps, which Muon updates."""
+    """Return the parameters of the sublayers' linear maps, which Muon updates."""
     sublayers = _plan(pattern, sizes.direction, kinds())
     return sum(_sublayer_parameters(planned, sizes).matrices for planned in sublayers)
 
 
 def count_experts_elsewhere(pattern: str, sizes: Sizes, processes: int) -> int:
-    """Return the parameters of experts that other processes of a training hold; see modules/shared_experts.py."""
+    """Return the parameters of experts that other processes of the training hold; see modules/shared_experts.py."""
     found = 0
     for planned in _plan(pattern, sizes.direction, kinds()):
         if planned.values.get("experts", 0) % processes == 0:
@@ -87,7 +91,7 @@ def count_experts_elsewhere(pattern: str, sizes: Sizes, processes: int) -> int:
 
 
 def count_other_parameters(sizes: Sizes) -> int:
-    """Return the parameters outside the sublayers: embeddings, head, biases that sublayers share."""
+    """Return the parameters outside the sublayers: embeddings, head, and biases that sublayers share."""
     return _outside(sizes).parameters
 
 
@@ -103,16 +107,16 @@ def count_flops(
 
     Args:
         pattern: see :mod:`lazyformer_fairseq.patterns.grammar`.
-        sizes: of an encoder with its masked-LM head, or of a causal model with its softmax.
+        sizes: the sizes of an encoder with its masked-LM head, or of a causal model with its softmax.
         time: T, tokens per sequence.
-        memory: M, remembered positions before them; their keys and values are projected again. Causal models only.
-        batch: sequences.
-        predicted: tokens per sequence that the head predicts, the only ones for which an encoder computes feed-forwards
-            at the top; by default all. 0 for the features of all tokens, without a head. Only the first band of an
-            adaptive softmax counts: the further ones depend on the words.
+        memory: M, remembered positions before them, whose keys and values are projected again. For causal models only.
+        batch: number of sequences.
+        predicted: tokens per sequence that the head predicts; all by default. An encoder computes the feed-forwards at
+            the top for these tokens only. 0 stands for the features of all tokens, without a head. Only the first band
+            of an adaptive softmax counts, because the other bands depend on the words.
 
     Raises:
-        UserError: the pattern cannot be read, or built, or takes no input as long.
+        UserError: the pattern cannot be parsed or built, or does not accept inputs of this length.
     """
     if predicted is None:
         predicted = time
@@ -134,7 +138,7 @@ def _is_tokenwise(planned: PlannedSublayer, sizes: Sizes) -> bool:
 
 
 def count_sublayer_flops(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0, batch: int = 1) -> int:
-    """Return the FLOPs of one sublayer; arguments as for :func:`count_flops`."""
+    """Return the FLOPs of one sublayer; the arguments are those of :func:`count_flops`."""
     return flops_by_operator(planned, sizes, time, memory, batch).total()
 
 
@@ -146,16 +150,18 @@ def flops_by_operator(
     memory: int = 0,
     batch: int = 1,
 ) -> Counter[Any]:
-    """Return the FLOPs of one sublayer by torch's operator.
+    """Return the FLOPs of one sublayer by torch operator.
 
-    If its plan does not say what it reads, it reads the first sublayer type that hands that on, without settings.
+    If the plan does not name the producer that the sublayer reads from, the first kind of sublayer that provides what
+    it
+    reads is used, without settings.
     """
     return _Pass(sizes, time, memory, batch).count(planned)
 
 
 @lru_cache(_REMEMBERED)
 def attention_calls(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0) -> tuple[AttentionCall, ...]:
-    """Return the attentions of a sublayer as back ends see them, without what a network adds to all scores."""
+    """Return a sublayer's attention calls as back ends see them, without terms that the network adds to all scores."""
     found: list[AttentionCall] = []
 
     def record(given: AttentionInputs) -> str:
@@ -167,9 +173,9 @@ def attention_calls(planned: PlannedSublayer, sizes: Sizes, time: int, memory: i
 
 
 class _Pass:
-    """Forward pass through single sublayers of a network of these sizes, on the meta device.
+    """A forward pass through single sublayers of a network of these sizes, on the meta device.
 
-    One position per sequence is marked for ``s[global=given]``.
+    One position per sequence is marked as global for ``s[global=given]``.
     """
 
     def __init__(
@@ -202,7 +208,7 @@ class _Pass:
             self.shared = Context(scores, back_end)
 
     def count(self, planned: PlannedSublayer) -> Counter[Any]:
-        """Run a sublayer and what it reads; return its own FLOPs by operator."""
+        """Run a sublayer and the producers that it reads from; return its own FLOPs by operator."""
         reads = planned.kind.reads
         if not reads:
             return self.run(self.build(planned), {})[1]
@@ -215,7 +221,7 @@ class _Pass:
             return build_sublayer(planned.kind.module(self.sizes.direction), options, planned)
 
     def handed_on(self, producer: PlannedSublayer, what: str) -> SharedState:
-        """Return what a sublayer hands on to those that read `what`."""
+        """Return what a producer hands on to sublayers that read `what`."""
         below: SharedState = {}
         if producer.producer and producer.kind.reads:
             below = self.handed_on(producer.producer, producer.kind.reads)
@@ -232,7 +238,7 @@ class _Pass:
 
 
 class _WithoutNumbers(TorchFunctionMode):
-    """Builds modules on the meta device and draws no numbers, for which torch would import its compiler."""
+    """Builds modules on the meta device without drawing random numbers, for which torch would import its compiler."""
 
     def __torch_function__(
         self,
@@ -255,7 +261,7 @@ def _empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _options(sizes: Sizes, time: int = 0) -> SublayerOptions:
-    """Return the options of a network; an encoder's takes inputs of at least `time` tokens."""
+    """Return a network's sublayer options; an encoder's accept inputs of at least `time` tokens."""
     longest = 0
     if isinstance(sizes, EncoderSizes):
         longest = max(sizes.max_positions, time)
@@ -272,13 +278,13 @@ def _options(sizes: Sizes, time: int = 0) -> SublayerOptions:
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Parameters of a sublayer.
+    """Parameter counts of a sublayer.
 
     Attributes:
-        own: all that it does not share.
-        shared: those that sublayers share, by name, such as Linformer's one projection of all layers.
-        matrices: of its own, those of linear maps.
-        experts: of its own, those of experts.
+        own: parameters that no other sublayer shares.
+        shared: counts of shared parameters by name, such as Linformer's single projection for all layers.
+        matrices: those of its own parameters that belong to linear maps.
+        experts: those of its own parameters that belong to experts.
     """
 
     own: int
@@ -313,7 +319,7 @@ def _count_numbers(weights: Iterable[Tensor]) -> int:
 
 @dataclass(frozen=True)
 class _Outside:
-    """Costs around the sublayers: parameters, and FLOPs per token that is read and per token that is predicted."""
+    """Costs outside the sublayers: parameters, and FLOPs per input token and per predicted token."""
 
     parameters: int
     flops_of_input: int
@@ -326,7 +332,7 @@ def _outside(sizes: Sizes) -> _Outside:
 
 @lru_cache
 def _outside_of_any(sizes: Sizes) -> _Outside:
-    """Count on a network of one identity, with its head, whatever the width of feed-forwards."""
+    """Count on a network with one identity sublayer and its head; the width of feed-forwards does not matter."""
     how: dict[str, Any] = {
         "pattern": next(kind.letter for kind in kinds() if kind.is_identity),
         "vocab_size": sizes.vocab_size,
@@ -380,15 +386,18 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
         of_input = 0
         of_prediction = _count(lambda: F.linear(dense(features), head.weight))
         parts = (encoder, head)
-    parameters = {parameter for part in parts for parameter in part.parameters()}  # shared ones are in it once
+    parameters = {
+        parameter for part in parts for parameter in part.parameters()
+    }  # a set, so that shared ones count once
     return _Outside(_count_numbers(parameters), of_input, of_prediction)
 
 
 class _Counter(TorchDispatchMode):
-    """Counter of FLOPs on the meta device, by torch's formulas.
+    """A FLOP counter for the meta device that uses torch's formulas.
 
-    It does what :class:`torch.utils.flop_counter.FlopCounterMode` does, which imports two seconds of torch's compiler
-    first, as do many of torch's own answers on the meta device: see :func:`_shape_of`.
+    It does what :class:`torch.utils.flop_counter.FlopCounterMode` does. That class first imports torch's compiler,
+    which
+    takes two seconds. Many of torch's own meta kernels import it too; :func:`_shape_of` avoids them.
     """
 
     def __init__(self) -> None:
@@ -419,7 +428,7 @@ class _Counter(TorchDispatchMode):
 
 
 def _shape_of(operator: Any, args: tuple) -> Optional[tuple[int, ...]]:  # noqa: PLR0911
-    """Return the shape of a frequent operator's output in single precision; None for others, which torch knows."""
+    """Return the shape of a frequent operator's fp32 output; None for other operators, which torch handles."""
     tensors = [each for each in (args[0] if operator is aten.cat.default else args) if isinstance(each, Tensor)]
     if any(each.dtype != torch.float32 for each in tensors):
         return None
@@ -428,9 +437,9 @@ def _shape_of(operator: Any, args: tuple) -> Optional[tuple[int, ...]]:  # noqa:
     if operator in (aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor):
         return torch.broadcast_shapes(*(each.shape for each in tensors))
     if operator is aten.glu.default:
-        *before, last = tensors[0].shape  # of the last dimension alone, as sublayers take it
+        *before, last = tensors[0].shape  # sublayers only use it along the last dimension
         return *before, last // 2
-    if operator is aten.convolution.default and tuple(args[3]) == tuple(args[5]) == (1,):  # a stride and a dilation
+    if operator is aten.convolution.default and tuple(args[3]) == tuple(args[5]) == (1,):  # stride and dilation
         (batch, _, time), (channels, _, width) = (each.shape for each in tensors[:2])
         return batch, channels, time + 2 * args[4][0] - width + 1
     if operator is aten.cat.default:

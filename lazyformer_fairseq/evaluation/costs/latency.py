@@ -1,4 +1,4 @@
-"""Seconds and bytes on this machine: things take turns, round after round, so that whatever slows one slows all."""
+"""Measures time and memory on this machine; candidates take turns in rounds, so that disturbances affect all alike."""
 
 import gc
 import logging
@@ -39,24 +39,24 @@ logger = logging.getLogger(__name__)
 Things = Mapping[str, Callable[[], object]]
 Condition = TypeVar("Condition")
 WARM_UP = 3
-GRACE = 15.0  # seconds: a budget may be overdrawn by these
+GRACE = 15.0  # seconds by which a budget may be exceeded
 MATRIX_SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
-SLOW_SIZES = (128, 256)  # a product of 2048 takes minutes on processors without fp16 instructions
+SLOW_SIZES = (128, 256)  # a product of size 2048 takes minutes on CPUs without fp16 instructions
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one thing, one sample per round, in order."""
+    """The measured times of one callable in seconds, one sample per round, in order."""
 
     samples: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """Median of the samples."""
+        """The median of the samples."""
         return float(np.median(self.samples))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the samples with their spread."""
+        """Return the samples and their spread."""
         return {**spread(self.samples), "samples": list(self.samples)}
 
 
@@ -69,16 +69,16 @@ def measure(
     description: str = "latency",
     seconds: Optional[float] = None,
 ) -> dict[str, Timing]:
-    """Call every thing once per round, in a new random order each round, and time each call.
+    """Time every callable once per round, in a new random order in each round.
 
     Args:
-        things: what to call, by name. The caller decides whether gradients are on.
-        rounds: samples per thing.
-        warm_up: rounds before these, discarded.
-        device: a GPU is waited for before and after each call.
-        seed: of the orders.
-        description: of the progress bar.
-        seconds: begin no round after this; at least one kept round always runs. None for no limit.
+        things: the callables by name. The caller decides whether gradients are enabled.
+        rounds: samples per callable.
+        warm_up: additional rounds at the start, which are discarded.
+        device: the device; a GPU is synchronized before and after each call.
+        seed: the seed of the orders.
+        description: the label of the progress bar.
+        seconds: begin no new round after this time, but keep at least one round; None for no limit.
     """
     begin = time.perf_counter()
     chance = random.Random(seed)
@@ -102,12 +102,12 @@ def measure(
 
 
 class TimeIsUp(KeyboardInterrupt):
-    """A budget is spent, and so is the grace: what is under way ends, as at Ctrl-C."""
+    """Signals that a budget and its grace are spent; ends the work in progress as Ctrl-C does."""
 
 
 @contextmanager
 def _ending_after(seconds: float) -> Iterator[None]:
-    """Raise TimeIsUp within the block after these seconds, wherever Python is by then."""
+    """Raise TimeIsUp in the body after this many seconds, wherever Python is by then."""
 
     def ring(*_: object) -> None:
         raise TimeIsUp
@@ -137,16 +137,16 @@ def measure_in_turn(
     rounds: int,
     budget: Optional[float] = None,
 ) -> Iterator[tuple[Condition, dict[str, Timing]]]:
-    """Measure under all conditions, one after the other; they share what is left of the budget.
+    """Measure under each condition in order; conditions share the remaining budget equally.
 
-    Ctrl-C, SIGTERM and an error of a GPU end it early, but not before the first condition is measured.
+    Ctrl-C, SIGTERM and an error of the GPU end it early, but not before the first condition has been measured.
 
     Args:
-        conditions: named in progress by their ``str``.
-        things_of: what takes turns under a condition.
-        device: that they run on.
-        rounds: samples of each thing.
-        budget: seconds; one round of each thing always runs, if it ends within :data:`GRACE`. None for no limit.
+        conditions: the conditions; their ``str`` labels the progress.
+        things_of: a function that returns the callables to compare under a condition.
+        device: the device that they run on.
+        rounds: samples per callable.
+        budget: seconds; one round of each callable always runs, if it ends within :data:`GRACE`. None for no limit.
 
     Raises:
         UserError: the time did not suffice for one round of the first condition.
@@ -161,27 +161,27 @@ def measure_in_turn(
                 things = things_of(condition)
                 taken = time.perf_counter() - here
                 seconds = max(0.0, left / (len(conditions) - done) - taken)
-                warm_up = int(seconds != 0)  # things were called before
+                warm_up = int(seconds != 0)  # they have been called before
                 timings = measure(things, rounds, warm_up, device, description=str(condition), seconds=seconds)
-            del things  # with what they hold of a GPU's memory
+            del things  # free the GPU memory that they hold
             yield condition, timings
             done += 1
     except (KeyboardInterrupt, RuntimeError, UserError) as reason:
         if not done and isinstance(reason, TimeIsUp):
             raise UserError(
-                f"--budget: {budget:g} seconds, and {GRACE:g} more, did not suffice for one round: give more, or "
-                "smaller models, such as --arch bert_tiny --baseline-arch bert_tiny"
+                f"--budget: {budget:g} seconds, and {GRACE:g} more, did not suffice for one round; give a longer "
+                "budget or smaller models, such as --arch bert_tiny --baseline-arch bert_tiny"
             ) from None
         if not done:
             raise
         if isinstance(reason, TimeIsUp):
-            logger.warning("the budget is spent: %d of %d were measured", done, len(conditions))
+            logger.warning("the budget is spent; %d of %d conditions were measured", done, len(conditions))
         if isinstance(reason, Exception):
-            logger.error("the benchmark ends here: %s", in_a_line(reason))
+            logger.error("the benchmark stopped early: %s", in_a_line(reason))
 
 
 class Tried(NamedTuple):
-    """Things that run here, the highest bytes that a call of each needs, and why others are left out, by name."""
+    """Callables that run here, the peak bytes that a call of each needs, and why others are left out, by name."""
 
     things: dict[str, Callable[[], object]]
     memory: dict[str, int]
@@ -189,23 +189,23 @@ class Tried(NamedTuple):
 
 
 def try_out(things: Things, device: str, seconds: Optional[float] = None) -> Tried:
-    """Call each thing, which also warms up: here torch and Triton compile and tune kernels.
+    """Call each callable once, which also warms it up: torch and Triton compile and tune their kernels.
 
     Args:
-        things: what to call, by name.
-        device: that they run on.
-        seconds: after these nothing but the first one is tried; None for no limit.
+        things: the callables by name.
+        device: the device that they run on.
+        seconds: after this time no callable but the first is tried; None for no limit.
     """
     found = Tried({}, {}, {})
     began = time.perf_counter()
     for name, call in Progress(things.items(), desc="trying out", leave=False):
         if seconds is not None and found.things and time.perf_counter() - began > seconds:
-            found.left_out[name] = "no time for it: give a longer --budget"
+            found.left_out[name] = "no time left; give a longer --budget"
             continue
         try:
             call()
             found.memory[name] = peak_memory(call, device)
-        except Exception as error:  # a kernel may fail in any way on a GPU that is new to it: the others' figures stay
+        except Exception as error:  # a kernel may fail in any way on a new GPU; keep the other results
             found.left_out[name] = in_a_line(error)
         else:
             found.things[name] = call
@@ -213,7 +213,7 @@ def try_out(things: Things, device: str, seconds: Optional[float] = None) -> Tri
 
 
 def in_a_line(error: Exception) -> str:
-    """Return the error's first line, with its type unless it is the user's mistake."""
+    """Return the first line of an error, preceded by its type unless it is a UserError."""
     if isinstance(error, torch.OutOfMemoryError):
         return "does not fit into memory"
     first = next(iter(str(error).splitlines()), "")
@@ -223,11 +223,12 @@ def in_a_line(error: Exception) -> str:
 
 
 def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
-    """Return the peak bytes that tensors hold during a call, above what they held when it began.
+    """Return the peak bytes that tensors hold during a call, in excess of what they held before it.
 
-    It is the same number on every run. On a GPU torch's allocator counts them. On a CPU the profiler records what
-    torch's allocator gives and takes back, and we add that up. Both leave out the scratch memory of libraries such as
-    MKL, cuBLAS and oneDNN.
+    The result is the same on every run. On a GPU, torch's allocator counts the bytes. On a CPU, the profiler records
+    every allocation and release of torch's allocator, and we add them up. Neither includes the scratch memory of
+    libraries
+    such as MKL, cuBLAS and oneDNN.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
@@ -236,9 +237,9 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
         thing()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    reused_memory.give_back()  # else reused memory would not count
+    reused_memory.give_back()  # otherwise reused memory would not count
     was_enabled = gc.isenabled()
-    gc.disable()  # else garbage from before may be freed during the call, and count as less than nothing
+    gc.disable()  # earlier garbage that is freed during the call would count as negative
     try:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
             thing()
@@ -255,7 +256,7 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
 
 
 def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
-    """Return products of two square matrices by each library that models use; measure them in turn with models."""
+    """Return products of square matrices, one per size and library that models use, to measure along with models."""
     device_type = torch.device(device).type
     libraries: dict[str, Callable[..., Tensor]] = {"matrix product": torch.matmul}
     if (device_type, dtype) == ("cpu", torch.float32) and has_onednn():
@@ -270,19 +271,20 @@ def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str,
 
 
 def matrix_peak(timings: Mapping[str, Timing]) -> float:
-    """Return the FLOP/s of the fastest product among `timings`; only names from :func:`matrix_products` count."""
+    """Return the FLOP/s of the fastest matrix product in `timings`, considering names from :func:`matrix_products`."""
     sizes = {name: int(name.rpartition(" ")[2]) for name in timings if name.startswith("matrix product")}
     return max(2 * size**3 / timings[name].median for name, size in sizes.items())
 
 
 def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_len: int) -> Callable[[], object]:
-    """Return a call in which a causal model scores a segment with a full memory, as in the middle of a text.
+    """Return a callable in which a causal model scores a segment with a full memory, as in the middle of a text.
 
     Args:
-        model: has the interface of :class:`~lazyformer_fairseq.fairseq_plugin.models.lazyformer.CausalLanguageModel`.
-        tokens_BT: ids of the segment.
-        targets_BT: the ids to score; they decide which bands of an adaptive softmax are computed.
-        mem_len: tokens that the model remembers.
+        model: a model with the interface of
+            :class:`~lazyformer_fairseq.fairseq_plugin.models.lazyformer.CausalLanguageModel`.
+        tokens_BT: token ids of the segment.
+        targets_BT: token ids to score; they decide which bands of an adaptive softmax are computed.
+        mem_len: number of tokens that the model remembers.
     """
     memory = StreamMemory()
 
@@ -302,14 +304,14 @@ def measure_sublayers(
     memory: int = 0,
     **how: Any,
 ) -> dict[str, Timing]:
-    """Measure the inference latency of single sublayers at batch 1, in a network's sizes.
+    """Measure the inference latency of single sublayers at batch size 1, in the sizes of a network.
 
     Args:
-        network: builds the sublayers and what they share; its own sublayers do not run.
-        sublayers: by name; one with consumers also keeps what they would read.
+        network: builds the sublayers and the context that they share; its own sublayers do not run.
+        sublayers: planned sublayers by name; one with consumers also keeps what they would read.
         time: T, tokens of the input.
         memory: M, remembered positions; for a CausalDecoder only.
-        how: `rounds`, `warm_up`, `seed` of :func:`measure`.
+        how: `rounds`, `warm_up` and `seed` of :func:`measure`.
     """
     weight = next(network.parameters())
     like: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
@@ -322,7 +324,7 @@ def measure_sublayers(
     )
     with torch.inference_mode():
         measured = {name: network.build_sublayer(planned).to(**like).eval() for name, planned in sublayers.items()}
-        # What they would share in a network of theirs: one that attends to nothing computes no bias and no positions.
+        # The context depends on the sublayers: without attention, a network computes neither bias nor positions.
         own = network.sublayers
         network.sublayers = cast(Sequence[nn.Module], nn.ModuleList(measured.values()))
         try:

@@ -1,4 +1,4 @@
-"""Describes where a figure was measured."""
+"""Descriptions of the machine and the software versions that a figure was measured with."""
 
 import logging
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 def device_named(name: Optional[str]) -> str:
-    """Return cpu or cuda, as `--device` says; by default and for "auto", cuda where there is a GPU.
+    """Return the device that ``--device`` names, cpu or cuda; for None or "auto", cuda if there is a GPU.
 
     Raises:
-        UserError: there is none, or torch has no kernels for it.
+        UserError: there is no GPU, or torch has no kernels for it.
     """
     if name == "cpu":
         return name
@@ -30,32 +30,32 @@ def device_named(name: Optional[str]) -> str:
     if name == "cuda" and not has_gpu:
         raise UserError(f"--device cuda: torch finds no GPU here{(misfit and f': {misfit}') or ''}")
     if has_gpu and misfit:
-        raise UserError(f"{misfit}. To use the processor all the same: --device cpu")
+        raise UserError(f"{misfit}. To use the CPU instead, give --device cpu")
     if misfit:
-        logger.warning("the processor is used: %s", misfit)
+        logger.warning("the CPU is used: %s", misfit)
     if has_gpu:
         return "cuda"
     return "cpu"
 
 
 def describe_machine(device: torch.device | str) -> dict[str, str | int]:
-    """Return the processor or GPU, and how much of it is used."""
+    """Return the name of the CPU and the number of threads, or the name of the GPU and the version of CUDA."""
     if torch.device(device).type == "cuda":
         return {"device": device_key("cuda"), "cuda": str(torch.version.cuda)}
     return {"device": device_key("cpu"), "threads": torch.get_num_threads()}
 
 
 def trade_name(device: str) -> str:
-    """Return a device's name by :func:`describe_machine` for a title: without family, model and instructions."""
+    """Shorten a device name from :func:`describe_machine` for a title, omitting family, model and instructions."""
     return device.partition(" (")[0]
 
 
 def describe_versions() -> dict[str, str]:
-    """Return versions of Python and of the packages that affect figures."""
+    """Return the versions of Python and of the packages that affect figures."""
     return versions(("torch", "fairseq-fixed", "numpy", "triton", "transformers"))
 
 
 def record(settings: Any, command: Sequence[str]) -> dict[str, Any]:
-    """Return the head of results: command, machine, versions and settings, a dataclass with a `device`."""
+    """Return the header of a result: command, machine, versions and settings, a dataclass with a `device`."""
     machine = {"machine": describe_machine(settings.device), "versions": describe_versions()}
     return {"command": " ".join(command), **machine, "settings": asdict(settings)}

@@ -1,12 +1,15 @@
-"""Memory of a training update, measured by running an update of fake tensors, which hold no numbers.
+"""Memory of a training update, measured by running an update on fake tensors, which hold no numbers.
 
 A fake tensor has a shape, a precision and a storage of known size, so a model of any size is measured in seconds on any
-machine. torch's MemTracker does the same, but counts too much where a backward pass computes another one, as that of
-reversible layers does, and takes seconds to import.
+machine. torch's MemTracker does the same, but it counts too much if one backward pass runs another, as reversible
+layers
+do, and it takes seconds to import.
 
-For GPUs, :class:`_GpuKernels` replaces the two functions that they compute by other kernels than a processor. Operators
-of our own count by what they return. What they need for a moment inside, what libraries hold (CUDA's context, cuBLAS,
-MKL) and what an allocator cannot use of what it holds are left out.
+For GPUs, :class:`_GpuKernels` replaces the two functions for which a GPU uses other kernels than a CPU. Our own
+operators
+count only the tensors that they return. Not counted are their temporary buffers, the memory of libraries (CUDA's
+context,
+cuBLAS, MKL), and fragmentation of the allocator.
 """
 
 import weakref
@@ -36,18 +39,18 @@ from lazyformer_fairseq.modules.networks.named import network
 from lazyformer_fairseq.modules.networks.options import Options
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 
-SINGLE = 4  # bytes of a number in single precision, in which optimizers work
+SINGLE = 4  # bytes of a number in fp32, the precision of optimizers
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch that one process computes at once.
+    """A batch that one process computes at once.
 
     Attributes:
-        sequences: B, or streams of a causal model.
-        tokens: T, of a sequence.
+        sequences: B, the number of sequences, or of a causal model's streams.
+        tokens: T, tokens per sequence.
         predicted: tokens of the batch that the head of a masked language model predicts.
-        memory: M, tokens of each stream that a causal model remembers.
+        memory: M, tokens that a causal model remembers per stream.
         is_permuted: whether the tokens of a sequence come in any order, with their positions and turns.
     """
 
@@ -60,16 +63,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class UpdateMemory:
-    """Memory of an update of one process, in bytes.
+    """The memory of one process in an update, in bytes.
 
     Attributes:
-        weights: in the precision of the model.
-        gradients: of all weights, in the same precision, and the copy that processes send each other.
-        optimizer: two moments, Adam's or LAMB's, or one of a matrix that Muon updates; in half precision also the
-            weights and their gradients in single precision.
-        carried: what streams remember from one update to the next.
-        activations: all else that is there at the peak of the update.
-        peak: the most that is there at once.
+        weights: the weights, in the precision of the model.
+        gradients: the gradients of all weights in the same precision, and the copy that processes exchange.
+        optimizer: two moments per weight, as Adam and LAMB have, or one per weight of a matrix that Muon updates; in
+            half
+            precision also the weights and their gradients in fp32.
+        carried: the states that streams carry from one update to the next.
+        activations: everything else that exists at the peak of the update.
+        peak: the peak memory of the update.
     """
 
     weights: int
@@ -95,15 +99,15 @@ def measure_update_memory(
     """Return the memory of an update: forward pass, loss, backward pass and a step of a fused optimizer.
 
     Args:
-        options: of the model, among them its back end of attention.
+        options: options of the model, including its back end of attention.
         vocab_size: V.
-        batch: of one process.
+        batch: the batch of one process.
         precision: a key of :data:`PRECISIONS`.
-        device: type of the device, ``cuda`` or ``cpu``, which need not be there.
-        accumulates: whether gradients of an earlier batch of the same update are there.
-        processes: of the training; several hold a copy of their gradients, which they send each other.
-        single_moments: parameters of which the optimizer keeps one moment, not two.
-        elsewhere: parameters of experts that other processes hold.
+        device: type of the device, ``cuda`` or ``cpu``; the machine need not have it.
+        accumulates: whether the gradients of an earlier batch of the same update exist already.
+        processes: number of processes of the training; if several, each holds a copy of its gradients for exchange.
+        single_moments: number of parameters for which the optimizer keeps one moment instead of two.
+        elsewhere: number of parameters of experts that other processes hold.
 
     Raises:
         UserError: the model cannot be built, or its computation depends on the numbers in its tensors.
@@ -137,7 +141,9 @@ def measure_update_memory(
             with tracker:
                 _run_backward(_loss(model, batch, vocab_size, memory))
         except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
-            raise UserError(f"the memory of {options.sublayer_pattern} is not known before it runs: {error}") from error
+            raise UserError(
+                f"the memory of {options.sublayer_pattern} cannot be determined without running it: {error}"
+            ) from error
 
     here = 1 - elsewhere / parameters  # share of weights, gradients and moments
     weights = round(here * all_weights)
@@ -158,11 +164,11 @@ def measure_update_memory(
 
 
 class _Tracker(TorchDispatchMode):
-    """Counter of the bytes of all storages: adds those of new tensors, and subtracts them when they are freed.
+    """A counter of the bytes of all storages, which adds those of new tensors and subtracts those that are freed.
 
     Attributes:
-        held, gradients: bytes that are there now, and those of them that are gradients of weights.
-        peak, gradients_at_peak: the same when most was there.
+        held, gradients: bytes that exist now, and how many of them are gradients of weights.
+        peak, gradients_at_peak: the same at the time of the highest memory.
     """
 
     def __init__(self) -> None:
@@ -174,7 +180,7 @@ class _Tracker(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
 
     def hold(self, tensor: Tensor) -> int:
-        """Count a tensor until it is freed, and return its bytes; 0 where its storage is known."""
+        """Count a tensor until it is freed, and return its bytes; 0 if its storage is counted already."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._sizes:
@@ -188,13 +194,13 @@ class _Tracker(TorchDispatchMode):
         self.held -= self._sizes.pop(key)
 
     def count_gradient(self, weight: nn.Parameter) -> None:
-        """Count the gradient that a weight has got."""
+        """Count the new gradient of a weight."""
         assert weight.grad is not None, "the hook runs where there is one"
         self.gradients += weight.grad.nbytes
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count what it returns."""
-        if operator is torch.ops.prim.device.default:  # most calls by far
+        """Run an operator and count the tensors that it returns."""
+        if operator is torch.ops.prim.device.default:  # by far the most frequent call
             return args[0].fake_device
         output = operator(*args, **(kwargs or {}))
         for each in tree_leaves(output):
@@ -223,8 +229,9 @@ def _loss(model: MaskedLM | CausalLM, batch: Batch, vocab_size: int, memory: Str
 def _run_backward(loss: Tensor) -> None:
     """Compute all gradients.
 
-    torch.autograd.backward itself would leave :class:`_GpuKernels` before what activation checkpointing computes again,
-    so that it would not be what was computed at first.
+    torch.autograd.backward itself would leave :class:`_GpuKernels` before activation checkpointing recomputes the
+    forward
+    pass, so that the recomputation would use other kernels than the original.
     """
     torch.autograd.graph._engine_run_backward(
         (loss,),
@@ -238,14 +245,17 @@ def _run_backward(loss: Tensor) -> None:
 
 
 class _GpuKernels(TorchFunctionMode):
-    """Dropout and attention as a GPU computes them, on a processor's tensors.
+    """Dropout and attention as a GPU computes them, on CPU tensors.
 
-    A GPU's dropout keeps a mask of booleans where a processor's keeps what it multiplied by. Its attention is fused
-    also where additions to scores learn, or the distribution goes through dropout; a processor would write it out.
+    A GPU's dropout keeps a boolean mask, while a CPU's keeps the factors that it multiplied by. A GPU's attention is
+    fused
+    even if terms added to the scores need gradients, or the distribution goes through dropout; a CPU would then store
+    the
+    distribution.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function or the one that takes its place."""
+        """Call the function or its replacement."""
         if function is F.dropout:
             return _dropout(*args, **kwargs)
         if function is F.scaled_dot_product_attention:

@@ -1,4 +1,4 @@
-"""``lazyformer plan``."""
+"""The command ``lazyformer plan``."""
 
 import json
 from dataclasses import dataclass, replace
@@ -22,27 +22,27 @@ class Planning:
 
     archs: tuple[str, ...] = option(
         (),
-        "Name of a model, or several: docs/patterns.md has them all.",
+        "Name of the model, or several names; docs/patterns.md lists all.",
         "--arch",
         metavar="NAME,...",
     )
     gpus: Optional[Gpus] = option(
         None,
-        "How many, on all nodes together, and the memory of each.",
+        "Number of GPUs on all nodes together, optionally with the memory of each.",
         parse=read_gpus,
         metavar="N or NxSIZE",
-        shown="this machine's, or its processor where it has none",
+        shown="this machine's GPUs, or its CPU if it has none",
     )
     precision: Optional[str] = option(
         None,
-        "Of weights and activations.",
+        "Precision of weights and activations.",
         choices=("fp32", "fp16", "bf16"),
-        shown="this machine's; fp16 where SIZE is given, or no GPU is here; on a processor as `lazyformer pretrain`",
+        shown="this machine's; fp16 if SIZE is given or there is no GPU; on a CPU that of `lazyformer pretrain`",
     )
-    attention_backend: Optional[str] = option(None, "How attention is computed.", shown="the training's, else auto")
+    attention_backend: Optional[str] = option(None, "Back end of attention.", shown="the training's, else auto")
     time: Optional[int] = option(
         None,
-        "Of a sequence, or of a segment.",
+        "Length of a sequence, or of a segment, in tokens.",
         "--tokens-per-sample",
         "--tgt-len",
         low=1,
@@ -50,52 +50,52 @@ class Planning:
     )
     per_update: Optional[int] = option(
         None,
-        "Size of an update.",
+        "Number of sequences per update.",
         "--sequences-per-update",
         low=1,
         shown="the training's, 256",
     )
     max_update: Optional[int] = option(
         None,
-        "How many.",
+        "Number of updates.",
         low=1,
         high=10**9,
-        shown="the training's, 1000000; language models 40000",
+        shown="the training's, 1000000; 40000 for language models",
     )
     optimizer: Optional[str] = option(
         None,
-        "muon keeps one moment of a matrix, others two of all.",
+        "Optimizer: muon keeps one moment per weight of a matrix, others keep two per weight.",
         metavar="NAME",
         shown="the training's, Adam or LAMB",
     )
     data: Optional[str] = option(
         None,
-        "Folder of binarised data, or several as a:b:c: for its vocabulary and its size on disk.",
-        shown="32768 symbols; of causal archs, those of their text",
+        "Folder of binarised data, or several as a:b:c, from which the vocabulary and the size on disk are taken.",
+        shown="32768 symbols; for causal archs those of their text",
     )
     teraflops: Optional[float] = option(
         None,
-        "TFLOP/s that training reaches on a GPU.",
+        "TFLOP/s that training reaches per GPU.",
         low=0,
         high=10**5,
         is_open=True,
-        shown=f"{PAPER_TERAFLOPS}, as the paper's BERT on a V100; on a processor what products of matrices reach",
+        shown=f"{PAPER_TERAFLOPS}, as the paper's BERT on a V100; on a CPU the measured speed of matrix products",
     )
-    json: bool = option(False, "Print numbers for programs: bytes, FLOPs, hours.")
+    json: bool = option(False, "Print bytes, FLOPs and hours as JSON.")
 
 
 @click.command(cls=Command)
-@click.option("--config", type=ExistingPath(is_file=True), help="YAML file of a training, in place of --arch.")
+@click.option("--config", type=ExistingPath(is_file=True), help="YAML file of a training, instead of --arch.")
 @takes(Planning, "asked")
 def plan(config: Optional[Path], asked: Planning) -> None:
-    r"""Print whether a training fits its GPUs, how an update is shared among them, and how long it takes.
+    r"""Print whether a training fits its GPUs, how they share an update, and how long it takes.
 
-    Memory is measured on tensors without numbers, which takes some seconds and no GPU: see docs/training.md.
+    Memory is measured on tensors without numbers, which takes a few seconds and no GPU; see docs/training.md.
 
     \b
-    lazyformer plan --arch lazyformer_m2x6_s (on this machine's GPUs, or its processor)
+    lazyformer plan --arch lazyformer_m2x6_s (on this machine's GPUs, or its CPU)
     lazyformer plan --config my_training.yaml --data data --gpus 4x24GB --precision bf16
-    lazyformer plan --arch bert_base --arch lazyformer_m2x6 --gpus 8x16GB (a row for each)
+    lazyformer plan --arch bert_base --arch lazyformer_m2x6 --gpus 8x16GB (prints one row per model)
     """
     if bool(asked.archs) == (config is not None):
         raise UserError("give either --arch NAME or --config FILE.yaml")
@@ -126,7 +126,7 @@ def plan(config: Optional[Path], asked: Planning) -> None:
 
 
 def _place(asked: Planning) -> Any:
-    """Return this machine, and what was asked for in its place."""
+    """Return the machine to plan for: this machine, except for what the options replace."""
     from lazyformer_fairseq.evaluation.planning.fit import Place
 
     there = count_gpus()

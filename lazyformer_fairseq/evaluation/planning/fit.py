@@ -1,4 +1,4 @@
-"""Fitting a training to a GPU: back ends, the largest batch, shares of an update; a plan, as text and as numbers."""
+"""Fits a training to a GPU: finds the back ends and the largest batch, and writes the plan as text and as numbers."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -23,26 +23,26 @@ from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.grammar import plan as planned
 from lazyformer_fairseq.report.tables import markdown_table
 
-# Of a GPU's memory, what we plan for. The rest is for CUDA's context, cuBLAS, and gaps between tensors.
+# The share of a GPU's memory to plan for. The rest is for CUDA's context, cuBLAS, and gaps between tensors.
 USABLE = 0.9
 GB = 1e9
 TERA = 1e12
 HOUR = 3600
-BY_TRITON = ("fused", "flex")  # on a GPU; GPUs that have bf16 have what it needs
-# The back end that writes each distribution, and the one that writes none: a plan shows both.
+BY_TRITON = ("fused", "flex")  # on a GPU; GPUs with bf16 meet Triton's requirements
+# The back end that stores each distribution, and the one that stores none: a plan shows both.
 KEEPING = "eager"
 RECOMPUTING = "recompute"
-# FlexAttention has no backward pass on a processor's tensors. It too keeps no distribution.
+# FlexAttention has no backward pass on CPU tensors. Like `recompute`, it stores no distribution.
 MEASURED_AS = {"flex": RECOMPUTING}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Machine that trains.
+    """The machine that trains.
 
     Attributes:
-        processes: one a GPU.
-        memory: bytes of a GPU, or of this machine.
+        processes: number of processes, one per GPU.
+        memory: bytes of memory per process: of its GPU, or its share of this machine's memory.
         precision: fp32, fp16 or bf16.
         device: cuda or cpu.
     """
@@ -54,12 +54,12 @@ class Place:
 
     @classmethod
     def of_processor(cls, precision: str, processes: int = 1) -> "Place":
-        """Return this machine, each process with its share of the memory."""
+        """Return this machine's CPU as a place, with the memory divided among the processes."""
         return cls(processes, memory_of("cpu") // processes, precision, "cpu")
 
     @property
     def unit(self) -> str:
-        """Word for a process."""
+        """The word for a process in messages."""
         if self.device == "cuda":
             return "GPU"
         return "process"
@@ -68,18 +68,18 @@ class Place:
         sizes = f"{self.processes} x {self.memory / GB:.1f} GB, {self.precision}"
         if self.device == "cuda":
             return sizes
-        return f"this machine's processor: {sizes}"
+        return f"this machine's CPU: {sizes}"
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A batch on a back end.
+    """The largest batch that fits, for one back end.
 
     Attributes:
-        back_end: of attention.
-        batch: sequences that a process takes at once; 0 where not even one fits.
-        update_freq: batches of a process in an update.
-        memory: of a process; of one sequence where none fits.
+        back_end: the back end of attention.
+        batch: sequences per batch of a process; 0 if not even one fits.
+        update_freq: batches per process in an update.
+        memory: the memory of a process with this batch, or with one sequence if none fits.
         of_one: bytes of activations of one sequence.
     """
 
@@ -91,24 +91,25 @@ class Fit:
 
 
 def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
-    """Return the largest batch that fits and divides a process's share of an update.
+    """Return the largest batch that fits and that divides a process's share of an update.
 
-    Activations of one sequence tell about how many fit. From there, neighbouring sizes are measured until one fits and
-    the next larger one does not: two to four measurements of a second or two.
+    The activations of one sequence give an estimate. From there, neighbouring batch sizes are measured until one fits
+    and
+    the next larger one does not. That takes two to four measurements of a second or two each.
 
     Raises:
-        UserError: an update does not divide among the processes, or the back end cannot compute this.
+        UserError: the processes cannot share an update equally, or the back end cannot compute the model.
     """
     if job.per_update % place.processes:
         raise UserError(
-            f"an update of {job.per_update} sequences does not divide among {place.processes} GPUs; give another "
-            "number of either"
+            f"an update of {job.per_update} sequences does not divide among {place.processes} GPUs; change either "
+            "number"
         )
     share = job.per_update // place.processes
     most = min(share, ON_PROCESSOR) if place.device == "cpu" else share
     possible = possible_back_ends(job, place.device)
     if possible and back_end not in (AUTO, *possible):
-        raise UserError(f"--attention-backend {back_end}: cannot compute {job.pattern} on {place.device}")
+        raise UserError(f"--attention-backend {back_end} cannot compute {job.pattern} on {place.device}")
 
     limit = USABLE * place.memory
     measured = partial(measure_on, job, place, back_end, share)
@@ -126,7 +127,7 @@ def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
 
 
 def measure_on(job: Job, place: Place, back_end: str, share: int, batch: int) -> UpdateMemory:
-    """Return the memory of a process; that of ``auto`` on the hungriest back end that it may take there."""
+    """Return the memory of a process; for ``auto``, that of the back end with the highest memory that it may select."""
     name = back_end
     if back_end == AUTO:
         number = PRECISIONS[place.precision].itemsize
@@ -148,14 +149,14 @@ def measure_on(job: Job, place: Place, back_end: str, share: int, batch: int) ->
 
 
 def possible_back_ends(job: Job, device: str) -> list[str]:
-    """Return those that compute all attention of the job; none if nothing attends.
+    """Return the names of the back ends that can compute all attention of a job; empty if nothing attends.
 
-    Where there is no GPU here, the answer is for one that has what Triton needs.
+    Without a GPU in this machine, the answer is for a GPU that meets Triton's requirements.
     """
     added: dict[str, Any] = {"dropout": job.config.attention_dropout}
     if job.is_causal and job.config.same_length:
         added["mask"] = AttentionMask(((job.sizes.num_heads, (Band(job.memory_length, 0),)),))
-    if job.computed > job.time:  # permuted text has a bias of each pair
+    if job.computed > job.time:  # permuted text has a bias per pair of tokens
         added["has_dense"] = True
     makers = _makers(job)
     found = (attention_calls(maker, job.sizes, job.computed, job.memory_length) for maker in makers)
@@ -168,35 +169,35 @@ def _makers(job: Job) -> list[PlannedSublayer]:
 
 
 def computes_all(back_end: str, calls: Iterable[AttentionCall], device: str) -> bool:
-    """Return whether a back end computes all these attentions on a type of device."""
+    """Return whether a back end can compute all these attention calls on a type of device."""
     return all(BACK_ENDS[back_end].why_not(each, device, torch.float32) is None for each in calls)
 
 
 def batch_that_fits(job: Job, place: Place) -> tuple[int, str]:
-    """Return the largest batch that fits, and why in words; 1, and a warning, where none does.
+    """Return the largest batch that fits, and a message about it; 1 with a warning if none fits.
 
     Raises:
-        UserError: as :func:`fit` does.
+        UserError: :func:`fit` fails.
     """
     found = fit(job, place, job.attention_backend)
     gigabytes = f"{found.memory.peak / GB:.1f} GB of a GPU's {place.memory / GB:.1f} GB"
     if not found.batch:
-        return 1, f"even one at a time may not fit: it takes {gigabytes}; see lazyformer plan"
-    return found.batch, f"{found.batch} at a time take {gigabytes}; --no-fit or --batch-size N for another"
+        return 1, f"even a batch of one may not fit: it takes {gigabytes}; see lazyformer plan"
+    return found.batch, f"a batch of {found.batch} takes {gigabytes}; --no-fit or --batch-size N changes it"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A job on a place.
+    """The plan of a job on a machine.
 
     Attributes:
-        job: what is trained.
-        place: where.
-        fits: of back ends that keep distributions and that do not, and of the chosen one.
-        chosen: the fit of the back end that the training names.
-        teraflops: TFLOP/s that training reaches on a GPU.
-        whose: where this number is from, in words; empty if the user gave it.
-        data_bytes: of the data on disk; None where none are known.
+        job: the training.
+        place: the machine.
+        fits: the fits of a back end that stores distributions, of one that does not, and of the chosen one.
+        chosen: the fit of the back end that the training uses.
+        teraflops: TFLOP/s that training reaches per GPU.
+        whose: the source of that number, in words; empty if the user gave it.
+        data_bytes: bytes of the data on disk; None if unknown.
     """
 
     job: Job
@@ -209,17 +210,17 @@ class Plan:
 
     @property
     def hours(self) -> float:
-        """Return the hours of the whole training."""
+        """The duration of the whole training in hours."""
         return self.job.flops / (self.teraflops * TERA) / self.place.processes / HOUR
 
     @property
     def speed(self) -> str:
-        """Return the speed in words, with its source."""
+        """The speed in words, with its source."""
         return f"--teraflops {self.teraflops:.3g}{self.whose}"
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Return the size of a checkpoint in single precision: weights, moments, the optimizer's copy of weights."""
+        """The size of a checkpoint, in fp32: the weights, the moments, and the optimizer's copy of the weights."""
         copies = 3 if self.place.precision == "fp32" else 4
         return SINGLE * (copies * self.job.parameters - self.job.single_moments)
 
@@ -231,7 +232,18 @@ def make_plan(
     teraflops: Optional[float] = None,
     data_bytes: Optional[int] = None,
 ) -> Plan:
-    """Return the plan of a job. Raises UserErrors as :func:`fit` does."""
+    """Return the plan of a job.
+
+    Args:
+        job: the training.
+        place: the machine.
+        back_end: the back end of attention.
+        teraflops: TFLOP/s that training reaches per GPU; None for :func:`usual_speed`.
+        data_bytes: bytes of the data on disk; None if unknown.
+
+    Raises:
+        UserError: :func:`fit` fails.
+    """
     possible = possible_back_ends(job, place.device) or [KEEPING]
     fits = {name: fit(job, place, name) for name in (KEEPING, RECOMPUTING) if name in possible}
     chosen = fits.get(back_end) or fit(job, place, back_end)
@@ -243,38 +255,38 @@ def make_plan(
 
 @cache
 def usual_speed(device: str, precision: str) -> tuple[float, str]:
-    """Return the TFLOP/s of a training, and whose in words; on a processor they are measured for a second."""
+    """Return a speed of training in TFLOP/s and its source in words; on a CPU it is measured for about a second."""
     if device == "cuda":
         return PAPER_TERAFLOPS, ", as the paper's BERT on a V100"
     things = matrix_products("cpu", PRECISIONS[precision])
-    products = measure(things, rounds=3, warm_up=1, description="this processor's speed")
-    return matrix_peak(products) / TERA, ", which products of matrices reach here: training takes longer"
+    products = measure(things, rounds=3, warm_up=1, description="speed of this CPU")
+    return matrix_peak(products) / TERA, ", the speed of matrix products on this CPU; training is slower"
 
 
 def as_text(plan: Plan) -> str:
-    """Return tables and sentences that a newcomer can read."""
+    """Return the plan as tables and sentences for readers who are new to it."""
     job = plan.job
     place = plan.place
     held = plan.chosen.memory
     gradients = "gradients"
     if place.processes > 1:
-        gradients = "gradients and what GPUs send"
+        gradients = "gradients and their communication buffers"
     constant = {"weights": held.weights, gradients: held.gradients, "optimizer": held.optimizer}
     if held.carried:
         constant["memory of streams"] = held.carried
     rows = [
         {
             "back end": found.back_end,
-            "activations of a sequence, GB": _gb(found.of_one),
+            "activations per sequence, GB": _gb(found.of_one),
             "largest batch": found.batch or "none",
-            "all memory then, GB": _gb(found.memory.peak) if found.batch else "-",
+            "total memory, GB": _gb(found.memory.peak) if found.batch else "-",
             "--update-freq": found.update_freq if found.batch else "-",
         }
         for found in plan.fits
     ]
     blocks = [
         f"{job.name}: {job.pattern}, {job.parameters / 1e6:,.1f} million parameters. {place}",
-        markdown_table([{f"memory of each {place.unit}": name, "GB": _gb(size)} for name, size in constant.items()]),
+        markdown_table([{f"memory per {place.unit}": name, "GB": _gb(size)} for name, size in constant.items()]),
         markdown_table(rows),
         *_sentences(plan),
     ]
@@ -282,7 +294,7 @@ def as_text(plan: Plan) -> str:
 
 
 def as_table(plans: Sequence[Plan]) -> str:
-    """Return a row per plan."""
+    """Return a table with one row per plan."""
     rows = [
         {
             "arch": made.job.name,
@@ -306,38 +318,38 @@ def _sentences(plan: Plan) -> list[str]:
     if chosen.batch:
         back_end = chosen.back_end
         if back_end == AUTO:
-            back_end = "the hungriest back end that auto may take"
+            back_end = "the back end with the highest memory that auto may select"
         update = (
-            f"An update: {place.processes} {place.unit}{'s' * (place.processes > 1)} x {chosen.batch} {sequences} "
+            f"One update is {place.processes} {place.unit}{'s' * (place.processes > 1)} x {chosen.batch} {sequences} "
             f"(--batch-size) x --update-freq {chosen.update_freq} = {job.per_update} {sequences} of {job.time} "
-            f"tokens, measured on {back_end}."
+            f"tokens, measured with {back_end}."
         )
     else:
         update = (
-            f"THIS DOES NOT FIT: one of the {sequences} takes {chosen.memory.peak / GB:,.1f} GB of the "
-            f"{USABLE * place.memory / GB:,.1f} GB that we plan for. Choose {_remedies(plan, sequences)}."
+            f"THIS DOES NOT FIT: a single one of the {sequences} takes {chosen.memory.peak / GB:,.1f} GB of the "
+            f"{USABLE * place.memory / GB:,.1f} GB that can be used. Choose {_remedies(plan, sequences)}."
         )
     training = (
-        f"In all: {job.max_update:,} updates, {job.tokens / 1e9:,.1f} billion tokens, {job.flops:.2e} FLOPs: "
-        f"{_time(plan.hours)} at {plan.teraflops:,.3g} TFLOP/s a {place.unit} ({plan.speed})."
+        f"The training has {job.max_update:,} updates, {job.tokens / 1e9:,.1f} billion tokens and {job.flops:.2e} "
+        f"FLOPs. It takes {_time(plan.hours)} at {plan.teraflops:,.3g} TFLOP/s per {place.unit} ({plan.speed})."
     )
     if plan.data_bytes is not None:
         data = f"{plan.data_bytes / GB:,.2f} GB of data"
     elif job.vocab_size <= 65_500:
-        data = "2 bytes a token"
+        data = "2 bytes of data per token"
     else:
-        data = "4 bytes a token"
+        data = "4 bytes of data per token"
     disk = (
-        f"Disk: {job.checkpoints} checkpoints of {plan.checkpoint_bytes / GB:,.2f} GB, "
-        f"{job.checkpoints * plan.checkpoint_bytes / GB:,.1f} GB; {data}."
+        f"On disk it needs {job.checkpoints} checkpoints of {plan.checkpoint_bytes / GB:,.2f} GB each, "
+        f"{job.checkpoints * plan.checkpoint_bytes / GB:,.1f} GB in total, and {data}."
     )
     gaps = "gaps between tensors"
     if place.device == "cuda":
         gaps = "CUDA and gaps between tensors"
-    memory = f"Memory is measured on tensors without numbers; {1 - USABLE:.0%} of it stays free for {gaps}."
+    memory = f"Memory was measured on tensors without numbers; {1 - USABLE:.0%} of it stays free for {gaps}."
     words = [update, training, disk, memory]
     if chosen.back_end in BY_TRITON and place.device == "cuda" and place.precision != "bf16":
-        words.append(f"{chosen.back_end} needs compute capability 8.0, which a V100 or T4 lacks.")
+        words.append(f"{chosen.back_end} needs compute capability 8.0, which a V100 or T4 does not have.")
     return words
 
 
@@ -353,7 +365,7 @@ def _remedies(plan: Plan, sequences: str) -> str:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """Return bytes, sequences, FLOPs and hours."""
+    """Return the plan as numbers: bytes, sequences, FLOPs and hours."""
     job = plan.job
     chosen = plan.chosen
     back_ends = {

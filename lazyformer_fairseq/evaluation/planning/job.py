@@ -1,4 +1,4 @@
-"""A training, from the name of an arch or a YAML file: all that formulas need."""
+"""Description of a training, from the name of an arch or a YAML file, with all that the cost formulas need."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -33,27 +33,27 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCH
 from lazyformer_fairseq.patterns.kinds import Sizes, sizes_of
 from lazyformer_fairseq.storage.checked import read_yaml
 
-MASKED = 0.15  # of all tokens, by default
-KEPT_EVERY = 100_000  # updates: `lazyformer pretrain` keeps these checkpoints for good
+MASKED = 0.15  # default share of predicted tokens
+KEPT_EVERY = 100_000  # updates between the checkpoints that `lazyformer pretrain` keeps for good
 SECTIONS = ("model", "task", "dataset", "optimization", "optimizer", "checkpoint")  # of a YAML file
-_SYMBOLS = 5  # of fairseq's, and the mask, which a dictionary's file does not list
+_SYMBOLS = 5  # fairseq's special symbols and the mask, which dict.txt does not list
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training.
+    """The description of a training.
 
     Attributes:
-        name: of the arch or the file.
-        config: of the model.
+        name: name of the arch or the file.
+        config: the options of the model.
         vocab_size: V.
-        time: T, tokens of a sequence or of a stream's segment.
-        per_update: sequences of an update.
-        max_update: updates.
-        masked: of all tokens those that the head predicts, in the update with most; 1 for causal models.
-        task: fairseq's settings of it.
-        optimizer: its name; of those known here muon alone keeps less than two moments.
-        checkpoint: fairseq's settings of it, of a YAML file.
+        time: T, tokens per sequence, or per segment of a stream.
+        per_update: sequences per update.
+        max_update: number of updates.
+        masked: share of the tokens that the head predicts, in the update with most of them; 1 for causal models.
+        task: fairseq's settings of the task.
+        optimizer: name of the optimizer; among those known here, only muon keeps less than two moments per weight.
+        checkpoint: fairseq's settings of checkpoints, from a YAML file.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Job:
     _measured: dict[tuple[Any, ...], UpdateMemory] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self):
-        """Raise a UserError for a number that no training has."""
+        """Raise a UserError if a number is out of bounds."""
         check(self.config)
         numbers = {
             "tokens_per_sample": (self.time, LENGTH),
@@ -82,54 +82,54 @@ class Job:
 
     @property
     def is_causal(self) -> bool:
-        """True if it trains a causal model."""
+        """Whether the model is causal."""
         return isinstance(self.config, CausalLMOptions)
 
     @property
     def attention_backend(self) -> str:
-        """Back end of attention."""
+        """The back end of attention."""
         return str(self.config.attention_backend)
 
     @property
     def pattern(self) -> str:
-        """Pattern of the sublayers."""
+        """The pattern of the sublayers."""
         return self.config.sublayer_pattern
 
     @property
     def sizes(self) -> Sizes:
-        """Sizes of the model, for counting costs."""
+        """The sizes of the model, for counting costs."""
         options = vars(self.config)
         return sizes_of(options | {"max_positions": max(options.get("max_positions", 0), self.time)}, self.vocab_size)
 
     @property
     def memory_length(self) -> int:
-        """M, of a causal model."""
+        """M, the remembered positions of a causal model; 0 for others."""
         if self.is_causal:
             return self.config.mem_len
         return 0
 
     @property
     def parameters(self) -> int:
-        """Parameters of the model."""
+        """The number of parameters of the model."""
         return count_parameters(self.pattern, self.sizes)
 
     @property
     def single_moments(self) -> int:
-        """Parameters of which the optimizer keeps one moment, not two."""
+        """The number of parameters for which the optimizer keeps one moment instead of two."""
         if self.optimizer == "muon":
             return count_matrix_parameters(self.pattern, self.sizes)
         return 0
 
     @property
     def tokens(self) -> int:
-        """Tokens that the model reads in all."""
+        """The number of tokens that the model reads in the whole training."""
         return self.max_update * self.per_update * self.time
 
     @property
     def checkpoints(self) -> int:
-        """Number of checkpoints in the end: the last, the best, three more, and of encoders every 100,000th.
+        """The number of checkpoints at the end: last, best, three more, and for encoders one per 100,000 updates.
 
-        By a YAML file, in their place, as many as it keeps.
+        A YAML file that sets how many it keeps replaces these.
         """
         names = {"save_interval_updates": 0, "keep_interval_updates": -1}
         every, most = (_number(name, self.checkpoint.get(name, usual)) for name, usual in names.items())
@@ -143,12 +143,12 @@ class Job:
 
     @property
     def computed(self) -> int:
-        """Tokens of a sequence that the network computes."""
+        """The tokens per sequence that the network computes."""
         return computed_tokens(self.task, self.time, round(self.masked * self.time))
 
     @property
     def flops(self) -> int:
-        """FLOPs in all, whatever a back end computes again; a backward pass takes twice those of the forward pass."""
+        """The FLOPs of the whole training without recomputation; a backward pass costs twice the forward pass."""
         predicted = round(self.masked * self.time)
         once = count_flops(self.pattern, self.sizes, self.computed, self.memory_length, predicted=predicted)
         return 3 * once * self.per_update * self.max_update
@@ -162,15 +162,15 @@ class Job:
         accumulates: bool = False,
         processes: int = 1,
     ) -> UpdateMemory:
-        """Return the memory of one process, on fake tensors, in a few seconds.
+        """Return the memory of one process, measured on fake tensors in a few seconds.
 
         Args:
-            batch: sequences that the process takes at once.
+            batch: sequences per batch of the process.
             precision: fp32, fp16 or bf16.
             device: cuda or cpu.
-            back_end: of attention.
-            accumulates: whether gradients of an earlier batch of the same update are there.
-            processes: of the training.
+            back_end: the back end of attention.
+            accumulates: whether the gradients of an earlier batch of the same update exist already.
+            processes: number of processes of the training.
         """
         key = batch, precision, device, back_end, accumulates, processes
         if key in self._measured:
@@ -202,11 +202,11 @@ def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
     """Return the training that `lazyformer pretrain ARCH` runs.
 
     Args:
-        arch: its name.
-        vocab_size: symbols; None for the usual number of such a model.
+        arch: the name of the arch.
+        vocab_size: the vocabulary size; None for the usual size for such a model.
 
     Raises:
-        UserError: there is no such arch; with the nearest names.
+        UserError: there is no such arch; the message suggests similar names.
     """
     name = arch_named(arch)
     if name in ARCHITECTURES:
@@ -240,16 +240,16 @@ def job_of_yaml(path: Path, overrides: Sequence[str] = ()) -> Job:
 
     Args:
         path: the file.
-        overrides: settings for hydra that follow on the command line, such as ``recipe=phase1``.
+        overrides: hydra overrides from the command line, such as ``recipe=phase1``.
 
     Raises:
-        UserError: the file cannot be read, or lacks a model of this package.
+        UserError: the file cannot be read, or its model is not one of this package.
     """
     given = compose_yaml(path, overrides)
     name = str(given["model"].get("_name", "nothing"))
     models = {"lazyformer": MaskedLMOptions, "lazyformer_lm": CausalLMOptions}
     if name not in models:
-        raise UserError(f"{path}: its model is {name}, must be {' or '.join(models)}")
+        raise UserError(f"{path}: its model is {name}; it must be {' or '.join(models)}")
 
     task = given["task"]
     if name == "lazyformer_lm":
@@ -283,14 +283,14 @@ def job_of_launch(
     """Return the training that a launch runs.
 
     Args:
-        arch: a named model, else `config` is a YAML file.
+        arch: the name of a model; None if `config` is given.
         config: a YAML file.
-        data: folders of binarised data, whose dictionary counts.
+        data: folders of binarised data, whose dictionary determines the vocabulary size.
         given: options of fairseq-train, or of hydra, that the user gave.
-        per_update: sequences of an update; None for the training's own.
+        per_update: sequences per update; None for the training's own number.
 
     Raises:
-        UserError: as :func:`job_of_arch`, :func:`job_of_yaml` and :func:`with_options` do.
+        UserError: :func:`job_of_arch`, :func:`job_of_yaml` or :func:`with_options` fails.
     """
     if arch is None:
         job = job_of_yaml(config, given)
@@ -308,21 +308,21 @@ def job_of_launch(
 
 
 def compose_yaml(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """Return the sections of a YAML file that formulas need, as fairseq-hydra-train composes them.
+    """Return those sections of a YAML file that the formulas need, composed as fairseq-hydra-train does.
 
     Args:
-        path: the file; the others that it names as defaults stand beside it.
-        overrides: settings for hydra that follow on the command line.
+        path: the file; the files that it names as defaults are in the same folder.
+        overrides: hydra overrides from the command line.
 
     Raises:
-        UserError: it cannot be read, or a setting cannot be understood.
+        UserError: the file cannot be read, or a setting is not understood.
     """
     from hydra import compose, initialize_config_dir  # takes a third of a second
 
     if path.suffix != ".yaml":
-        raise UserError(f"{path}: hydra reads files whose names end in .yaml alone; rename it to {path.stem}.yaml")
-    read_yaml(path, "give a training's settings")  # within limits, and with errors that name the line
-    # Settings that the file does not list can be given too, as fairseq's dataclasses have them.
+        raise UserError(f"{path}: hydra only reads files whose names end in .yaml; rename it to {path.stem}.yaml")
+    read_yaml(path, "give a training's settings")  # enforces limits, and its errors name the line
+    # "++" also accepts settings that the file does not list but fairseq's dataclasses have.
     words = [f"++{word}" if re.match(r"\w+\.", word) else word for word in overrides]
     try:
         with initialize_config_dir(str(path.parent.absolute()), version_base="1.1"):
@@ -332,22 +332,22 @@ def compose_yaml(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[st
             section = composed.get(name) or OmegaConf.create()
             if not OmegaConf.is_dict(section):
                 raise TypeError(f"{name} must have settings of its own")
-            # Where a run's folder depends on the name of the job, only hydra's main function knows it.
+            # A run's folder may depend on the name of the job, which only hydra's main function knows.
             found[name] = OmegaConf.to_container(section, resolve=name != "checkpoint")
         return found
-    except Exception as error:  # hydra, OmegaConf and what they parse with raise exceptions of many types
-        raise UserError(f"{path}: cannot be read as a training's settings: {error}") from error
+    except Exception as error:  # hydra, OmegaConf and their parsers raise many types
+        raise UserError(f"{path}: cannot be read as the settings of a training: {error}") from error
 
 
 def with_options(job: Job, options: Mapping[str, Any]) -> Job:
-    """Return the same training with options of fairseq-train; those that formulas do not need are ignored.
+    """Return the training with options of fairseq-train applied; options that the formulas do not need are ignored.
 
     Args:
         job: the training.
-        options: by name with underscores.
+        options: options by name with underscores.
 
     Raises:
-        UserError: a value is no number where one is needed.
+        UserError: a value is not a number where one is needed.
     """
     names = {
         "tokens_per_sample": "time",
@@ -369,13 +369,13 @@ def with_options(job: Job, options: Mapping[str, Any]) -> Job:
 
 
 def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
-    """Symbols of the dictionary in the first of these folders (`a:b:c`); None where there is none."""
+    """Return the vocabulary size from the dictionary in the first of the folders `a:b:c`; None if it has none."""
     path = Path(data.split(":", maxsplit=1)[0]) / "dict.txt"
     if not path.is_file():
         return None
     with path.open("rb") as lines:
         if not (listed := sum(1 for _ in lines)):
-            raise UserError(f"{path}: lists no symbol")
+            raise UserError(f"{path}: contains no symbols")
         return listed + _SYMBOLS - is_causal
 
 
@@ -394,7 +394,7 @@ def _with(config: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _is_on(value: Any) -> bool:
-    """Return whether a switch is on, which has no value on a command line."""
+    """Return whether a switch is on; on a command line it has no value."""
     return str(value).lower() in ("", "true")
 
 

@@ -82,7 +82,7 @@ class Job:
 
     @property
     def is_causal(self) -> bool:
-        """Whether the model is causal."""
+        """True if the model is causal."""
         return isinstance(self.config, CausalLMOptions)
 
     @property

@@ -1,4 +1,4 @@
-"""Causal language modelling: perplexity over every token, and latency at batch 1."""
+"""Causal language modelling as a task of a comparison, with perplexity over every token and latency at batch size 1."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -28,18 +28,19 @@ from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
 
 SPLITS = ("valid", "test")
 ROUNDS = 50
-ROWS = 64  # of an evaluation
+ROWS = 64  # batch size of an evaluation
 
 
 class LanguageModel(ComparedTask):
-    """Trains on streams of text, with memory."""
+    """Causal language modelling on streams of text, with memory."""
 
     OPTIONS = (CausalLMOptions, StreamOptions)
 
     def network(self, spec: ModelSpec) -> Network:
-        """Return what builds a model, pre-norm by default as in the PAR paper's equations 1 and 2.
+        """Return the builder of a model, pre-norm by default as in equations 1 and 2 of the PAR paper.
 
-        Post-norm needs far more updates of Adam than a miniature gets to learn more than word frequencies.
+        With post-norm and Adam, a model needs far more updates than a small comparison has before it learns more than
+        word frequencies.
         """
         sizes = self.settings.sizes
         options = CausalLMOptions(
@@ -57,7 +58,7 @@ class LanguageModel(ComparedTask):
         return Network(replace(options, **self.given(CausalLMOptions, spec)))
 
     def training_text(self, spec: ModelSpec) -> dict[str, Any]:
-        """Return the options of streams."""
+        """Return the options of streams of text."""
         return {"tgt_len": self.settings.sizes["tgt_len"], **self.given(StreamOptions, spec)}
 
     def objective_of(
@@ -67,11 +68,11 @@ class LanguageModel(ComparedTask):
         seed: int,
         updates: int,  # noqa: ARG002
     ) -> StreamLMObjective:
-        """Return the objective of any network."""
+        """Return the language-modelling objective for any network and options of the training text."""
         return StreamLMObjective(network, self.settings.data, self.settings.sizes["batch_size"], seed, text)
 
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> CausalSizes:
-        """Return a model's sizes for formulas."""
+        """Return the sizes of a model for the formulas of parameters and FLOPs."""
         return CausalSizes(
             vocab_size,
             spec.embed_dim,
@@ -82,7 +83,7 @@ class LanguageModel(ComparedTask):
         )
 
     def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:  # noqa: ARG002
-        """Count the FLOPs of segments with a full memory, and of the softmax's first band alone."""
+        """Return the FLOPs of an update on segments with a full memory, counting only the first band of the softmax."""
         sizes = self.settings.sizes
         return 3 * count_flops(
             spec.pattern,
@@ -93,12 +94,15 @@ class LanguageModel(ComparedTask):
         )
 
     def measure(self, training: TrainingLoop) -> dict[str, float]:
-        """Return `perplexity` and `loss`, bits per token, over the start of the validation split."""
+        """Return `perplexity` and `loss`, in bits per token, over the start of the validation split."""
         found = self._evaluate(training, "valid", self.settings.validation_tokens)
         return {"perplexity": found.perplexity, "loss": found.bits}
 
     def final(self, training: Training) -> dict[str, float]:
-        """Return the same over every token of the validation split and, as `test_perplexity`, of the test split."""
+        """Return the final measures over every token of the validation split and the test split.
+
+        The names of those of the test split begin with `test_`.
+        """
         values = {}
         for split, prefix in (("valid", ""), ("test", "test_")):
             found = self._evaluate(training, split)
@@ -108,7 +112,7 @@ class LanguageModel(ComparedTask):
         return values
 
     def describe_data(self) -> dict[str, Any]:
-        """Return the data's manifest, and its yardsticks."""
+        """Return the manifest of the data, its yardsticks, and the number of tokens in validation."""
         folder = Path(self.settings.data)
         train = open_tokens(folder / "train")
         valid = open_tokens(folder / "valid")[None].astype(np.int64)
@@ -127,14 +131,14 @@ class LanguageModel(ComparedTask):
         }
 
     def unit(self) -> dict[str, str]:
-        """Return the unit of perplexity: per word, or per character."""
+        """Return the unit of perplexity, which depends on the data, such as "per word" or "per character"."""
         return {"unit": f"per {read_manifest(Path(self.settings.data))['unit']}"}
 
     def costs_of_use(self, jobs: Mapping[str, CompareJob]) -> dict[str, dict[str, Any]]:
-        """Return by name `flops` of a segment, and `latency_milliseconds` at batch 1, measured in turn.
+        """Return the `flops` per segment and the `latency_milliseconds` at batch size 1 of each model, by name.
 
-        The latency is that of scoring a segment of the test split with a full memory, including its words beyond the
-        first band, which FLOPs leave out.
+        The latency is the time to score a segment of the test split with a full memory; the models take turns. Unlike
+        the FLOPs, it includes the words beyond the first band of the softmax.
         """
         costs = {}
         scorings = {}
@@ -162,7 +166,7 @@ class LanguageModel(ComparedTask):
         return costs
 
     def _evaluate(self, training: TrainingLoop, split: str, most: int | None = None) -> Evaluation:
-        """Evaluate with the lengths of training."""
+        """Evaluate a split with the segment and memory lengths of training, on at most its first `most` tokens."""
         return evaluate(
             training.model,
             open_tokens(Path(self.settings.data) / split)[:most],

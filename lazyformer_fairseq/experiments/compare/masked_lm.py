@@ -1,4 +1,4 @@
-"""Masked language modelling, on fixed blocks under fixed masks."""
+"""Masked language modelling as a task of a comparison, validated on fixed blocks with fixed masks."""
 
 import math
 from collections.abc import Mapping
@@ -27,26 +27,26 @@ from lazyformer_fairseq.training.objectives.interface import NOTHING_PREDICTED
 from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 from lazyformer_fairseq.training.objectives.network import Network
 
-SEED = 0  # of the masks in validation, whatever the training's is
-BATCH = 32  # blocks
+SEED = 0  # of the masks in validation, independent of the seed of training
+BATCH = 32  # blocks per batch in validation
 
 
 class MaskedLM(ComparedTask):
-    """Training on FULL-SENTENCES blocks."""
+    """Masked language modelling on FULL-SENTENCES blocks."""
 
     OPTIONS = (MaskedLMOptions, MaskedTextOptions)
 
     @property
     def longest(self) -> int:
-        """The tokens of an input."""
+        """The number of tokens in the longest input."""
         return self.settings.sizes["tokens_per_sample"]
 
     def objective_of(self, network: Network, text: Mapping[str, Any], seed: int, updates: int) -> MaskedLMObjective:
-        """Return the objective of any network."""
+        """Return the masked-LM objective for any network and options of the training text."""
         return MaskedLMObjective(network, self.settings.data, self.settings.sizes["batch_size"], seed, updates, text)
 
     def network(self, spec: ModelSpec) -> Network:
-        """Return what builds a model: a `Network`, or a `FairseqNetwork` for a model of fairseq's."""
+        """Return the builder of a model: a `FairseqNetwork` for a model of fairseq, otherwise a `Network`."""
         sizes = {
             "encoder_embed_dim": spec.embed_dim,
             "encoder_ffn_embed_dim": spec.ffn_embed_dim,
@@ -63,12 +63,12 @@ class MaskedLM(ComparedTask):
             words = ["--arch", spec.arch]
             for name, value in [*options.items(), *given.items()]:
                 words.append(f"--{name.replace('_', '-')}")
-                if value is not True:  # a switch that is on is a word
+                if value is not True:  # a switch takes no value
                     words.append(str(value))
             if self._is_pre_norm(spec):
                 words.append("--encoder-normalize-before")
             return FairseqNetwork(tuple(words))
-        if spec.what == "huggingface":  # a BERT has its norms behind sublayers, and no option for it
+        if spec.what == "huggingface":  # Hugging Face's BERT is post-norm and has no option to change that
             unknown = given.keys() - {each.name for each in fields(HuggingFaceBertOptions)}
             if unknown:
                 raise UserError(f"--{min(unknown).replace('_', '-')}: hf:{spec.arch} has no such option")
@@ -89,7 +89,7 @@ class MaskedLM(ComparedTask):
         return Network(read_options(MaskedLMOptions, options))
 
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> EncoderSizes:
-        """Return a model's sizes for formulas."""
+        """Return the sizes of a model for the formulas of parameters and FLOPs."""
         options = {
             "encoder_embed_dim": spec.embed_dim,
             "encoder_ffn_embed_dim": spec.ffn_embed_dim,
@@ -103,27 +103,27 @@ class MaskedLM(ComparedTask):
         return sizes
 
     def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:
-        """Count the FLOPs of full blocks."""
+        """Return the FLOPs of an update on full blocks."""
         batch = self.settings.sizes["batch_size"] * self.longest // length
         predicted = self.predicted(spec, length)
         return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), length, batch=batch, predicted=predicted)
 
     def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
-        """Return the lengths of the recipe's length schedule, each with the share of the updates that ends it."""
+        """Return the lengths of the model's length schedule, each with the share of the updates at which it ends."""
         schedule = MaskedTextOptions(**self.training_text(spec)).length_schedule
         return (*lengths_of(schedule, self.longest), (self.longest, 1.0))
 
     def predicted(self, spec: ModelSpec, length: int) -> int:
-        """Return the tokens of an input that the head sees, at first."""
+        """Return the number of tokens per input that the head predicts at the start of training."""
         return max(1, round(length * mask_shares(MaskedTextOptions(**self.training_text(spec)).mask_prob)[0]))
 
     def training_text(self, spec: ModelSpec) -> dict[str, Any]:
-        """Return the options of masked text: the recipe's, and the user's."""
+        """Return the options of masked text from the recipe and the user."""
         of_recipe = self._options(MaskedTextOptions, spec, self.settings.recipe_of(spec).options)
         return {"tokens_per_sample": self.longest, **of_recipe}
 
     def measure(self, training: TrainingLoop) -> dict[str, float]:
-        """Return `loss`, bits per masked piece, and `accuracy`, in percent."""
+        """Return `loss`, in bits per masked token, and `accuracy`, in percent."""
         model = training.model
         pad = self._text.special.pad
         was_training = model.training
@@ -136,7 +136,7 @@ class MaskedLM(ComparedTask):
                 sample = moved(batch, training.device)
                 is_masked = sample["target"].ne(pad)
                 targets = sample["target"][is_masked]
-                # As in training: fairseq's own models take a mask, ours and those of transformers places.
+                # As in training, fairseq's own models take a mask; ours and those of transformers take positions.
                 if getattr(model, "takes_positions", False):
                     masked = sample["masked_positions"]
                 else:
@@ -151,7 +151,7 @@ class MaskedLM(ComparedTask):
         return {"loss": nats / predicted / math.log(2), "accuracy": 100 * right / predicted}
 
     def describe_data(self) -> dict[str, Any]:
-        """Return the yardsticks for the tokens that are to be predicted in validation, and how many these are."""
+        """Return the yardsticks for the tokens that validation predicts, and the numbers of these and of all tokens."""
         pad = self._text.special.pad
         return {
             "yardsticks": asdict(yardsticks_of(self._text, self._batches)),
@@ -164,13 +164,16 @@ class MaskedLM(ComparedTask):
 
     @cached_property
     def _text(self) -> MaskedText:
-        """The text that validates all trainings, under masks that no recipe changes."""
+        """The text on which all trainings are validated, with masks that no recipe changes."""
         text = {"tokens_per_sample": self.longest, **self.given(MaskedTextOptions)}
         return open_masked_text(self.settings.data, SEED, max_update=1, **text)
 
     @cached_property
     def _batches(self) -> list[dict]:
-        """Blocks from all over the validation split, as many as hold `validation_tokens`; masks never change."""
+        """Batches of evenly spaced blocks of the validation split with about `validation_tokens` tokens in total.
+
+        Their masks never change.
+        """
         blocks = self._text.split("valid").now
         mean = blocks.sizes.sum() / len(blocks)
         count = min(len(blocks), max(1, round(self.settings.validation_tokens / mean)))
@@ -185,14 +188,14 @@ class MaskedLM(ComparedTask):
         return self.settings.normalize_before and "encoder_normalize_before" not in spec.without
 
     def _buckets(self, spec: ModelSpec) -> int:
-        """Return the buckets of T5's relative positions; models from elsewhere have none."""
+        """Return the number of buckets of T5's relative positions, which external models do not have."""
         given = self.settings.sizes["relative_position_buckets"]
         if spec.is_external or "relative_position_buckets" in spec.without:
             given = 0
         return self._own_options(spec).get("relative_position_buckets", given)
 
     def _parts(self, spec: ModelSpec) -> dict[str, Any]:
-        """Return the options of norms, biases, positions and head that an arch's own sizes, or the user, set."""
+        """Return the options of norms, biases, positions and head that come from an arch's own sizes or the user."""
         options = {**self._own_options(spec), **self.given(MaskedLMOptions, spec)}
         return {name: value for name, value in options.items() if name in PARTS}
 

@@ -1,4 +1,4 @@
-"""The report of a comparison, from its results.json alone: a verdict, two tables, notes, a picture."""
+"""The report of a comparison, made from its results.json alone: a verdict, two tables, notes and a picture."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,8 +18,8 @@ from lazyformer_fairseq.report.tables import Table
 
 NOT_REACHED = "not reached"
 NAMES_OF_OTHERS = {"fairseq": "fairseq's own model", "huggingface": "Hugging Face's own model"}
-AS_PLANNED = 0.2  # of the budget, by which trainings may miss it
-EQUAL = 0.02  # parameters that differ by no more are equal: a width cannot be a fraction
+AS_PLANNED = 0.2  # the share of the budget by which trainings may miss it without a note
+EQUAL = 0.02  # parameter counts within this share are equal: widths are whole numbers, so they cannot match exactly
 
 
 def write_report(
@@ -28,13 +28,13 @@ def write_report(
     target: results.Target = results.BASELINE,
     against: Sequence[str] = AXES,
 ) -> str:
-    """Write `table.md` and `curves.png`, each whole; return what a screen shows of them, in Markdown.
+    """Write `table.md` and `curves.png` atomically, and return the text of the report for the screen, in Markdown.
 
     Args:
-        comparison: all models.
+        comparison: the comparison of all models.
         folder: the folder of the files.
-        target: a value of the measure, or ``baseline`` for where the baseline ended.
-        against: the axes of the curves' panels, of AXES.
+        target: a value of the measure, or ``baseline`` for the final value of each model's baseline.
+        against: the horizontal axes of the panels of the curves, of AXES.
     """
     times = results.times_to_target(comparison, target)
     draw_curves(comparison, times, folder / "curves.png", against)
@@ -50,7 +50,7 @@ def write_report(
 
 
 def describe(comparison: results.Comparison) -> str:
-    """Return what all models shared, for the title of a picture."""
+    """Return a description of the sizes, seeds and device that all models shared, for the title of a picture."""
     sizes = comparison.facts["settings"].get("sizes", {})
     parts = []
     for name, label in (("embed_dim", "width"), ("tokens_per_sample", "n ="), ("tgt_len", "n =")):
@@ -63,7 +63,7 @@ def describe(comparison: results.Comparison) -> str:
 
 
 def verdict(comparison: results.Comparison, times: Sequence[results.TimeToTarget], baseline: str) -> str:
-    """Return a sentence: how long each model took to the target, in units of its baseline's own time."""
+    """Return a sentence that states the target and the time in which each model reached it, relative to `baseline`."""
     found = []
     target = 0.0
     for time in times:
@@ -78,7 +78,7 @@ def verdict(comparison: results.Comparison, times: Sequence[results.TimeToTarget
         f"its seeds ({len(model.runs)})."
     )
     if found:
-        sentence += f" Seconds to the target, {baseline}'s own = 1: {'; '.join(found)}."
+        sentence += f" Seconds to the target, relative to {baseline}: {'; '.join(found)}."
     return sentence
 
 
@@ -92,7 +92,7 @@ def _patterns(comparison: results.Comparison) -> Iterator[str]:
 
 
 def cost_table(comparison: results.Comparison) -> Table:
-    """Return a row per model: its size, what its training cost, and how good it became."""
+    """Return the table of each model's size, its training costs, and its final measures."""
     measure = comparison.measure
     rows = []
     for model in comparison.models.values():
@@ -108,7 +108,7 @@ def cost_table(comparison: results.Comparison) -> Table:
         }
         of_test = model.finals(f"test_{measure.name}")
         if of_test:
-            row["of test"] = with_range(of_test).split()[0]
+            row["test"] = with_range(of_test).split()[0]
         if "latency_milliseconds" in facts:
             row["latency, ms"] = number(facts["latency_milliseconds"]["median"])
         rows.append(row)
@@ -117,7 +117,7 @@ def cost_table(comparison: results.Comparison) -> Table:
 
 
 def time_table(times: Sequence[results.TimeToTarget]) -> Table:
-    """Return what it took to reach the target, as a share of the baseline's own time."""
+    """Return the table of the costs of reaching the target, with their ratios to the baseline."""
     rows = []
     for time in times:
         seconds = time.median("seconds")
@@ -162,7 +162,7 @@ def _ratio_with_range(ratio: Optional[results.Ratio]) -> str:
 
 
 def notes(comparison: results.Comparison) -> Iterator[str]:
-    """Yield what a reader must know beside the tables."""
+    """Yield the notes that a reader needs besides the tables."""
     yield from _of_yardsticks(comparison)
     yield from _of_budget(comparison)
     yield from _of_parameters(comparison)
@@ -171,9 +171,12 @@ def notes(comparison: results.Comparison) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     yield f"{facts['machine']['device']}; {versions}."
     if len(facts.get("machines", ())) > 1:
-        yield "Seconds of different machines do not compare; ratios are within a folder, hence within a machine."
+        yield (
+            "Seconds measured on different machines cannot be compared. Each ratio is computed within one folder and "
+            "therefore within one machine."
+        )
     sums = ", ".join(f"{name} {sha256[:12]}" for name, sha256 in facts["data"]["checksums"].items())
-    yield f"Data, by SHA-256: {sums}."
+    yield f"SHA-256 of the data: {sums}."
 
 
 def _of_yardsticks(comparison: results.Comparison) -> Iterator[str]:
@@ -192,7 +195,7 @@ def _of_yardsticks(comparison: results.Comparison) -> Iterator[str]:
 
 
 def _of_budget(comparison: results.Comparison) -> Iterator[str]:
-    """Name the trainings that did not take the time that they were to take by the trial."""
+    """Name the trainings that took clearly more or less than their budget, which a trial translated into updates."""
     budget = comparison.facts["settings"].get("budget")
     if budget is None:
         return
@@ -201,12 +204,12 @@ def _of_budget(comparison: results.Comparison) -> Iterator[str]:
         wanted = model.share * budget
         took = float(np.median(model.wholes("seconds")))
         if abs(took / wanted - 1) > AS_PLANNED:
-            odd.append(f"{name} took {took:,.1f} s of {wanted:,.1f} s")
+            odd.append(f"{name} took {took:,.1f} s instead of {wanted:,.1f} s")
     if odd:
         yield (
-            f"The trainings did not take the budget of {budget:,.1f} s: {'; '.join(odd)}. The numbers of updates come "
-            "from a trial before the training, when the machine was more or less busy than in the training. For "
-            "trainings that take the budget, compare again in another folder with nothing else running."
+            f"Some trainings did not take their share of the budget of {budget:,.1f} s: {'; '.join(odd)}. The numbers "
+            "of updates come from a trial before training, and the load of the machine has changed since then. To use "
+            "the budget exactly, run the comparison again in another folder, with nothing else running."
         )
 
 
@@ -220,11 +223,11 @@ def _of_parameters(comparison: results.Comparison) -> Iterator[str]:
             if model.baseline == baseline and abs(surplus) > EQUAL:
                 unequal.append(f"{family} {surplus:+.1%}")
         if unequal:
-            yield f"Parameters, without embeddings, that are not {baseline}'s: {', '.join(unequal)}."
+            yield f"Parameters without embeddings, relative to {baseline}: {', '.join(unequal)}."
 
 
 def _of_rates(comparison: results.Comparison) -> Iterator[str]:
-    """Describe the rates of each family's longest training, which the shorter ones share."""
+    """Describe the learning rates of each family's longest training, which its shorter ones share."""
     described = []
     counts = []
     at_edge = []
@@ -239,15 +242,18 @@ def _of_rates(comparison: results.Comparison) -> Iterator[str]:
                 at_edge.append(f"{family} {facts['rate']:g}")
     yield f"Learning rates: {'; '.join(described)}."
     if len(set(counts)) > 1:
-        yield "Not as many rates were tried for each model: ratios between those are not on equal terms."
+        yield "Not all models tried the same number of learning rates, so their ratios are not on equal terms."
     if at_edge:
-        yield f"The best rate lies at the edge of those tried, so one beyond it may be better: {', '.join(at_edge)}."
+        yield (
+            "The best learning rate lies at the edge of those tried, so one beyond it may be better: "
+            f"{', '.join(at_edge)}."
+        )
 
 
 # --- The picture
 
-BEGINNING = 0.2  # of a training: what is worse than the curves were then is left out, or it would flatten the rest
-HOLLOW = {"markerfacecolor": "white"}  # a shorter training
+BEGINNING = 0.2  # share of a training; higher losses from before this point are cut off, or they would flatten the rest
+HOLLOW = {"markerfacecolor": "white"}  # marks a shorter training
 DASHED = {"color": "0.3", "linestyle": "--", "linewidth": 0.9}
 
 
@@ -257,13 +263,19 @@ def draw_curves(
     path: Path,
     against: Sequence[str] = AXES,
 ) -> None:
-    """Draw the measure against costs, a panel each: medians, bands from lowest to highest over seeds.
+    """Draw the measure against costs, one panel each, as medians over seeds in bands from the lowest to the highest.
 
-    A dashed line is the target, a hollow mark the end of a shorter training.
+    A dashed line shows the target, and a hollow mark the end of a shorter training.
+
+    Args:
+        comparison: the comparison of all models.
+        times: the times to the target.
+        path: the PNG file.
+        against: the horizontal axes of the panels, of AXES.
     """
     style_of = styles(comparison.families)
     measure = comparison.measure
-    targets = sorted({time.target for time in times})  # several where folders were joined
+    targets = sorted({time.target for time in times})  # there can be several if folders were joined
     legend = [*handles(style_of), Line2D([], [], label="target", **DASHED)]
     if any(len(models) > 1 for models in comparison.families.values()):
         mark = {"marker": "o", "linestyle": "", "color": "0.4", "markersize": 6, **HOLLOW}
@@ -285,9 +297,9 @@ def draw_curves(
 
 
 def typical(model: results.Model, cost: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return what a run of median speed had spent, (E,), and the measure of each seed then, (seeds, E).
+    """Return the median cost over seeds at each point, (E,), and the measure of each seed at each point, (seeds, E).
 
-    The points are those at which any seed was evaluated, as far as all seeds came.
+    The points are the updates at which any seed was evaluated, within the range that all seeds cover.
     """
     curves = [run.curve for run in model.runs.values()]
     first = max(curve["updates"][0] for curve in curves)
@@ -299,7 +311,7 @@ def typical(model: results.Model, cost: str, measure: str) -> tuple[np.ndarray, 
 
 
 def _limits(comparison: results.Comparison, targets: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of the measure's axis: from the best to what the worst model had after its beginning."""
+    """Return the limits of the measure's axis: from the best value to the worst one after the start of training."""
     seen = list(targets)
     for models in comparison.families.values():
         for model in models:

@@ -1,13 +1,15 @@
-"""Read results.json as objects: models, their runs and curves; of one comparison, or of several joined.
+"""The models, runs and curves in the results.json of one comparison or of several joined ones, as objects.
 
-From these follow times to a target, by two clocks, and their ratios to the baseline's.
+From these, the module computes the time that each model takes to reach a target, and its ratio to the baseline's time.
+There are two clocks:
 
-The *curve* clock: when a run's validation first is as good as the target, on a straight line between the two
-evaluations around that. A learning rate that is still high hides what the model has learned, so this clock is hard on
-every model but the baseline, whose own time is all of its training.
+The *curve* clock stops when the validation of a run is first as good as the target, interpolated linearly between the
+two evaluations around that point. While the learning rate is still high, the loss is higher than what the model has
+learned allows, so this clock disadvantages every model except the baseline, whose own time is its whole training.
 
-The *whole* clock: the shortest training (``NAME``, ``NAME@0.7``, ...) whose end is as good as the target. Each ran its
-schedule to its end, so nothing is interpolated, and the answer is as fine as the shares that were trained.
+The *whole* clock is the time of the shortest training (``NAME``, ``NAME@0.7``, ...) whose final value is as good as the
+target. Each of these trainings completed its schedule, so nothing is interpolated; the resolution is that of the shares
+that were trained.
 """
 
 import math
@@ -25,31 +27,31 @@ from lazyformer_fairseq.experiments.folder import RESULTS
 from lazyformer_fairseq.report.numbers import mean_bounds
 from lazyformer_fairseq.storage.json_files import read_json
 
-# What a curve may be drawn against, as results.json calls it.
+# The costs that a curve may be drawn against, by their names in results.json.
 COSTS = ("seconds", "updates", "tokens", "flops")
-BASELINE = "baseline"  # the target that is where the baseline ended
-# Settings that two comparisons must share for their models to have done the same. Others say which models, for how
-# long, with how many tries and where: a model is compared with the baseline of its own folder.
+BASELINE = "baseline"  # the target that stands for the final value of the baseline
+# Settings that comparisons must share in order to be joined. The others (models, lengths, tries and place) may differ,
+# because each model is compared with the baseline of its own folder.
 RULES = ("recipe", "normalize_before", "precision", "fairseq_options")
 
 
 @dataclass(frozen=True)
 class Measure:
-    """The measure of held-out data, by the name that curves and final results give it."""
+    """The measure on held-out data by which models are compared, with its name in curves and final results."""
 
     name: str
     unit: str
     lower_is_better: bool = True
 
     def reaches(self, value: float, target: float) -> bool:
-        """Return whether a value is as good as the target. NaN never is."""
+        """Return whether a value is at least as good as the target; NaN never is."""
         if self.lower_is_better:
             return value <= target
         return value >= target
 
     @property
     def label(self) -> str:
-        """The name with its unit."""
+        """The name followed by the unit."""
         if self.unit:
             return f"{self.name}, {self.unit}"
         return self.name
@@ -60,8 +62,9 @@ class Run:
     """One training of a model.
 
     Attributes:
-        curve: arrays (E,), one entry an evaluation on held-out data: each of COSTS, all counted from the start of this
-            training and of this training alone, and the measures.
+        seed: the seed of the training.
+        curve: arrays of shape (E,), with one entry per evaluation on held-out data: each of COSTS, counted from the
+            start of this training and for this training alone, and the measures.
         final: the measures of the trained model.
     """
 
@@ -79,11 +82,11 @@ class Model:
     """A model of a comparison.
 
     Attributes:
-        name: ``NAME``, or ``NAME@0.7`` for one that was trained for this share of the updates.
-        family: NAME.
-        share: the share of the updates, 1 for all.
+        name: ``NAME``, or ``NAME@0.7`` for a model that was trained for this share of the baseline's time.
+        family: the NAME, which trainings of different lengths share.
+        share: the share of the baseline's training time; 1 for all of it.
         baseline: the family that it is compared with.
-        facts: its entry in results.json.
+        facts: its entry in results.json, without the runs.
         runs: the runs by seed.
     """
 
@@ -95,22 +98,22 @@ class Model:
     runs: Mapping[int, Run]
 
     def finals(self, measure: str) -> list[float]:
-        """Return a measure of the trained models, in the order of seeds, where it was measured."""
+        """Return the final values of a measure in the runs that have it, in the order of seeds."""
         return [run.final[measure] for run in self.runs.values() if measure in run.final]
 
     def wholes(self, cost: str) -> list[float]:
-        """Return the cost of the whole training of each seed."""
+        """Return one of the costs of the whole training for each seed."""
         return [run.wholes()[cost] for run in self.runs.values()]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison.
+    """The results of a comparison, or of several that were joined.
 
     Attributes:
         measure: the measure by which models are compared.
         models: the models by name.
-        facts: the rest of results.json, which all models share.
+        facts: the rest of results.json, which applies to all models.
     """
 
     measure: Measure
@@ -127,53 +130,55 @@ class Comparison:
 
     @property
     def baselines(self) -> list[str]:
-        """Families that others are compared with; more than one where folders were joined."""
+        """The families that others are compared with; there can be several if folders were joined."""
         return list(dict.fromkeys(model.baseline for model in self.models.values()))
 
     def longest(self, family: str) -> Model:
-        """Return the model of a family that was trained for all updates."""
+        """Return the model of a family that was trained the longest."""
         return self.families[family][-1]
 
 
 def read_folders(folders: Sequence[Path]) -> Comparison:
-    """Read the comparison of one folder, or of several joined.
+    """Read the comparison in a folder, or read several and join them.
 
     Raises:
-        UserError: a folder has no such results, or two of them kept different rules.
+        UserError: a folder has no results of a comparison, or two comparisons followed different rules.
     """
     names = [folder.name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
     if len(set(names)) < len(names):
-        raise UserError(f"{', '.join(names)}: a folder is there twice; leave one out")
+        raise UserError(f"{', '.join(names)}: the same folder is given twice; give it only once")
     return join({name: read_folder(folder) for name, folder in zip(names, folders, strict=True)})
 
 
 def read_folder(folder: Path) -> Comparison:
-    """Read a folder's results.json, or such a file under any name.
+    """Read the comparison in a folder, or in a copy of its results.json under any name.
 
     Raises:
-        UserError: there is none, or it is something else.
+        UserError: there is no such file, or it does not hold the results of a comparison.
     """
     path = folder
     if not folder.is_file():
         path = folder / RESULTS
     if not path.is_file():
-        raise UserError(f"{path}: no such file; give folders that `lazyformer compare` has finished")
-    remedy = "run the comparison again; it trains nothing twice"
+        raise UserError(f"{path}: no such file; give folders of finished runs of `lazyformer compare`")
+    remedy = "run the comparison again; it does not repeat finished trainings"
     try:
         return comparison_of(read_json(path, remedy))
     except UserError:
         raise
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
-        raise UserError(f"{path}: is no comparison's results ({type(error).__name__}: {error}); {remedy}") from error
+        raise UserError(
+            f"{path}: does not hold the results of a comparison ({type(error).__name__}: {error}); {remedy}"
+        ) from error
 
 
 def comparison_of(results: Mapping[str, Any]) -> Comparison:
-    """Return the comparison of results.json's content, without models that have no run.
+    """Return the comparison in the content of a results.json, leaving out models that have no finished run.
 
     Raises:
-        UserError: the baseline has no run.
+        UserError: the baseline has no finished run.
     """
     measure = Measure(**results["measure"])
     models = {}
@@ -201,14 +206,14 @@ def _run(seed: int, run: Mapping[str, Any], measure: Measure) -> Run:
 
 
 def join(comparisons: Mapping[str, Comparison]) -> Comparison:
-    """Join comparisons that kept the same rules, given by name.
+    """Join comparisons that followed the same rules, given by name.
 
-    Where the comparisons have other seeds, the same models and one baseline, a model gets the runs of all of them.
-    Otherwise each model is compared with the baseline of its own comparison, and models of equal names get that of the
-    comparison, too: ``bert [first]``.
+    If the comparisons trained the same models with different seeds, their runs are pooled. Otherwise each model is
+    compared with the baseline of its own comparison, and a name that occurs in several comparisons is followed by that
+    of the comparison, as in ``bert [first]``.
 
     Raises:
-        UserError: names the first rule in which two comparisons differ.
+        UserError: the comparisons followed different rules. The message names the first rule that differs.
     """
     (first_name, first), *others = comparisons.items()
     rules = _rules(first)
@@ -218,7 +223,7 @@ def join(comparisons: Mapping[str, Comparison]) -> Comparison:
             if rules.get(rule) != found.get(rule):
                 raise UserError(
                     f"{first_name} and {name} cannot be joined: {rule} is {rules.get(rule)!r} in the first and "
-                    f"{found.get(rule)!r} in the second, so their models did not do the same"
+                    f"{found.get(rule)!r} in the second, so their models were not trained under the same conditions"
                 )
     if _differ_in_seeds_alone(list(comparisons.values())):
         models = {}
@@ -235,14 +240,14 @@ def join(comparisons: Mapping[str, Comparison]) -> Comparison:
 
 
 def _rules(comparison: Comparison) -> dict[str, Any]:
-    """Return what two comparisons must share, each under the name that a reader knows it by."""
+    """Return the facts and settings that joined comparisons must share, by the name that a message gives them."""
     facts = comparison.facts
     settings = facts["settings"]
     rules = {
         "the task": facts["task"],
         "the measure": facts["measure"],
-        "the data's checksums": facts["data"]["checksums"],
-        "what is masked and counted in validation": facts["data"].get("validation"),
+        "the data (by checksum)": facts["data"]["checksums"],
+        "the validation setup": facts["data"].get("validation"),
     }
     rules |= {f"sizes.{name}": value for name, value in settings.get("sizes", {}).items()}
     rules |= {name: settings.get(name) for name in RULES}
@@ -250,7 +255,7 @@ def _rules(comparison: Comparison) -> dict[str, Any]:
 
 
 def _differ_in_seeds_alone(comparisons: Sequence[Comparison]) -> bool:
-    """Return whether the same models, at the same rates, were trained with other seeds on one machine."""
+    """Return whether all comparisons trained the same models, at the same rates, on one machine, with other seeds."""
     seeds: list[int] = []
     described = []
     for one in comparisons:
@@ -265,7 +270,7 @@ def _differ_in_seeds_alone(comparisons: Sequence[Comparison]) -> bool:
 
 
 def _side_by_side(comparisons: Mapping[str, Comparison]) -> dict[str, Model]:
-    """Return the models of all comparisons; where a name comes twice, with that of the comparison behind it."""
+    """Return the models of all comparisons, with that of the comparison appended to names that occur more than once."""
     counts = Counter(family for one in comparisons.values() for family in one.families)
     models = {}
     for label, one in comparisons.items():
@@ -282,19 +287,19 @@ def _side_by_side(comparisons: Mapping[str, Comparison]) -> dict[str, Model]:
 
 
 CLOCKS = ("curve", "whole")
-NEVER = math.inf  # of a time: the target was not reached
+NEVER = math.inf  # the time to a target that was not reached
 Target = Union[float, str]  # a value of the measure, or BASELINE
-Times = Mapping[int, Mapping[str, float]]  # by seed, by cost
+Times = Mapping[int, Mapping[str, float]]  # by seed, then by cost
 FEWEST_FOR_BOUNDS = 3
 MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The time that a model took, in units of its baseline's own.
+    """The ratio of a model's time to its baseline's.
 
     Attributes:
-        by_seed: the ratio of the runs of each seed; NEVER where the model did not reach the target.
+        by_seed: the ratio between the runs of each seed; NEVER if the model did not reach the target.
     """
 
     by_seed: Mapping[int, float]
@@ -306,12 +311,12 @@ class Ratio:
 
     @property
     def low(self) -> float:
-        """The lowest of all seeds."""
+        """The lowest ratio of all seeds."""
         return min(self.by_seed.values())
 
     @property
     def high(self) -> float:
-        """The highest of all seeds."""
+        """The highest ratio of all seeds."""
         return max(self.by_seed.values())
 
     @property
@@ -321,9 +326,9 @@ class Ratio:
 
     @property
     def bounds(self) -> Optional[tuple[float, float]]:
-        """Student's two-sided 95% interval of the geometric mean over seeds.
+        """Student's two-sided 95% confidence interval of the geometric mean over seeds.
 
-        None for fewer than three seeds, or where one did not reach the target.
+        It is None for fewer than three seeds, or if one of them did not reach the target.
         """
         if len(self.by_seed) < FEWEST_FOR_BOUNDS or self.reached < len(self.by_seed) or self.low <= 0:
             return None
@@ -334,14 +339,14 @@ class Ratio:
 
 @dataclass(frozen=True)
 class TimeToTarget:
-    """The cost at which the models of a family reached the target.
+    """The costs at which the models of a family reached a target.
 
     Attributes:
-        model: the family.
+        model: the name of the family.
         clock: one of CLOCKS.
         target: a value of the measure.
-        times: the times by seed and cost.
-        ratios: the ratios to the baseline's own, by cost; empty where the baseline has no time of its own.
+        times: the cost of reaching the target, by seed and by name of the cost.
+        ratios: the ratios to the baseline, by cost; costs at which the baseline did not reach the target are missing.
     """
 
     model: str
@@ -351,16 +356,18 @@ class TimeToTarget:
     ratios: Mapping[str, Ratio]
 
     def median(self, cost: str) -> float:
-        """Return the median over seeds of a cost."""
+        """Return the median of a cost over seeds."""
         return float(np.median([costs[cost] for costs in self.times.values()]))
 
 
 def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[TimeToTarget]:
-    """Return each family's time by each clock; the whole clock only where a family has several lengths of training.
+    """Return the time of each family to the target, by each clock.
+
+    The *whole* clock only applies to families that were trained for several lengths.
 
     Args:
-        comparison: all models.
-        target: a value, or the median over seeds of the final value of each model's baseline.
+        comparison: the comparison of all models.
+        target: a value of the measure, or BASELINE for the final value of each model's baseline (median over seeds).
     """
     found = []
     measure = comparison.measure
@@ -375,7 +382,7 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
             clocks = ("curve",)
         for clock in clocks:
             own = _times(comparison.families[baseline], clock, value, measure)
-            if target == BASELINE:  # the baseline reaches its own end there, whatever its curve did before
+            if target == BASELINE:  # the baseline counts as reaching its own final value at its end, not earlier
                 own = {seed: run.wholes() for seed, run in longest.runs.items()}
             times = own
             if family != baseline:
@@ -390,13 +397,13 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
 
 
 def _times(models: Sequence[Model], clock: str, target: float, measure: Measure) -> Times:
-    """Return what it cost each seed to reach the target; NEVER where it did not.
+    """Return the costs at which each seed reached the target; NEVER if it did not.
 
     Args:
         models: the models of a family, the shortest training first.
         clock: one of CLOCKS.
         target: a value of the measure.
-        measure: says whether less is better.
+        measure: the measure, which knows whether lower values are better.
     """
     times = {}
     if clock == "curve":
@@ -413,13 +420,14 @@ def _times(models: Sequence[Model], clock: str, target: float, measure: Measure)
 
 
 def first_crossing(spent: np.ndarray, values: np.ndarray, target: float, measure: Measure) -> float:
-    """Return what had been spent when a curve first was as good as the target; NEVER if it never was.
+    """Return the cost at which a curve first was as good as the target; NEVER if it never was.
 
     Args:
-        spent: growing, (E,).
-        values: measured then, (E,). After one that is not finite nothing is interpolated.
+        spent: the cost spent at each evaluation, increasing, (E,).
+        values: the value of the measure at each evaluation, (E,). There is no interpolation from a value that is not
+            finite.
         target: a value of the measure.
-        measure: says whether less is better.
+        measure: the measure, which knows whether lower values are better.
     """
     for place, value in enumerate(values):
         if measure.reaches(value, target):
@@ -432,9 +440,9 @@ def first_crossing(spent: np.ndarray, values: np.ndarray, target: float, measure
 
 
 def _ratio(times: Times, own: Times, cost: str) -> Optional[Ratio]:
-    """Return the ratio over the seeds of both.
+    """Return the ratio of a model's times to its baseline's times over the seeds that both have.
 
-    None where there are no such seeds, or the baseline never reaches the target with one of them.
+    It is None if there are no such seeds, or if the baseline does not reach the target with one of them.
     """
     seeds = [seed for seed in times if seed in own]
     if not seeds or any(not 0 < own[seed][cost] < NEVER for seed in seeds):

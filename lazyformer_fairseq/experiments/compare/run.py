@@ -1,6 +1,6 @@
-"""`lazyformer compare`: train models that differ in their patterns or in options of their own, and measure them.
+"""`lazyformer compare`: train and measure models that differ in their patterns or in options of their own.
 
-The lengths of the trainings and the widths of feed-forward sublayers are decided once, then kept.
+The lengths of the trainings are determined once and stored in the folder, so that a resumed comparison keeps them.
 """
 
 import math
@@ -34,10 +34,10 @@ from lazyformer_fairseq.training.loop import CHECKPOINT, TrainingLoop
 
 LENGTHS = "lengths.json"
 COSTS = "costs.json"
-UPDATES_MEASURED = 2  # for memory: the second one has the optimizer's state beside it
-LONG = 1_000_000  # updates of a schedule that any warm-up and decay leave room in
+UPDATES_MEASURED = 2  # for peak memory: in the second one, the optimizer's state exists
+LONG = 1_000_000  # updates of a training that is long enough for any warm-up and decay
 
-Runs = Mapping[str, Mapping[int, CompareJob]]  # by name in the results and seed
+Runs = Mapping[str, Mapping[int, CompareJob]]  # by name in the results, then by seed
 
 
 def compare(
@@ -46,24 +46,24 @@ def compare(
     command: Sequence[str],
     place: ExecutorOptions = ExecutorOptions(),  # noqa: B008 (frozen)
 ) -> dict[str, Any]:
-    """Run the comparison in `folder`, or resume it; return the content of `results.json`, which it writes there.
+    """Run or resume the comparison in `folder`, write its `results.json`, and return the content of that file.
 
-    The trained models go to `runs`, tries of rates that are shorter to `tries`.
+    The trained models are kept in the subfolder `runs`, and shorter tries of learning rates in `tries`.
 
     Args:
         settings: the settings of the comparison.
         folder: the folder of the comparison.
-        command: the command line, for the record.
-        place: where trainings run that are alone.
+        command: the command line, which is stored in the results.
+        place: where trainings run if they do not take turns in this process.
 
     Raises:
-        UserError: the folder holds a comparison of other settings or other data, the data or a size does not fit, or a
-            process died.
+        UserError: the folder holds a comparison with other settings or other data, the data or a size does not fit, or
+            a training process died.
     """
     compared = settings.row.load(settings)
     compared.train_at(place)
     for spec in settings.specs.values():
-        compared.given(Chosen, spec)  # raises a UserError for an option that nobody has
+        compared.given(Chosen, spec)  # raises a UserError for an unknown option
         ours = sorted(options_by_name(settings.words_of(spec)).keys() & COUNTED.keys())
         if ours:
             raise UserError(f"--{ours[0].replace('_', '-')} of {spec.name}: {COUNTED[ours[0]]}")
@@ -108,8 +108,9 @@ class Jobs:
     Attributes:
         compared: the task of the comparison.
         folder: the folder of the comparison.
-        specs: the models by name, their widths decided.
-        lengths: the model's own name and its updates, by name in the results, such as ``mine@0.7``.
+        specs: the models by name, with their final feed-forward widths.
+        lengths: the model's own name and the number of updates of each training, by its name in the results, such as
+            ``mine@0.7``.
     """
 
     compared: ComparedTask
@@ -118,7 +119,14 @@ class Jobs:
     lengths: Mapping[str, tuple[str, int]]
 
     def job(self, name: str, seed: int, rate: float, is_try: bool = False) -> CompareJob:
-        """Return a run of a model, by its name in the results, or a try of a rate, which may be shorter."""
+        """Return the job of a run, or of a try of a learning rate, which may be shorter than a run.
+
+        Args:
+            name: the name of the training in the results.
+            seed: the seed.
+            rate: the highest learning rate.
+            is_try: whether the job tries a learning rate.
+        """
         own, updates = self.lengths[name]
         most = self.compared.settings.rate_updates
         is_shorter = is_try and most is not None and most < updates
@@ -140,9 +148,10 @@ class Jobs:
         )
 
     def tries(self) -> dict[str, list[CompareJob]]:
-        """Return for each model of several rates the jobs that try them: with the first seed, at its full length.
+        """Return the jobs that try learning rates, by model, for each model that has several of them.
 
-        A try in full length is the run of that seed and rate.
+        Tries use the first seed and the model's longest training, unless the settings shorten them. A try that is not
+        shortened is identical to the run of its seed and rate.
         """
         settings = self.compared.settings
         longest = {}
@@ -158,13 +167,13 @@ class Jobs:
 
 
 def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[CompareJob]]) -> dict[str, dict[str, Any]]:
-    """Return each model's `rate`, the best one by the last point of the curve, and its `tries`, which are over.
+    """Return each model's `rate`, which is the best one of its finished tries, and a description of its `tries`.
 
-    `tries` have for each rate its seed, updates, and validation loss in the end. Of equal losses the lowest rate
-    counts.
+    The best rate has the lowest validation loss at the end; of equal losses, the lowest rate wins. Each entry of
+    `tries` has the rate, the seed, the number of updates and the final validation loss.
 
     Raises:
-        UserError: no try of a model ended in a number.
+        UserError: all tries of a model diverged.
     """
     found = {name: {"rate": settings.rates_of(spec)[0], "tries": []} for name, spec in settings.specs.items()}
     for name, jobs in tried.items():
@@ -172,7 +181,7 @@ def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[Compare
         numbers = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
         if not numbers:
             rates = ", ".join(f"{rate:g}" for rate in losses)
-            raise UserError(f"{name}: no rate of {rates} ended in a number; try lower")
+            raise UserError(f"{name}: training diverged at every learning rate ({rates}); give lower ones with --lr")
         best = min(numbers, key=lambda rate: (numbers[rate], rate))
         tries = [{"rate": job.rate, "seed": job.seed, "loss": losses[job.rate], "updates": job.updates} for job in jobs]
         found[name] = {"rate": best, "tries": tries}
@@ -180,7 +189,7 @@ def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[Compare
 
 
 def measure_costs(compared: ComparedTask, runs: Runs) -> dict[str, dict[str, Any]]:
-    """Return by name in the results the costs of training and the task's `costs_of_use`, once all is trained."""
+    """Return the costs of training and the task's `costs_of_use` for finished runs, by name in the results."""
     last = {name: of_seeds[compared.settings.seeds[-1]] for name, of_seeds in runs.items()}
     specs = {job.spec.name: job.spec for job in last.values()}
     of_training = {}
@@ -191,9 +200,10 @@ def measure_costs(compared: ComparedTask, runs: Runs) -> dict[str, dict[str, Any
 
 
 def _costs_of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
-    """Return `parameters`, `parameters_without_embeddings`, `flops_per_update`, `peak_memory_bytes`.
+    """Return `parameters`, `parameters_without_embeddings`, `flops_per_update` and `peak_memory_bytes` of a model.
 
-    The peak is of two updates: weights, gradients, the optimizer's state, and what the backward pass keeps.
+    The peak memory is measured over two updates and includes weights, gradients, the optimizer's state, and activations
+    kept for the backward pass.
     """
     made: list[TrainingLoop] = []
 
@@ -214,14 +224,17 @@ def _costs_of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any
 
 
 def _training(compared: ComparedTask, spec: ModelSpec, updates: int, folder: Path) -> TrainingLoop:
-    """Return a training that counts for nothing."""
+    """Return a training for measurements alone, whose result is thrown away."""
     seed = compared.settings.seeds[0]
     rate = compared.settings.rates_of(spec)[0]
     return TrainingLoop(compared.objective(spec, seed, updates), compared.optimization(spec, seed, rate, LONG), folder)
 
 
 def _in_embeddings(model: nn.Module) -> int:
-    """Return the parameters of tables: of words (also where the head shares them), positions, token types."""
+    """Return the number of parameters in embedding tables: of words, positions and token types.
+
+    A table of words that the head shares counts too.
+    """
     found = {}
     for module in model.modules():
         if isinstance(module, (nn.Embedding, Band)):
@@ -230,7 +243,7 @@ def _in_embeddings(model: nn.Module) -> int:
 
 
 def _describe(jobs: Mapping[int, CompareJob]) -> dict[str, Any]:
-    """Return what results.json says of a model and its runs, by seed."""
+    """Return the entry of a model in results.json, given its jobs by seed."""
     job = next(iter(jobs.values()))
     runs = {}
     seconds: list[float] = []
@@ -258,15 +271,15 @@ def _describe(jobs: Mapping[int, CompareJob]) -> dict[str, Any]:
 
 TRIAL_WARM_UP = 5
 TRIAL_UPDATES = 20
-STEP = 8  # of a feed-forward width
+STEP = 8  # feed-forward widths are multiples of it
 
 
 def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, Any]:
-    """Return the lengths of all trainings, by a trial unless the settings give updates alone.
+    """Determine the lengths of all trainings, with a trial unless the settings give only a number of updates.
 
     Returns:
-        `entries`: by name in the results, the model's own name, and updates; `milliseconds`: by model, of an update in
-        the trial.
+        `entries`, which hold the model's own name and the number of updates of each training, by its name in the
+        results; and `milliseconds`, the time per update of each model in the trial, empty without a trial.
     """
     settings = compared.settings
     trained = settings.trained()
@@ -286,13 +299,13 @@ def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict
 
 
 def refuse_too_short(compared: ComparedTask, spec: ModelSpec, name: str, updates: int) -> None:
-    """Raise a UserError where the schedule of a model does not fit in its updates, or in those of a try.
+    """Raise a UserError if a model's learning-rate schedule does not fit into its training or into a try of a rate.
 
     Args:
         compared: the task.
         spec: the model.
-        name: its name in the results.
-        updates: the length of its training.
+        name: the name of the training in the results.
+        updates: the length of the training.
     """
     settings = compared.settings
     given = f"--updates {settings.updates}"
@@ -314,17 +327,17 @@ def refuse_too_short(compared: ComparedTask, spec: ModelSpec, name: str, updates
         return True
 
     for option, length in lengths.items():
-        if not fits(length) and fits(LONG):  # else an option of the schedule is wrong, whatever the length is
+        if not fits(length) and fits(LONG):  # if LONG does not fit either, the options of the schedule are wrong
             least = bisect_left(range(LONG), True, lo=length, key=fits)
             noun = "update" if length == 1 else "updates"
             raise UserError(
-                f"{option}: has room for {length:,} {noun} of {name}, but its learning-rate schedule needs {least:,} "
-                "at least; give more"
+                f"{option}: has room for {length:,} {noun} of {name}, but its learning-rate schedule needs at least "
+                f"{least:,}; give more"
             )
 
 
 def _trial(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, float]:
-    """Return median milliseconds of an update by model; all take turns, with updates that count for nothing."""
+    """Measure the milliseconds per update of each model in short trainings that take turns and are thrown away."""
     updates = TRIAL_WARM_UP + TRIAL_UPDATES
     with TemporaryDirectory() as folder:
         trainings = {name: _training(compared, spec, updates, Path(folder) / name) for name, spec in specs.items()}
@@ -335,7 +348,10 @@ def _trial(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, 
 
 
 def _mean_of_medians(compared: ComparedTask, spec: ModelSpec, seconds: Sequence[float]) -> float:
-    """Return the mean over lengths of inputs of their updates' medians, each by the share that it has of a training."""
+    """Return the expected seconds per update of a whole training, from the seconds of each update of a trial.
+
+    This is the mean of the median times at each length of inputs, weighted by the lengths' shares of a training.
+    """
     total = 0.0
     measured = 0.0
     begin = 0.0
@@ -349,13 +365,13 @@ def _mean_of_medians(compared: ComparedTask, spec: ModelSpec, seconds: Sequence[
 
 
 def with_equal_parameters(compared: ComparedTask) -> dict[str, ModelSpec]:
-    """Return the models; where the settings ask for it, with the width that brings each closest to the baseline's size.
+    """Return the models by name, with feed-forward widths adjusted to the baseline's size if the settings ask for it.
 
-    Parameters of sublayers count, which leaves embeddings and head out. A model that says its width keeps it, and so
-    does an external.
+    Each model then gets the width at which the number of parameters in its sublayers, without embeddings and head, is
+    closest to the baseline's. External models and models that set their own width keep theirs.
 
     Raises:
-        UserError: a pattern without a sublayer that has a width, or too large for any width.
+        UserError: a pattern has no sublayer with a width, or has too many parameters at any width.
     """
     settings = compared.settings
     specs = dict(settings.specs)
@@ -370,12 +386,12 @@ def with_equal_parameters(compared: ComparedTask) -> dict[str, ModelSpec]:
 
 
 def parameters_of_sublayers(compared: ComparedTask, spec: ModelSpec, width: Optional[int] = None) -> int:
-    """Return the parameters that are not those of embeddings, head, or biases that sublayers share.
+    """Return the number of parameters of a model without embeddings, head and biases that sublayers share.
 
     Args:
         compared: the task.
         spec: the model.
-        width: a width of the feed-forward sublayers, in place of the model's own.
+        width: a width of the feed-forward sublayers that replaces the model's own.
     """
     if width is not None:
         spec = replace(spec, ffn_embed_dim=width)
@@ -384,7 +400,7 @@ def parameters_of_sublayers(compared: ComparedTask, spec: ModelSpec, width: Opti
 
 
 def _width(compared: ComparedTask, spec: ModelSpec, wanted: int) -> int:
-    """Return the multiple of STEP whose parameters, which grow in proportion to it, come closest to those wanted."""
+    """Return the multiple of STEP at which the number of parameters, linear in the width, is closest to `wanted`."""
 
     def surplus(steps: int) -> int:
         return parameters_of_sublayers(compared, spec, steps * STEP) - wanted
@@ -392,11 +408,13 @@ def _width(compared: ComparedTask, spec: ModelSpec, wanted: int) -> int:
     least = surplus(1)
     growth = surplus(2) - surplus(1)
     if not growth:
-        raise UserError(f"--equal-parameters: {spec.name}, {spec.pattern}, has no sublayer with a width")
+        raise UserError(
+            f"--equal-parameters: {spec.name}, {spec.pattern}, has no sublayer with a feed-forward width to adjust"
+        )
     if least > 0:
         raise UserError(
-            f"--equal-parameters: {spec.name}, {spec.pattern}, has {least:,} parameters more than the baseline even at "
-            f"a width of {STEP}"
+            f"--equal-parameters: {spec.name}, {spec.pattern}, has {least:,} more parameters than the baseline even at "
+            f"a feed-forward width of {STEP}; give fewer sublayers"
         )
     below = 1 + -least // growth
     return STEP * min(below, below + 1, key=lambda steps: abs(surplus(steps)))

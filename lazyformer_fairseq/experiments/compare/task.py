@@ -1,4 +1,4 @@
-"""The part of a task in a comparison, and the training of one of its models."""
+"""The base class of the tasks that models are compared on, and the training of one compared model."""
 
 import math
 from abc import ABC, abstractmethod
@@ -29,19 +29,21 @@ from lazyformer_fairseq.training.words_read import WordCounter, refuse_too_many_
 
 DATA_FILES = ("dict.txt", "train.", "valid.", "test.")
 POINTS = 10  # of a curve
-POINTS_OF_TRY = 2  # of a rate, of which the end counts; the other is where an interrupted try resumes
-POINTS_LEAN = 1.5  # towards the start of a curve, where it is steep; 1 for equal steps
+POINTS_OF_TRY = 2  # when a rate is tried; only the last counts, the other lets an interrupted try resume
+POINTS_LEAN = 1.5  # exponent; above 1, points are denser at the start of a curve, where it is steep
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareJob(Job):
-    """The training of a model with a seed and a rate; its name is that of the results, such as ``mine@0.7``.
+    """The training of one model with one seed and one learning rate.
+
+    Its name is that of the model in the results, such as ``mine@0.7``.
 
     Attributes:
         spec: the model.
-        seed: the seed of weights, order and dropout.
-        rate: the highest learning rate.
-        is_try: whether it tries a rate, in fewer updates than a run.
+        seed: the seed of the initial weights, the order of the data, and dropout.
+        rate: the highest learning rate of the schedule.
+        is_try: whether the job tries a learning rate in fewer updates than a run has.
     """
 
     spec: ModelSpec
@@ -55,7 +57,7 @@ class CompareJob(Job):
 
 @dataclass
 class Chosen:
-    """The parts of a recipe that a user may change."""
+    """The options of a recipe that a user may override."""
 
     optimizer: str = option(None, "", choices=tuple(OPTIMIZERS))
     lr_scheduler: str = option(None, "", choices=tuple(SCHEDULES))
@@ -63,14 +65,14 @@ class Chosen:
 
 
 class ComparedTask(ABC):
-    """The task that the models of one comparison are trained and measured on.
+    """A task on which the models of a comparison are trained and measured.
 
     Args:
         settings: the settings of the comparison.
 
     Attributes:
-        place: where trainings run that are alone.
-        OPTIONS: dataclasses of the options of its models and text, as fairseq-train takes them.
+        place: where trainings run if they do not take turns in this process.
+        OPTIONS: dataclasses with the options of the task's models and text, named as in fairseq-train.
     """
 
     OPTIONS: ClassVar[tuple[type, ...]]
@@ -80,29 +82,29 @@ class ComparedTask(ABC):
         self.place = ExecutorOptions()
 
     def __reduce__(self) -> tuple:
-        """Go to another process without what is loaded."""
+        """Pickle the settings alone, so that loaded data does not travel to other processes."""
         return type(self), (self.settings,)
 
     def train_at(self, place: ExecutorOptions) -> None:
-        """Choose where trainings run.
+        """Set where trainings run.
 
         Raises:
-            UserError: trainings take turns, which they do in this process.
+            UserError: the options choose a place, but the trainings take turns in this process.
         """
         if self.settings.in_turn and place != ExecutorOptions():
             raise UserError(
-                "--executor, --workers, --slurm: choose where trainings run that are alone, and these take turns in "
-                "one process; give --alone too, or leave them out"
+                "--executor, --workers and --slurm choose where trainings run that have processes of their own, but "
+                "these trainings take turns in one process; add --alone, or leave these options out"
             )
         self.place = place
 
     def train(self, jobs: Sequence[Job], description: str, training_class: Optional[type[Training]] = None) -> None:
-        """Do the jobs that have no result yet, in turn or alone as the settings say.
+        """Run the jobs that have no result yet, in turns or in processes of their own as the settings say.
 
         Args:
-            jobs: trainings of models of this task.
+            jobs: the trainings of models on this task.
             description: the label of the progress bar.
-            training_class: the class of the trainings, by default that of a comparison.
+            training_class: the class of the trainings; :class:`ComparedTraining` by default.
         """
         if not jobs:
             return
@@ -118,35 +120,38 @@ class ComparedTask(ABC):
         train(jobs, partial(training_class or ComparedTraining, self), description, executor, threads)
 
     def objective(self, spec: ModelSpec, seed: int, updates: int) -> Objective:
-        """Return the objective of a model for so many updates."""
+        """Return the objective of a model for a training of `updates` updates."""
         return self.objective_of(self.network(spec), self.training_text(spec), seed, updates)
 
     @abstractmethod
     def network(self, spec: ModelSpec) -> Network:
-        """Return the part of the objective that builds the model."""
+        """Return the part of the objective that builds the model of `spec`."""
 
     @abstractmethod
     def training_text(self, spec: ModelSpec) -> dict[str, Any]:
-        """Return the options, by name, by which a model reads the training text."""
+        """Return the options, by name, that determine how a model reads the training text."""
 
     @abstractmethod
     def objective_of(self, network: Network, text: Mapping[str, Any], seed: int, updates: int) -> Objective:
-        """Return the objective of any network, and any options of the training text, for so many updates."""
+        """Return the objective for any network and options of the training text, for `updates` updates."""
 
     @abstractmethod
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> Sizes:
-        """Return a model's sizes for formulas; those of two models compare whatever the vocabulary is."""
+        """Return the sizes of a model for the formulas of parameters and FLOPs.
+
+        Comparisons between two models do not depend on `vocab_size`.
+        """
 
     @abstractmethod
     def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:
-        """Count the FLOPs of an update on inputs of a length; a backward pass costs twice a forward pass."""
+        """Return the FLOPs of an update on inputs of `length` tokens; a backward pass counts as two forward passes."""
 
     def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:  # noqa: ARG002
-        """Return the lengths of inputs, each with the share of the updates until which they have it."""
+        """Return the successive lengths of inputs, each with the share of the updates at which it ends."""
         return ((0, 1.0),)
 
     def phases(self, spec: ModelSpec, updates: int, begin: int = 0) -> list[tuple[int, range]]:
-        """Return the lengths of inputs in a training, each with the updates that have it, of those from `begin` on."""
+        """Return the lengths of inputs in a training, each with the range of updates that use it, from `begin` on."""
         phases = []
         for length, end in self.lengths(spec):
             last = max(begin, math.ceil(end * updates))
@@ -155,7 +160,7 @@ class ComparedTask(ABC):
         return phases
 
     def mean_flops(self, spec: ModelSpec, vocab_size: int) -> int:
-        """Return the mean FLOPs of an update over a training."""
+        """Return the FLOPs per update, averaged over a training."""
         mean = 0.0
         begin = 0.0
         for length, end in self.lengths(spec):
@@ -165,26 +170,29 @@ class ComparedTask(ABC):
 
     @abstractmethod
     def measure(self, training: TrainingLoop) -> dict[str, float]:
-        """Measure a point of the curve, `loss` among it: on the same text for all models, seeds and points."""
+        """Return the measures of a point of the curve, including `loss`.
+
+        All models, seeds and points are measured on the same text.
+        """
 
     def final(self, training: Training) -> dict[str, float]:
-        """Return what a run has in the end: the last point of its curve."""
+        """Return the final measures of a run, which are those of the last point of its curve."""
         return {name: training.curve[name][-1] for name in ("loss", "accuracy")}
 
     @abstractmethod
     def describe_data(self) -> dict[str, Any]:
-        """Return facts about the data for the record: unigram losses, and what validation reads."""
+        """Return facts about the data for the results: the yardsticks, and the size of the validation text."""
 
     def unit(self) -> dict[str, str]:
-        """Return the measure's `unit` where the data determines it."""
+        """Return the measure's `unit` if the data determines it, or nothing."""
         return {}
 
     def costs_of_use(self, jobs: Mapping[str, CompareJob]) -> dict[str, dict[str, Any]]:  # noqa: ARG002
-        """Measure further costs of the models that the jobs have trained, by name."""
+        """Measure the costs of using the models that the jobs have trained, by name; none by default."""
         return {}
 
     def optimization(self, spec: ModelSpec, seed: int, rate: float, updates: int) -> OptimizationConfig:
-        """Return how a model learns in so many updates: by the recipe and the user's further options."""
+        """Return the optimization of a model for `updates` updates, from the recipe and the user's further options."""
         settings = self.settings
         recipe = settings.recipe_of(spec)
         schedule, schedule_options = recipe.schedule(rate, updates)
@@ -206,14 +214,14 @@ class ComparedTask(ABC):
         )
 
     def _options(self, options_class: type, spec: ModelSpec, of_recipe: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the recipe that a dataclass has, and the user's."""
+        """Return the recipe's values for the options of a dataclass, overridden by the user's further options."""
         return {**chosen(options_class, of_recipe), **self.given(options_class, spec)}
 
     def given(self, options_class: type, spec: Optional[ModelSpec] = None) -> dict[str, Any]:
-        """Return the user's further options of a dataclass, of all models and of this one, by name.
+        """Return the user's further options that belong to a dataclass, by name, for all models and for this one.
 
         Raises:
-            UserError: neither models, text, optimizer nor schedule of the comparison have such an option.
+            UserError: an option belongs neither to the models, nor to the text, optimizer or schedule.
         """
         words = self.settings.words_of(spec)
         parts: list[str] = []
@@ -232,18 +240,23 @@ class ComparedTask(ABC):
 
     @cached_property
     def words_per_token(self) -> float:
-        """The words of the training text per token, about: without the token that begins a block."""
+        """The approximate number of words per token of the training text, without the tokens that begin blocks."""
         return read_word_counts(self.settings.data).per_token
 
     @property
     def words_per_update(self) -> float:
-        """Words of the training text per update, about."""
+        """The approximate number of words of the training text per update."""
         sizes = self.settings.sizes
         longest = sizes.get("tokens_per_sample") or sizes["tgt_len"]
         return sizes["batch_size"] * longest * self.words_per_token
 
     def refuse_too_many_words(self, name: str, updates: int) -> None:
-        """Raise a UserError for a training that would read more words than its budget allows."""
+        """Raise a UserError if a training would read more words than the word budget allows.
+
+        Args:
+            name: the name of the training for the message.
+            updates: the length of the training.
+        """
         budget = self.settings.word_budget
         if budget is None:
             return
@@ -256,7 +269,7 @@ class ComparedTask(ABC):
         )
 
     def hash_data(self) -> dict[str, str]:
-        """Return the SHA-256 of what the models read, by a name that does not depend on where the data lies."""
+        """Return the SHA-256 of each file that the models read, by a name that does not depend on its location."""
         folders = [Path(folder) for folder in data_folders(self.settings.data)]
         found = {}
         for number, folder in enumerate(folders):
@@ -271,7 +284,7 @@ class ComparedTask(ABC):
 
 
 class ComparedTraining(Training):
-    """The training of a model of a comparison, which adds tokens and FLOPs to each point of its curve."""
+    """The training of a compared model, with tokens and FLOPs at each point of its curve."""
 
     may_diverge = True
 
@@ -291,7 +304,7 @@ class ComparedTraining(Training):
         self.flops = [(compared.flops_of_update(job.spec, symbols, length), updates) for length, updates in phases]
 
     def measure(self) -> Mapping[str, float]:
-        """Return the task's measures, and the tokens and FLOPs spent."""
+        """Return the measures of the task, and the tokens and FLOPs spent so far."""
         found = self.compared.measure(self)
         spent = 0
         for flops, updates in self.flops:
@@ -299,22 +312,25 @@ class ComparedTraining(Training):
         return {**found, "tokens": sum(self.tokens), "flops": spent}
 
     def update(self) -> int:
-        """Train on one batch; keep the model where it has read as many words as were asked for."""
+        """Train on one batch, and save the model if it has now read one of the requested numbers of words."""
         tokens = super().update()
         for name in self.words_read.add(tokens):
             self.save(with_optimizer=False, name=f"{name}.pt")
         return tokens
 
     def is_due(self) -> bool:
-        """Return whether this update is one of the points of the curve."""
+        """Return whether the curve has a point at this update."""
         return self.updates in self.points
 
     def result(self) -> dict[str, Any]:
-        """Return rate, curve, final measures, and the seconds of each update."""
+        """Return the learning rate, the curve, the final measures, and the seconds of each update."""
         final = self.compared.final(self)
         return {"rate": self.job.rate, "curve": self.curve, "final": final, "seconds": self.seconds}
 
 
 def points(total: int, count: int) -> list[int]:
-    """Return the updates at which a training of `total` is validated: `count` of them, the end included, most early."""
+    """Return the `count` updates, out of `total`, at which a training is validated.
+
+    They are denser at the start, and the last one is the end of the training.
+    """
     return sorted({max(1, round(total * (number / count) ** POINTS_LEAN)) for number in range(1, count + 1)})

@@ -54,7 +54,7 @@ def test_language_models_have_a_test_split(tmp_path):
     measure = {"name": "perplexity", "unit": "per word", "lower_is_better": True}
     results = results_of(models, "transformer_xl", measure=measure, task="language-model")
     markdown = write_report(reading.comparison_of(results), tmp_path)
-    assert "perplexity, per word | " in re.sub(" +", " ", markdown) and "of test" in markdown
+    assert "perplexity, per word | " in re.sub(" +", " ", markdown) and " test |" in markdown
     rows = [line for line in markdown.splitlines() if line.startswith("|")]
     assert max(map(len, rows)) <= 140, "with names as long as these"
 
@@ -75,9 +75,9 @@ def said(results: dict) -> str:
         (
             15.0,
             5.0,
-            "budget of 15.0 s: bert took 5.0 s of 15.0 s; lazy took 5.0 s of 15.0 s; lazy@0.5 took",
+            "budget of 15.0 s: bert took 5.0 s instead of 15.0 s; lazy took 5.0 s instead of 15.0 s; lazy@0.5 took",
         ),
-        (15.0, 45.0, "bert took 45.0 s of 15.0 s"),
+        (15.0, 45.0, "bert took 45.0 s instead of 15.0 s"),
         (15.0, 13.0, ""),
         (None, 5.0, ""),
     ],
@@ -128,12 +128,12 @@ def test_notes_tell_what_is_not_equal():
     results = an_example()
     results["models"]["hf:bert"] |= {"parameters_without_embeddings": 154_000, "tries": [{"rate": 1e-3}]}
     told = said(results)
-    assert "Parameters, without embeddings, that are not bert's: hf:bert +10.0%." in told
+    assert "Parameters without embeddings, relative to bert: hf:bert +10.0%." in told
     assert (
         "Learning rates: bert 0.001 (of 0.0005, 0.001, 0.002); lazy_50% 0.002 (of" in told and "hf:bert 0.001." in told
     )
-    assert "Not as many rates were tried for each model" in told
-    assert "The best rate lies at the edge of those tried, so one beyond it may be better: lazy_50% 0.002." in told
+    assert "Not all models tried the same number of learning rates" in told
+    assert "rate lies at the edge of those tried, so one beyond it may be better: lazy_50% 0.002." in told
 
 
 def test_the_command_joins_folders_and_files_and_writes_where_it_is_told(tmp_path):
@@ -199,11 +199,14 @@ def test_folders_of_other_models_are_each_compared_with_their_own_baseline():
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ({"data": {"checksums": {"train.bin": "cc"}}}, "the data's checksums is .*'aa'.* in the first and .*'cc'"),
+        ({"data": {"checksums": {"train.bin": "cc"}}}, r"the data \(by checksum\) is .*'aa'.* in the first and .*'cc'"),
         ({"task": "language-model"}, "the task is 'masked-lm' in the first and 'language-model'"),
         ({"measure": {"name": "loss", "unit": "nats"}}, "the measure is"),
         ({"settings": {"sizes": {"tokens_per_sample": 128}}}, "sizes.tokens_per_sample is None in the first and 128"),
-        ({"data": {"checksums": {"train.bin": "aa", "valid.bin": "bb"}, "validation": {"seed": 7}}}, "what is masked"),
+        (
+            {"data": {"checksums": {"train.bin": "aa", "valid.bin": "bb"}, "validation": {"seed": 7}}},
+            "the validation setup",
+        ),
     ],
 )
 def test_other_rules_are_not_joined(more, named):
@@ -215,7 +218,7 @@ def test_other_rules_are_not_joined(more, named):
     ("spoil", "message"),
     [
         (lambda found: found["models"]["bert"].update(runs={}), "the baseline, bert, has no finished run yet"),
-        (lambda found: found.pop("measure"), "results.json: is no comparison's results"),
+        (lambda found: found.pop("measure"), "results.json: does not hold the results of a comparison"),
         (lambda found: found["models"]["bert"]["runs"]["1"]["curve"]["seconds"].pop(), "the curve of seed 1 is empty"),
     ],
 )

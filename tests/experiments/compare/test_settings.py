@@ -87,8 +87,8 @@ def test_who_has_a_width_of_its_own_keeps_it_and_sublayers_of_externals_count_as
 @pytest.mark.parametrize(
     ("model", "more", "message"),
     [
-        ("mine=ss", {"equal_parameters": True}, "no sublayer with a width"),
-        ("mine=(s)x9 f", {"equal_parameters": True}, "even at a width of 8"),
+        ("mine=ss", {"equal_parameters": True}, "no sublayer with a feed-forward width"),
+        ("mine=(s)x9 f", {"equal_parameters": True}, "even at a feed-forward width of 8"),
         ("mine=sf", {"baseline": "nobody"}, "--baseline nobody: give one of the models, which are bert"),
         ("a@b=sf", {}, "neither / nor @"),
     ],

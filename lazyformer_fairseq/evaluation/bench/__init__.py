@@ -1,1 +1,1 @@
-"""The cost of a model: parameters and FLOPs counted, latency measured."""
+"""Benchmarks of models and of attention on this machine: latency, throughput and memory."""

@@ -1,4 +1,4 @@
-"""Attention alone, on this machine: sublayers of each pattern on each back end, projections and all."""
+"""Measures attention sublayers, with their projections, for each pattern on each back end."""
 
 import logging
 from collections.abc import Callable
@@ -21,17 +21,17 @@ FULL = "s, torch's full attention"
 
 
 def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tuple[str, bool]:
-    """Measure forward and backward of each pattern on each back end, and of a plain ``s``; they take turns.
+    """Measure forward and backward pass of each pattern on each back end, in turn with a plain ``s``.
 
     Args:
         settings: what to measure.
         heads: N and D.
 
     Returns:
-        A Markdown table, and whether it has all lengths: Ctrl-C ends it early.
+        A Markdown table, and whether it covers all lengths, which it does not after Ctrl-C.
 
     Raises:
-        UserError: a pattern cannot be read.
+        UserError: a pattern cannot be parsed.
     """
     rows: list[dict[str, object]] = []
     memory: dict[str, int] = {}
@@ -42,20 +42,20 @@ def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tu
             name = pattern if back_end == AUTO else f"{pattern} on {back_end}"
             try:
                 things[name] = _sublayers(pattern, back_end, length, heads, settings)
-            except UserError as error:  # this back end cannot compute that pattern
+            except UserError as error:  # this back end cannot compute this pattern
                 if back_end == AUTO:
                     raise
-                logger.warning("%s: %s, left out", name, error)
+                logger.warning("%s is left out: %s", name, error)
         tried = try_out(things, settings.device)
         for name, reason in tried.left_out.items():
-            logger.warning("%s, %d tokens: %s, left out", name, length, reason)
+            logger.warning("%s at %d tokens is left out: %s", name, length, reason)
         memory.update(tried.memory)
         return tried.things
 
     taken = measure_in_turn(settings.lengths, things_of, settings.device, settings.rounds, settings.budget)
     length = 0
     for length, timings in taken:
-        full = timings.get(FULL)  # it may not fit into memory
+        full = timings.get(FULL)  # None if it does not fit into memory
         rows += [
             {
                 "attention": name,

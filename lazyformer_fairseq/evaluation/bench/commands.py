@@ -1,4 +1,4 @@
-"""``lazyformer bench``: models side by side; attention variants, and back ends."""
+"""The commands ``lazyformer bench``, for whole models, and ``lazyformer bench attention``."""
 
 import sys
 from collections.abc import Mapping
@@ -28,20 +28,20 @@ def bench() -> None:
     multiple=True,
     callback=named("'mine=(sff)x4 (f)x4'"),
     metavar="NAME=PATTERN",
-    help="A further encoder, in the sizes of --baseline-arch and without attention dropout.",
+    help="An additional encoder, in the sizes of --baseline-arch and without attention dropout.",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
     default=Path("results/bench"),
-    help="Folder of the results; must not be there.",
+    help="Folder for the results; it must not exist yet or be empty.",
 )
 def models(output: Path, patterns: Mapping[str, str], device: str, **given: object) -> None:
-    r"""Measure models beside fairseq's roberta_base, Hugging Face's BertModel and our own best bert_base.
+    r"""Measure models next to fairseq's roberta_base, Hugging Face's BertModel and our own best bert_base.
 
-    Everything of one length, precision and workload takes turns, round after round, in random order. Prints, and
-    writes to OUTPUT: results.md, results.json, and pictures in the form of LazyFormer's Figure 3.
-    Ctrl-C ends it with what has been measured. What the columns mean: docs/performance.md.
+    All models of one length, precision and workload take turns, round after round, in random order. The command prints
+    tables and writes results.md, results.json and plots like LazyFormer's Figure 3 to OUTPUT. Ctrl-C stops it and keeps
+    what has been measured. docs/performance.md explains the columns.
 
     \b
     lazyformer bench --arch lazyformer_m2x6_s,lazyformer_m6x2_s --lengths 128,512,2048 --budget 30min
@@ -65,8 +65,9 @@ def models(output: Path, patterns: Mapping[str, str], device: str, **given: obje
 def attention(settings: AttentionSettings) -> None:
     r"""Measure attention sublayers of these patterns, forward and backward, on each back end.
 
-    They take turns with a plain s on torch's fused attention. Prints milliseconds and the memory that each needs at
-    most. Ctrl-C ends it with what has been measured.
+    They take turns with a plain s on torch's fused attention. The command prints milliseconds and the peak memory of
+    each.
+    Ctrl-C stops it and keeps what has been measured.
 
     \b
     lazyformer bench attention --patterns 's[window=256],s[window=256,global=1]' --lengths 1024,4096

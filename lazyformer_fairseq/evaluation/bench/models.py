@@ -32,29 +32,29 @@ from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, EncoderSizes, Sizes
 
 MASKED_SHARE = 0.15
-DROPOUT = 0.1  # of every model here, as each ships it
+DROPOUT = 0.1  # the default of every model here
 FAIRSEQ = "fairseq roberta_base"
 HUGGING_FACE = "HF BertModel, SDPA"
 OURS = "our bert_base"
 REGISTERED = "bert_base as registered"
 TRANSFORMER_XL = "our transformer_xl_base"
 BASELINES = (FAIRSEQ, HUGGING_FACE, OURS, REGISTERED, TRANSFORMER_XL)  # the last is for causal models
-BIASED = (OURS, REGISTERED)  # compared with models of as many buckets
-WITHOUT_FAIRSEQ = f"left out: {FAIRSEQ}, because fairseq cannot be imported"
+BIASED = (OURS, REGISTERED)  # compared with models that have the same number of buckets
+WITHOUT_FAIRSEQ = f"{FAIRSEQ} is left out, because fairseq cannot be imported"
 WITHOUT_TRANSFORMERS = (
-    f"left out: {HUGGING_FACE}, because transformers cannot be imported; pip install 'lazyformer_fairseq[bench]'"
+    f"{HUGGING_FACE} is left out, because transformers cannot be imported; pip install 'lazyformer_fairseq[bench]'"
 )
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Input of an update, without padding, and what it predicts.
+    """The input of an update, without padding, and its targets.
 
     Attributes:
-        tokens_BT: ids.
-        masked_BT: True at the places to predict.
-        positions_M: the same as indices among the B * T positions, for models that take these.
-        targets_M: ids there.
+        tokens_BT: token ids.
+        masked_BT: True at the positions to predict.
+        positions_M: the same positions as indices among all B * T, for models that take these.
+        targets_M: the token ids at these positions.
     """
 
     tokens_BT: Tensor
@@ -65,15 +65,15 @@ class Batch:
 
 @dataclass(eq=False)
 class BenchModel:
-    """A masked language model that takes what ours take, or a causal one.
+    """A masked language model with the interface of ours, or a causal language model.
 
     Attributes:
         model: the module.
-        pattern: of its sublayers.
-        sizes: for counting FLOPs.
-        network: its sublayers, if they are ours.
-        memory: tokens that it remembers.
-        compiles: whether torch compiles the model; the loss should be, too.
+        pattern: the pattern of its sublayers.
+        sizes: its sizes, for counting FLOPs.
+        network: its stack of sublayers, if it is one of our models.
+        memory: number of tokens that it remembers.
+        compiles: whether torch compiles the model, so that the loss should be compiled too.
     """
 
     model: nn.Module
@@ -85,7 +85,7 @@ class BenchModel:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters."""
+        """The number of parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def features(self, tokens_BT: Tensor) -> Tensor:
@@ -93,11 +93,11 @@ class BenchModel:
         return self.model(tokens_BT, features_only=True, has_padding=False)[0]
 
     def masked_logits(self, batch: Batch) -> Tensor:
-        """Return logits (M, V) at the masked positions."""
+        """Return the logits (M, V) at the masked positions."""
         return self.model(batch.tokens_BT, masked_tokens=batch.positions_M, has_padding=False)[0]
 
     def compile(self) -> None:
-        """Let torch compile the model: ours as ``--compile`` does, others in place."""
+        """Compile the model with torch: ours as ``--compile`` does, others in place."""
         self.compiles = True
         if self.network is None:
             self.model.compile()
@@ -106,23 +106,24 @@ class BenchModel:
 
 
 def our_model(options: dict[str, Any], max_positions: int) -> BenchModel:
-    """Return one of our archs, or any pattern."""
+    """Return one of our encoders, given by its options."""
     model = MaskedLM(MaskedLMOptions(**{"dropout": DROPOUT, **options, "max_positions": max_positions}), PIECES)
     network = model.encoder.sentence_encoder
     return BenchModel(model, model.cfg.sublayer_pattern, network.sizes, network)
 
 
 def hugging_face_bert(sizes: EncoderSizes, layers: int) -> BenchModel:
-    """Return Hugging Face's BERT on torch's fused attention, without attention dropout, which that lacks on a CPU.
+    """Return Hugging Face's BERT on torch's fused attention, which on a CPU supports no attention dropout.
 
-    Its masked-LM head gets only the masked positions, like the others'; as shipped it computes all logits.
+    Its masked-LM head receives only the masked positions, like the heads of the others; as shipped it computes all
+    logits.
     """
     options = HuggingFaceBertOptions(dropout=DROPOUT, **_widths(sizes, layers))
     return BenchModel(HuggingFaceBert(options, sizes.vocab_size), f"(sf)x{layers}", sizes)
 
 
 class FairseqRoberta(BenchModel):
-    """fairseq's own ``roberta_base`` as it ships: dropout and attention dropout 0.1. It has no relative bias."""
+    """fairseq's own ``roberta_base`` as shipped: dropout and attention dropout 0.1, no relative bias."""
 
     def __init__(self, sizes: EncoderSizes, layers: int):
         from fairseq.data import Dictionary
@@ -142,18 +143,18 @@ class FairseqRoberta(BenchModel):
         return self.model(tokens_BT, features_only=True)[0]
 
     def masked_logits(self, batch: Batch) -> Tensor:
-        """Return logits (M, V) at the masked positions."""
+        """Return the logits (M, V) at the masked positions."""
         return self.model(batch.tokens_BT, masked_tokens=batch.masked_BT)[0]
 
 
 def causal_model(arch: str, words: int) -> BenchModel:
-    """Return a causal arch, in evaluation mode."""
+    """Return a causal model by its arch, in evaluation mode."""
     model = named.build(arch, words, mem_len=REMEMBERED).eval()
     return BenchModel(model, model.cfg.sublayer_pattern, model.decoder.sizes, model.decoder, memory=REMEMBERED)
 
 
 def _widths(sizes: EncoderSizes, layers: int) -> dict[str, int]:
-    """Return sizes by the names of fairseq's options."""
+    """Return the sizes of a model under the names of fairseq's options."""
     return {
         "encoder_layers": layers,
         "encoder_embed_dim": sizes.embed_dim,
@@ -165,14 +166,14 @@ def _widths(sizes: EncoderSizes, layers: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class OnBackEnd:
-    """A model on a back end.
+    """A model together with the back end that it runs on.
 
     Attributes:
-        called: the model's name.
-        model: several may share one.
-        back_end: for our models; "its own" for others.
-        buckets: of its relative bias.
-        baseline: which of BASELINES it stands for; None for a model that is compared with them.
+        called: the name of the model.
+        model: the model, which several back ends may share.
+        back_end: the back end of one of our models; "its own" for other models.
+        buckets: the number of buckets of its relative bias.
+        baseline: the name in BASELINES that it represents; None for a model that is compared with them.
     """
 
     called: str
@@ -183,11 +184,11 @@ class OnBackEnd:
 
     @property
     def name(self) -> str:
-        """Unique name."""
+        """The unique name of this combination."""
         return f"{self.called}, {self.back_end}, {self.buckets} buckets"
 
     def prepared(self, thing: Callable[[], object]) -> Callable[[], object]:
-        """Return a call of the same thing on this back end."""
+        """Return a call of the same function on this back end."""
         network = self.model.network
         if network is None:
             return thing
@@ -199,7 +200,7 @@ class OnBackEnd:
         return call
 
     def back_ends_used(self, batch: int, time: int, training: bool) -> list[str]:
-        """Return the back ends that compute attention: those that ``auto`` selects, or the one that was named."""
+        """Return the back ends that compute attention: those that ``auto`` selects, or the named one."""
         network = self.model.network
         if network is None or self.back_end != AUTO:
             return [self.back_end]
@@ -223,10 +224,10 @@ class OnBackEnd:
         return sorted(used)
 
     def count_flops(self, batch: int, time: int, training: bool, predicted: Optional[int] = 0) -> int:
-        """Return the FLOPs of the model in a call, whatever a back end computes again.
+        """Return the FLOPs of the model in a call, without what a back end recomputes.
 
         Args:
-            batch: sequences.
+            batch: number of sequences.
             time: T, tokens per sequence.
             training: whether a backward pass follows.
             predicted: tokens per sequence whose logits are computed; None for all.
@@ -238,7 +239,7 @@ class OnBackEnd:
 
 
 def build_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
-    """Return all encoders and their baselines, on the device and in the precision; log what is left out."""
+    """Return all encoders and their baselines, on the device and in the precision; print which are left out."""
     longest = max(*settings.lengths, 512)
     row = ARCHITECTURES[settings.baseline_arch]
     layers = sum(DISTRIBUTION in planned.kind.hands_on for planned in plan(row.sublayer_pattern))
@@ -281,7 +282,7 @@ def build_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
 
 
 def build_causal_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
-    """Return the causal archs behind Transformer-XL, which always takes part; tiny ones behind a tiny one."""
+    """Return the causal models after Transformer-XL, their baseline; if all are tiny, a tiny Transformer-XL."""
     baseline, words = "transformer_xl_base", WORDS
     if all(name.endswith("_tiny") for name in settings.causal_archs):
         baseline, words = "transformer_xl_tiny", 1000
@@ -294,17 +295,17 @@ def build_causal_models(settings: BenchSettings, precision: str) -> list[OnBackE
 
 
 def random_tokens(batch: int, time: int, device: torch.device | str) -> Tensor:
-    """Return ids (B, T) of words, none of them special."""
+    """Return random token ids (B, T) without special tokens."""
     return torch.randint(5, PIECES, (batch, time), device=device)
 
 
 def predicted_words(time: int) -> int:
-    """Return how many words of a sequence are masked: 15%, but at least one."""
+    """Return the number of masked tokens per sequence: 15%, but at least one."""
     return max(1, round(MASKED_SHARE * time))
 
 
 def random_batch(batch: int, time: int, device: torch.device | str) -> Batch:
-    """Return random words, with the same places masked in each sequence."""
+    """Return a batch of random tokens, with the same positions masked in each sequence."""
     tokens_BT = random_tokens(batch, time, device)
     masked_BT = torch.zeros(batch, time, dtype=torch.bool, device=device)
     masked_BT[:, torch.randperm(time, device=device)[: predicted_words(time)]] = True

@@ -1,4 +1,4 @@
-"""Tables and pictures of a benchmark of models."""
+"""Tables and plots of a benchmark of models."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,35 +16,38 @@ from lazyformer_fairseq.report.numbers import with_spread
 from lazyformer_fairseq.report.page import Block, Notes
 from lazyformer_fairseq.report.tables import Table
 
-# A speed-up's column header names its baseline; here it is in full.
+# The header of a speed-up column names its baseline; these are the full descriptions.
 EXPLAINED = {
-    models.FAIRSEQ: "fairseq's RobertaModel by its arch roberta_base, as shipped: dropout and attention dropout 0.1",
+    models.FAIRSEQ: "fairseq's RobertaModel with its arch roberta_base, as shipped: dropout and attention dropout 0.1",
     models.HUGGING_FACE: "Hugging Face's BertModel, attn_implementation=sdpa, dropout 0.1, attention dropout 0; its "
-    "masked-LM head is given the masked positions alone",
-    models.OURS: "bert_base --attention-dropout 0 with the row's own relative bias, on the back end that was fastest "
-    "in this cell, which is named",
-    models.REGISTERED: "--baseline-arch among the models: bert_base with attention dropout 0.1, as LazyFormer's BERT",
-    models.TRANSFORMER_XL: "transformer_xl_base; beside archs that end in _tiny, transformer_xl_tiny",
+    "masked-LM head receives only the masked positions",
+    models.OURS: "bert_base --attention-dropout 0 with the same relative bias as the row, on the back end that was "
+    "fastest in this cell and is named there",
+    models.REGISTERED: "--baseline-arch among the models: bert_base with attention dropout 0.1, like LazyFormer's BERT",
+    models.TRANSFORMER_XL: "transformer_xl_base; transformer_xl_tiny if all archs end in _tiny",
 }
 LEGEND = """\
-Medians, quartiles in brackets, or how few rounds the time allowed, n. "x NAME": how many times faster than NAME, by the
-medians; in brackets the quartiles of the ratios round by round; "limit" is what the FLOPs alone allow. FLOPs are those
-of the model, whatever a back end computes again; "of peak" is their share of the fastest matrix product in the same
-rounds. MB (10^6 bytes): weights, optimizer and the highest moment of a call."""
+Times are medians with quartiles in brackets, or with the number of rounds, n, if the time allowed only a few. "x NAME"
+tells how many times faster than NAME a model is, by the medians; the brackets give the quartiles of the ratios of
+single
+rounds, and "limit" is the speed-up that the FLOPs alone allow. FLOPs are those of the model, without what a back end
+recomputes; "of peak" compares FLOP/s with the fastest matrix product in the same rounds. MB (10^6 bytes) counts
+weights,
+optimizer and the peak memory of a call."""
 
 
 def page(results: Mapping[str, Any]) -> list[Block]:
-    """Return a table per cell, and an explanation of the baselines."""
+    """Return a page with one table per cell and an explanation of the baselines."""
     blocks = [block for cell in results["cells"] for block in _cell_page(cell)]
     if len(results["cells"]) < results["cells_planned"]:
-        blocks.append("The run was stopped before all was measured.")
-    sizes = f"Baselines of encoders have the sizes of {results['settings']['baseline_arch']}:"
+        blocks.append("The run was stopped before everything was measured.")
+    sizes = f"The baselines for encoders have the sizes of {results['settings']['baseline_arch']}:"
     baselines = _baselines(results["cells"])
     return [*blocks, LEGEND, sizes, Notes([f"{name}: {EXPLAINED[name]}" for name in baselines])]
 
 
 def _baselines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the baselines that something was compared with."""
+    """Return those baselines that at least one model was compared with."""
     return [name for name in models.BASELINES if any(name in row["against"] for cell in cells for row in cell["rows"])]
 
 
@@ -65,7 +68,7 @@ def _cell_page(cell: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a row of a table holds, by header."""
+    """Return the cells of a table row, by header."""
     back_end = row["back_end"]
     if back_end == AUTO:
         back_end = f"auto: {', '.join(row['back_ends_used'])}"
@@ -85,7 +88,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def milliseconds(seconds: Mapping[str, Any]) -> str:
-    """Return the median with quartiles, in three digits or more."""
+    """Return the median and quartiles in milliseconds, with three or more significant digits."""
     times = {key: 1000 * seconds[key] for key in ("median", "low", "high") if key in seconds}
     lowest = min(times.values())
     digits = 2
@@ -107,7 +110,7 @@ def _speedup(row: Mapping[str, Any], baseline: str) -> str:
 
 
 def draw_all(results: Mapping[str, Any], folder: Path) -> None:
-    """Draw a picture for each workload of encoders and each precision that was measured."""
+    """Draw one plot per workload of encoders and precision that was measured."""
 
     def work_of(cell: Mapping[str, Any]) -> str:
         work = cell["workload"]
@@ -118,16 +121,17 @@ def draw_all(results: Mapping[str, Any], folder: Path) -> None:
     cells = [cell for cell in results["cells"] if cell["workload"] != "causal"]
     for work, same in itertools.groupby(sorted(cells, key=work_of), key=work_of):
         measured = list(same)
-        if _baselines(measured):  # none where nothing fitted
+        if _baselines(measured):  # empty if no model fitted into memory
             title = f"{work}, {trade_name(results['machine']['device'])}"
             draw_speedups(measured, title, folder / f"speedup_{work.replace(', ', '_')}.png")
 
 
 def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """Draw speed-up against n, as in LazyFormer's Figure 3.
+    """Draw the speed-up against n, as in LazyFormer's Figure 3.
 
-    A panel has a baseline, and a line for each model, back end and bias. Bars are the quartiles of the ratios round by
-    round; a thin line without marks shows what the FLOPs alone allow.
+    There is one panel per baseline, with one line per model, back end and bias. Bars show the quartiles of the ratios
+    of
+    single rounds; a thin line without markers shows what the FLOPs alone allow.
     """
     names = _baselines(measured)
     lengths = sorted({cell["time"] for cell in measured})
@@ -156,7 +160,7 @@ def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) ->
 
 
 def _lines(measured: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
-    """Return (n, comparison) of each model that is no baseline, by model, back end and bias."""
+    """Return the comparisons (n, comparison) of models other than baselines, by model, back end and bias."""
     found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     for cell in sorted(measured, key=lambda cell: cell["time"]):
         for row in cell["rows"]:

@@ -1,8 +1,8 @@
-"""One benchmark of models, from its settings to the files in its folder.
+"""Runs a benchmark of models, from its settings to the files in its folder.
 
-For each precision, length and workload, all models take turns, round after round: an update, the encoder alone in
-training, and inference; causal language models beside Transformer-XL, as in PAR Transformer's Table 6. Of the results
-come tables, and drawings of speed-up against length.
+For each precision, length and workload, all models take turns, round after round. Workloads are a training update, the
+encoder's forward and backward pass, and inference; causal language models are compared with Transformer-XL, as in PAR
+Transformer's Table 6. The results are written as tables and as plots of speed-up against length.
 """
 
 import itertools
@@ -27,22 +27,22 @@ from lazyformer_fairseq.report.page import Notes, markdown
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.json_files import write_json
 
-SHARE_TO_TRY = 0.5  # of a cell's budget; a model that was not called by then is left out
+SHARE_TO_TRY = 0.5  # share of a cell's budget; a model that has not been called by then is left out
 LEAST_TO_TRY = 5.0  # seconds
 Build = Callable[[BenchSettings, str], list[models.OnBackEnd]]
-FREQUENT = 19_997  # ids below are in the adaptive softmax's first band; the FLOPs count only that band
+FREQUENT = 19_997  # lower ids are in the adaptive softmax's first band, the only one in the FLOPs
 
 
 def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> str:
-    """Measure, write `results.json`, `results.md` and pictures, and return the tables.
+    """Run a benchmark, write `results.json`, `results.md` and plots, and return the tables.
 
     Args:
-        folder: created, complete, after all measurements.
+        folder: the folder of the results, created as a whole after all measurements.
         settings: what to measure.
-        command: as it was given, for the record.
+        command: the command line, for the record.
 
     Raises:
-        UserError: the folder is not empty, or cannot be created.
+        UserError: the folder is not empty or cannot be created.
     """
     torch.manual_seed(1)
     results = {**record(settings, command), **run_bench(settings)}
@@ -58,7 +58,7 @@ def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> s
 
 @dataclass(frozen=True)
 class Cell:
-    """Conditions at which all models take turns; workload and precision are keys of the tables."""
+    """The conditions under which all models take turns; workload and precision are keys of the tables."""
 
     workload: str
     precision: str
@@ -70,15 +70,16 @@ class Cell:
 
 
 def run_bench(settings: BenchSettings, build: Build = models.build_models) -> dict[str, Any]:
-    """Measure everything. After Ctrl-C, SIGTERM or a GPU error, return the measurements so far, if any.
+    """Run all measurements; after Ctrl-C, SIGTERM or a GPU error, return those that are complete, if there are any.
 
     Args:
         settings: what to measure.
-        build: makes the encoders, from settings and a precision.
+        build: a function that makes the encoders from settings and a precision.
 
     Returns:
-        `cells`, each with its `matrix_peak` in FLOP/s, `rows` (see :func:`describe`) and `left_out`, reasons by name of
-        what could not run; `cells_planned`, more than there are if the run was stopped.
+        `cells`, each with its `matrix_peak` in FLOP/s, its `rows` (see :func:`describe`) and its `left_out`, the
+        reasons
+        why models could not run, by name; and `cells_planned`, which is larger if the run was stopped.
     """
     bench = _Bench(settings, build)
     results: dict[str, Any] = {"cells_planned": len(bench.cells), "cells": []}
@@ -103,12 +104,12 @@ def run_bench(settings: BenchSettings, build: Build = models.build_models) -> di
 
 
 class _Bench:
-    """Builder of what a benchmark measures: the models of one precision at a time, encoders and then causal ones.
+    """Builds the models to measure, those of one precision at a time, and encoders before causal models.
 
     Attributes:
-        cells: all, in order.
-        models: of the present precision.
-        tried: of the present cell.
+        cells: all cells in order.
+        models: the models of the current precision.
+        tried: the models that run in the current cell.
     """
 
     def __init__(self, settings: BenchSettings, build: Build):
@@ -120,7 +121,9 @@ class _Bench:
         self._built: tuple[str, bool] | None = None
 
     def _cells(self, precision: str) -> Iterator[Cell]:
-        workloads = self.settings.workloads if self.settings.encoders else ()  # else baselines would run alone
+        workloads = (
+            self.settings.workloads if self.settings.encoders else ()
+        )  # without encoders only baselines would run
         for length, workload in itertools.product(self.settings.lengths, workloads):
             batch = max(1, self.settings.tokens // length)
             if workload == "inference" and batch > 1:
@@ -130,8 +133,8 @@ class _Bench:
             yield Cell("causal", precision, SEGMENT, 1)
 
     def things_of(self, cell: Cell) -> latency.Things:
-        """Return the calls of a cell, with matrix products; the cells of a precision follow one another."""
-        self.tried = latency.Tried({}, {}, {})  # frees what the last cell held of a GPU's memory
+        """Return the calls of a cell and matrix products; the cells of a precision must follow one another."""
+        self.tried = latency.Tried({}, {}, {})  # frees the GPU memory of the previous cell
         is_causal = cell.workload == "causal"
         if (cell.precision, is_causal) != self._built:
             self.models = []
@@ -139,7 +142,7 @@ class _Bench:
             self.models = build(self.settings, cell.precision)
             self._built = (cell.precision, is_causal)
 
-        # Back ends of a model share its call: an update's optimizer takes much memory.
+        # The back ends of a model share one call, because the optimizer of an update takes much memory.
         make_call = CALLS[cell.workload]
         distinct = dict.fromkeys(each.model for each in self.models)
         calls = {model: make_call(model, cell.batch, cell.time) for model in distinct}
@@ -157,10 +160,11 @@ class _Bench:
 
 
 class Update:
-    """Update: forward, cross-entropy at 15% of the positions, backward, and a step of torch's fused AdamW.
+    """A training update: forward, cross-entropy at 15% of the positions, backward, and a step of torch's fused AdamW.
 
-    In half precision the optimizer updates weights in single precision and copies them back, as fairseq does. fp16
-    scales its loss by a constant: overflowing gradients do not change the time.
+    In half precision the optimizer updates fp32 weights and copies them back, as fairseq does. fp16 scales its loss by
+    a
+    constant, because overflowing gradients do not change the time.
     """
 
     LOSS_SCALE = 128.0
@@ -173,13 +177,13 @@ class Update:
         self.masters = self.weights
         if dtype != torch.float32:
             self.masters = [nn.Parameter(weight.detach().float()) for weight in self.weights]
-        # A tiny rate: the time must not depend on how far a model has learned random tokens.
+        # A tiny learning rate, so that the time does not depend on what a model has learned from random tokens.
         self.optimizer = torch.optim.AdamW(self.masters, lr=1e-9, fused=True)
         self.scale = self.LOSS_SCALE if dtype == torch.float16 else 1.0
         self.batch = models.random_batch(batch, time, device)
 
     def __call__(self) -> None:
-        """Make one update."""
+        """Run one update."""
         self.model.model.train()
         logits = self.model.masked_logits(self.batch)
         loss_of = compiled(_loss) if self.model.compiles else _loss
@@ -201,14 +205,14 @@ class Update:
             weight.grad = master.grad = None
 
     def held_bytes(self) -> int:
-        """Return the bytes of weights and of all that the optimizer keeps between updates."""
+        """Return the bytes of the weights and of everything that the optimizer keeps between updates."""
         kept = {id(tensor): tensor for tensor in [*self.weights, *self.masters]}
         states = (value for state in self.optimizer.state.values() for value in state.values())
         return bytes_of([*kept.values(), *(value for value in states if isinstance(value, Tensor))])
 
 
 def encoder_training(model: models.BenchModel, batch: int, time: int) -> Callable[[], None]:
-    """Return a call of the encoder's forward and backward pass, from a given gradient."""
+    """Return a call that runs forward and backward pass of the encoder, from a given gradient of its output."""
     weight = next(model.model.parameters())
     tokens_BT = models.random_tokens(batch, time, weight.device)
     gradient_BTC = torch.randn(batch, time, model.sizes.embed_dim, device=weight.device, dtype=weight.dtype)
@@ -222,7 +226,7 @@ def encoder_training(model: models.BenchModel, batch: int, time: int) -> Callabl
 
 
 def inference(model: models.BenchModel, batch: int, time: int) -> Callable[[], Tensor]:
-    """Return a call of the encoder alone, without gradients."""
+    """Return a call that runs the encoder alone, without gradients."""
     tokens_BT = models.random_tokens(batch, time, next(model.model.parameters()).device)
 
     @torch.inference_mode()
@@ -234,19 +238,19 @@ def inference(model: models.BenchModel, batch: int, time: int) -> Callable[[], T
 
 
 def causal_inference(model: models.BenchModel, batch: int, time: int) -> Callable[[], object]:
-    """Return a call that scores a segment of frequent words, behind a full memory."""
+    """Return a call that scores a segment of frequent words with a full memory."""
     words = model.sizes.vocab_size
     device = next(model.model.parameters()).device
     tokens_BT = torch.randint(5, min(FREQUENT, words), (batch, time), device=device)
     return latency.next_segment(model.model, tokens_BT, tokens_BT, model.memory)
 
 
-# By workload: what makes a call from a model, a batch and a length.
+# Functions by workload that make a call from a model, a batch size and a length.
 CALLS = {"training": Update, "encoder": encoder_training, "inference": inference, "causal": causal_inference}
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of all tensors."""
+    """Return the number of bytes of all tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -261,13 +265,13 @@ def describe(
     memory: int,
     peak: float,
 ) -> dict[str, Any]:
-    """Return the measurements, and what follows from them.
+    """Return the measurements of a model in a cell, and the figures derived from them.
 
     Args:
         each: the model on its back end.
         cell: the conditions.
-        timing: of its calls.
-        memory: peak bytes.
+        timing: the times of its calls.
+        memory: peak memory in bytes.
         peak: FLOP/s of the fastest matrix product in the same rounds.
     """
     trains = WORKLOADS[cell.workload].trains
@@ -294,11 +298,13 @@ def describe(
 
 
 def add_speedups(rows: list[dict[str, Any]]) -> None:
-    """Add `against` to each row of a cell: how the row compares with each baseline, by name.
+    """Add `against` to each row of a cell: its comparison with each baseline, by name.
 
-    `speedup` is the ratio of the medians, `low` and `high` the quartiles of the `n` ratios round by round, `limit` the
-    ratio of the FLOPs, `memory` that of the memory (below 1: less). Our own BERTs run on their fastest back end,
-    `back_end`, with the row's own relative bias; the others have none.
+    `speedup` is the ratio of the medians, `low` and `high` are the quartiles of the `n` ratios of single rounds,
+    `limit` is
+    the ratio of the FLOPs, and `memory` is the ratio of the memory (below 1 means less). Our own BERTs run on their
+    fastest
+    back end, `back_end`, with the same relative bias as the row; the other baselines have no bias.
     """
     for row in rows:
         row["against"] = {}

@@ -141,7 +141,7 @@ def test_baselines_are_as_they_say():
     beside = BenchSettings(("bert_tiny", "lazyformer_m2x6_s_tiny"), baseline_arch="bert_tiny")
     registered = [each for each in models.build_models(beside, "bf16") if each.called == "bert_tiny"]
     assert {each.baseline for each in registered} == {models.REGISTERED}
-    assert registered[0].model.network.options.attention_dropout == 0.1, "as LazyFormer's BERT"
+    assert registered[0].model.network.options.attention_dropout == 0.1, "like LazyFormer's BERT"
     sizes = {each.model.parameters for each in found.values() if each.buckets == 0 and each.baseline}
     assert max(sizes) < 1.001 * min(sizes), "they differ by RoBERTa's two further positions"
 
@@ -184,8 +184,8 @@ def test_a_cell_in_which_nothing_fits_is_said_and_not_drawn(tmp_path):
     ("options", "message"),
     [
         ("--arch bert_bass", "bert_bass: no such arch; did you mean bert_base, "),
-        ("--baseline-arch transformer_xl_base", "transformer_xl_base: is no encoder of repeated sf"),
-        ("--baseline-arch lazyformer_m2x6_s", "lazyformer_m2x6_s: is no encoder of repeated sf"),
+        ("--baseline-arch transformer_xl_base", "transformer_xl_base is not an encoder of repeated sf"),
+        ("--baseline-arch lazyformer_m2x6_s", "lazyformer_m2x6_s is not an encoder of repeated sf"),
         ("--precision fp64", "'fp64' is not one of 'fp32', 'bf16', 'fp16'"),
         ("--backend flash", "flash: choose from auto, eager, materialize, recompute, fused"),
         ("--what sleeping", "'sleeping' is not one of 'training', 'encoder', 'inference'"),
@@ -227,7 +227,7 @@ def test_a_stop_after_a_cell_keeps_what_was_measured(stop, tmp_path, monkeypatch
     monkeypatch.setattr(latency, "measure", stopped_in_the_second)
     before = signal.getsignal(signal.SIGTERM)
     printed = run(f"{QUICK} --budget 0.0001s --output {tmp_path / 'out'}")
-    assert "The run was stopped before all was measured." in printed
+    assert "The run was stopped before everything was measured." in printed
     assert ("RuntimeError: CUDA error: an illegal memory access was encountered" in caplog.text) == (stop is GPU_FAILS)
     assert [cell["time"] for cell in json.loads((tmp_path / "out" / "results.json").read_text())["cells"]] == [8]
     assert signal.getsignal(signal.SIGTERM) is before

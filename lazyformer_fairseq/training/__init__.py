@@ -1,1 +1,1 @@
-"""The loop that trains without fairseq, optimizers, schedules and recipes, all of plain torch."""
+"""Training in plain torch, without fairseq: the training loop, objectives, optimizers, schedules and recipes."""

@@ -1,7 +1,7 @@
-"""Distillation: a masked language model learns from a trained one, the teacher.
+"""Distillation: training a masked language model (the student) on the outputs of a trained one (the teacher).
 
-It learns from the teacher's distribution over words, at the masked positions, and from where the teacher's last
-attention looks. The teacher is there in training alone: checkpoints hold the new model and nothing else, and a resumed
+The student learns from the teacher's distribution over the vocabulary at the masked positions and from its last
+attention distribution. The teacher is needed only during training: checkpoints hold the student alone, and a resumed
 run loads the teacher again.
 """
 
@@ -23,21 +23,22 @@ from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 from lazyformer_fairseq.training.objectives.interface import Batch
 
-LEAST = 1e-9  # the probability of a key that the student's query cannot see
-ADVICE = "give --distill-attention-weight 0"
+LEAST = 1e-9  # the probability assigned to keys that the student's query cannot see
+ADVICE = "set --distill-attention-weight 0 to distill without attention"
 
 
 class Distillation:
-    """The loss of masked words, with the terms of a teacher.
+    """The masked-LM loss plus the divergences from a teacher.
 
-    It is no module, so that neither the optimizer nor a checkpoint finds the teacher.
+    This is deliberately not an ``nn.Module``, so that the teacher appears neither in the optimizer nor in checkpoints.
 
     Args:
         teacher: the trained model.
-        temperature: the temperature of both models' distributions over words.
-        masked_lm_weight: weight of the masked words themselves.
-        words_weight: weight of the divergence from the teacher's distribution over words.
-        attention_weight: weight of the divergence from its last attention.
+        temperature: the temperature of both models' distributions over the vocabulary.
+        masked_lm_weight: the weight of the masked-LM loss.
+        words_weight: the weight of the divergence from the teacher's distribution over the vocabulary.
+        attention_weight: the weight of the divergence from the teacher's last attention distribution; with 0 it is not
+            computed.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Distillation:
         """Compute the weighted loss of a batch.
 
         Returns:
-            The summed loss, the number of masked words, and sums to log: the `loss` is that of the words alone.
+            The summed loss, the number of masked tokens, and sums to log, whose `loss` is the masked-LM loss alone.
         """
         if not self._is_placed:
             weight = next(model.parameters())
@@ -93,7 +94,14 @@ class Distillation:
         teachers_states: list[Tensor],
         padding_mask: Optional[Tensor],
     ) -> Tensor:
-        """Return the mean divergence of the last distributions, from the inputs of both models' sublayers."""
+        """Return the mean divergence between the last attention distributions of student and teacher.
+
+        Args:
+            model: the student.
+            states: the inputs of the student's sublayers.
+            teachers_states: the inputs of the teacher's sublayers.
+            padding_mask: (B, T), True at padding; None if the batch has none.
+        """
         student = encoder_of(model)
         teacher = encoder_of(self.teacher)
         place, teachers_place = last_attentions(student, teacher)
@@ -107,33 +115,38 @@ def encoder_of(model: nn.Module) -> Encoder:
     """Return the encoder of a model.
 
     Raises:
-        UserError: it is none of ours.
+        UserError: the model has no encoder of this package.
     """
     network = losses.network_of(model)
     if not isinstance(network, Encoder):
-        raise UserError(f"--distill: {type(model).__name__} is no encoder of this package; {ADVICE}")
+        raise UserError(f"--distill: {type(model).__name__} has no encoder of this package; {ADVICE}")
     return network
 
 
 def words_kl(student_MV: Tensor, teacher_MV: Tensor, temperature: float) -> Tensor:
-    """Return T^2 KL(teacher || student) of distributions at temperature T, summed over M words, in nats.
+    """Return T^2 KL(teacher || student) at temperature T, summed over the M masked tokens, in nats.
 
-    Hinton et al., 2015, section 2: the gradients of soft targets scale as 1 / T^2.
+    The factor T^2 makes up for the gradients of soft targets, which scale as 1 / T^2 (Hinton et al., 2015, section 2).
+
+    Args:
+        student_MV: the student's logits.
+        teacher_MV: the teacher's logits.
+        temperature: the temperature T of both distributions.
     """
     student, teacher = ((_single(logits) / temperature).log_softmax(-1) for logits in (student_MV, teacher_MV))
     return temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True)
 
 
 def attention_kl(student_BNTK: Tensor, teacher_BNTK: Tensor, padding_mask_BT: Optional[Tensor] = None) -> Tensor:
-    """Return KL(teacher || student) of distributions, the mean over heads and queries, in nats.
+    """Return KL(teacher || student) of attention distributions, averaged over heads and queries, in nats.
 
-    MiniLM's transfer of the last attention (Wang et al., 2020, section 3.1). A key that a student's query cannot see
-    has the probability 1e-9.
+    This is MiniLM's transfer of the last attention distribution (Wang et al., 2020, section 3.1). Keys that the
+    student's query cannot see get the probability 1e-9.
 
     Args:
-        student_BNTK: the model's distributions.
-        teacher_BNTK: the teacher's.
-        padding_mask_BT: queries to leave out, True at padding.
+        student_BNTK: the student's attention distributions.
+        teacher_BNTK: the teacher's attention distributions.
+        padding_mask_BT: the queries to leave out, True at padding.
     """
     student = _single(student_BNTK).clamp(min=LEAST).log()
     teacher = _single(teacher_BNTK)
@@ -145,60 +158,66 @@ def attention_kl(student_BNTK: Tensor, teacher_BNTK: Tensor, padding_mask_BT: Op
 
 
 def last_attentions(student: Stack, teacher: Stack) -> tuple[int, int]:
-    """Return the numbers of the last sublayers, of each, that make a distribution of their own.
+    """Return the index of the last sublayer of each network that computes an attention distribution of its own.
 
     Raises:
-        UserError: one has none, or they have other numbers of heads.
+        UserError: a network has no such sublayer, or the numbers of heads differ.
     """
     if student.num_heads != teacher.num_heads:
         raise UserError(
-            f"--distill: the teacher has {teacher.num_heads} heads, the model {student.num_heads}: their attention "
-            f"cannot be compared; {ADVICE}"
+            f"--distill: the teacher has {teacher.num_heads} heads and the model {student.num_heads}, so their "
+            f"attention cannot be compared; {ADVICE}"
         )
     found = [
         [number for number, planned in enumerate(network.plan) if DISTRIBUTION in planned.kind.hands_on]
         for network in (student, teacher)
     ]
     if not all(found):
-        raise UserError("--distill: teacher or model has no sublayer that makes an attention distribution; " + ADVICE)
+        raise UserError(
+            "--distill: the teacher or the model has no sublayer that computes an attention distribution; " + ADVICE
+        )
     return found[0][-1], found[1][-1]
 
 
 def distribution(network: Encoder, number: int, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
-    """Compute where sublayer `number` looks given its input, (B, N, T, K), whatever back end the network has.
+    """Compute the attention distribution of one sublayer, (B, N, T, K), with the eager back end.
 
-    Padding comes last in each row, as datasets have it.
+    Args:
+        network: the encoder.
+        number: the index of the sublayer.
+        x_BTC: the input of the sublayer.
+        padding_mask_BT: True at padding, which must come last in each row; None if there is none.
 
     Raises:
-        UserError: what it computes is no distribution over tokens.
+        UserError: the sublayer does not compute a distribution over tokens.
     """
     shared = network.context(x_BTC, 0, padding_mask_BT)._replace(back_end=lambda *_: "eager")
     _, handed_on = network.sublayers[number](x_BTC, {}, shared)
     found = handed_on[DISTRIBUTION]
     if not isinstance(found, StoredDistribution):
         text = network.plan[number].text
-        raise UserError(f"--distill: the distribution of {text} is not one over tokens alone; {ADVICE}")
+        raise UserError(f"--distill: the attention distribution of {text} is not over tokens alone; {ADVICE}")
     return found.probabilities
 
 
 def _single(x: Tensor) -> Tensor:
-    """Return a tensor in single precision at least."""
+    """Return a tensor in at least single precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def load_teacher(path: str, dictionary: Dictionary) -> nn.Module:
-    """Load a masked language model in evaluation mode, whose weights do not learn.
+    """Load a masked language model in evaluation mode with frozen weights.
 
     Args:
-        path: a checkpoint, or a folder that holds one.
-        dictionary: the symbols, which must be the checkpoint's too.
+        path: a checkpoint or a folder that contains one.
+        dictionary: the dictionary of the run, which must equal the checkpoint's.
 
     Raises:
-        UserError: the file is missing or damaged, or it is no encoder of ours, or has another dictionary.
+        UserError: the file is missing or damaged, is not a masked language model, or has another dictionary.
     """
     file = checkpoint_at(Path(path))
     state = checkpoints.load(file)
     if loading.is_causal(state):
-        raise UserError(f"{file}: is a causal language model; give a masked one")
+        raise UserError(f"{file}: is a causal language model; choose a masked language model as the teacher")
     model = loading.build(state, dictionary, file)
     return model.eval().requires_grad_(False)

@@ -1,7 +1,8 @@
-"""Gradients on their way from a model's weights to its optimizer, in the arithmetic of fairseq's trainer.
+"""Gradient scaling and clipping between a model's weights and its optimizer, with the arithmetic of fairseq's trainer.
 
-Weights in half precision have copies in single precision, which the optimizer updates; in fp16 the loss is scaled, so
-that small gradients do not vanish (Micikevicius et al., 2018, "Mixed Precision Training", sections 3.1 and 3.2).
+Half-precision weights have master copies in single precision, which the optimizer updates. In fp16 the loss is also
+scaled, so that small gradients do not vanish (Micikevicius et al., 2018, "Mixed Precision Training", sections 3.1 and
+3.2).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,18 +15,18 @@ Share = Union[float, Tensor]
 
 
 class Weights:
-    """A model's weights in single precision.
+    """A model's trainable weights in single precision.
 
     Attributes:
         own: the weights of the model.
-        updated: the weights that the optimizer updates.
+        updated: the weights that the optimizer updates; here these are the model's own.
     """
 
     def __init__(self, weights: Iterable[nn.Parameter]):
         self.own = self.updated = [weight for weight in weights if weight.requires_grad]
 
     def clear(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         for weight in (*self.own, *self.updated):
             weight.grad = None
 
@@ -34,12 +35,12 @@ class Weights:
         loss.backward()
 
     def clip(self, share: Share, most: float, groups: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Multiply gradients by a share and clip them; return their norm before clipping.
+        """Scale the gradients, clip them, and return their norm before clipping.
 
         Args:
-            share: the share of each gradient that counts.
-            most: the largest norm; 0 for any.
-            groups: the optimizer's groups, which have the weights in the order in which they are summed.
+            share: the factor that every gradient is multiplied by.
+            most: the largest norm allowed; 0 disables clipping.
+            groups: the optimizer's parameter groups; their order is the order in which norms are summed.
         """
         gradients = gradients_of(groups)
         torch._foreach_mul_(gradients, share)
@@ -49,26 +50,26 @@ class Weights:
         return norm
 
     def lower_scale(self) -> bool:
-        """Lower the loss scale after a gradient that is not finite; return whether that may have helped."""
+        """Lower the loss scale after a non-finite gradient; return whether the update is worth repeating."""
         return False
 
     def write_back(self) -> None:
-        """Copy updated weights to the model, after the optimizer's step."""
+        """Copy the updated weights to the model after the optimizer's step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what checkpoints keep beside the optimizer's own state."""
+        """Return the state that checkpoints keep in addition to the optimizer's own."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take this out of an optimizer's state."""
+        """Restore this state from an optimizer's state, and remove it from there."""
 
 
 class HalfWeights(Weights):
-    """A model's weights in bf16 or fp16, with copies in single precision that the optimizer updates.
+    """A model's trainable weights in bf16 or fp16, with single-precision copies that the optimizer updates.
 
     Args:
         weights: the model's weights.
-        scales: scale the loss.
+        scales: whether to scale the loss.
     """
 
     def __init__(self, weights: Iterable[nn.Parameter], scales: bool):
@@ -85,7 +86,7 @@ class HalfWeights(Weights):
         loss.backward()
 
     def clip(self, share: Share, most: float, groups: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Clip the gradients' copies; a weight without a gradient gets one of zeros."""
+        """Scale and clip the gradients of the copies; a weight without a gradient gets zeros."""
         for weight, copy in zip(self.own, self.updated, strict=True):
             if weight.grad is None:
                 copy.grad = torch.zeros_like(copy)
@@ -105,11 +106,11 @@ class HalfWeights(Weights):
         return norm
 
     def lower_scale(self) -> bool:
-        """Lower the loss scale, where the loss is scaled; return whether it could be lowered."""
+        """Lower the loss scale, if the loss is scaled; return whether it could be lowered."""
         return self.scale is not None and self.scale.lower()
 
     def write_back(self) -> None:
-        """Copy updated weights to the model."""
+        """Copy the updated weights to the model, and count the update towards a higher loss scale."""
         if self.scale is not None:
             self.scale.grow()
         torch._foreach_copy_([weight.data for weight in self.own], [copy.data for copy in self.updated])
@@ -123,7 +124,7 @@ class HalfWeights(Weights):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them out of an optimizer's state."""
+        """Restore the copies and the loss scale from an optimizer's state, and remove them from there."""
         for copy, saved in zip(self.updated, state.pop("fp32_weights"), strict=True):
             copy.data.copy_(saved)
         if self.scale is not None:
@@ -132,9 +133,9 @@ class HalfWeights(Weights):
 
 
 class LossScale:
-    """Factor of the loss, halved after an overflow and doubled after many updates without one.
+    """The factor that scales the loss: halved after an overflow, doubled after many updates without one.
 
-    Counts have the names that fairseq's scaler has for them.
+    The counters have the same names as in fairseq's scaler, apart from its leading underscores.
     """
 
     LEAST = 1e-4
@@ -148,18 +149,18 @@ class LossScale:
         self.overflows_since_rescale = 0
 
     def counts(self) -> dict[str, int]:
-        """Return the counts by fairseq's names."""
+        """Return the counters under fairseq's names."""
         return {f"_{name}": count for name, count in vars(self).items() if name != "value"}
 
     def grow(self) -> None:
-        """Count an update, after which the scale may double."""
+        """Count an update without overflow, and double the scale when it is due."""
         if (self.iter - self.last_overflow_iter) % self.EVERY == 0:
             self.value *= 2
             self.last_rescale_iter = self.iter
         self.iter += 1
 
     def lower(self) -> bool:
-        """Halve the scale after an overflow; return False where it is as low as it may be."""
+        """Halve the scale after an overflow; return False if it is already at its minimum."""
         self.last_overflow_iter = self.last_rescale_iter = self.iter
         self.iter += 1
         if self.value / 2 <= self.LEAST:
@@ -169,12 +170,12 @@ class LossScale:
 
 
 def gradients_of(groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    """Return the gradients of all weights of an optimizer that have one."""
+    """Return the gradients of an optimizer's weights, leaving out weights without one."""
     return [weight.grad for group in groups for weight in group["params"] if weight.grad is not None]
 
 
 def norm_of(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all gradients as one vector."""
+    """Return the L2 norm of all gradients, taken as one vector."""
     norms = [torch.norm(gradient, p=2, dtype=torch.float32) for gradient in gradients]
     if len(norms) == 1:
         return norms[0]

@@ -1,7 +1,7 @@
-"""The recipe laptop: how a small model learns on one core, and leaves the plateau of frequencies in minutes.
+"""The recipe ``laptop``: options that let a small model learn more than token frequencies within minutes on one core.
 
-Options say whose they are. Pre-norm is of Xiong et al. (2020, arXiv 2002.04745), no dropout of Geiping and Goldstein
-(2022, arXiv 2212.14034).
+The help text of each option names its source. Pre-norm follows Xiong et al. (2020, arXiv 2002.04745), and training
+without dropout follows Geiping and Goldstein (2022, arXiv 2212.14034).
 """
 
 from collections.abc import Collection, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 from lazyformer_fairseq.errors import UserError, nearest
 
-# Names are those of fairseq-train's options; `lazyformer pretrain`, `compare`, `demo` and `search` read this table.
+# The keys are fairseq-train's option names. `lazyformer pretrain`, `compare`, `demo` and `search` read this table.
 LAPTOP: Mapping[str, Any] = {
     "encoder_normalize_before": True,
     "no_token_positional_embeddings": True,
@@ -36,19 +36,21 @@ LAPTOP: Mapping[str, Any] = {
 }
 LAPTOP_ARCH = "bert_laptop"
 LAPTOP_TOKENS = 512
-LAPTOP_HELP = "laptop: Muon, short blocks first and a start that knows neighbours and frequencies, for one core"
+LAPTOP_HELP = (
+    "laptop: Muon, short blocks first, and weights that start from counts of tokens and their neighbours, for one core"
+)
 
 
 def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[str, Any]:
-    """Return options of :data:`LAPTOP` by name.
+    """Return the options of :data:`LAPTOP` by name, except for those that are left out or overridden.
 
     Args:
-        without: names of some, which are left out; without the optimizer Adam learns, at its own rate, and without the
-            schedule the rate falls from the start on.
-        given: names of options that a user gives, which are left out too.
+        without: names of options to leave out. Without `optimizer`, Adam trains the model at its own learning rate;
+            without `lr_scheduler`, the learning rate decays linearly right after the warm-up.
+        given: names of options that the user sets, which are left out too.
 
     Raises:
-        UserError: a name in `without` is none of them.
+        UserError: a name in `without` is not an option of the recipe.
     """
     left_out = {name.replace("-", "_") for name in without}
     if unknown := sorted(left_out - LAPTOP.keys()):

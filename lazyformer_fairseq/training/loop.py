@@ -1,9 +1,9 @@
-"""Trains an objective one update at a time, so that several models can take turns in one process.
+"""The training loop without fairseq: it makes one update at a time, so that several models can take turns in a process.
 
-An update is that of fairseq-train with the same settings, to the bit where its arithmetic allows: the same batches,
-the same random numbers, gradients divided by what a batch predicts, clipped and applied in the same order. Checkpoints
-have fairseq's layout. Under torchrun all processes share each update, as fairseq's do: batches are dealt to them in
-turn, and gradients are summed.
+Updates are the same as fairseq-train's with the same settings, bit for bit where its arithmetic allows: they use the
+same batches and random numbers, and gradients are divided by the number of predictions, clipped and applied in the
+same order. Checkpoints have fairseq's layout. Under torchrun all processes share each update, as in fairseq: batches
+are dealt to the processes in turn, and gradients are summed.
 """
 
 import sys
@@ -36,46 +36,46 @@ from lazyformer_fairseq.training.stop_signals import StopRequest
 from lazyformer_fairseq.training.update_guard import BadUpdateError, Reaction, SkippedUpdate, UpdateGuard
 
 CHECKPOINT = "checkpoint_last.pt"
-HISTORY = "history"  # in a checkpoint's extra state, so that its checksum is the history's too
-LOG_INTERVAL = 100  # updates between two lines of metrics.jsonl
+HISTORY = "history"  # a key of the checkpoint's extra state, so that the checkpoint's checksum covers the history
+LOG_INTERVAL = 100  # updates per line of metrics.jsonl
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class DivergedError(UserError):
-    """A loss or gradient was not finite in many updates in a row."""
+    """Raised when many updates in a row had a loss or gradient that was not finite."""
 
 
 @dataclass
 class _Interval:
-    """Logs since the last line of ``metrics.jsonl``."""
+    """The logs and tokens since the last line of ``metrics.jsonl``."""
 
     logs: list[Log]
     tokens: int = 0
 
 
 class TrainingLoop:
-    """Trains a model, one update at a time; resumes from the last checkpoint, of this class or of fairseq-train's.
+    """A training that makes one update at a time and resumes from the last checkpoint, its own or fairseq-train's.
 
     Args:
         objective: what the model learns.
-        optimization: optimizer, schedule and precision.
-        folder: for checkpoints and the run's record; a training found there resumes.
-        start: a checkpoint of another training, to go on from where `folder` has none.
+        optimization: the optimizer, schedule and precision.
+        folder: the folder of the checkpoints and the run's record; a training found there is resumed.
+        start: a checkpoint of another training to continue from if `folder` has none.
 
     Attributes:
-        model: on its device, in its precision.
-        updates: made so far.
-        seconds: per update, including those before a stop.
-        history: values by name that checkpoints keep of all updates so far, `seconds` among them.
-        log: what the objective logged of the last batch that it trained on.
-        clip_norm: the norm that the next update's gradients are clipped to; 0 for never.
-        guard: judges updates.
-        stop: what signals asked for, for a driver that listens to them.
-        processes: that share each update.
-        RATE_OPTION: the option of the learning rate, for an error.
+        model: the model, on its device and in its precision.
+        updates: the number of updates made so far.
+        seconds: the duration of each update, including those before the training was resumed.
+        history: values of all updates so far that checkpoints keep, by name; `seconds` is one of them.
+        log: what the objective logged for the last training batch.
+        clip_norm: the norm to which the next update's gradients are clipped; 0 disables clipping.
+        guard: the judge of whether an update may be applied.
+        stop: the request to stop that a signal makes; it works only while a driver listens to signals.
+        processes: the processes that share each update.
+        RATE_OPTION: the name of the learning-rate option, for error messages.
 
     Raises:
-        UserError: what is found there is damaged, or of another model.
+        UserError: the checkpoint found is damaged or belongs to another model.
     """
 
     RATE_OPTION = "--lr"
@@ -130,7 +130,16 @@ class TrainingLoop:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def from_history(self, name: str, expected: Any, default: Any) -> Any:
-        """Return a part of the history in the checkpoint that this training resumed from, checked for its type."""
+        """Return a value from the history of the checkpoint that this training resumed from.
+
+        Args:
+            name: the value's key in the history.
+            expected: the type that the value must have.
+            default: the value to return if the history does not have this key.
+
+        Raises:
+            UserError: the value has another type.
+        """
         if name not in self.history:
             return default
         remedy = f"remove {self.folder} to start anew"
@@ -139,10 +148,12 @@ class TrainingLoop:
     # An update.
 
     def update(self) -> int:
-        """Train on one batch, or `update_freq` of them, and again until fp16's scale fits.
+        """Make one update from the next `update_freq` batches.
+
+        In fp16, batches whose gradients overflow only lower the loss scale, and the next batches are tried.
 
         Returns:
-            The tokens of these batches, over all processes.
+            The number of tokens read, summed over all processes.
         """
         before = self.updates
         seconds = 0.0
@@ -162,7 +173,7 @@ class TrainingLoop:
         return tokens
 
     def rest_of_epoch(self) -> Iterator[int]:
-        """Train on the batches that are left of the epoch. Yield the tokens of each, once it is trained on."""
+        """Train on each remaining batch of the epoch; yield its number of tokens after its update."""
         for batch in self._pass:
             before = self.updates
             seconds = self._train_and_time([batch])
@@ -172,7 +183,7 @@ class TrainingLoop:
         self._pass = iter(self.batches)
 
     def _train_and_time(self, batches: Sequence[Batch]) -> float:
-        """Make an update, and return the seconds it took."""
+        """Make an update and return its duration in seconds."""
         wait_for(self.device)
         start = time.perf_counter()
         self.train_on(batches)
@@ -180,7 +191,7 @@ class TrainingLoop:
         return time.perf_counter() - start
 
     def _next_batches(self) -> list[Batch]:
-        """Return this process's batches of an update; the last update of an epoch may have fewer."""
+        """Return this process's batches for one update; the last update of an epoch may have fewer."""
         batches: list[Batch] = []
         while len(batches) < self.optimization.update_freq:
             batch = next(self._pass, None)
@@ -193,13 +204,14 @@ class TrainingLoop:
         return batches
 
     def train_on(self, batches: Sequence[Batch]) -> None:
-        """Make one update. What is random in it depends on the seed and its number alone.
+        """Make one update, whose randomness depends only on the seed and the update's number.
 
         Args:
-            batches: whose gradients are summed; an empty one stands for what other processes read alone.
+            batches: the batches whose gradients are summed. An empty batch stands for one that only other processes
+                have, as at the end of an epoch.
 
         Raises:
-            DivergedError: this and others before it had a loss or gradient that is not finite.
+            DivergedError: too many updates in a row had a loss or gradient that was not finite.
         """
         torch.manual_seed(self.optimization.seed + self.updates)
         self.model.train()
@@ -214,7 +226,7 @@ class TrainingLoop:
             logs.append(log)
             sizes.append(size)
         loss, size = self._sum_over_processes(logs, sizes)
-        # A batch may predict nothing; it is an update all the same, of zero gradients.
+        # The batches may predict nothing; the update is then made with zero gradients.
         share: Union[Tensor, float]
         if torch.is_tensor(size):
             share = 1 / size.clamp(min=1).float()
@@ -224,7 +236,7 @@ class TrainingLoop:
 
         numbers = torch.stack([norm, loss.to(norm) * share]).tolist()  # one copy from the device
         if not np.isfinite(numbers[0]) and self.weights.lower_scale():
-            return  # the update is to be made again, on the next batches
+            return  # an fp16 overflow: the update is made on the next batches instead
         try:
             self.guard.judge(loss=numbers[1], gradient_norm=numbers[0])
         except BadUpdateError as bad:
@@ -238,10 +250,10 @@ class TrainingLoop:
         self.schedule.step_update(self.updates)
 
     def _sum_over_processes(self, logs: Sequence[Log], sizes: Sequence[Any]) -> tuple[Tensor, Any]:
-        """Sum gradients, losses, predictions and signals over all processes.
+        """Sum gradients, losses, predictions and stop requests over all processes.
 
         Returns:
-            The loss without penalties, and the number of predictions.
+            The summed loss without penalties, and the number of predictions.
         """
         loss = sum(log["loss"] for log in logs)
         size = sum(sizes)
@@ -255,7 +267,7 @@ class TrainingLoop:
         return loss, size
 
     def _skip(self, bad: BadUpdateError, loss: float, gradient_norm: float, batches: Sequence[Batch]) -> None:
-        """Leave weights and optimizer as they are; end the training after many bad updates in a row."""
+        """Record a bad update without applying it; end the training after too many in a row."""
         samples = [torch.as_tensor(batch["id"]).tolist() for batch in batches if "id" in batch]
         skipped = SkippedUpdate(
             update=self.updates + 1,
@@ -273,12 +285,12 @@ class TrainingLoop:
             self.guard.write_report(self.folder, [list(self.guard.bad)], list(self.guard.losses), "nats")
             raise DivergedError(
                 f"{self.folder}: {self.guard.skipped_in_a_row} updates in a row, up to update {self.updates + 1}, "
-                f"had a loss or gradient that is NaN or Inf; try a lower {self.RATE_OPTION}"
+                f"had a loss or gradient of NaN or Inf; try a lower {self.RATE_OPTION}"
             )
 
     @torch.no_grad()
     def evaluate(self, split: str = "valid") -> dict[str, float]:
-        """Return the objective's metrics of a split; each process reads all of it."""
+        """Return the objective's metrics on a split; each process evaluates the whole split."""
         self.model.eval()
         batches = (moved(batch, self.device, self.half) for batch in self.objective.held_out(split))
         logs = [self.objective.loss(self.model, batch)[2] for batch in batches]
@@ -287,13 +299,13 @@ class TrainingLoop:
     # The record.
 
     def _begin_record(self) -> None:
-        """Write ``run.json``, and drop lines of ``metrics.jsonl`` of updates that are to be made again."""
+        """Write ``run.json``, and remove lines of ``metrics.jsonl`` about updates that will be made again."""
         if self.processes.rank == 0:
             run_record.write_run(self.folder, self.describe())
             self._metrics = MetricsLog(self.folder, self.updates)
 
     def describe(self) -> RunRecord:
-        """Return everything that decides the result of this training."""
+        """Return the record of everything that determines the result of this training."""
         optimization = self.optimization
         settings = self.objective.settings()
         return RunRecord(
@@ -322,7 +334,7 @@ class TrainingLoop:
         )
 
     def log_metrics(self, split: str, values: Mapping[str, Any]) -> None:
-        """Add a line to ``metrics.jsonl``."""
+        """Append a line to ``metrics.jsonl``; only the first process writes."""
         if self.processes.rank > 0:
             return
         if self._metrics is None:
@@ -338,7 +350,7 @@ class TrainingLoop:
         self._metrics.append(line)
 
     def _log_interval(self) -> None:
-        """Add the line of the updates since the last one, of this process's batches."""
+        """Append a line on the updates since the last one, with the metrics of this process's batches."""
         interval = self._interval
         self._interval = _Interval(logs=[])
         if interval.logs:
@@ -352,9 +364,14 @@ class TrainingLoop:
     # Checkpoints.
 
     def save(self, with_optimizer: bool = True, name: str = CHECKPOINT) -> None:
-        """Write a checkpoint into the folder, whole or not at all. Without the optimizer a model cannot resume."""
+        """Write a checkpoint into the folder atomically.
+
+        Args:
+            with_optimizer: whether to include the optimizer's state, without which a training cannot resume.
+            name: the file name.
+        """
         self.history["seconds"] = self.seconds
-        carried = self.objective.state_dict()  # which all processes gather
+        carried = self.objective.state_dict()  # all processes take part in gathering it
         if self.processes.rank > 0:
             return
         if self.objective.tokenizer_folder is not None:
@@ -391,22 +408,24 @@ class TrainingLoop:
         checkpoint_file.save(checkpoint_file.on_cpu(state), self.folder / name)
 
     def _resume(self, path: Path) -> None:
-        """Take everything over from a checkpoint.
+        """Restore the whole state of the training from a checkpoint.
 
         Raises:
-            UserError: it is damaged, of another model, or nothing resumes from it.
+            UserError: the checkpoint is damaged, belongs to another model, or has no state to resume from.
         """
         try:
             state = checkpoint_file.load(path)
         except UserError as error:
-            raise UserError(f"{error}; remove {path}, and the same command trains this model anew") from None
+            raise UserError(f"{error}; remove {path} and rerun the command to train this model anew") from None
         last = state.get("last_optimizer_state")
         if last is None:
-            raise UserError(f"{path}: has no optimizer's state, so that nothing resumes from it; remove {self.folder}")
+            raise UserError(
+                f"{path}: has no optimizer state, so training cannot resume from it; remove {self.folder} to start anew"
+            )
         try:
             self.model.load_state_dict(state["model"])
         except RuntimeError as error:
-            raise UserError(f"{path}: is of another model; remove {self.folder} to start anew ({error})") from None
+            raise UserError(f"{path}: belongs to another model; remove {self.folder} to start anew ({error})") from None
         try:
             checkpoint_file.check_place(path, state)
             last = dict(last)
@@ -424,14 +443,16 @@ class TrainingLoop:
             self.history = dict(extra.get(HISTORY, {}))  # fairseq-train's checkpoints have none
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             said = checkpoint_file.first_line(error)
-            raise UserError(f"{path}: nothing resumes from it; remove {self.folder} to start anew ({said})") from error
+            raise UserError(
+                f"{path}: training cannot resume from it; remove {self.folder} to start anew ({said})"
+            ) from error
 
     def _resume_schedule(self, state: Mapping[str, Any]) -> None:
         self.schedule.load_state_dict(state)
 
 
 def moved(batch: Batch, device: Union[str, torch.device], half: Optional[torch.dtype] = None) -> Batch:
-    """Return a batch on a device, its float32 tensors in this precision; scores in float64 stay exact."""
+    """Return a batch on a device, with float32 tensors cast to `half` if given; float64 scores stay exact."""
 
     def move(tensor: Tensor) -> Tensor:
         if tensor.dtype is torch.float32:

@@ -1,20 +1,20 @@
-"""Optimizer ``muon``: Muon for the matrices of sublayers, Adam with a rate of its own for all other weights.
+"""The optimizer ``muon``: Muon for the sublayers' matrices, and Adam with its own learning rate for all other weights.
 
 Muon (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/; at scale: Liu et al., 2025, arXiv 2502.16982)
-moves a matrix by its momentum made orthogonal. With weights W and their gradient G, in each update::
+updates a matrix by its orthogonalised momentum. With weights W and gradient G, each update computes::
 
     M = mu M + (1 - mu) G             U = mu M + (1 - mu) G with Nesterov's momentum, else M
-    X = U / |U|, then so many times:  A = X X^T      X = (a I + b A + c A A) X
+    X = U / |U|, then `steps` times:  A = X X^T      X = (a I + b A + c A A) X
     W = (1 - rate decay) W - rate scale X
 
-The steps of Newton and Schulz take all singular values near 1. For X at least twice as wide as high, all steps are
-made on X X^T and X is multiplied once in the end. ``scale`` is ``original``'s max(1, rows / columns)^0.5,
-or ``match_rms_adamw``'s 0.2 max(rows, columns)^0.5, with which an update is as large as Adam's (2502.16982), so that
-Adam's rate and decay serve. Where a map stacks several, as those to queries, keys and values
-(:attr:`~lazyformer_fairseq.modules.linear.Linear.blocks`), each is a matrix of its own.
+These Newton-Schulz steps bring all singular values near 1. If X is at least twice as wide as it is high, all steps are
+made on X X^T, and X is multiplied once at the end. ``scale`` is max(1, rows / columns)^0.5 for ``original``, and
+0.2 max(rows, columns)^0.5 for ``match_rms_adamw``, which makes updates as large as Adam's (2502.16982), so that Adam's
+learning rate and decay can be reused. If a weight stacks several maps, such as those to queries, keys and values
+(:attr:`~lazyformer_fairseq.modules.linear.Linear.blocks`), each map is treated as a matrix of its own.
 
-torch's own Muon (from 2.9 on) takes matrices one by one, whole, and computes in bf16 alone; here those of one shape,
-whichever way they lie, are one batch of products.
+torch's own Muon (2.9 and later) processes whole matrices one by one, and only in bf16. Here, matrices of one shape or
+its transpose are computed as one batch.
 """
 
 import logging
@@ -46,15 +46,15 @@ from lazyformer_fairseq.training.optimizers import (
 
 logger = logging.getLogger(__name__)
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b and c: steepest at 0 of those that stay near 1 (Jordan)
-EPS = 1e-7  # of a norm
-LAYER = re.compile(r"(^|\.)layers?\.\d+\.")  # in names of modules, of fairseq's and transformers' models
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b and c: the steepest at 0 among those that stay near 1 (Jordan)
+EPS = 1e-7  # added to norms
+LAYER = re.compile(r"(^|\.)layers?\.\d+\.")  # matches module names in fairseq's and transformers' models
 SCALES = {
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
 }
-OVERRIDES = "optim_overrides"  # fairseq's attribute, which its copies of weights in single precision have too
-ON_PROCESSOR = 2**22  # elements at once: more take new memory for each product, which costs more than they save
+OVERRIDES = "optim_overrides"  # an attribute that fairseq also sets on its single-precision copies of weights
+ON_PROCESSOR = 2**22  # elements per batch on a CPU: with more, allocating each product costs more than batching saves
 DEFAULTS = {
     "lr": 0.02,
     "weight_decay": 0.0,
@@ -70,9 +70,9 @@ DEFAULTS = {
 
 
 def mark_matrices(model: nn.Module) -> None:
-    """Mark the weights of a model's sublayers that are matrices, with their number of blocks.
+    """Mark the weight matrices of a model's sublayers for Muon, with the number of blocks that each of them stacks.
 
-    Of models from elsewhere these are the maps of their layers.
+    In models of other libraries, the linear maps inside their layers are marked.
     """
     for name, module in model.named_modules():
         if isinstance(module, Linear) or (isinstance(module, nn.Linear) and LAYER.search(name)):
@@ -81,7 +81,7 @@ def mark_matrices(model: nn.Module) -> None:
 
 
 def blocks_of(weight: Tensor) -> int:
-    """Return the number of matrices that a weight stacks; 0 for one that is no matrix of a sublayer."""
+    """Return the number of matrices that a weight stacks; 0 if the weight is not marked as a sublayer's matrix."""
     return getattr(weight, OVERRIDES, {}).get("blocks", 0)
 
 
@@ -91,17 +91,17 @@ def orthogonal(
     coefficients: tuple[float, float, float],
     dtype: Optional[torch.dtype] = None,
 ) -> Tensor:
-    """Take all singular values of matrices near 1.
+    """Orthogonalise matrices approximately: bring all their singular values near 1.
 
     Args:
-        x: matrices, (X, M, N), M at most N.
-        steps: steps of Newton and Schulz.
-        coefficients: the coefficients of a step.
+        x: the matrices, (X, M, N) with M <= N.
+        steps: the number of Newton-Schulz steps.
+        coefficients: the coefficients a, b and c of a step.
         dtype: the precision of the products and of the result; None for that of `x`.
     """
     x = torch.div(x, x.norm(dim=(1, 2), keepdim=True) + EPS, out=torch.empty_like(x, dtype=dtype))
     rows, columns = x.shape[1:]
-    if _begins_with_gram(rows, columns) and x.dtype != torch.bfloat16:
+    if _begins_with_gram(rows, columns) and x.dtype != torch.bfloat16:  # bf16 is too coarse for powers of X X^T
         return _times(_factors_by_gram(_times(x, x.mT), steps, coefficients), x)
     for _ in range(steps):
         x = _times(_factor_of(_times(x, x.mT), coefficients), x)
@@ -109,14 +109,14 @@ def orthogonal(
 
 
 def _begins_with_gram(rows: int, columns: int) -> bool:
-    """Return whether the steps cost less on X X^T, which is square; bf16 is too coarse for its powers."""
+    """Return whether making the steps on the square matrix X X^T is cheaper than making them on X."""
     return columns >= 2 * rows
 
 
 def _factors_by_gram(gram: Tensor, steps: int, coefficients: tuple[float, float, float]) -> Tensor:
     """Return the product of the factors of all steps, (X, M, M).
 
-    A step takes X to F X, and so A = X X^T to F A F: all factors are known without X.
+    A step turns X into F X, and hence A = X X^T into F A F, so that all factors can be computed without X.
     """
     product = _factor_of(gram, coefficients)
     factor = product
@@ -139,7 +139,7 @@ def _factor_of(gram: Tensor, coefficients: tuple[float, float, float]) -> Tensor
 
 
 def count_flops(rows: int, columns: int, steps: int = 5) -> int:
-    """Return the FLOPs of :func:`orthogonal` for one matrix in fp32: twice the multiply-adds of its products."""
+    """Return the FLOPs of :func:`orthogonal` for one fp32 matrix, counting each multiply-add as two."""
     short, long = sorted((rows, columns))
     square = 2 * short**3
     wide = 2 * short**2 * long
@@ -149,22 +149,24 @@ def count_flops(rows: int, columns: int, steps: int = 5) -> int:
 
 
 def _times(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply matrices; several processes take the same library each, as their weights must stay the same."""
+    """Multiply matrices; in distributed training always with torch, so that the weights of all processes stay equal."""
     if distributed.is_initialized():
         return torch.bmm(left, right)
     return multiply(left, right)
 
 
 class Muon(ByGroups):
-    """Muon for groups with ``by_muon``, the default; Adam with decoupled decay for others.
+    """Muon for parameter groups with ``by_muon`` (the default), and Adam with decoupled weight decay for the others.
 
-    A weight of Muon's is a matrix, or as many above each other as :func:`blocks_of` says. Settings of a group are `lr`
-    and `weight_decay`; of Muon `momentum`, `nesterov`, `scale` (a key of :data:`SCALES`), `steps` and `coefficients`;
-    of Adam `betas` and `eps`. The state has one moment for a matrix, ``momentum_buffer``, and Adam's two.
+    A weight in a Muon group is one matrix, or as many stacked matrices as :func:`blocks_of` returns. Every group has
+    the settings `lr` and `weight_decay`. Muon groups also have `momentum`, `nesterov`, `scale` (a key of
+    :data:`SCALES`), `steps` and `coefficients`; Adam groups have `betas` and `eps`. The state of a Muon weight is its
+    ``momentum_buffer``; the state of an Adam weight is its two moments.
 
     Args:
-        params: weights, or groups of them, in single or double precision.
-        dtype: the precision of Muon's products; None for that of the weights.
+        params: weights or parameter groups, in single or double precision.
+        dtype: the precision of Muon's matrix products; None for that of the weights.
+        settings: defaults for settings that a group does not have.
     """
 
     def __init__(self, params: Iterable[Any], dtype: Optional[torch.dtype] = None, **settings: Any):
@@ -184,7 +186,7 @@ class Muon(ByGroups):
                 self._step_by_muon(group, bucket)
 
     def _step_by_muon(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        """Update weights whose matrices have one shape, or that shape turned."""
+        """Update weights whose matrices all have the same shape or its transpose."""
         (moments,) = self._moments(weights, ("momentum_buffer",))
         gradients = gradients_of(weights)
         torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
@@ -224,12 +226,17 @@ class Muon(ByGroups):
 
 
 def _blocks(tensor: Tensor, weight: Optional[Tensor] = None) -> Tensor:
-    """Return a view, (X, M, N), of a tensor as large as a weight, which has X blocks."""
+    """Return a tensor as a view of X blocks, (X, M, N).
+
+    Args:
+        tensor: a weight, or a tensor of the same shape.
+        weight: the weight that knows the number of blocks; by default `tensor` itself.
+    """
     return tensor.unflatten(0, (max(1, blocks_of(tensor if weight is None else weight)), -1))
 
 
 def _lying(x: Tensor) -> Tensor:
-    """Return matrices turned so that they have at most as many rows as columns."""
+    """Return matrices, transposed if they have more rows than columns."""
     if x.size(1) > x.size(2):
         return x.mT
     return x
@@ -239,29 +246,29 @@ def _lying(x: Tensor) -> Tensor:
 class MuonOptions(AdamOptions):
     """Options of :class:`MuonAndAdam`."""
 
-    adam_lr: Optional[float] = option(None, "Adam's peak rate; default: --lr", bounds=AMOUNT)
-    muon_momentum: float = option(0.95, "share of momentum that stays", bounds=PROPORTION)
-    muon_no_nesterov: bool = option(False, "without Nesterov's momentum")
+    adam_lr: Optional[float] = option(None, "Adam's peak learning rate; default: --lr", bounds=AMOUNT)
+    muon_momentum: float = option(0.95, "Muon's momentum: the share of it that each update keeps", bounds=PROPORTION)
+    muon_no_nesterov: bool = option(False, "use plain momentum instead of Nesterov's")
     muon_scale: str = option(
         "match_rms_adamw",
-        "of updates: that, 0.2 max(rows, columns)^0.5, or original, max(1, rows / columns)^0.5",
+        "scale of Muon's updates: match_rms_adamw, 0.2 max(rows, columns)^0.5, or original, max(1, rows / columns)^0.5",
         choices=tuple(SCALES),
     )
     muon_precision: str = option(
         "auto",
-        "of products; auto: bf16 where fast, or fp32",
+        "precision of Muon's matrix products; auto: bf16 where it is fast, else fp32",
         choices=("auto", "fp32", "bf16"),
     )
 
 
 class MuonAndAdam(AdamLike):
-    """Muon and Adam; ``--lr`` and its schedule are Muon's, and Adam's rate keeps its proportion to it."""
+    """Muon and Adam by fairseq's interface: ``--lr`` is Muon's learning rate, and Adam's follows in proportion."""
 
     NAME = "muon"
     PREFIX = "adam"
 
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
-        """Return :class:`Muon`."""
+        """Build a :class:`Muon` for these weights."""
         cfg = self.cfg
         check(cfg, MuonOptions)
         groups = self.groups_of(params)
@@ -270,13 +277,13 @@ class MuonAndAdam(AdamLike):
         if precision == "auto":
             is_fast = precision_on("cuda") == "bf16" if matrices[0].is_cuda else has_bf16()
             precision = "bf16" if is_fast else "fp32"
-        logger.info("optimizer: Muon for %d matrices, its products in %s; Adam for the rest", len(matrices), precision)
+        logger.info("optimizer: Muon for %d matrices, with products in %s; Adam for the rest", len(matrices), precision)
         dtype = torch.bfloat16 if precision == "bf16" else None
         return Muon(groups, dtype, **self.optimizer_config)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Return the options of torch's optimizer."""
+        """The settings of the torch optimizer."""
         return {
             **super().optimizer_config,
             "momentum": self.cfg.muon_momentum,
@@ -285,18 +292,22 @@ class MuonAndAdam(AdamLike):
         }
 
     def groups_of(self, params: list[Tensor]) -> list[dict]:
-        """Return a group of matrices of sublayers, and one or two of other weights."""
+        """Return one parameter group with the sublayers' matrices, and one or two with all other weights.
+
+        Raises:
+            UserError: no weight is marked as a sublayer's matrix.
+        """
         matrices = [weight for weight in params if blocks_of(weight)]
         if not matrices:
             raise UserError(
-                "--optimizer muon: finds no matrices of sublayers; it trains the models of this package, with its own "
-                "tasks: give those, or --optimizer fused_adam"
+                "--optimizer muon: finds no matrices of sublayers, because it only trains models of this package with "
+                "tasks of this package; use one of these tasks, or --optimizer fused_adam"
             )
         others = super().groups_of([weight for weight in params if not blocks_of(weight)])
         return [{"params": matrices}, *({**group, "by_muon": False} for group in others)]
 
     def set_lr(self, lr: float) -> None:
-        """Set Muon's rate, and in proportion Adam's."""
+        """Set Muon's learning rate, and Adam's in the same proportion as at their peaks."""
         super().set_lr(lr)
         peak = self.optimizer_config["lr"]
         share = 1.0

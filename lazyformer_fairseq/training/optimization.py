@@ -1,4 +1,4 @@
-"""Settings of a model's optimization; optimizers and schedules by the names that fairseq-train has for them."""
+"""The optimization settings of a training, and the optimizers and schedules by their names in fairseq-train."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.training import muon, optimizers, schedules
 
-# By the value of ``--optimizer``, or ``--lr-scheduler``: the class, and the dataclass of its options.
+# The class and the dataclass of its options for each value of ``--optimizer`` and ``--lr-scheduler``.
 OPTIMIZERS = {
     "fused_adam": (optimizers.FusedAdam, optimizers.AdamOptions),
     "nvlamb": (optimizers.NvLamb, optimizers.LambOptions),
@@ -26,30 +26,35 @@ SCHEDULES = {
 
 
 def row_of(option: str, rows: Mapping[str, tuple[type, type]], name: str) -> tuple[Any, Any]:
-    """Return the class of a name, and the dataclass of its options.
+    """Look up the class of an optimizer or schedule, and the dataclass of its options.
+
+    Args:
+        option: the command-line option, for the error message.
+        rows: :data:`OPTIMIZERS` or :data:`SCHEDULES`.
+        name: the value of the option.
 
     Raises:
-        UserError: there is no such name.
+        UserError: the name is unknown.
     """
     if name not in rows:
-        raise UserError(f"{option} {name}: choose from {', '.join(rows)}; others are fairseq-train's")
+        raise UserError(f"{option} {name}: choose from {', '.join(rows)}; any others need fairseq-train")
     return rows[name]
 
 
 @dataclass(frozen=True)
 class OptimizationConfig:
-    """Optimizer, schedule and precision of a training, each as fairseq-train's option of that name.
+    """The optimizer, schedule and precision of a training, with the meaning of fairseq-train's options.
 
     Attributes:
-        updates: the length of the schedule.
-        rate: the highest learning rate.
-        seed: the seed of weights, dropout and order.
+        updates: the length of the schedule, in updates.
+        rate: the peak learning rate.
+        seed: the seed of weights, dropout and data order.
         optimizer: a key of :data:`OPTIMIZERS`.
-        optimizer_options: its options by name.
+        optimizer_options: the optimizer's options by name.
         schedule: a key of :data:`SCHEDULES`.
-        schedule_options: its options by name.
+        schedule_options: the schedule's options by name.
         update_freq: batches per update and process.
-        clip_norm: the norm that gradients are clipped to; 0 for never.
+        clip_norm: the norm to which gradients are clipped; 0 disables clipping.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         device: ``cpu`` or ``cuda``.
     """
@@ -68,10 +73,10 @@ class OptimizationConfig:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], **fields: Any) -> "OptimizationConfig":
-        """Read a config from options by fairseq-train's names, among which those of models and text may be.
+        """Create a config from options with fairseq-train's names.
 
         Args:
-            options: values by name.
+            options: values by name; other options, such as those of models and text, are ignored.
             fields: further fields of the config.
         """
         optimizer = options["optimizer"]
@@ -86,23 +91,23 @@ class OptimizationConfig:
         )
 
     def resolved_optimizer_options(self) -> dict[str, Any]:
-        """Return all options of the optimizer, defaults included."""
+        """Return all options of the optimizer, including defaults."""
         _, options = row_of("--optimizer", OPTIMIZERS, self.optimizer)
         return vars(options(**self.optimizer_options))
 
     def resolved_schedule_options(self) -> dict[str, Any]:
-        """Return all options of the schedule, defaults included."""
+        """Return all options of the schedule, including defaults."""
         _, options = row_of("--lr-scheduler", SCHEDULES, self.schedule)
         return vars(options(**self.schedule_options))
 
     def build_optimizer(self, weights: Iterable[nn.Parameter]) -> Any:
-        """Return an :class:`~lazyformer_fairseq.training.optimizers.AdamLike` of these weights."""
+        """Build the optimizer, an :class:`~lazyformer_fairseq.training.optimizers.AdamLike`, for these weights."""
         make, _ = row_of("--optimizer", OPTIMIZERS, self.optimizer)
         cfg = SimpleNamespace(**self.resolved_optimizer_options(), lr=[self.rate])
         return make(cfg, weights)
 
     def build_schedule(self, optimizer: Any) -> Any:
-        """Return the schedule of an optimizer's rate."""
+        """Build the schedule of an optimizer's learning rate."""
         make, _ = row_of("--lr-scheduler", SCHEDULES, self.schedule)
         length = {"lr": [self.rate], "max_update": self.updates, "max_epoch": 0}
         cfg = SimpleNamespace(**self.resolved_schedule_options(), **length)

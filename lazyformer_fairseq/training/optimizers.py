@@ -1,22 +1,24 @@
-r"""Optimizers ``fused_adam`` and ``nvlamb``.
+r"""The optimizers ``fused_adam`` and ``nvlamb``.
 
-``fused_adam`` is Adam with decoupled weight decay in torch's fused kernel: fairseq's own ``adam`` is fused with NVIDIA
-apex alone and otherwise loops over the weights in Python.
+``fused_adam`` is Adam with decoupled weight decay, computed by torch's fused kernel. fairseq's own ``adam`` is fused
+only with NVIDIA apex, and otherwise loops over the weights in Python.
 
-``nvlamb`` is LAMB (You et al., 2019, arXiv 1904.00962) as NVIDIA trains with it. fairseq's own ``lamb`` needs apex,
-clips the gradients a second time, to norm 1, and knows no other options.
+``nvlamb`` is LAMB (You et al., 2019, arXiv 1904.00962) as NVIDIA uses it. fairseq's own ``lamb`` needs apex, clips the
+gradients a second time, to norm 1, and has none of the options below.
 
-For each tensor, with its weights w and their gradient g, in update t::
+Update t of a tensor with weights w and gradient g computes::
 
     m = b1 m + (1 - b1) g                      v = b2 v + (1 - b2) g^2
     u = (m / c1) / (sqrt(v / c2) + eps) + decay w      c = 1 - b^t, or 1 without bias correction
     w = w - rate (min(|w|, bound) / |u|) u             the ratio is 1 where |w| or |u| is 0
 
-NVIDIA's two recipes differ in what is optional. BERT's is apex's ``FusedLAMB`` (csrc/multi_tensor_lamb.cu): bias
-correction, no bound. Transformer-XL's (DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL/pytorch/lamb.py):
-no bias correction, bound 10; it also adds eps to \|u\|, which is of the size of the square root of the tensor's.
+NVIDIA's two recipes differ in the optional parts. BERT uses apex's ``FusedLAMB`` (csrc/multi_tensor_lamb.cu), with bias
+correction and without a bound. Transformer-XL (DeepLearningExamples,
+PyTorch/LanguageModeling/Transformer-XL/pytorch/lamb.py) uses a bound of 10 and no bias correction; it also adds eps to
+\|u\|, which is negligible: \|u\| is about the square root of the tensor's number of elements.
 
-Clipping the gradients by their global norm is the caller's: ``FusedLAMB`` clips to ``max_grad_norm`` itself.
+Unlike ``FusedLAMB``, which clips to ``max_grad_norm``, these optimizers leave clipping by the global gradient norm to
+the caller.
 """
 
 import ast
@@ -34,23 +36,23 @@ from lazyformer_fairseq.options import AMOUNT, PROPORTION, check, option
 
 logger = logging.getLogger(__name__)
 
-# Settings by which a group of weights tells its optimizer: our Lamb's, apex's FusedLAMB's, Muon's; Adam has none.
+# Settings of a parameter group that reveal its optimizer: our Lamb, apex's FusedLAMB or Muon. Adam has none of them.
 OWN_SETTINGS = {"max_weight_norm": "lamb", "grad_averaging": "lamb", "by_muon": "muon"}
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class AdamLike:
-    """The base of optimizers by fairseq's names.
+    """The base class of optimizers with fairseq's interface.
 
-    Biases and LayerNorms may be a group of their own, without decay; moments are in single precision.
+    Biases and LayerNorms can form their own parameter group, without weight decay. Moments are in single precision.
 
     Args:
-        cfg: the optimizer's options, and beside them `lr`, one or several.
-        params: weights.
+        cfg: the optimizer's options and `lr`, one learning rate or several.
+        params: the weights to optimize.
 
     Attributes:
         NAME: the value of ``--optimizer``.
-        PREFIX: of its own options.
+        PREFIX: the prefix of the options of betas and epsilon.
     """
 
     NAME = PREFIX = ""
@@ -60,33 +62,33 @@ class AdamLike:
         self._optimizer = self.made(list(params))
 
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
-        """Return torch's optimizer of these weights."""
+        """Build the torch optimizer for these weights."""
         raise NotImplementedError
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return torch's optimizer."""
+        """The wrapped torch optimizer."""
         return self._optimizer
 
     @property
     def param_groups(self) -> list[dict]:
-        """Return the groups of weights."""
+        """The parameter groups of the torch optimizer."""
         return self.optimizer.param_groups
 
     def set_lr(self, lr: float) -> None:
-        """Set the rate of all groups."""
+        """Set the learning rate of all parameter groups."""
         for group in self.param_groups:
             group["lr"] = lr
 
     def get_lr(self) -> float:
-        """Return the rate."""
+        """Return the learning rate of the first parameter group."""
         return self.param_groups[0]["lr"]
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Return the options of torch's optimizer."""
+        """The settings of the torch optimizer."""
         rate = self.cfg.lr
-        if isinstance(rate, Sequence):  # fairseq's: of epochs
+        if isinstance(rate, Sequence):  # fairseq has one learning rate per epoch
             rate = rate[0]
         betas = getattr(self.cfg, f"{self.PREFIX}_betas")
         return {
@@ -97,9 +99,9 @@ class AdamLike:
         }
 
     def groups_of(self, params: list[torch.Tensor]) -> list[dict]:
-        """Return one group, or with ``--no-decay-bias-and-norm`` two: matrices, and vectors.
+        """Return one parameter group, or with ``--no-decay-bias-and-norm`` one of matrices and one of vectors.
 
-        The only vectors of this package's modules are biases and LayerNorms.
+        The only vectors in this package's modules are biases and LayerNorms.
         """
         if not self.cfg.no_decay_bias_and_norm:
             return [{"params": params}]
@@ -113,31 +115,39 @@ class AdamLike:
         state_dict: dict[str, Any],
         optimizer_overrides: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """Load what the same optimizer saved.
+        """Load a state that the same optimizer saved.
+
+        Args:
+            state_dict: the saved state.
+            optimizer_overrides: settings that replace those of every parameter group.
 
         Raises:
-            UserError: it is of another optimizer, of other weights, or of other groups of them; or it is damaged.
+            UserError: the state is damaged, or belongs to another optimizer, other weights or other parameter groups.
         """
         if not _holds_moments(state_dict):
-            raise UserError("the checkpoint's optimizer state is damaged: it holds no moments; give --reset-optimizer")
+            raise UserError(
+                "the checkpoint's optimizer state is damaged: it contains no moments; to start with a new state, give "
+                "--reset-optimizer"
+            )
         self._refuse_another_optimizers(state_dict)
         self.optimizer.load_state_dict(state_dict)
         for weight, state in self.optimizer.state.items():
             for name, value in state.items():
                 if name != "step" and value.shape != weight.shape:
                     raise UserError(
-                        f"the checkpoint's optimizer state is damaged: {name} of a weight of shape "
-                        f"{tuple(weight.shape)} has the shape {tuple(value.shape)}; give --reset-optimizer"
+                        f"the checkpoint's optimizer state is damaged: the {name} of a weight of shape "
+                        f"{tuple(weight.shape)} has shape {tuple(value.shape)}; to start with a new state, give "
+                        "--reset-optimizer"
                     )
         for group in self.param_groups:
             group.update(optimizer_overrides or {})
-        if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides are set on every group
+        if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides just set the decay of every group
             self.param_groups[-1]["weight_decay"] = 0.0
 
     def _refuse_another_optimizers(self, state_dict: dict[str, Any]) -> None:
-        """Raise a UserError for the state of another optimizer, other groups or other weights.
+        """Raise a UserError for the state of another optimizer, other parameter groups or other weights.
 
-        torch finds out in the first update.
+        torch itself would fail only in the first update.
         """
         saved_groups = state_dict["param_groups"]
         settings, saved_settings = (
@@ -146,8 +156,8 @@ class AdamLike:
         )
         if settings != saved_settings:
             raise UserError(
-                f"the checkpoint was not trained with --optimizer {self.NAME}: give the one it was trained with, or "
-                "--reset-optimizer"
+                f"the checkpoint was not trained with --optimizer {self.NAME}: use the optimizer that it was trained "
+                "with, or give --reset-optimizer"
             )
         if len(self.param_groups) != len(saved_groups):
             had = "with" if len(saved_groups) > len(self.param_groups) else "without"
@@ -164,13 +174,13 @@ class AdamLike:
                 are_others = True
         if are_others:
             raise UserError(
-                "the checkpoint's optimizer state is of other weights than the model's (it has none of positions or "
-                "projections that start as copies): give --reset-optimizer"
+                "the checkpoint's optimizer state is for other weights than the model's (positions and projections "
+                "that start as copies have no state in it); to start with a new state, give --reset-optimizer"
             )
 
 
 def _holds_moments(state_dict: Any) -> bool:
-    """Return whether this has the form of an optimizer's state."""
+    """Return whether this has the structure of an optimizer state."""
     try:
         for group in state_dict["param_groups"]:
             rates = [group.get(name, 0.0) for name in ("lr", "eps", "weight_decay", "step")]
@@ -213,28 +223,31 @@ def betas_of(value: Any, option: str) -> tuple[float, float]:
 class AdamOptions:
     """Options of :class:`FusedAdam`."""
 
-    adam_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'", bounds=PROPORTION)
-    adam_eps: float = option(1e-6, "epsilon", bounds=AMOUNT)
+    adam_betas: Any = option("(0.9, 0.999)", "Adam's betas, as '(b1, b2)': decay of both moments", bounds=PROPORTION)
+    adam_eps: float = option(1e-6, "Adam's epsilon, added to the root of the second moment", bounds=AMOUNT)
     weight_decay: float = option(0.01, "decoupled weight decay", bounds=AMOUNT)
-    no_decay_bias_and_norm: bool = option(False, "exempt biases and LayerNorms from decay; the paper's code decays all")
+    no_decay_bias_and_norm: bool = option(
+        False,
+        "exempt biases and LayerNorms from weight decay; the paper's code decays all weights",
+    )
 
 
 class FusedAdam(AdamLike):
-    """Adam in the paper's setting by default (LazyFormer, Table 5)."""
+    """Adam with decoupled weight decay; the defaults are those of LazyFormer, Table 5."""
 
     NAME = "fused_adam"
     PREFIX = "adam"
 
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
-        """Return torch's AdamW."""
+        """Build torch's AdamW."""
         logger.info("optimizer: torch.optim.AdamW(fused=True)")
         return torch.optim.AdamW(self.groups_of(params), fused=True, **self.optimizer_config)
 
 
-# A processor works on as many elements at a time. Its cache keeps that many of each of the five tensors, and sums of as
-# many squares are exact to 1e-6 in single precision; of 25 million, they are to 1e-3.
+# Elements processed at once on a CPU. That many elements of each of the five tensors fit into its cache, and the sum of
+# that many squares is exact to 1e-6 in single precision, whereas that of 25 million is exact only to 1e-3.
 PIECE = 2**18
-# Elements of which a GPU has the updates in memory at once; more only where one tensor has more.
+# Elements per bucket on a GPU, whose updates are in memory at the same time; a larger tensor is a bucket of its own.
 BUCKET = 2**25
 DEFAULTS = {
     "lr": 1e-3,
@@ -248,7 +261,10 @@ DEFAULTS = {
 
 
 class ByGroups(torch.optim.Optimizer):
-    """The base of our optimizers: a subclass steps on a group's weights, whose updates the group's ``step`` counts."""
+    """The base class of our torch optimizers, which update one parameter group at a time.
+
+    Each group counts its updates in ``step``.
+    """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -266,7 +282,7 @@ class ByGroups(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _moments(self, weights: list[Tensor], names: Iterable[str]) -> list[list[Tensor]]:
-        """Return the weights' moments of each of these names, zero at first, contiguous."""
+        """Return the weights' moments for each name, as contiguous tensors that are initialised with zeros."""
         for weight in weights:
             for name in names:
                 if name not in self.state[weight]:
@@ -275,25 +291,27 @@ class ByGroups(torch.optim.Optimizer):
 
 
 class Lamb(ByGroups):
-    r"""LAMB with decay in the ratio and a ratio for each tensor. A group's settings are those of the arguments.
+    r"""LAMB with a trust ratio per tensor, which includes the weight decay; see the module's formulas.
 
-    The state has the layout of apex's ``FusedLAMB``: ``step`` of a group, ``exp_avg`` and ``exp_avg_sq`` of a weight.
+    The state has the layout of apex's ``FusedLAMB``: ``step`` per parameter group, and ``exp_avg`` and ``exp_avg_sq``
+    per weight.
 
     Args:
-        params: weights, or groups of them, in one precision, single or double.
-        lr: the rate.
-        betas: decay of both moments.
+        params: weights or parameter groups, all in single or all in double precision. A group may override any of the
+            settings below.
+        lr: the learning rate.
+        betas: the decay of both moments.
         eps: added to the root of the second moment.
-        weight_decay: the decay within u.
-        bias_correction: whether moments are corrected for having started at zero.
-        max_weight_norm: the bound of \|w\| in the ratio; 0 for none.
-        ratio_without_decay: whether the ratio holds for weights that are not decayed, too: apex's ``use_nvlamb``.
+        weight_decay: the weight decay within u.
+        bias_correction: whether to correct the moments for their start at zero.
+        max_weight_norm: the bound on \|w\| in the ratio; 0 for none.
+        ratio_without_decay: whether the ratio also applies to weights without decay, like apex's ``use_nvlamb``.
     """
 
     def __init__(self, params: Iterable[Any], **settings: Any):
         super().__init__(params, {**DEFAULTS, **settings})
 
-    _scratch: Optional[Tensor] = None  # one tensor's update on a processor, kept: new memory costs more than the sums
+    _scratch: Optional[Tensor] = None  # a tensor's update on a CPU, reused: allocating costs more than the arithmetic
 
     def _step_on(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         time = _time_of(group, torch.device("cpu"))
@@ -304,7 +322,7 @@ class Lamb(ByGroups):
             _step_on_gpu(group, [self._tensors_of(weight) for weight in bucket])
 
     def _tensors_of(self, weight: Tensor) -> list[Tensor]:
-        """Return the weight, its gradient, its first and second moments; all but the weight contiguous."""
+        """Return the weight, its gradient and its two moments; all but the weight are contiguous."""
         assert weight.grad is not None
         return [weight, weight.grad.contiguous(), *(moment for (moment,) in self._moments([weight], MOMENTS))]
 
@@ -325,7 +343,7 @@ class Lamb(ByGroups):
             own.copy_(weight)
 
     def _scratch_like(self, weight: Tensor) -> Tensor:
-        """Return memory of the largest tensor so far, as `weight`; what it holds is undefined."""
+        """Return an uninitialised flat buffer with the size and precision of `weight`, reused between calls."""
         scratch = self._scratch
         if scratch is None or scratch.numel() < weight.numel() or scratch.dtype != weight.dtype:
             self._scratch = scratch = torch.empty(weight.numel(), dtype=weight.dtype)
@@ -333,7 +351,7 @@ class Lamb(ByGroups):
 
 
 def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
-    """Update many tensors in a few kernels, and wait once for their norms."""
+    """Update many tensors with a few kernels and a single synchronisation, for their norms."""
     own, *others = map(list, zip(*tensors, strict=True))
     weights = [weight.contiguous() for weight in own]
     updates = list(torch._foreach_mul(weights, -group["weight_decay"]))
@@ -349,7 +367,7 @@ def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
 
 
 def gradients_of(weights: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients of weights that all have one."""
+    """Return the gradients of weights, all of which must have one."""
     return [weight.grad for weight in weights if weight.grad is not None]
 
 
@@ -358,7 +376,12 @@ def _is_on_gpu(weight: Tensor) -> bool:
 
 
 def buckets(weights: Iterable[Tensor], most: int = BUCKET) -> Iterator[list[Tensor]]:
-    """Yield the weights in turn, as many together as have `most` elements; those of a bucket on one device."""
+    """Yield the weights in order, grouped into buckets.
+
+    Args:
+        weights: the weights; those of a bucket are on one device.
+        most: the largest number of elements per bucket, unless a single weight has more.
+    """
     bucket: list[Tensor] = []
     size = 0
     for weight in weights:
@@ -373,7 +396,7 @@ def buckets(weights: Iterable[Tensor], most: int = BUCKET) -> Iterator[list[Tens
 
 
 def _time_of(group: dict[str, Any], device: torch.device) -> Tensor:
-    """Return t; infinity where there is no bias correction, as after many updates nothing is left to correct."""
+    """Return t, or infinity without bias correction, because the correction vanishes as t grows."""
     return torch.tensor(group["step"] if group["bias_correction"] else torch.inf, dtype=torch.float32, device=device)
 
 
@@ -385,15 +408,15 @@ def _subtract_adams_update(
     first_moments: list[Tensor],
     second_moments: list[Tensor],
 ) -> None:
-    """Update both moments and subtract Adam's update, at rate 1: torch's fused Adam, one kernel.
+    """Update both moments and subtract Adam's update at learning rate 1, all in torch's fused Adam kernel.
 
     Args:
-        group: its settings.
-        times: updates made, for each tensor.
-        values: the tensors that it is subtracted from.
+        group: the settings of the parameter group.
+        times: the number of updates made, for each tensor.
+        values: the tensors from which the update is subtracted, in place.
         gradients: the gradients of the weights.
-        first_moments: the running means of the gradients.
-        second_moments: the running means of the squared gradients.
+        first_moments: the running means of the gradients, updated in place.
+        second_moments: the running means of the squared gradients, updated in place.
     """
     b1, b2 = group["betas"]
     torch._fused_adam_(
@@ -424,34 +447,43 @@ def _ratio(weight_norm: float, update_norm: float, group: dict[str, Any]) -> flo
 class LambOptions:
     """Options of :class:`NvLamb`."""
 
-    lamb_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'", bounds=PROPORTION)
-    lamb_eps: float = option(1e-6, "epsilon", bounds=AMOUNT)
-    weight_decay: float = option(0.01, "decay, within the trust ratio", bounds=AMOUNT)
-    no_decay_bias_and_norm: bool = option(False, "exempt biases and LayerNorms from decay, as NVIDIA's BERT does")
-    no_ratio_without_decay: bool = option(False, "no trust ratio without decay, as in NVIDIA's BERT")
-    no_bias_correction: bool = option(False, "leave the means as they start, as NVIDIA's Transformer-XL does")
+    lamb_betas: Any = option("(0.9, 0.999)", "LAMB's betas, as '(b1, b2)': decay of both moments", bounds=PROPORTION)
+    lamb_eps: float = option(1e-6, "LAMB's epsilon, added to the root of the second moment", bounds=AMOUNT)
+    weight_decay: float = option(0.01, "weight decay, applied within the trust ratio", bounds=AMOUNT)
+    no_decay_bias_and_norm: bool = option(
+        False,
+        "exempt biases and LayerNorms from weight decay, as NVIDIA's BERT does",
+    )
+    no_ratio_without_decay: bool = option(
+        False,
+        "do not scale updates of weights without decay by the trust ratio, as in NVIDIA's BERT",
+    )
+    no_bias_correction: bool = option(
+        False,
+        "do not correct the moments for their start at zero, as in NVIDIA's Transformer-XL",
+    )
     max_weight_norm: float = option(
         0.0,
-        "bound of a norm in the trust ratio, 10 in NVIDIA's Transformer-XL; 0: none",
+        "upper bound on the weight norm in the trust ratio, 10 in NVIDIA's Transformer-XL; 0: none",
         bounds=AMOUNT,
     )
 
 
 class NvLamb(AdamLike):
-    """LAMB; ``--clip-norm`` alone clips gradients, where apex's ``FusedLAMB`` does it itself, to norm 1."""
+    """LAMB, whose gradients only ``--clip-norm`` clips; apex's ``FusedLAMB`` always clips them to norm 1."""
 
     NAME = "nvlamb"
     PREFIX = "lamb"
 
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
-        """Return :class:`Lamb`."""
+        """Build a :class:`Lamb` for these weights."""
         check(self.cfg, LambOptions)
-        logger.info("optimizer: LAMB by the kernels of torch's fused Adam")
+        logger.info("optimizer: LAMB with the kernels of torch's fused Adam")
         return Lamb(self.groups_of(params), **self.optimizer_config)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Return the options of torch's optimizer."""
+        """The settings of the torch optimizer."""
         return {
             **super().optimizer_config,
             "bias_correction": not self.cfg.no_bias_correction,

@@ -1,4 +1,4 @@
-"""Allocations that fail, as an error that names what did not fit."""
+"""Detection of failed memory allocations, and an error that says what did not fit."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch import nn
 from lazyformer_fairseq.errors import UserError
 
 GIB = 2**30
-# What torch says on a GPU, on a processor (c10/core/impl/alloc_cpu.cpp, on Linux and elsewhere), in cuBLAS and cuDNN.
+# torch's messages on a GPU, on a CPU (c10/core/impl/alloc_cpu.cpp, on Linux and elsewhere), from cuBLAS and from cuDNN.
 SIGNS = (
     "out of memory",
     "DefaultCPUAllocator: can't allocate memory",
@@ -19,19 +19,19 @@ SIGNS = (
 
 
 class OutOfMemoryInTrainingError(UserError):
-    """An allocation failed; the message says what did not fit, and what to change."""
+    """A failed memory allocation; the message says what did not fit and what to change."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed, in torch or in a library that it calls."""
+    """Return whether an error reports a failed allocation, in torch or in a library that it calls."""
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)
 
 
 def build_in_memory(build: Callable[[], nn.Module]) -> nn.Module:
-    """Build a model.
+    """Call a function that builds a model, and explain the error if the model does not fit in memory.
 
     Raises:
-        OutOfMemoryInTrainingError: its weights do not fit; names their number and the memory that they need.
+        OutOfMemoryInTrainingError: the weights do not fit; the message gives their number and the memory they need.
     """
     try:
         return build()
@@ -42,5 +42,5 @@ def build_in_memory(build: Callable[[], nn.Module]) -> nn.Module:
         parameters = sum(weight.numel() for weight in build().parameters())
     raise OutOfMemoryInTrainingError(
         f"the model does not fit in memory: it has {parameters:,} parameters, which need {4 * parameters / GIB:,.0f} "
-        f"GiB, and {16 * parameters / GIB:,.0f} GiB in training with Adam; give a smaller model"
+        f"GiB, and {16 * parameters / GIB:,.0f} GiB in training with Adam; choose a smaller model"
     )

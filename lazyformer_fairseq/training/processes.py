@@ -1,4 +1,4 @@
-"""The processes that share a training, as torchrun starts them."""
+"""The processes that share a training under torchrun, and sums over them."""
 
 import os
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from torch import Tensor, distributed, nn
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those that share each update.
+    """This process's place among the processes that share each update.
 
     Attributes:
-        rank: its number, from 0; the first process writes checkpoints and records.
+        rank: the index of this process; process 0 writes checkpoints and records.
         count: the number of processes.
     """
 
@@ -21,13 +21,13 @@ class Processes:
     count: int = 1
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes."""
+        """Sum a tensor over all processes, in place, and return it."""
         if self.count > 1:
             distributed.all_reduce(values)
         return values
 
     def sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
-        """Sum gradients over all processes, as one message per precision; a weight without one counts as zeros."""
+        """Sum gradients over all processes, in one message per precision; a missing gradient counts as zeros."""
         if self.count == 1:
             return
         for weight in weights:
@@ -46,9 +46,12 @@ ALONE = Processes()
 
 
 def join_processes(device: str) -> Processes:
-    """Join the processes that torchrun started; one process where it did not.
+    """Join the processes that torchrun started, if it started any.
 
-    Each process of a node takes the GPU of its number there; processors use gloo.
+    On GPUs, each process uses the device of its local rank, and they communicate by NCCL; on CPUs they use gloo.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
     """
     if not distributed.is_initialized():
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:

@@ -1,10 +1,10 @@
-"""The record of a run: ``run.json``, what decides its result, and ``metrics.jsonl``, how far it is.
+"""The record of a run: everything that determines its result (``run.json``), and its progress (``metrics.jsonl``).
 
-Every trainer writes both into the folder of its checkpoints, and whatever plans, resumes, compares or reports reads
-them there. Nothing reads a log.
+Every trainer writes both files into the folder of its checkpoints. All code that plans, resumes, compares or reports
+runs reads these files; none of it parses logs.
 
-``run.json`` is a :class:`RunRecord`, written before the first update and again whenever the run is started anew.
-Each line of ``metrics.jsonl`` is a :class:`MetricsLine`: one per logging interval, validation and end of an epoch.
+``run.json`` is a :class:`RunRecord`, written before the first update and again whenever the run is resumed. Each line
+of ``metrics.jsonl`` is a :class:`MetricsLine`; there is one per logging interval, validation and end of an epoch.
 """
 
 import json
@@ -28,31 +28,31 @@ logger = logging.getLogger(__name__)
 
 RUN = "run.json"
 METRICS = "metrics.jsonl"
-REMEDY = "remove it; the run, started again, writes another"
-QUICKLY_HASHED = 64 * 2**20  # bytes; hashes of larger files are remembered
-BAR_AFTER = 3.0  # seconds
+REMEDY = "remove it, and start the run again to write a new one"
+QUICKLY_HASHED = 64 * 2**20  # bytes; the hashes of larger files are cached
+BAR_AFTER = 3.0  # seconds until a progress bar appears
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Everything that decides the result of a run, resolved to values.
+    """Everything that determines the result of a run, with all defaults filled in.
 
     Attributes:
-        command: the words of the command line; empty for a run that a program started.
-        model: the model's name, pattern, sizes and other options, by fairseq-train's names.
+        command: the words of the command line; empty for a run started from Python.
+        model: the model's name, pattern, sizes and other options, under fairseq-train's names.
         parameters: the number of the model's weights.
-        task: the objective's name and options, among them `data` and `seed`; and `vocab_size`, the dictionary's.
+        task: the objective's name and options, including `data` and `seed`, and the dictionary's `vocab_size`.
         criterion: the name of the loss and its options.
-        data: the SHA-256 of each file of the data, by path.
-        optimizer: `name`, and its options.
-        schedule: `name`, `lr`, `max_update`, and its options.
-        batch: how an update is made: `batch_size` (sequences) or `max_tokens`, `update_freq`, `clip_norm`.
+        data: the SHA-256 of each data file, by path.
+        optimizer: the optimizer's `name` and options.
+        schedule: the schedule's `name` and options, `lr` and `max_update`.
+        batch: the composition of an update: `batch_size` (sequences) or `max_tokens`, `update_freq`, `clip_norm`.
         precision: ``fp32``, ``bf16`` or ``fp16``.
-        seed: the seed of weights, order and dropout.
+        seed: the seed of weights, data order and dropout.
         processes: the number of processes that share an update.
-        machine: `device`, and its threads or the version of CUDA.
-        versions: the versions of Python and the packages that affect results.
-        trainer: other settings that decide the result, by the trainer's own names.
+        machine: `device`, and its number of threads or its CUDA version.
+        versions: the versions of Python and of the packages that affect results.
+        trainer: other settings that determine the result, under the trainer's own names.
     """
 
     command: tuple[str, ...]
@@ -74,14 +74,14 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class MetricsLine:
-    """Measurements at one moment of a run.
+    """Metrics at one point of a run.
 
     Attributes:
-        updates: the updates that the run has made.
-        split: ``train``, or the name of the held-out split.
-        seconds: seconds of training up to now, over all starts of the run.
-        values: numbers by name, such as `loss`, `lr` or `tokens`; None for what is no finite number.
-        epoch: the epoch, from 1; None where the trainer counts none.
+        updates: the number of updates made so far.
+        split: ``train`` or the name of the held-out split.
+        seconds: the training time so far, in seconds, including that before the run was resumed.
+        values: numbers by name, such as `loss`, `lr` or `tokens`; None replaces numbers that are not finite.
+        epoch: the epoch, from 1; None if the trainer does not count epochs.
     """
 
     updates: Count
@@ -92,7 +92,7 @@ class MetricsLine:
 
 
 def write_run(folder: Path, record: RunRecord) -> None:
-    """Write ``run.json``, and log with which values the run continues that differ from those it began with."""
+    """Write ``run.json``; if one exists, log which settings of the run have changed."""
     path = folder / RUN
     content = _as_json(record)
     if path.is_file():
@@ -100,12 +100,12 @@ def write_run(folder: Path, record: RunRecord) -> None:
         before["command"] = content["command"]
         changed = differences(_by_full_name(before), _by_full_name(content))
         if changed:
-            logger.info("%s: the run continues with other values than it began with: %s", folder, changed)
+            logger.info("%s: the run continues with other settings than it began with: %s", folder, changed)
     write_json(path, content)
 
 
 def _by_full_name(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a record by names such as ``schedule.max_update``, without its command."""
+    """Return a record's options under names such as ``schedule.max_update``, without the command."""
     found: dict[str, Any] = {}
     for section, options in content.items():
         if isinstance(options, dict):
@@ -116,7 +116,7 @@ def _by_full_name(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_json(record: RunRecord) -> dict[str, Any]:
-    """Return a record as it comes back from a file: tuples become lists, and what JSON lacks becomes a string."""
+    """Return a record as JSON would return it: tuples become lists, and unsupported values become strings."""
     return json.loads(json.dumps(asdict(record), default=str), parse_constant=str)
 
 
@@ -124,26 +124,27 @@ def read_run(folder: Path) -> RunRecord:
     """Read the ``run.json`` of a folder.
 
     Raises:
-        UserError: there is none, or it is damaged.
+        UserError: the file is missing or damaged.
     """
     return read_as(RunRecord, folder / RUN, REMEDY)
 
 
 def named(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a model, task or criterion with their ``_name``, as checkpoints call it, as `name`."""
+    """Return the settings of a model, task or criterion, with ``_name``, the key in checkpoints, renamed to `name`."""
     options = dict(section)
     return {"name": options.pop("_name"), **options}
 
 
 def describe_here(device: Any) -> dict[str, dict[str, Any]]:
-    """Return the fields `machine` and `versions` of a record, for a process that trains on this device."""
+    """Return the fields `machine` and `versions` of the record of a process that trains on this device."""
     return {"machine": describe_machine(device), "versions": describe_versions()}
 
 
 def hash_data(folders: Iterable[Path]) -> dict[str, str]:
-    """Return the SHA-256 of each plain file in the folders, by path; show a bar where it takes seconds.
+    """Return the SHA-256 of each regular, non-hidden file in the folders, by path.
 
-    Hashes of large files are remembered between runs, by path, size and time of the last change.
+    A progress bar appears if this takes more than a few seconds. Hashes of large files are cached between runs, by
+    path, size and modification time.
     """
     paths = []
     for folder in folders:
@@ -166,11 +167,11 @@ def _hash(path: Path) -> str:
 
 
 class MetricsLog:
-    """The ``metrics.jsonl`` of a run, to which one process appends.
+    """The ``metrics.jsonl`` of a run, to which a single process appends.
 
     Args:
         folder: the folder of the run's checkpoints.
-        updates: the updates that the run has made; lines beyond them, of updates that are to be made again, are
+        updates: the number of updates that the run has made. Lines about later updates, which will be made again, are
             removed.
     """
 
@@ -179,7 +180,7 @@ class MetricsLog:
         self.rewind(updates)
 
     def rewind(self, updates: int) -> None:
-        """Remove the lines beyond a number of updates, when the run goes back to a checkpoint."""
+        """Remove the lines after a number of updates, because the run goes back to a checkpoint."""
         if not self.path.is_file():
             return
         lines = read_metrics(self.path.parent)
@@ -189,7 +190,7 @@ class MetricsLog:
                 file.write(_as_text(line))
 
     def append(self, line: MetricsLine) -> None:
-        """Add a line; a full disk costs the line, not the run."""
+        """Append a line; if it cannot be written, as on a full disk, log a warning and continue."""
         text = _as_text(line)
         try:
             with open(self.path, "ab", buffering=0, opener=own_file) as file:
@@ -197,11 +198,11 @@ class MetricsLog:
                 if file.write(text) < len(text):
                     file.truncate(size)
         except OSError as error:
-            logger.warning("%s: a line was not written (%s)", self.path, error.strerror)
+            logger.warning("%s: a line could not be written (%s)", self.path, error.strerror)
 
 
 def finite_values(values: Mapping[str, Any]) -> dict[str, Optional[float]]:
-    """Return numbers, and tensors of one element, as the `values` of a line."""
+    """Convert numbers and one-element tensors to the `values` of a line, with None for numbers that are not finite."""
     numbers = {name: float(value) for name, value in values.items()}
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
@@ -211,14 +212,14 @@ def _as_text(line: MetricsLine) -> bytes:
 
 
 def read_metrics(folder: Path, split: Optional[str] = None) -> Sequence[MetricsLine]:
-    """Read the ``metrics.jsonl`` of a folder; a last line that a kill or a full disk cut off is left out.
+    """Read the ``metrics.jsonl`` of a folder, without an incomplete last line left by a killed run or a full disk.
 
     Args:
         folder: the folder of a run's checkpoints.
-        split: the split whose lines to return; by default all.
+        split: the split whose lines to return; None for all.
 
     Raises:
-        UserError: there is no such file, or a line of it is damaged; names the line.
+        UserError: the file is missing, or one of its lines is damaged; the message gives the line number.
     """
     path = folder / METRICS
     try:
@@ -231,7 +232,7 @@ def read_metrics(folder: Path, split: Optional[str] = None) -> Sequence[MetricsL
         try:
             content = parse_json(text)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: is no JSON ({error}); {REMEDY}") from None
+            raise UserError(f"{where}: is not JSON ({error}); {REMEDY}") from None
         line = as_type(MetricsLine, content, where, REMEDY)
         if split in (None, line.split):
             lines.append(line)

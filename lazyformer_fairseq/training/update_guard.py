@@ -1,8 +1,8 @@
-"""NaN, Inf and loss spikes: judges the numbers of each update, and decides what follows after bad ones.
+"""Protection against NaN, Inf and loss spikes: bad updates are skipped, and after several the run rolls back or stops.
 
-An update is judged once its gradient has been summed over all processes, before the optimizer steps, so that a bad one
-leaves weights and optimizer untouched. It counts as an update all the same: schedule, data and checkpoints continue as
-without it. After many bad updates in a row the run goes back to a checkpoint, or stops.
+An update is judged once its gradient has been summed over all processes, but before the optimizer steps, so that a bad
+update leaves weights and optimizer untouched. It still counts as an update: schedule, data and checkpoints continue as
+usual. After many bad updates in a row the run returns to a checkpoint or stops.
 """
 
 import json
@@ -17,27 +17,27 @@ from typing import Any, Optional
 
 from lazyformer_fairseq.storage.json_files import write_json
 
-RECENT = 100  # updates that the median loss is taken over
-ENOUGH = 20  # updates before the median means something: in the first ones the loss falls fast
+RECENT = 100  # number of updates over which the median loss is computed
+ENOUGH = 20  # number of updates before the median is used, because the loss falls fast in the first ones
 REPORT = "bad_updates.json"
-MOST_SKIPPED = 10  # updates in a row
+MOST_SKIPPED = 10  # default number of skipped updates in a row after which the run rolls back or stops
 
 WHAT_TO_TRY = (
-    "Read 'samples': a few batches alone point to bad data, ever new ones to the settings",
-    "Lower --lr, lengthen --warmup-ratio, or set --clip-norm",
-    "Train in bf16 (--bf16) rather than fp16, or in full precision, which has room for larger numbers",
-    "Give --max-rollbacks a larger number and run the same command again: it resumes from the last checkpoint",
-    "Copy an older checkpoint over checkpoint_last.pt; where losses rise before the first bad update, one from before",
-    "Raise or leave out --loss-spike if the reason is a spike and the loss came down again by itself",
+    "Compare 'samples': the same few batches point to bad data, different batches to the settings",
+    "Lower --lr, raise --warmup-ratio, or set --clip-norm",
+    "Train in bf16 (--bf16) or full precision instead of fp16; both can represent larger numbers",
+    "Raise --max-rollbacks and run the same command again; it resumes from the last checkpoint",
+    "Copy an older checkpoint over checkpoint_last.pt, one from before the losses began to rise",
+    "Raise --loss-spike or leave it out if the reason is a spike and the loss came down again by itself",
 )
 
 
 class BadUpdateError(Exception):
-    """The numbers of an update cannot be trusted; raised before the optimizer steps."""
+    """An update whose loss or gradient cannot be trusted; raised before the optimizer steps."""
 
 
 class Reaction(Enum):
-    """The reaction to an update that was skipped."""
+    """The run's reaction to an update that was skipped."""
 
     CONTINUE = auto()
     ROLL_BACK = auto()
@@ -46,16 +46,16 @@ class Reaction(Enum):
 
 @dataclass(frozen=True)
 class SkippedUpdate:
-    """An update that was skipped, for the report.
+    """The report's entry on an update that was skipped.
 
     Attributes:
-        update: its number, from 1.
-        epoch: the epoch that its data is from; None where nobody counts.
-        reason: why it was skipped.
-        loss: per prediction, in the report's unit; None where there was none.
-        gradient_norm: before clipping.
-        learning_rate: the learning rate that it would have had.
-        samples: indices in the dataset, by batch.
+        update: the number of the update, from 1.
+        epoch: the epoch of its data; None if epochs are not counted.
+        reason: why the update was skipped.
+        loss: the loss per prediction, in the report's unit; None if nothing was predicted.
+        gradient_norm: the gradient norm before clipping.
+        learning_rate: the learning rate that the update would have had.
+        samples: the indices of its samples in the dataset, by batch.
     """
 
     update: int
@@ -68,17 +68,17 @@ class SkippedUpdate:
 
 
 class UpdateGuard:
-    """Judge of the updates of one run. All processes of a run see the same numbers, so all decide the same.
+    """The judge of a run's updates. All processes of the run see the same numbers, so they reach the same decisions.
 
     Args:
-        max_in_a_row: bad updates in a row, after which the run goes back or stops.
-        max_rollbacks: how often it goes back over the whole run.
-        spike: the loss is bad above so many times its recent median; 0 for never.
+        max_in_a_row: the number of bad updates in a row after which the run rolls back or stops.
+        max_rollbacks: the number of rollbacks allowed in the whole run.
+        spike: the multiple of the recent median loss above which a loss is bad; 0 disables this check.
 
     Attributes:
         skipped, rollbacks: counts over the whole run, saved with checkpoints.
-        skipped_in_a_row: since the last good update or rollback.
-        first_bad: the number of updates before the first of these.
+        skipped_in_a_row: the number of updates skipped since the last good update or rollback.
+        first_bad: the number of updates made before the first of those.
         losses: the losses of the last good updates, in nats or the criterion's own unit.
         bad: the last bad updates, for the report.
     """
@@ -98,11 +98,11 @@ class UpdateGuard:
         """Judge an update before the optimizer steps.
 
         Args:
-            loss: per prediction; None where nothing was predicted.
+            loss: the loss per prediction; None if nothing was predicted.
             gradient_norm: the norm of the whole gradient.
 
         Raises:
-            BadUpdateError: the optimizer must not step.
+            BadUpdateError: the update is bad, so the optimizer must not step.
         """
         if not math.isfinite(gradient_norm):
             raise BadUpdateError("the gradient is NaN or Inf")
@@ -112,16 +112,16 @@ class UpdateGuard:
             raise BadUpdateError("the loss is NaN or Inf")
         knows_median = self.spike and len(self.losses) >= ENOUGH
         if knows_median and loss > self.spike * median(self.losses) > 0:
-            raise BadUpdateError(f"the loss is more than --loss-spike {self.spike:g} times the recent median")
+            raise BadUpdateError(f"the loss is more than {self.spike:g} times (--loss-spike) the recent median")
 
     def accept(self, loss: Optional[float]) -> None:
-        """Count an update that was made."""
+        """Record a good update, and its loss if anything was predicted."""
         self.skipped_in_a_row = 0
         if loss is not None:
             self.losses.append(loss)
 
     def skip(self, update: SkippedUpdate) -> Reaction:
-        """Count an update that was skipped, and decide what follows."""
+        """Record a skipped update and decide how the run continues."""
         if not self.skipped_in_a_row:
             self.first_bad = update.update - 1
         self.skipped += 1
@@ -134,11 +134,11 @@ class UpdateGuard:
         return Reaction.STOP
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what checkpoints keep."""
+        """Return the state that checkpoints store."""
         return {"skipped": self.skipped, "rollbacks": self.rollbacks, "losses": list(self.losses)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what a checkpoint kept."""
+        """Restore the state from a checkpoint."""
         self.skipped = state["skipped"]
         self.rollbacks = state["rollbacks"]
         self.losses = deque(state["losses"], maxlen=RECENT)
@@ -154,9 +154,9 @@ class UpdateGuard:
 
         Args:
             folder: the folder of the run's checkpoints.
-            bad_of_processes: the last bad updates, as each process has them: they differ in their samples alone.
-            losses: the losses of the last good updates, in the unit.
-            unit: the unit of losses, per unit of sample size, such as bits per masked token.
+            bad_of_processes: each process's list of the last bad updates; the lists differ only in their samples.
+            losses: the losses of the last good updates, in `unit`.
+            unit: the unit of the losses, such as bits per masked token.
         """
         updates = [
             {**asdict(same_update[0]), "samples": [of_process.samples for of_process in same_update]}
@@ -176,6 +176,6 @@ class UpdateGuard:
             "losses_of_last_good_updates": list(losses),
             "what_to_try": WHAT_TO_TRY,
         }
-        # JSON has no NaN and no Inf: they become strings.
+        # JSON has neither NaN nor Inf, so they become strings.
         content = json.loads(json.dumps(report), parse_constant=lambda word: str(float(word)))
         write_json(folder / REPORT, content)

@@ -228,12 +228,12 @@ def test_an_overflow_halves_the_scale_of_the_loss_and_is_no_update(folders, tmp_
 def test_what_cannot_resume_is_refused_in_words(folders, tmp_path):
     training = TrainingLoop(objective_of("masked", folders["masked"]), optimization_of(ADAM), tmp_path)
     training.save(with_optimizer=False)
-    with pytest.raises(UserError, match="has no optimizer's state"):
+    with pytest.raises(UserError, match="has no optimizer state"):
         TrainingLoop(training.objective, training.optimization, tmp_path)
     training.save()
     other = objective_of("masked", folders["masked"])
     other.network = Network(options_of_arch("bert_tiny", max_positions=64))
-    with pytest.raises(UserError, match="is of another model; remove"):
+    with pytest.raises(UserError, match="belongs to another model; remove"):
         TrainingLoop(other, training.optimization, tmp_path)
     (tmp_path / CHECKPOINT).write_bytes(b"PK")
     with pytest.raises(UserError, match="truncated, damaged"):

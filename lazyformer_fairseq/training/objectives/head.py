@@ -1,4 +1,4 @@
-"""Objectives that train a head on top of a pre-trained encoder, with all weights of the encoder."""
+"""The base of objectives that fine-tune a pre-trained encoder together with a new head."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ from lazyformer_fairseq.training.processes import ALONE, Processes
 
 @dataclass(kw_only=True)
 class HeadObjective(Objective):
-    """A head's loss on examples that are read whole.
+    """The objective of fine-tuning an encoder and a head on labelled examples.
 
     Attributes:
-        network: the model; None where another trainer builds it and calls :meth:`attach`.
+        network: the model; None if another trainer builds it and calls :meth:`attach`.
         batch_size: examples per batch.
-        seed: the seed of the order.
-        begins_with: a checkpoint whose weights the model starts from.
-        batch_size_valid: examples per validation batch; by default as in training.
-        no_padding: compute the texts of a batch in a row, without padding.
-        longest: tokens of an input; None for as many as the model has positions.
+        seed: the seed that determines the order of the training examples.
+        begins_with: the checkpoint whose weights the model starts from; None for fresh weights.
+        batch_size_valid: examples per validation batch; None for the same as in training.
+        no_padding: whether to concatenate the texts of a batch instead of padding them.
+        longest: the largest number of tokens per input; None for as many as the model has positions.
     """
 
     network: Optional[Network] = None
@@ -46,36 +46,43 @@ class HeadObjective(Objective):
     no_padding: bool = False
     longest: Optional[int] = None
 
-    # As the model reads inputs, once it is known.
+    # How the model reads its inputs; `observe` sets both once the model is known.
     marks_first_text = False
     has_token_types = False
 
     @property
     @abstractmethod
     def head(self) -> tuple[str, int, str]:
-        """The head's name, its number of outputs, and what it is, a key of :data:`heads.HEADS`."""
+        """The head's name, its number of outputs, and its type, a key of :data:`heads.HEADS`."""
 
     @abstractmethod
     def dataset(self, split: str) -> LabelledTextsDataset:
-        """Read a split, as the model that was built reads it."""
+        """Read a split and return it in the form that the model takes."""
 
     @abstractmethod
     def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
-        """Return the summed loss of logits, and what else to log: in evaluation also `rows`, float64 (B, columns)."""
+        """Return the summed loss of a batch, and additional values to log.
+
+        Args:
+            batch: the batch with its `target`.
+            logits: the head's output.
+            training: False in evaluation, where the values to log include `rows`, a float64 array (B, columns) from
+                which :meth:`metric` is computed.
+        """
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The loaded tokenizer."""
+        """The tokenizer of the texts."""
         assert self.tokenizer_folder is not None
         return load_tokenizer(self.tokenizer_folder)
 
     @property
     def dictionary(self) -> Dictionary:
-        """The symbols of inputs."""
+        """The dictionary of the inputs."""
         return self.tokenizer.dictionary
 
     def build_model(self) -> nn.Module:
-        """Build the model with the head, and with the weights that it starts from."""
+        """Build the model with its head, and load the weights of :attr:`begins_with`."""
         model = self.own_network.build(self.dictionary)
         assert isinstance(model, MaskedLM)
         self.attach(model)
@@ -84,10 +91,10 @@ class HeadObjective(Objective):
         return model
 
     def attach(self, model: MaskedLM) -> None:
-        """Add the head to a model that reads the inputs.
+        """Add the head to a model.
 
         Raises:
-            UserError: ``--no-padding`` is asked for, and the model cannot do without.
+            UserError: ``--no-padding`` is set, but the model needs padding.
         """
         if self.no_padding:
             check_takes_documents(model, "--no-padding")
@@ -95,14 +102,14 @@ class HeadObjective(Objective):
         model.register_classification_head(*self.head)
 
     def observe(self, model: MaskedLM) -> None:
-        """Remember how a model reads inputs."""
+        """Store how a model reads its inputs."""
         if self.longest is None:
             self.longest = model.max_positions()
         self.has_token_types = model.cfg.token_types > 1
         self.marks_first_text = bool(model.encoder.sentence_encoder.asking)
 
     def dataset_options(self, split: str) -> dict[str, Any]:
-        """Return the arguments that every dataset of this objective takes."""
+        """Return the keyword arguments that every dataset of this objective takes."""
         return {
             "pad": self.dictionary.pad(),
             "shuffle": split == "train",
@@ -116,14 +123,14 @@ class HeadObjective(Objective):
         return dealt(EpochBatches(self.dataset("train"), self.batch_size, seed=self.seed), processes)
 
     def held_out(self, split: str) -> EpochBatches:
-        """Return the batches of a split, in order."""
+        """Return the batches of a held-out split, in order."""
         return EpochBatches(self.dataset(split), self.batch_size_valid or self.batch_size, shuffle=False)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the loss of the head's answers, plus the loss that keeps experts busy.
+        """Compute the loss of the head's predictions, plus the experts' load-balancing loss if there are experts.
 
         Returns:
-            The summed loss, the number of examples, and what to log; in evaluation mode also `rows`.
+            The summed loss, the number of examples, and the values to log, which in evaluation mode include `rows`.
         """
         logits = model(**batch["net_input"], classification_head_name=self.head[0])[0].float()
         loss, log = self.score(batch, logits, model.training)
@@ -137,7 +144,7 @@ class HeadObjective(Objective):
         return losses.with_experts(model, loss, size, log), size, log
 
     def measures(self, logs: Sequence[Log]) -> dict[str, float]:
-        """Return the loss, and the metrics of the whole split."""
+        """Return the metrics and the loss of the whole split."""
         rows = np.concatenate([log["rows"] for log in logs])
         metrics = {name: self.metric(name, rows) for name in self.metric_names}
         return {**metrics, "loss": super().measures(logs)["loss"]}
@@ -145,9 +152,9 @@ class HeadObjective(Objective):
     @property
     @abstractmethod
     def metric_names(self) -> tuple[str, ...]:
-        """The names of the metrics of a split."""
+        """The names of the metrics that are computed for a split."""
 
     @staticmethod
     @abstractmethod
     def metric(name: str, rows: np.ndarray) -> float:
-        """Compute a metric of a split from the rows of all its examples."""
+        """Compute a metric of a split from the `rows` of all its examples."""

@@ -1,4 +1,4 @@
-"""Classes or scores of texts, of a task of GLUE by its official files or of one that was prepared."""
+"""Classification and regression of texts, on a GLUE task's official files or on a prepared task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -32,17 +32,18 @@ from lazyformer_fairseq.training.objectives.interface import (
 class LabelledTextsObjective(HeadObjective):
     """Classification or regression of texts and pairs of texts.
 
-    GLUE's scores are regressed as they are in the file (STS-B: 0 to 5), as BERT and RoBERTa do; a user's own in
-    standard deviations from their mean.
+    GLUE's scores are regressed as given (STS-B: 0 to 5), as in BERT and RoBERTa. The scores of custom tasks are
+    standardised: the model predicts standard deviations from their mean.
 
     Attributes:
-        data: a folder of a task's official files, or of the task as prepared.
-        task: the task's name in GLUE; None for what the folder holds.
-        head_type: ``dense``, RoBERTa's two linear maps, or ``linear``.
-        head_name: the head's name; by default the task's.
-        max_train_rows: rows to train on, the same for all seeds; None for all.
-        tokenizer_folder: by default the one of prepared data, else the one beside the checkpoint.
-        cut: rows that were cut, by the name of a split that was read.
+        data: the folder of the task's official files, or of the prepared task.
+        task: the name of a GLUE task; None for the prepared task in the folder.
+        head_type: ``dense`` for RoBERTa's two linear maps, or ``linear``.
+        head_name: the head's name; None for the task's.
+        max_train_rows: the number of rows to train on, the same rows for all seeds; None for all.
+        tokenizer_folder: the tokenizer's folder; None for that of the prepared task or, failing that, the one beside
+            the checkpoint.
+        cut: the number of rows that were truncated, by split.
     """
 
     data: str
@@ -65,7 +66,7 @@ class LabelledTextsObjective(HeadObjective):
 
     @cached_property
     def description(self) -> TaskDescription:
-        """The task's row of the table."""
+        """The task's description: a row of the table of GLUE tasks, or that of the prepared task."""
         if self.task:
             return find_task(self.task)
         return load_prepared(self.data).task
@@ -76,7 +77,7 @@ class LabelledTextsObjective(HeadObjective):
         return self.head_name or self.description.head_name, self.description.num_classes, self.head_type
 
     def dataset(self, split: str) -> LabelledTextsDataset:
-        """Read a split: `train`, `valid`, `test`; MNLI also has `valid1` and `test1` (mismatched)."""
+        """Read a split: `train`, `valid` or `test`, or MNLI's mismatched `valid1` or `test1`."""
         examples = read_examples(self.description, self.data, split, self.tokenizer, self.longest)
         self.cut[split] = examples.cut
         if split == "train" and self.max_train_rows:
@@ -93,14 +94,15 @@ class LabelledTextsObjective(HeadObjective):
         )
 
     def data_folders(self) -> list[Path]:
-        """Return the folder that the data is read from."""
+        """Return the folder that holds the data."""
         return [Path(self.data)]
 
     def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
-        """Return the summed cross-entropy of classes, or squared error of scores, of logits (B, classes).
+        """Return the summed loss of logits (B, classes), and additional values to log.
 
-        Where texts have several labels, it is the sum over texts of the mean binary cross-entropy of labels. In
-        evaluation `rows` holds each example's prediction and target, float64 (B, 2), or those per label (B, 2 L).
+        The loss is the cross-entropy of classes or the squared error of scores. For multi-label tasks it is the binary
+        cross-entropy, averaged over the labels of each text. In evaluation `rows` holds each example's prediction and
+        target, float64 (B, 2), or for multi-label tasks those of each of the L labels, (B, 2 L).
         """
         targets = batch["target"]
         log = {}
@@ -124,7 +126,7 @@ class LabelledTextsObjective(HeadObjective):
 
     @staticmethod
     def scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
-        """Return `loss`, in bits per example or as squared error, and the share of examples whose labels are right."""
+        """Return `loss`, in bits or as squared error per example, and `accuracy`, the share of correct examples."""
         examples = total(logs, "sample_size")
         loss = mean_per_prediction(logs, "loss")
         if "ncorrect" not in logs[0]:
@@ -139,14 +141,14 @@ class LabelledTextsObjective(HeadObjective):
 
     @staticmethod
     def metric(name: str, rows: np.ndarray) -> float:
-        """Compute a metric of the whole split."""
+        """Compute a metric of a whole split from its rows of predictions and targets."""
         predictions, targets = np.hsplit(rows, 2)
         if rows.shape[1] == 2:
             return METRICS[name](predictions.ravel(), targets.ravel())
         return METRICS[name](predictions, targets)
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that checkpoints keep."""
+        """Return the settings that checkpoints store."""
         task = {
             "_name": "glue",
             "data": self.data,
@@ -161,6 +163,6 @@ class LabelledTextsObjective(HeadObjective):
         return {"model": self.own_network.settings(), "task": task, "criterion": {"_name": "glue"}}
 
     def task_state(self) -> dict[str, Any]:
-        """Return the names of the head's classes."""
+        """Return the description of the head, including the names of its classes."""
         row = replace(self.description, longest=self.longest)
         return {"heads": {self.head[0]: row.as_json()}}

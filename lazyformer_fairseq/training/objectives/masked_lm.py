@@ -1,4 +1,4 @@
-"""Masked language modelling, on the blocks of a corpus or on the inputs of a prepared task."""
+"""Masked language modelling on blocks of a corpus or on the inputs of a prepared task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -36,17 +36,17 @@ from lazyformer_fairseq.training.processes import ALONE, Processes
 
 @dataclass
 class MaskedLMObjective(Objective):
-    """Masked language modelling.
+    """The objective of masked language modelling.
 
     Attributes:
         network: the model.
-        data: a folder of `lazyformer corpus`, several as ``a:b:c``, or a prepared task.
+        data: a folder that `lazyformer corpus` wrote, several of them as ``a:b:c``, or a prepared task.
         batch_size: blocks per batch.
-        seed: the seed of masks and order.
-        updates: the length of the training, within which shares of masks may change.
+        seed: the seed that determines masks and order.
+        updates: the total number of updates, on which the schedules of masking rate and block length depend.
         text: options of :class:`~lazyformer_fairseq.data.masked_text.MaskedTextOptions`, by name.
         whole_inputs: whether each input is a block of its own.
-        batch_size_valid: blocks per validation batch; by default as in training.
+        batch_size_valid: blocks per validation batch; None for the same as in training.
     """
 
     network: Network
@@ -58,30 +58,30 @@ class MaskedLMObjective(Objective):
     whole_inputs: bool = False
     batch_size_valid: Optional[int] = None
     CRITERION: ClassVar[str] = "MaskedLMAccuracyCriterion"
-    TASK: ClassVar[str] = MASKED  # a key of `OPTIONS`, and the name of fairseq's task
+    TASK: ClassVar[str] = MASKED  # a key of `OPTIONS` and the name of the task in fairseq
 
     @cached_property
     def texts(self) -> MaskedText:
-        """The text, masked."""
+        """The masked text."""
         dictionary = load_dictionary(Path(data_folders(self.data)[0]) / "dict.txt")
         options = OPTIONS[self.TASK](**self.text)
         return MaskedText(self.data, options, dictionary, self.seed, self.updates, self.whole_inputs)
 
     @property
     def dictionary(self) -> Dictionary:
-        """The symbols of inputs and targets."""
+        """The dictionary of inputs and targets."""
         return self.texts.dictionary
 
     def build_model(self) -> nn.Module:
-        """Build the model, whose output bias may start at the words' frequencies.
+        """Build the model; some of its weights may be initialised from counts of the text.
 
         Raises:
-            UserError: the model cannot read the text as the options want it.
+            UserError: the model does not support the options of the text.
         """
         model = self.network.build(self.dictionary)
         prepare_model(model, self.texts, self.TASK)
         if self.texts.options.next_sentence:
-            raise UserError("--next-sentence: is for fairseq-train; leave it out")
+            raise UserError("--next-sentence: only fairseq-train supports it; leave it out")
         return model
 
     def batches(self, processes: Processes = ALONE) -> EpochBatches:
@@ -89,11 +89,11 @@ class MaskedLMObjective(Objective):
         return dealt(EpochBatches(self.texts.split("train"), self.batch_size, seed=self.seed), processes)
 
     def data_folders(self) -> list[Path]:
-        """Return the folders that the data is read from."""
+        """Return the folders that hold the data."""
         return [Path(folder) for folder in self.texts.folders]
 
     def at_update(self, batch: Batch, update: int) -> Batch:
-        """Return a batch with the length and the masks of an update."""
+        """Return a batch with the block length and the masks of an update."""
         if CHANGING.isdisjoint(batch):
             return batch
         return self.texts.at_update(batch, update)
@@ -104,7 +104,7 @@ class MaskedLMObjective(Objective):
 
     @staticmethod
     def scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
-        """Return `loss`, bits per masked token, `accuracy`, percent, and the terms of spans, experts and pairs."""
+        """Return `loss` in bits per masked token, `accuracy` in percent, and the terms of spans, experts and pairs."""
         found = next_token_scalars(logs)
         predictions = total(logs, "sample_size")
         found["accuracy"] = Scalar(100 * mean_per_prediction(logs, "ncorrect"), predictions, digits=2)
@@ -117,11 +117,11 @@ class MaskedLMObjective(Objective):
         return found
 
     def held_out(self, split: str) -> EpochBatches:
-        """Return the batches of a split, in order."""
+        """Return the batches of a held-out split, in order."""
         return EpochBatches(self.texts.split(split), self.batch_size_valid or self.batch_size, shuffle=False)
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that checkpoints keep."""
+        """Return the settings that checkpoints store."""
         if self.whole_inputs:
             name = "inputs_masked_lm"
         else:
@@ -130,22 +130,22 @@ class MaskedLMObjective(Objective):
         return {"model": self.own_network.settings(), "task": task, "criterion": {"_name": "masked_lm_accuracy"}}
 
     @property
-    def tokenizer_folder(self) -> Path:  # type: ignore[override]  # found when it is asked for
-        """The corpus's tokenizer."""
+    def tokenizer_folder(self) -> Path:  # type: ignore[override]  # the base has an attribute
+        """The folder of the corpus's tokenizer."""
         return tokenizer_of(self.texts.folders[0])
 
 
 def prepare_model(model: nn.Module, text: MaskedText, task: str, starts_fresh: bool = True) -> None:
-    """Start weights from counts of the text where the model's options say so, and check what the model reads.
+    """Check that a model supports a masked text, and initialise weights from its counts if the model's options say so.
 
     Args:
         model: the model.
-        text: what it is to read.
-        task: the name of permuted language modelling, for the error.
-        starts_fresh: False where the weights come from a checkpoint.
+        text: the text that the model will read.
+        task: the name of the task, for error messages.
+        starts_fresh: False if the weights come from a checkpoint.
 
     Raises:
-        UserError: the model does not take documents or permuted blocks.
+        UserError: the model does not support documents or permuted blocks, but the text consists of them.
     """
     if starts_fresh:
         start_from_counts(model, text)
@@ -157,12 +157,13 @@ def prepare_model(model: nn.Module, text: MaskedText, task: str, starts_fresh: b
 
 @torch.no_grad()
 def start_from_counts(model: nn.Module, text: MaskedText) -> None:
-    """Start output bias and word embeddings from counts of the training text, if the model asks for it.
+    """Initialise the output bias and word embeddings from counts of the training text, if the model's options say so.
 
-    With ``--frequency-bias`` the training begins on the plateau, whose cost is :meth:`~MaskedText.cost_of_frequencies`
+    With ``--frequency-bias`` the loss starts at that of token frequencies, :meth:`~MaskedText.cost_of_frequencies`
     (Karpathy, 2019, "A Recipe for Training Neural Networks": initialise the final layer's bias). With
-    ``--neighbour-embeddings`` it begins with the vectors of :mod:`~lazyformer_fairseq.data.neighbour_embeddings`. Those
-    of tokens that do not occur in the text, such as ``<mask>``, stay random.
+    ``--neighbour-embeddings`` word embeddings start as the vectors of
+    :mod:`~lazyformer_fairseq.data.neighbour_embeddings`; those of tokens that do not occur in the text, such as
+    ``<mask>``, stay random.
     """
     if not isinstance(model, MaskedLM):
         return
@@ -170,7 +171,7 @@ def start_from_counts(model: nn.Module, text: MaskedText) -> None:
         model.encoder.lm_head.bias.copy_(torch.from_numpy(text.log_frequencies))
     if model.cfg.neighbour_embeddings:
         embed_tokens = model.encoder.sentence_encoder.embed_tokens
-        assert embed_tokens is not None, "a masked language model has them"
+        assert embed_tokens is not None, "a masked language model has token embeddings"
         vectors = torch.from_numpy(text.neighbour_embeddings(embed_tokens.embedding_dim))
         occurs = vectors.any(dim=1)
         embed_tokens.weight[occurs] = vectors[occurs].to(embed_tokens.weight)

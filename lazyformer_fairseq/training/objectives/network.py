@@ -1,4 +1,4 @@
-"""Building the model of an objective."""
+"""The model of an objective: how it is built, and its settings in checkpoints."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Union
@@ -20,9 +20,9 @@ FAIRSEQ_NAMES = {
 
 @dataclass(frozen=True)
 class Network:
-    """The options of a model of this package, or of Hugging Face's BERT.
+    """A model of this package or Hugging Face's BERT, described by its options.
 
-    A class with the same two methods may stand in for it, such as
+    Any class with the same two methods can take its place, such as
     :class:`~lazyformer_fairseq.fairseq_plugin.models.elsewhere.FairseqNetwork`.
     """
 
@@ -32,7 +32,7 @@ class Network:
         """Build the model with fresh weights.
 
         Raises:
-            UserError: sizes do not fit together, or a library is missing.
+            UserError: the sizes are incompatible, or a library is missing.
         """
         try:
             if isinstance(self.options, HuggingFaceBertOptions):
@@ -42,5 +42,5 @@ class Network:
             raise UserError(str(error)) from error
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that a checkpoint keeps."""
+        """Return the settings that checkpoints store."""
         return {"_name": FAIRSEQ_NAMES[type(self.options)], **asdict(self.options)}

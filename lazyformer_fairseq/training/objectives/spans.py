@@ -1,4 +1,4 @@
-"""Spans of a text that answer questions (SQuAD v1.1)."""
+"""Extractive question answering: the answer to a question is a span of a text (SQuAD v1.1)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,17 @@ from lazyformer_fairseq.training.objectives.interface import Batch, Log, Scalar,
 
 @dataclass(kw_only=True)
 class SpansObjective(HeadObjective):
-    """The start and the end of the answer among the tokens of a window (Devlin et al., 2019, section 4.2).
+    """The objective of finding the start and end of an answer in a window (Devlin et al., 2019, section 4.2).
 
-    The loss is the mean of the two cross-entropies. As in BERT's run_squad.py all tokens take part, those of the
-    question too; padding alone does not, for here it depends on what else is in the batch.
+    The loss is the mean of the cross-entropies of start and end. As in BERT's run_squad.py, their softmax is over all
+    tokens, including those of the question; only padding is excluded, because here the amount of padding depends on
+    the other windows of the batch.
 
     Attributes:
-        read: returns the questions and the windows of a split.
-        tokenizer_folder: the tokenizer that the windows were made with.
-        task_settings: further settings of the task that checkpoints keep: data, sizes of windows.
-        longest_answer: tokens of the longest answer that is predicted.
+        read: a function that returns the questions and windows of a split.
+        tokenizer_folder: the tokenizer with which the windows were made.
+        task_settings: further settings of the task that checkpoints store, such as the data and the window size.
+        longest_answer: the largest number of tokens in a predicted answer.
         head_name: the head's name.
     """
 
@@ -45,17 +46,17 @@ class SpansObjective(HeadObjective):
 
     @property
     def head(self) -> tuple[str, int, str]:
-        """The head's name, its two outputs, and its type."""
+        """The head's name, its number of outputs (start and end), and its type."""
         return self.head_name, 2, SPAN
 
     def dataset(self, split: str) -> QuestionWindowsDataset:
-        """Read `train` or `valid`, once."""
+        """Return the split `train` or `valid`, which is read only once."""
         if split not in self._datasets:
             self._datasets[split] = self.dataset_of(self.read(split), split)
         return self._datasets[split]
 
     def dataset_of(self, prepared: PreparedSplit, split: str) -> QuestionWindowsDataset:
-        """Return windows as the model reads them; answers are needed to train and to validate, not to predict."""
+        """Return windows in the form that the model takes; prediction needs no answers, training and validation do."""
         return QuestionWindowsDataset(
             prepared.file,
             prepared.windows,
@@ -66,14 +67,14 @@ class SpansObjective(HeadObjective):
         )
 
     def data_folders(self) -> list[Path]:
-        """Return the folder that the data is read from."""
+        """Return the folder that holds the data."""
         return [Path(self.task_settings["data"])]
 
     def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
-        """Return the summed loss of logits (B, T, 2).
+        """Return the summed loss of logits (B, T, 2), and additional values to log.
 
-        In evaluation `rows` holds for each window the number of its question, its own number, the score of its best
-        answer, and each metric of that answer.
+        In evaluation `rows` holds, for each window, the index of its question, its own index, the score of its best
+        answer, and the value of each metric for that answer.
         """
         is_padding_BT = batch["net_input"]["src_tokens"].eq(self.dictionary.pad())
         loss = span_loss(logits, batch["target"], is_padding_BT)
@@ -98,17 +99,17 @@ class SpansObjective(HeadObjective):
 
     @staticmethod
     def scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
-        """Return `loss`, in bits per window."""
+        """Return `loss` in bits per window."""
         return {"loss": Scalar(in_bits(mean_per_prediction(logs, "loss")), total(logs, "sample_size"))}
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Exact match and F1."""
+        """The names of the metrics: exact match and F1."""
         return tuple(METRICS)
 
     @staticmethod
     def metric(name: str, rows: np.ndarray) -> float:
-        """Compute a metric, 0 to 1: the mean over questions, each with the best answer of all its windows."""
+        """Compute a metric, from 0 to 1, as the mean over questions of the best-scored answer among their windows."""
         question, window, score = rows[:, :3].T
         best_first = np.lexsort((window, -score, question))
         _, first_of_question = np.unique(question[best_first], return_index=True)
@@ -116,7 +117,7 @@ class SpansObjective(HeadObjective):
         return float(rows[best_first[first_of_question], column].mean())
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that checkpoints keep."""
+        """Return the settings that checkpoints store."""
         task = {
             "_name": "squad",
             **self.task_settings,
@@ -129,12 +130,12 @@ class SpansObjective(HeadObjective):
 
 
 def span_loss(logits_BT2: Tensor, targets_B2: Tensor, is_padding_BT: Tensor) -> Tensor:
-    """Return half the summed cross-entropies of starts and ends, nats.
+    """Return half the sum of the cross-entropies of starts and ends, in nats.
 
     Args:
-        logits_BT2: logits of each token as start and as end.
-        targets_B2: the tokens that are.
-        is_padding_BT: tokens that take no part.
+        logits_BT2: each token's logits of being the start and the end.
+        targets_B2: the indices of the correct start and end tokens.
+        is_padding_BT: True at tokens that are excluded from the softmax.
     """
     logits_B2T = logits_BT2.transpose(1, 2).masked_fill(is_padding_BT[:, None], -torch.inf)
     return F.cross_entropy(logits_B2T.flatten(0, 1), targets_B2.flatten(), reduction="sum") / 2

@@ -1,4 +1,4 @@
-"""Causal language modelling of a text in streams, with a memory carried from segment to segment."""
+"""Causal language modelling of text in streams, with a memory that is carried from segment to segment."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -42,16 +42,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class StreamLMObjective(Objective):
-    """Causal language modelling of streams.
+    """The objective of causal language modelling on streams.
 
     Attributes:
-        network: the model; None where another trainer builds it and sets `mem_len`.
-        data: a folder of `lazyformer lm`.
+        network: the model; None if another trainer builds it and sets `mem_len`.
+        data: a folder that `lazyformer lm` wrote.
         batch_size: streams per process.
-        seed: the seed of cuts.
+        seed: the seed that determines where the text is cut.
         text: options of :class:`StreamOptions`, by name.
         memory: the memory that the next training batch reads.
-        mem_len: the tokens of that memory, at most.
+        mem_len: the largest number of tokens in that memory.
     """
 
     network: Optional[Network]
@@ -69,12 +69,12 @@ class StreamLMObjective(Objective):
             model_options = self.network.options
             assert isinstance(model_options, CausalLMOptions)
             self.mem_len = model_options.mem_len
-        self._streams: Optional[TokenStreams] = None  # of training
-        self._saved: Optional[dict[str, Any]] = None  # memory of a checkpoint, until the streams are known
+        self._streams: Optional[TokenStreams] = None  # the training streams
+        self._saved: Optional[dict[str, Any]] = None  # a checkpoint's memory, until the training streams are known
 
     @cached_property
     def dictionary(self) -> Dictionary:
-        """The symbols of inputs and targets."""
+        """The dictionary of inputs and targets."""
         return load_dictionary(Path(self.data) / "dict.txt")
 
     def build_model(self) -> nn.Module:
@@ -85,19 +85,19 @@ class StreamLMObjective(Objective):
         """Open and check the text of a split.
 
         Raises:
-            UserError: a file is missing, damaged, empty or of another dictionary.
+            UserError: a file is missing, damaged or empty, or its ids do not fit the dictionary.
         """
         prefix = Path(self.data) / split
         tokens = open_tokens(prefix)
-        check_items(prefix, len(self.dictionary), eos=None)  # characters have no ends
+        check_items(prefix, len(self.dictionary), eos=None)  # character data has no end-of-sentence symbols
         return tokens
 
     def batches(self, processes: Processes = ALONE) -> EpochSegments:
-        """Return the segments of this process's streams, in order."""
+        """Return the segments of this process's training streams, in order."""
         return EpochSegments(self.training_streams(self.tokens("train"), processes))
 
     def training_streams(self, tokens: np.ndarray, processes: Processes, epoch: int = 1) -> TokenStreams:
-        """Cut the training text into this process's streams, which the memory is of from here on.
+        """Cut the training text into this process's streams, to which the memory belongs from now on.
 
         Raises:
             UserError: a segment or the memory is longer than a stream.
@@ -109,7 +109,7 @@ class StreamLMObjective(Objective):
         return streams
 
     def held_out_streams(self, tokens: np.ndarray, processes: Processes) -> TokenStreams:
-        """Cut a held-out text into this process's streams; each token is predicted once."""
+        """Cut a held-out text into this process's streams, so that each token is predicted exactly once."""
         tgt_len = self.options.valid_tgt_len or self.options.tgt_len
         return self._cut(tokens, tgt_len, processes, keeps_rest=True)
 
@@ -128,45 +128,45 @@ class StreamLMObjective(Objective):
         )
 
     def data_folders(self) -> list[Path]:
-        """Return the folder of the text."""
+        """Return the folder that holds the data."""
         return [Path(self.data)]
 
     def at_update(self, batch: Batch, update: int) -> Batch:
-        """Return a batch with the memory of the segments before it."""
+        """Return a batch together with the memory of the preceding segments."""
         return with_memory(batch, self.memory.before(batch["segment"]))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Compute the cross-entropy of the next tokens; the memory then holds the segment."""
+        """Compute the cross-entropy of the next tokens, and mark the segment as read in the memory."""
         result = losses.causal_lm(model, batch, self.dictionary.pad())
         self.memory.has_read(batch["segment"])
         return result
 
     @staticmethod
     def scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
-        """Return `loss`, bits per token, and the terms of spans and experts."""
+        """Return `loss` in bits per token, and the terms of spans and experts."""
         return next_token_scalars(logs)
 
     def forget(self) -> None:
-        """Empty the memory after an update that was skipped: what it left there may not be sound."""
+        """Clear the memory after a skipped update, which may have left NaN or Inf in it."""
         self.memory.memory.clear()
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that checkpoints keep."""
+        """Return the settings that checkpoints store."""
         task = {"_name": "stream_language_modeling", "data": self.data, **asdict(self.options)}
         return {"model": self.own_network.settings(), "task": task, "criterion": {"_name": "causal_lm"}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the memory of all processes, on the one that writes checkpoints; all processes call it."""
+        """Return the memory of all processes on the one that writes checkpoints; all processes must call this."""
         if self._streams is None:
             return {}
         return {CHECKPOINT_KEY: self.memory.gather(self._shape(self._streams))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the memory, if the checkpoint has one."""
+        """Restore the memory if the checkpoint has one, and clear it otherwise."""
         self._saved = state.get(CHECKPOINT_KEY)
         if self._saved is None:
             self.memory.memory.clear()
-            logger.warning("the checkpoint has no memory of streams: they start with empty memory")
+            logger.warning("the checkpoint has no memory of the streams, so they start with an empty memory")
         self._restore_memory()
 
     def _restore_memory(self) -> None:
@@ -179,9 +179,10 @@ class StreamLMObjective(Objective):
 
 
 def next_token_scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
-    """Return `loss`, bits per predicted token; where the model has them, the terms of spans and experts too.
+    """Return `loss` in bits per predicted token and, if the model has them, the terms of learned spans and experts.
 
-    `span` is the mean over heads and sublayers; `experts_dropped` the percentage of requests that found no slot.
+    `span` is the mean span over heads and sublayers; `experts_dropped` is the percentage of requests to experts that
+    were dropped because no slot was free.
     """
     predictions = total(logs, "sample_size")
     found = {"loss": Scalar(in_bits(mean_per_prediction(logs, "loss")), predictions)}

@@ -1,4 +1,4 @@
-"""Tags of words, such as names and parts of speech."""
+"""Tagging of words, as in named-entity recognition and part-of-speech tagging."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,23 +13,24 @@ from lazyformer_fairseq.modules.networks.heads import TAGS
 from lazyformer_fairseq.training.objectives.interface import Batch
 from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
 
-IGNORED = -100  # by the loss
+IGNORED = -100  # the target that cross-entropy ignores
 
 
 @dataclass(kw_only=True)
 class TagsObjective(LabelledTextsObjective):
-    """The class of each word, from its first token (Devlin et al., 2019, section 5.3).
+    """The objective of predicting the class of each word from its first token (Devlin et al., 2019, section 5.3).
 
-    The loss is the mean over words. Words that are cut off add nothing to it; the metrics take them for OUTSIDE.
+    The loss is averaged over words. Words that are truncated do not contribute to it; in the metrics they count as
+    predicted to be OUTSIDE.
     """
 
     head_type: str = TAGS
     DATASET: ClassVar[type[TaggedWordsDataset]] = TaggedWordsDataset
 
     def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
-        """Return the summed cross-entropy of logits (B, T, classes) at the first tokens of words.
+        """Return the summed cross-entropy of logits (B, T, classes) at the words' first tokens, and values to log.
 
-        In evaluation `rows` holds the counts of each sentence, see :func:`.metrics.count_tags`.
+        In evaluation `rows` holds the counts of each sentence, as :func:`.metrics.count_tags` returns them.
         """
         is_cut = batch["places"] < 0
         targets = batch["target"].masked_fill(is_cut, IGNORED)

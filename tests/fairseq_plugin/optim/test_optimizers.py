@@ -106,7 +106,7 @@ def test_a_state_of_other_groups_or_weights_or_of_another_optimizer_is_refused_i
             build(name, parameters, no_decay_bias_and_norm=not exempts).load_state_dict(before.state_dict())
     before = build(name, parameters)
     train(before, parameters, range(1))
-    with pytest.raises(UserError, match="of other weights than the model's"):
+    with pytest.raises(UserError, match="is for other weights than the model's"):
         build(name, make_parameters()[:-1]).load_state_dict(before.state_dict())
     for other in {ADAM, LAMB, MUON} - {name}:
         saved = build(other, make_parameters()).state_dict()

@@ -129,7 +129,7 @@ def test_a_branch_with_another_peak_is_warned_of(caplog):
     schedule_of(WSDSchedule, max_update=20, decay_from="a.pt").load_state_dict(state)
     assert "peak" not in caplog.text
     schedule_of(WSDSchedule, lr=0.25, max_update=20, decay_from="a.pt").load_state_dict(state)
-    assert "--lr 0.25: the 3 updates of --decay-from a.pt had a peak of 0.5" in caplog.text
+    assert "--lr 0.25: the 3 updates of --decay-from a.pt used a peak of 0.5" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_branch_with_another_peak_is_warned_of(caplog):
             91,
             {"max_update": 100},
             {"max_update": 120},
-            "91 updates are made, and the decay of its own run begins after 90",
+            "was saved after 91 updates, but the decay of its own run begins after 90",
         ),
         (91, {"max_update": 100}, {"max_update": 100, "decay": "linear"}, "of its own run begins after 90"),
         (95, {"max_update": 100}, {"max_update": 120, "decay_share": 0.25}, "of its own run begins after 90"),
@@ -149,11 +149,21 @@ def test_a_branch_with_another_peak_is_warned_of(caplog):
             91,
             {"max_update": 200},
             {"max_update": 100},
-            "--decay-from a.pt: 91 updates are made, and the decay of --max-update 100 with --decay-share 0.1 begins "
-            "after 90: give an earlier checkpoint, or a larger --max-update",
+            "--decay-from a.pt: was saved after 91 updates, but the decay of --max-update 100 with --decay-share 0.1 "
+            "begins after 90; give an earlier checkpoint, or a larger --max-update",
         ),
-        (91, {"max_update": 200}, {"max_update": 50}, "--max-update 50: --decay-from a.pt has made 91 updates; give"),
-        (99, {"max_update": 999}, {"max_update": 100}, "after update 90, in the 99 of --decay-from a.pt's warm-up"),
+        (
+            91,
+            {"max_update": 200},
+            {"max_update": 50},
+            "--max-update 50: --decay-from a.pt was saved after 91 updates; g",
+        ),
+        (
+            99,
+            {"max_update": 999},
+            {"max_update": 100},
+            "after update 90, during the 99 updates of --decay-from a.pt's warm-up",
+        ),
     ],
 )
 def test_a_checkpoint_whose_rate_was_another_is_no_start(made, theirs, ours, words):
@@ -172,12 +182,12 @@ def test_a_checkpoint_whose_rate_was_another_is_no_start(made, theirs, ours, wor
     [
         ({}, "--lr-scheduler wsd needs --max-update to know when to decay"),
         ({"max_epoch": 2}, "--lr-scheduler wsd needs --max-update"),
-        ({"max_update": 9, "max_epoch": 2}, "--max-epoch 2: --lr-scheduler wsd counts updates alone"),
+        ({"max_update": 9, "max_epoch": 2}, "--max-epoch 2: --lr-scheduler wsd counts only updates"),
         ({"max_update": 9, "decay_share": 1.5}, "--decay-share 1.5: must lie in"),
         ({"max_update": 9, "decay_share": -0.5}, "--decay-share -0.5: must lie in"),
         (
             {"max_update": 10, "decay_share": 0.5, "warmup_updates": 6},
-            "would begin after update 5, in the 6 of warm-up",
+            "would begin after update 5, during the 6 updates of warm-up",
         ),
     ],
 )
@@ -210,7 +220,7 @@ def test_a_branch_equals_the_whole_run_to_the_bit(more, fairseq_train, data_fold
     assert branch["extra_state"]["train_iterator"] == whole["extra_state"]["train_iterator"]
     late = f"--decay-from {tmp_path}/whole/{start.name.replace('_3.pt', '_5.pt')}"
     said = message_of(fairseq_train, data_folder, f"{BY_WSD} {more} --max-update 9 {late}", tmp_path / "late")
-    assert said.startswith(f"{late}: 5 updates are made, and the decay of its own run begins after 3")
+    assert said.startswith(f"{late}: was saved after 5 updates, but the decay of its own run begins after 3")
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
-"""To and from Hugging Face. Importing it registers the exported models' classes with transformers, where that is there.
+"""Conversion to and from Hugging Face.
 
-``AutoModel.from_pretrained`` then loads what ``lazyformer export --to huggingface`` wrote without trusting the code in
-its folder: the same classes come from here. It waits until transformers is loaded, without loading it itself.
+Importing this package registers the classes of exported models with transformers, if it is installed.
+``AutoModel.from_pretrained`` then uses these classes to load the folders that ``lazyformer export --to huggingface``
+wrote, and does not need to trust the code in the folders. The registration does not import transformers itself, but
+waits until it has been imported.
 """
 
 import importlib.util
@@ -14,7 +16,7 @@ from lazyformer_fairseq.fairseq_plugin.registration import ImportWatcher
 
 LIBRARY = "transformers"
 AUTO_CLASSES = "transformers.models.auto.configuration_auto"
-# Public names, and the modules that have them.
+# Public names, and the modules that define them.
 PARTS = {
     "LazyFormerCausalConfig": "models.causal",
     "LazyFormerConfig": "models.configuration",
@@ -33,11 +35,11 @@ __all__ = ["register", *PARTS]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name, which loads what it needs.
+    """Import and return the object of a public name.
 
     Raises:
-        UserError: what it needs is not installed.
-        AttributeError: there is no such name.
+        UserError: A library that the object needs is not installed.
+        AttributeError: The name is not one of the public names.
     """
     if name not in PARTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -48,12 +50,12 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names too, which are loaded when they are asked for."""
+    """Return all names, including the public ones, which are only imported on access."""
     return sorted({*globals(), *__all__})
 
 
 def register_when_transformers_is_loaded() -> None:
-    """Register now where transformers' auto classes are there, or when they are."""
+    """Register the models now if transformers' auto classes have been imported, else as soon as they are."""
     if AUTO_CLASSES in sys.modules:
         register()
     elif importlib.util.find_spec(LIBRARY) is not None:
@@ -61,7 +63,7 @@ def register_when_transformers_is_loaded() -> None:
 
 
 def register() -> None:
-    """Make the auto classes of transformers find ours; a second time it does nothing."""
+    """Register our classes with the auto classes of transformers. Calling this again has no effect."""
     import transformers
 
     from lazyformer_fairseq.huggingface.models import causal, encoder, heads
@@ -86,7 +88,7 @@ def _write_code(config: Any, folder: Path) -> None:
 
 
 def _register_if_there() -> None:
-    """Register when no module of transformers is half loaded."""
+    """Register the models once the import of transformers is complete."""
     if AUTO_CLASSES in sys.modules and _watcher in sys.meta_path:
         sys.meta_path.remove(_watcher)
         register()

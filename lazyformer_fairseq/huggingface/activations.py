@@ -1,6 +1,6 @@
-"""transformers' names of the activations."""
+"""The names of activations in transformers."""
 
-# Ours by theirs; where several of theirs mean the same, the first one is written.
+# Our names by those of transformers. If several names of theirs mean the same, an export writes the first one.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",

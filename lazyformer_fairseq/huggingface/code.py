@@ -1,9 +1,9 @@
-"""The code in an exported folder: the package's own modules, with relative imports.
+"""The code in an exported folder: modules of this package, with relative imports.
 
-We start from the models and the classes of the pattern's sublayers, and follow the imports of each module. A folder is
-flat, because transformers finds files by relative imports and knows no subfolders: ``modules/linear.py`` becomes
-``modules_linear.py``. ``modeling_lazyformer.py`` has the classes that the config names; it imports every file, as
-transformers copies only those that this one names.
+The collection starts from the models and from the classes of the sublayers in the pattern, and follows the imports of
+each module. The folder is flat, because transformers finds files by relative imports and does not support subfolders:
+``modules/linear.py`` becomes ``modules_linear.py``. ``modeling_lazyformer.py`` has the classes that the config names,
+and imports every file, because transformers only copies the files that it imports.
 """
 
 import ast
@@ -22,10 +22,11 @@ from lazyformer_fairseq.patterns.kinds import ENCODER, Kind
 
 PACKAGE = "lazyformer_fairseq"
 MODELS = f"{PACKAGE}.huggingface.models.heads"
-LIBRARIES = {"torch", "transformers", "numpy", "typing_extensions"}  # torch needs the last, transformers numpy
-MODELING = '''"""A model made by lazyformer_fairseq, for transformers 4.57 and 5; it also needs torch and numpy.
+# torch depends on typing_extensions, and transformers on numpy, so every user of an export has these.
+LIBRARIES = {"torch", "transformers", "numpy", "typing_extensions"}
+MODELING = '''"""A model made by lazyformer_fairseq, for transformers 4.57 and 5. It also needs torch and numpy.
 
-The files beside this one are modules of the package as they are, but for relative imports. MIT license.
+The other files are modules of that package, unchanged except for relative imports. MIT license.
 """
 
 # ruff: noqa: F401
@@ -41,15 +42,15 @@ from .huggingface_models_heads import (
 from .patterns_attention_variants import CLASSES
 {imports}
 
-# The sublayers of this model's pattern; packages with others are not looked for.
+# Only the sublayers of this model's pattern are needed, so packages that register others are not imported.
 patterns_kinds._mistakes = []
 {rows}
 
-# Nothing is timed here, or kept on this machine.
+# An exported model neither times back ends nor stores measurements on this machine.
 SELECTOR.measures = False
 LazyFormerPreTrainedModel.selects_back_ends = False
 
-# transformers saves the file that a class is in, and those that this one imports.
+# transformers saves the file that defines a class, and the files that it imports.
 for model in (
     LazyFormerConfig,
     LazyFormerModel,
@@ -60,9 +61,9 @@ for model in (
 ):
     model.__module__ = __name__
 '''
-# In place of a module that needs another library or registers operators of torch, for what only a whole installation
-# does, such as to keep measurements.
-STAND_IN = '''"""Stands in for {module}, which an exported model does not need."""
+# This text replaces modules that need another library or register operators of torch. They are for work that only an
+# installed package does, such as storing measurements.
+STAND_IN = '''"""A stand-in for {module}, which an exported model does not need."""
 
 
 def __getattr__(name):
@@ -75,9 +76,9 @@ def __getattr__(name):
     return absent
 '''
 
-# Functions that the package registers as operators of torch are plain ones in an export: several exports may be loaded
-# at once, and graphs look into them.
-OPERATORS = '''"""In place of torch.library.custom_op: functions stay as they are."""
+# Functions that the package registers as operators of torch stay plain functions in an export. Several exports can then
+# be loaded at once, and graph compilers can trace into the functions.
+OPERATORS = '''"""A replacement for torch.library.custom_op that leaves functions as they are."""
 
 
 class PlainFunction:
@@ -97,20 +98,20 @@ def custom_op(name, function=None, **options):
 
 
 def write_code(pattern: str, folder: Path) -> None:
-    """Write the code of an encoder with this pattern into a folder that exists.
+    """Write the code of an encoder with this pattern into an existing folder.
 
     Raises:
-        UserError: as :func:`code_files`.
+        UserError: The code cannot be exported; see :func:`code_files`.
     """
     for name, text in code_files(pattern).items():
         (folder / name).write_text(text, encoding="utf-8")
 
 
 def code_files(pattern: str) -> dict[str, str]:
-    """Return the code of an encoder with this pattern, the same for the same kinds, by file name.
+    """Return the code of an encoder with this pattern, by file name. Patterns with the same kinds have the same code.
 
     Raises:
-        UserError: a kind's class cannot be imported by name, or its module needs another library.
+        UserError: The class of a kind cannot be imported by its name, or its module needs another library.
     """
     modules = [MODELS]
     classes: dict[str, type] = {}
@@ -120,7 +121,7 @@ def code_files(pattern: str) -> dict[str, str]:
         if "<locals>" in cls.__qualname__:
             raise UserError(
                 f"{row.name} ({row.letter}) cannot be exported to Hugging Face: its class {cls.__qualname__} is not at "
-                "the top of a module; put it there, or take lazyformer export --to safetensors"
+                "the top level of a module; move it there, or use lazyformer export --to safetensors"
             )
         if not cls.__module__.startswith(f"{PACKAGE}."):
             modules.append(_registering_module(row, cls))
@@ -141,10 +142,10 @@ def code_files(pattern: str) -> dict[str, str]:
 
 
 def _registering_module(row: Kind, cls: type) -> str:
-    """Return the module that puts a row of somebody's package into the table.
+    """Return the module of another package that registers a row.
 
     Raises:
-        UserError: no module of the package of its class has it as a global variable.
+        UserError: No module in the package of the row's class has the row as a global variable.
     """
     package = cls.__module__.partition(".")[0]
     for name, module in sorted(sys.modules.items()):
@@ -152,20 +153,20 @@ def _registering_module(row: Kind, cls: type) -> str:
             return name
     raise UserError(
         f"{row.name} ({row.letter}) cannot be exported to Hugging Face: no module of {package} keeps its row in a "
-        f"variable, as in ROW = register(Kind(...))"
+        f"global variable, as in ROW = register(Kind(...))"
     )
 
 
 def _flat(module: str) -> str:
-    """Return the name of a module in an export, where all stand side by side."""
+    """Return the name of a module in an export, which has no subfolders."""
     return module.removeprefix(f"{PACKAGE}.").replace(".", "_")
 
 
 def _follow_imports(modules: list[str]) -> dict[str, str]:
-    """Return the text of these modules and all that they import, by file name.
+    """Return the text of these modules and of all modules that they import, by file name.
 
     Raises:
-        UserError: a module of somebody's package imports another library, or imports relatively.
+        UserError: A module of another package imports another library, or uses relative imports.
     """
     packages = {name.partition(".")[0] for name in modules}
     files: dict[str, str] = {}
@@ -184,8 +185,8 @@ def _follow_imports(modules: list[str]) -> dict[str, str]:
         if lacking:
             what = "a relative import" if "" in lacking else min(lacking)
             raise UserError(
-                f"{name} cannot be exported to Hugging Face: it needs {what}, beside torch, transformers, numpy and "
-                "absolute imports of its own package"
+                f"{name} cannot be exported to Hugging Face: it needs {what}, but may only use torch, transformers, "
+                "numpy and absolute imports of its own package"
             )
 
         lines = source.splitlines(keepends=True)
@@ -216,7 +217,7 @@ def _follow_imports(modules: list[str]) -> dict[str, str]:
 
 
 def _imports(tree: ast.AST) -> Iterator[Union[ast.Import, ast.ImportFrom]]:
-    """Yield all imports but those in a ``try``, which may fail."""
+    """Yield all import statements except those in a ``try``, which are optional."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node
@@ -225,7 +226,7 @@ def _imports(tree: ast.AST) -> Iterator[Union[ast.Import, ast.ImportFrom]]:
 
 
 def _imported_modules(node: Union[ast.Import, ast.ImportFrom]) -> list[str]:
-    """Return the modules that a statement names; "" for a relative one."""
+    """Return the modules that an import statement names; "" for a relative import."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [node.module if not node.level else ""]

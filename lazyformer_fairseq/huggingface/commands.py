@@ -15,15 +15,15 @@ from lazyformer_fairseq.training.warm_start.options import WarmOptions
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--head-name",
-    help="Name of the head of a fine-tuned model. GLUE's tasks look for theirs: cola, sst-2 and so on.  [default: "
-    "classifier; squad for one that finds answers]",
+    help="Name for the head of a fine-tuned model. Each GLUE task expects its own name, such as cola or sst-2.  "
+    "[default: squad for a span head, otherwise classifier]",
 )
 @click.option(
     "--tokenizer",
     "tokenizer_folder",
     type=click.Path(path_type=Path),
-    help="Of a LazyFormerForMaskedLM, such as transformers' Trainer saves: the tokenizer beside its data, such as "
-    "data/tokenizer.  [default: BERT/tokenizer, which an export has]",
+    help="Folder of the tokenizer of a LazyFormerForMaskedLM, such as transformers' Trainer saves: the one beside its "
+    "training data, such as data/tokenizer.  [default: BERT/tokenizer, which an export contains]",
 )
 @takes(WarmOptions, into="warm")
 def import_model(
@@ -33,17 +33,17 @@ def import_model(
     tokenizer_folder: Optional[Path],
     warm: WarmOptions,
 ) -> None:
-    """Turn a BERT of the Hub into a checkpoint of this package, of the same or another pattern.
+    """Turn a BERT of the Hub into a checkpoint of this package, with the same or another pattern.
 
-    It may be a RoBERTa, DistilBERT or ModernBERT too, or a LazyFormerForMaskedLM.
+    The model may also be a RoBERTa, a DistilBERT, a ModernBERT or a LazyFormerForMaskedLM.
 
-    BERT is its folder, with config.json, model.safetensors and its tokenizer's files; or a checkpoint of this package,
-    or a folder of such. Nothing in it is run. Without
-    --sublayer-pattern the model computes what it computed; with it, its weights start one of another pattern.
+    BERT is the folder of the model, with config.json, model.safetensors and the files of its tokenizer. It may also be
+    a checkpoint of this package, or a folder of checkpoints. No code in it is run. Without --sublayer-pattern the model
+    computes the same as before. With it, the weights initialise a model with another pattern.
 
-    OUT gets model.safetensors, config.json and the tokenizer; of a model that changed, warm_start.json and
-    warm_start.md too, which say what became what. lazyformer_fairseq.load reads it, and fairseq-train
-    --finetune-from-model OUT/model.safetensors starts from it.
+    The command writes model.safetensors, config.json and the tokenizer to OUT. If the model changed, it also writes
+    warm_start.json and warm_start.md, which state which sublayer became which. lazyformer_fairseq.load reads the
+    folder, and fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
     """
     refuse_filled_folder(out)
     warm.refuse_misfits()

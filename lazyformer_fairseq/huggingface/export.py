@@ -1,10 +1,15 @@
-"""``lazyformer export --to huggingface``: a folder that transformers loads, as a model of ours or as a real BERT.
+"""``lazyformer export --to huggingface``: export to a folder that transformers loads, as our model or as a real BERT.
 
-A plain ``(sf)xN`` becomes a BERT of transformers, without code of its own, and what is a ModernBERT one of these. BERT
-counts positions from the left, padding included, and sees all tokens without an attention mask: so the two agree on
-inputs that are padded on the right and have one. The model's `dense` classification head is BERT's pooler and
-classifier, its head for next sentences BERT's pooler and ``cls.seq_relationship``, its span head ``qa_outputs``, its
-head for tags the classifier of a BertForTokenClassification.
+A plain ``(sf)xN`` becomes a BERT of transformers, without custom code, and a model that is a ModernBERT becomes one.
+BERT counts positions from the left, including padding, and without an attention mask it sees all tokens. The two models
+therefore agree on inputs that are padded on the right and have an attention mask. Heads become those of BERT:
+
+| our head | BERT's head |
+|---|---|
+| `dense` classification head | pooler and classifier |
+| next-sentence head | pooler and ``cls.seq_relationship`` |
+| span head | ``qa_outputs`` |
+| tag head | classifier of a BertForTokenClassification |
 """
 
 from collections.abc import Mapping
@@ -41,11 +46,12 @@ from lazyformer_fairseq.patterns.attention_variants import GIVEN
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
 AUTO = "auto"
-NAMES = {BERT: "BERT", MODERN: "ModernBERT"}  # of those that transformers has
+NAMES = {BERT: "BERT", MODERN: "ModernBERT"}  # the models that transformers has itself
 CARD_FILE = "README.md"
 WORDS = "masked words"
 FEATURES = "features"
-CLOSE = 1e-6  # of numbers around 1, between two ways to compute the same in double precision
+# The tolerance for outputs around 1 that two implementations compute in double precision.
+CLOSE = 1e-6
 
 
 def export_to_huggingface(
@@ -54,29 +60,29 @@ def export_to_huggingface(
     form: str = AUTO,
     head: Optional[str] = None,
 ) -> str:
-    """Write a folder that transformers loads, whole or not at all.
+    """Write a folder that transformers loads, either completely or not at all.
 
-    Before it takes its name, the model is read back from it and compared with the checkpoint's.
+    Before the folder gets its name, the model is read back and its outputs are compared with the checkpoint's.
 
     Args:
-        folder: folder of checkpoints; see :func:`lazyformer_fairseq.evaluation.loading.load`.
-        out: must not exist yet, or be empty.
-        form: "bert" or "modernbert" for one of transformers, "custom" for a model with its own code, "auto" for the
-            first that is possible.
-        head: the classification or span head to take along; None for the only one, if there is one.
+        folder: A folder of checkpoints; see :func:`lazyformer_fairseq.evaluation.loading.load`.
+        out: The folder to write, which must not exist or must be empty.
+        form: "bert" or "modernbert" for a model that transformers has itself, "custom" for a model with its own code,
+            or "auto" for the first of these that is possible.
+        head: The name of the classification or span head to export. None exports the only head, if there is one.
 
     Returns:
         The form that was chosen.
 
     Raises:
-        UserError: what `load` raises; no such head, or several; the model is no BERT; a kind whose
-            code cannot be exported; `out` exists.
+        UserError: The checkpoint cannot be loaded, it does not have the head, or it has several heads and none was
+            named, the model does not have the requested form, the code of a kind cannot be exported, or `out` exists.
     """
     path = checkpoint_at(Path(folder))
     state = checkpoints.load(path)
     if loading.is_causal(state):
         if form in (BERT, MODERN) or head is not None:
-            raise UserError(f"{path}: is a causal language model: leave --as and --head out")
+            raise UserError(f"{path} is a causal language model: leave out --as and --head")
         with atomic_folder(Path(out)) as unfinished:
             write_causal(state, path, unfinished)
             dictionary = dictionary_of_causal(state, path)
@@ -103,17 +109,19 @@ def export_to_huggingface(
 
 
 def dictionary_of_causal(state: Mapping[str, Any], path: Path) -> Optional[Dictionary]:
-    """Return the dictionary of a causal language model: that beside its checkpoint, else that of its training data.
+    """Return the dictionary of a causal language model.
+
+    The dictionary is searched for beside the checkpoint and in the folder of its training data.
 
     Args:
-        state: the checkpoint's content.
-        path: the checkpoint's file.
+        state: The content of the checkpoint.
+        path: The file of the checkpoint.
 
     Returns:
-        None where neither is there, or where what is there is another one than the checkpoint's.
+        The dictionary, or None if neither place has the one that the checkpoint was trained with.
 
     Raises:
-        UserError: the file that is there is no dictionary.
+        UserError: A file dict.txt is not a dictionary.
     """
     data = str((state["cfg"].get("task") or {}).get("data") or "").split(":")[0]
     places = [path.parent, path.parent / "data"]
@@ -134,23 +142,32 @@ def choose_head(
     path: Path,
     tasks: Mapping[str, TaskDescription],
 ) -> Optional[Head]:
-    """Return the classification or span head of this name, or the only one; that of pre-training must be named.
+    """Return the classification or span head to export.
 
     Args:
-        weights: the checkpoint's weights.
-        name: name of the head; None for the only one.
-        path: the checkpoint's file, for messages.
-        tasks: what heads were trained on.
+        weights: The weights of the checkpoint.
+        name: The name of the head. None chooses the only fine-tuned head, so the next-sentence head must be named.
+        path: The file of the checkpoint, for messages.
+        tasks: Descriptions of the tasks that heads were trained on, by name of the head.
+
+    Returns:
+        The head, or None if `name` is None and the checkpoint has no fine-tuned head.
+
+    Raises:
+        UserError: The checkpoint has no head of this name, or several heads and no name was given.
     """
     there = heads_in_checkpoint(dict(weights))
     fine_tuned = [head for head in there if head != NEXT_SENTENCE]
     if name is None and len(fine_tuned) > 1:
         raise UserError(
-            f"{path}: has classification heads {', '.join(there)}, the folder gets one: choose it by --head"
+            f"{path} has the classification heads {', '.join(there)}, but an export contains only one: choose it with "
+            "--head"
         )
     if name is not None and name not in there:
         known = ", ".join(there) or "none"
-        raise UserError(f"{path}: has no classification head {name!r}, but {known}{nearest(name, there)}")
+        raise UserError(
+            f"{path} has no classification head {name!r}; its classification heads: {known}{nearest(name, there)}"
+        )
     chosen = name or next(iter(fine_tuned), None)
     if chosen is None:
         return None
@@ -161,23 +178,28 @@ def choose_head(
 
 
 def choose_form(source: Source, form: str) -> str:
-    """Return the form that was asked for; for "auto" the first that is possible."""
+    """Return the requested form; for "auto", the first form that is possible.
+
+    Raises:
+        UserError: The model cannot be exported in the requested form.
+    """
     reasons = {BERT: why_not_bert(source), MODERN: why_not_modernbert(source), CUSTOM: ""}
     if form == AUTO:
         return next(each for each, reason in reasons.items() if not reason)
     if reasons[form]:
         raise UserError(
-            f"--as {form}: this model is no {NAMES[form]}: {reasons[form]}; --as custom takes it, with its own code"
+            f"--as {form}: this model is not a {NAMES[form]}: {reasons[form]}; use --as custom to export it with its "
+            "own code"
         )
     return form
 
 
 @torch.no_grad()
 def check_same_outputs(source: Source, model: Any) -> None:
-    """Raise a UserError where the exported model computes something else than the checkpoint's, on padded texts.
+    """Raise a UserError if the exported model computes other outputs than the checkpoint's model on padded texts.
 
-    Both are in double precision from then on: in single precision deep models amplify rounding as far as small mistakes
-    reach.
+    Both models are converted to double precision, because in single precision the rounding errors of deep models may be
+    as large as the effect of a small mistake.
     """
     source.model.double().encoder.sentence_encoder.attention_backend = "eager"
     model = model.double()
@@ -220,24 +242,25 @@ def check_same_outputs(source: Source, model: Any) -> None:
         error = float(difference.abs().max() / wanted.abs().max().clamp(min=1))
         if not error < CLOSE:
             raise UserError(
-                f"the exported model's logits of the {name} differ from the checkpoint's by {error:.1g}: not written"
+                f"the {name} logits of the exported model differ from those of the checkpoint by {error:.1g}; nothing "
+                "was written"
             )
 
 
 def _name_outputs(output: Any, head: str) -> dict[str, Tensor]:
-    """Return the outputs of a model of transformers by their names: a head's, or :data:`WORDS` or :data:`FEATURES`."""
+    """Return the outputs of a model of transformers by name: that of a head, :data:`WORDS` or :data:`FEATURES`."""
     if "start_logits" in output:
         return {head: torch.stack([output.start_logits, output.end_logits], -1)}
     if "last_hidden_state" in output:
         return {FEATURES: output.last_hidden_state}
     if "prediction_logits" in output:
         return {WORDS: output.prediction_logits, head: output.seq_relationship_logits}
-    if output.logits.dim() == 3 and head == NEXT_SENTENCE:  # no head of a task went along
+    if output.logits.dim() == 3 and head == NEXT_SENTENCE:  # the export has no head of a task
         return {WORDS: output.logits}
     return {head: output.logits}
 
 
-UNKNOWN = "unknown: the checkpoint does not say"
+UNKNOWN = "unknown; the checkpoint does not record it"
 CARD = """\
 ---
 library_name: transformers
@@ -249,13 +272,13 @@ tags:
 
 # {name}
 
-{model} that lazyformer_fairseq trained, with the sublayer pattern `{pattern}`.
+{model} trained with lazyformer_fairseq, with the sublayer pattern `{pattern}`.
 
 | | |
 |---|---|
 {rows}
 
-## Load it
+## Loading
 
 ```python
 {imports}
@@ -267,39 +290,39 @@ tags:
 
 ## Licence
 
-Whoever publishes this model chooses its licence, and writes it here and in the header (`license:`). The data
-it was trained on may bind them.
+If you publish this model, choose a licence, and state it here and in the header (`license:`). The licences of the
+training data may restrict your choice.
 """
 TOKENIZER = 'tokenizer = {loader}.from_pretrained("{name}")\n'
 NEEDS_PACKAGE = """\
-It needs lazyformer_fairseq: there is no code in this folder. {tokenizer} `model.generate` remembers the whole text, in
-training it was the last {mem_len} tokens before each segment."""
-OF_DATA = "The tokenizer cuts a text as the training data were cut; what it does not know becomes `<unk>`."
+The model needs lazyformer_fairseq, because this folder contains no code. {tokenizer} `model.generate` remembers the
+whole text, whereas in training the memory held the last {mem_len} tokens before each segment."""
+OF_DATA = "The tokenizer splits texts in the same way as the training data; unknown symbols become `<unk>`."
 NO_TOKENIZER = """\
-There is no tokenizer: ids are those of the data's `dict.txt`, whose first word has the id 4, behind `<s>`, `<pad>`,
-`</s>` and `<unk>`."""
+There is no tokenizer. Token ids follow the `dict.txt` of the training data, whose first word has the id 4, after `<s>`,
+`<pad>`, `</s>` and `<unk>`."""
 PLAIN = """\
-It is a plain {model}: transformers loads it without code of its own. Pad on the right, and pass an
-attention mask, as the tokenizer does."""
+This is a plain {model}, which transformers loads without custom code. Pad inputs on the right, and pass an attention
+mask, as the tokenizer does."""
 OWN_CODE = """\
-The files `*.py` are all its code; they need torch, numpy and transformers. Where lazyformer_fairseq is
-installed, `import lazyformer_fairseq.huggingface` first, and leave `trust_remote_code` out."""
+The files `*.py` contain all code of the model and need torch, numpy and transformers. If lazyformer_fairseq is
+installed, `import lazyformer_fairseq.huggingface` first, and leave out `trust_remote_code`."""
 
 
 def model_card(source: Source, form: str, name: str) -> str:
-    """Return README.md of the folder `name`, in Markdown with the Hub's header; the licence is left out.
+    """Return the text of README.md, in Markdown with the header of the Hub. It does not name a licence.
 
     Args:
-        source: the checkpoint.
-        form: form of the folder.
-        name: name of the folder.
+        source: The checkpoint.
+        form: The form of the export.
+        name: The name of the folder.
     """
     trust = ""
     loader = "AutoTokenizer"
     tag = f"\n- {form}"
     if form == CUSTOM:
         trust = ", trust_remote_code=True"
-        # AutoTokenizer reads config.json, and asks whether to run the code that it names. The tokenizer needs none.
+        # The tokenizer needs no code, but AutoTokenizer reads config.json, and asks whether to run the code it names.
         loader = "PreTrainedTokenizerFast"
         tag = ""
         code = OWN_CODE
@@ -322,7 +345,13 @@ def model_card(source: Source, form: str, name: str) -> str:
 
 
 def causal_card(state: Mapping[str, Any], name: str, has_tokenizer: bool) -> str:
-    """Return the same for a causal language model."""
+    """Return the text of README.md for a causal language model.
+
+    Args:
+        state: The content of the checkpoint.
+        name: The name of the folder.
+        has_tokenizer: Whether the folder contains a tokenizer.
+    """
     options = causal_options(state)
     weights = state["model"]
     parameters = sum(weight.numel() for part, weight in weights.items() if part != "dictionary_sha256")
@@ -354,7 +383,7 @@ def _table(rows: Mapping[str, str]) -> str:
 
 
 def _rows(source: Source) -> dict[str, str]:
-    """Return the rows of the card on the model."""
+    """Return the rows of the model card that describe the model."""
     options = source.cfg
     head = source.head
     named = source.model.named_parameters()
@@ -372,19 +401,22 @@ def _rows(source: Source) -> dict[str, str]:
         "vocabulary": f"{len(source.tokenizer.dictionary):,} symbols",
     }
     if not source.has_lm_head:
-        rows["masked-LM head"] = "none: the checkpoint's never trained, so that it cannot fill masks"
+        rows["masked-LM head"] = "none; the head in the checkpoint was never trained, so it cannot fill masks"
     if head is not None and head.type == SPAN:
-        rows["span head"] = f"{head.name}: where an answer starts, and where it ends"
+        rows["span head"] = f"{head.name}: the start and the end of an answer"
     elif head is not None:
         labels = ", ".join(head.labels)
         if not labels:
-            labels = "a score" if head.outputs == 1 else "without names"
+            labels = "a score" if head.outputs == 1 else "unnamed classes"
         rows["classification head"] = f"{head.name}: {labels}"
     return rows
 
 
 def training_of(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a checkpoint knows of its training, in words: data without its folder, task, updates per run."""
+    """Return what a checkpoint records about its training, for a model card: data, task, and updates of each run.
+
+    Only the last parts of the data folders' paths are kept.
+    """
     task = (state.get("cfg") or {}).get("task") or {}
     folders = [f"`{Path(folder).name}`" for folder in str(task.get("data") or "").split(":") if folder]
     updates = [int(run.get("num_updates", 0)) for run in state.get("optimizer_history") or ()]

@@ -1,6 +1,6 @@
-"""BERT, RoBERTa, DistilBERT and ModernBERT: transformers' names of their weights and settings, and a folder of one.
+"""The families BERT, RoBERTa, DistilBERT and ModernBERT: names of weights and settings in transformers.
 
-Import and export read the same table. Nothing in a folder is run.
+Import and export use the same table. This module also reads the folder of a model, and runs no code in it:
 
 FOLDER/config.json
 FOLDER/model.safetensors
@@ -28,7 +28,7 @@ MULTI_LABEL = "multi_label_classification"  # a problem_type of transformers' co
 CONFIG_FILE = "config.json"
 LARGEST_JSON = 64 * 2**20  # bytes
 SAFE_FILE = "model.safetensors"
-# Our names.
+# Names of our own weights.
 ENCODER = "encoder.sentence_encoder."
 HEAD = LM_HEAD
 WORDS = f"{ENCODER}embed_tokens.weight"
@@ -40,27 +40,28 @@ MODERN = "modernbert"
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A row of the table.
+    """A family of models in transformers: one row of the table.
 
     Attributes:
-        prefix: prefix of the encoder's weights, where a head stands beside it.
-        keys: names in config.json by our option.
-        words: name of the word embeddings.
-        positions: name of the positions' table; "" for none.
-        types: name of the token types' table; "" for none.
-        norm: name of the LayerNorm of the embeddings.
-        layers: prefix of a layer's number.
-        layer: names of each map and LayerNorm of a layer, stacked, by ours; 0 is the s, 1 the f.
-        head: names of the masked-LM head's dense map, LayerNorm, bias and decoder.
-        pooler: name of the pooler; "" for none.
-        head_has_own_activation: whether the head has GELU whatever the sublayers have; else it has theirs.
-        counts_from_padding: whether positions begin at the id of padding + 1.
-        padding: id of padding, where config.json has none.
-        final_norm: name of the LayerNorm behind all layers; "" for none.
-        is_modern: whether it has rotary positions, gates, LayerNorms before all sublayers but the first, and biases
-            only where config.json says so: see :func:`modern_options`.
-        eps: LayerNorm's epsilon, where config.json has none.
-        dropout: all shares of dropout, where config.json has none.
+        prefix: The prefix of the encoder's weights in models that have a head.
+        keys: The names of settings in config.json, by the names of our options.
+        words: The name of the word embeddings.
+        positions: The name of the table of positions; "" for none.
+        types: The name of the table of token types; "" for none.
+        norm: The name of the LayerNorm of the embeddings.
+        layers: The prefix that precedes the number of a layer.
+        layer: The names of the maps and LayerNorms of a layer by our names, in which 0 is the s and 1 the f. A map that
+            is stacked in our model has several names.
+        head: The names of the masked-LM head's dense map, LayerNorm, bias and decoder.
+        pooler: The name of the pooler; "" for none.
+        head_has_own_activation: Whether the masked-LM head always has GELU, and not the activation of the sublayers.
+        counts_from_padding: Whether positions begin at the id of padding + 1.
+        padding: The id of padding if config.json has none.
+        final_norm: The name of the LayerNorm after all layers; "" for none.
+        is_modern: Whether the models have rotary positions, gates, a LayerNorm before each sublayer except the first,
+            and biases only if config.json says so; see :func:`modern_options`.
+        eps: The epsilon of LayerNorms if config.json has none.
+        dropout: The rate of all dropouts if config.json has none.
     """
 
     prefix: str
@@ -83,19 +84,23 @@ class Family:
 
     @property
     def tables(self) -> dict[str, str]:
-        """Names of the embeddings that there are, by ours."""
+        """The names of the embeddings that the family has, by our names."""
         found = {WORDS: self.words, POSITIONS: self.positions, TYPES: self.types}
         return {ours: theirs for ours, theirs in found.items() if theirs}
 
     def maps(self, layers: int) -> Iterator[tuple[str, list[str]]]:
-        """Yield our name of each map and LayerNorm of an encoder, and theirs, stacked."""
+        """Yield our name of each map and LayerNorm of an encoder, with the names in transformers that are stacked.
+
+        Args:
+            layers: The number of layers.
+        """
         yield f"{ENCODER}embedding_layer_norm", [self.norm]
         if self.final_norm:
             yield f"{ENCODER}final_layer_norm", [self.final_norm]
         for number in range(layers):
             for ours, theirs in self.layer.items():
                 if self.is_modern and number == 0 and ours == "0.layer_norm":
-                    continue  # the embeddings have it
+                    continue  # the LayerNorm of the embeddings takes its place
                 name = f"{ENCODER}sublayers.{2 * number + int(ours[0])}{ours[1:]}"
                 yield name, [f"{self.layers}.{number}.{each}" for each in theirs]
 
@@ -205,11 +210,15 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 
-SEED = 1  # of a head that starts fresh
+SEED = 1  # the seed for the weights of a new head
 
 
 def fresh_head(shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Return a masked-LM head as BERT initialises it; the same each time."""
+    """Return the weights of a new masked-LM head as BERT initialises them. They are the same at each call.
+
+    Args:
+        shapes: The shapes of the model's weights, by name.
+    """
     found = {}
     for part in ("dense.weight", "dense.bias", "layer_norm.weight", "layer_norm.bias", "bias"):
         name = f"{HEAD}{part}"
@@ -226,16 +235,17 @@ class Described:
     """A model as config.json describes it.
 
     Attributes:
-        family: the row of the table.
-        options: options of our model, but for the pattern and those that the weights decide.
-        pattern: makes the pattern, once the weights are known to have so many layers.
-        layers: number of layers.
-        vocab_size: number of words.
-        positions: rows of the positions' table.
-        token_types: rows of the token types' table; 0 for a family without.
-        padding: id of the padding symbol.
-        is_tied: whether the masked-LM head's output is the word embedding without saying so.
-        architecture: transformers' name of the class, "" where it says nothing.
+        family: The family of the model.
+        options: The options of our model, except for the pattern and those that depend on the weights.
+        pattern: A function that builds the pattern. Call it only after the weights have been found to have as many
+            layers.
+        layers: The number of layers.
+        vocab_size: The number of tokens in the vocabulary.
+        positions: The number of rows in the table of positions.
+        token_types: The number of rows in the table of token types; 0 if the family has none.
+        padding: The id of the padding symbol.
+        is_tied: Whether the decoder of the masked-LM head is the word embedding, and may be missing from the file.
+        architecture: The name of the class in transformers; "" if config.json does not name it.
     """
 
     family: Family
@@ -251,13 +261,13 @@ class Described:
 
     @property
     def first_position(self) -> int:
-        """The row of the first token's position."""
+        """The row of the table of positions that belongs to the first token."""
         if self.family.counts_from_padding:
             return self.padding + 1
         return 0
 
     def parts(self, ours: str) -> Sequence[str]:
-        """Return the parts of a map or LayerNorm: its weight, and its bias if it has one."""
+        """Return the parts of a map or LayerNorm with our name `ours`: "weight", and "bias" if it has one."""
         without = "no_linear_bias"
         if ours.endswith("layer_norm"):
             without = "no_norm_bias"
@@ -268,11 +278,11 @@ class Described:
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A config.json whose values are checked when they are read.
+    """A config.json whose values are checked as they are read.
 
     Attributes:
-        path: the file.
-        values: the content.
+        path: The path of the file.
+        values: The content of the file.
     """
 
     path: Path
@@ -282,34 +292,36 @@ class ConfigFile:
         """Return a value.
 
         Args:
-            name: the key.
-            wanted: the right values, in words.
-            is_right: tells whether a value is one.
-            default: where the file has none; None where it must.
+            name: The key.
+            wanted: A description of the valid values, for the message.
+            is_right: A function that returns whether a value is valid.
+            default: The value if the file has none. None requires the file to have one.
 
         Raises:
-            UserError: the value is missing or wrong.
+            UserError: The value is missing or invalid.
         """
         value = self.values.get(name)
         if value is None:
             value = default
         if value is None:
-            raise UserError(f"{self.path}: has no {name}, so the model cannot be built; download the folder again")
+            raise UserError(f"{self.path} has no {name}, so the model cannot be built; download the folder again")
         if not is_right(value):
-            raise UserError(f"{self.path}: {name} is {reprlib.repr(value)}, must be {wanted}")
+            raise UserError(f"{self.path}: {name} is {reprlib.repr(value)}, but must be {wanted}")
         return value
 
     def count(self, name: str, default: Optional[int] = None, low: int = 1) -> int:
-        """Return a whole number."""
-        wanted = f"a whole number from {low} on"
+        """Return a whole number of at least `low`."""
+        wanted = f"a whole number of at least {low}"
         return self.read(name, wanted, lambda value: type(value) is int and value >= low, default)
 
     def share(self, name: str, default: float) -> float:
-        """Return a share from 0 to below 1."""
-        return float(self.read(name, "from 0 to below 1", lambda value: _is_number(value) and 0 <= value < 1, default))
+        """Return a fraction that is at least 0 and below 1."""
+        return float(
+            self.read(name, "at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1, default)
+        )
 
     def activation(self, name: str, ours: Mapping[str, str]) -> str:
-        """Return our name of an activation."""
+        """Return our name of an activation; `ours` maps the names in transformers to ours."""
         wanted = f"one of {', '.join(ours)}"
         return ours[self.read(name, wanted, lambda value: isinstance(value, str) and value in ours, "gelu")]
 
@@ -319,10 +331,10 @@ def _is_number(value: Any) -> bool:
 
 
 def describe(folder: Path) -> Described:
-    """Read and check config.json.
+    """Read and check the config.json of a folder.
 
     Raises:
-        UserError: it is missing or damaged, or describes a model that none of ours can be.
+        UserError: The file is missing or damaged, or describes a model that none of our models can represent.
     """
     path = folder / CONFIG_FILE
     values = read_json_object(path)
@@ -380,8 +392,8 @@ def describe(folder: Path) -> Described:
     first = described.first_position
     if described.positions <= first:
         raise UserError(
-            f"{path}: max_position_embeddings is {described.positions}, must be more than the {first} rows before the "
-            "first token"
+            f"{path}: max_position_embeddings is {described.positions}, but must be more than the {first} rows that "
+            "precede the position of the first token"
         )
     return described
 
@@ -391,18 +403,22 @@ SLIDING = "sliding_attention"
 
 
 def modern_options(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are the same in every ModernBERT, and whether it has biases.
+    """Return the options that every ModernBERT has, and those that say whether it has biases.
 
-    Warner et al., 2024 (arXiv 2412.13663), section 2.1.1.
+    See Warner et al., 2024 (arXiv 2412.13663), section 2.1.1.
+
+    Args:
+        path: The config.json, for messages.
+        values: The content of config.json.
 
     Raises:
-        UserError: it has biases where ours has none, or none where ours must have one.
+        UserError: The model has a combination of biases that our models do not support.
     """
     linear = {values.get(f"{name}_bias") is True for name in ("attention", "mlp", "classifier")}
     if len(linear) > 1 or values.get("decoder_bias", True) is not True:
         raise UserError(
-            f"{path}: attention_bias, mlp_bias and classifier_bias must be the same, and decoder_bias true: a model "
-            "of ours has biases in all linear maps or in none, and in the masked-LM head's output"
+            f"{path}: attention_bias, mlp_bias and classifier_bias must be the same, and decoder_bias must be true: "
+            "our models have biases in all linear maps or in none, and always in the output of the masked-LM head"
         )
     return {
         "encoder_normalize_before": True,
@@ -414,10 +430,15 @@ def modern_options(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def modern_pattern(config: ConfigFile, gate: str, layers: int) -> str:
-    """Return the pattern of a config.json as transformers 5 writes it, or with the names that it had before.
+    """Return the pattern of a ModernBERT, from a config.json with the keys of transformers 5 or of earlier versions.
+
+    Args:
+        config: The config.json.
+        gate: The activation of the gates.
+        layers: The number of layers.
 
     Raises:
-        UserError: other types of layers than the two, or scaled positions.
+        UserError: The model has another type of layer than full and sliding attention, or scaled positions.
     """
     values = config.values
     window = config.count("local_attention", 128, low=2) // 2
@@ -433,7 +454,7 @@ def modern_pattern(config: ConfigFile, gate: str, layers: int) -> str:
         layer_types = [SLIDING if number % every else FULL for number in range(layers)]
     is_whole = isinstance(layer_types, list) and len(layer_types) == layers
     if not is_whole or not all(layer_type in list(layer_of) for layer_type in layer_types):
-        raise UserError(f"{config.path}: layer_types must be {layers} of {' or '.join(layer_of)}")
+        raise UserError(f"{config.path}: layer_types must list {layers} layers, each {' or '.join(layer_of)}")
 
     period = 1
     while layer_types[period:] != layer_types[: layers - period]:
@@ -444,7 +465,7 @@ def modern_pattern(config: ConfigFile, gate: str, layers: int) -> str:
 
 
 def _rotary_base(config: ConfigFile, layer_type: str, default: Any) -> int:
-    """Return the base of the rotary positions of one type of layers."""
+    """Return the base of the rotary positions for one type of layer."""
     given = config.values.get("rope_parameters") or {}
     if isinstance(given, dict):
         given = given.get(layer_type) or {}
@@ -455,61 +476,68 @@ def _rotary_base(config: ConfigFile, layer_type: str, default: Any) -> int:
     is_whole = _is_number(base) and 1 <= base < 2**31 and base % 1 == 0
     if config.values.get("rope_scaling") or not is_plain or not is_whole:
         raise UserError(
-            f"{config.path}: rotary positions of {layer_type} are {given or base}: must be plain, of a whole base"
+            f"{config.path}: rotary positions of {layer_type} are {given or base}, but must be unscaled, with a whole "
+            "number as the base"
         )
     return int(base)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raise a UserError where it is none, or too large for one that describes a model."""
+    """Read a JSON object from a file.
+
+    Raises:
+        UserError: The file cannot be read, is not a JSON object, or is too large to describe a model.
+    """
     if path.is_file() and path.stat().st_size > LARGEST_JSON:
-        raise UserError(f"{path}: {path.stat().st_size:,} bytes, too many for what describes a model")
+        raise UserError(f"{path} has {path.stat().st_size:,} bytes, too many for a description of a model")
     return read_json(path, "download the folder again")
 
 
 def _family(path: Path, values: Mapping[str, Any]) -> Family:
     name = values.get("model_type")
     if name is None:
-        raise UserError(f'{path}: has no model_type; if it is a BERT, add "model_type": "bert", or "roberta" and so on')
+        raise UserError(
+            f'{path} has no model_type; if the model is a BERT, add "model_type": "bert", or "roberta" etc.'
+        )
     if not isinstance(name, str) or name not in FAMILIES:
         raise UserError(
-            f"{path}: model_type {name!r} is another architecture; can be imported: {', '.join(FAMILIES)}"
+            f"{path}: model_type {name!r} is another architecture; these can be imported: {', '.join(FAMILIES)}"
             f"{nearest(str(name), FAMILIES)}"
         )
     return FAMILIES[name]
 
 
 def _refuse_other_functions(path: Path, values: Mapping[str, Any]) -> None:
-    """Raise a UserError for settings under which a model of a known type computes something else."""
+    """Raise a UserError if settings make a model of a known type compute something that our models do not."""
     for name, why in (
-        ("is_decoder", "it is a causal model, or one that generates; encoders can be imported"),
-        ("add_cross_attention", "it attends to another model's output"),
-        ("pruned_heads", "some of its heads are gone; give the model before it was pruned"),
-        ("quantization_config", "its weights are quantised; give the model before that"),
+        ("is_decoder", "the model is causal or generates text; only encoders can be imported"),
+        ("add_cross_attention", "the model attends to the output of another model, which is not supported"),
+        ("pruned_heads", "the model lacks some of its heads; import the model as it was before pruning"),
+        ("quantization_config", "the weights are quantised; import the model as it was before quantisation"),
     ):
         if values.get(name):
             raise UserError(f"{path}: {name} is {values[name]!r}: {why}")
     position_type = values.get("position_embedding_type", "absolute")
     if position_type != "absolute":
         raise UserError(
-            f"{path}: position_embedding_type is {position_type!r}: its scores have terms that none of our models has; "
-            "only 'absolute' can be imported"
+            f"{path}: position_embedding_type is {position_type!r}, whose scores have terms that our models lack; only "
+            "'absolute' can be imported"
         )
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return a folder's weights by name.
+    """Return the weights in a folder's model.safetensors, by name.
 
     Raises:
-        UserError: the file is missing or damaged.
+        UserError: The file is missing or damaged.
     """
     path = folder / SAFE_FILE
     if not path.is_file():
         raise UserError(
-            f"{folder}: holds no {SAFE_FILE}; other files of weights, and several, are not read: load the model with "
-            "transformers, and save it with save_pretrained(folder, max_shard_size='100GB')"
+            f"{folder} contains no {SAFE_FILE}; weights in other formats or in several files are not read: load the "
+            "model with transformers, and save it with save_pretrained(folder, max_shard_size='100GB')"
         )
     try:
         return load_file(path)
     except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, MemoryError, OverflowError) as error:
-        raise UserError(f"{path}: truncated, damaged or no safetensors file ({error})") from None
+        raise UserError(f"{path}: truncated, damaged or not a safetensors file ({error})") from None

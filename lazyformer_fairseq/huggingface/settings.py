@@ -1,4 +1,4 @@
-"""The names of our models' options in transformers' configs, for both directions."""
+"""The names of our models' options in the configs of transformers, and the conversion in both directions."""
 
 from dataclasses import asdict, fields
 from typing import Any
@@ -13,7 +13,7 @@ from lazyformer_fairseq.modules.networks.options import (
     read_options,
 )
 
-# Options with another name in a config; all others have the same.
+# Options that have another name in a config. All others keep their names.
 NAMES = {
     "encoder_embed_dim": "hidden_size",
     "encoder_ffn_embed_dim": "intermediate_size",
@@ -32,18 +32,18 @@ NAMES = {
     "token_types": "type_vocab_size",
     "init_std": "initializer_range",
 }
-# Options that mean the opposite there.
+# Options whose counterpart in a config has the opposite meaning.
 OPPOSITES = {
     "no_norm_bias": "norm_bias",
     "no_linear_bias": "linear_bias",
     "untied_lm_head": "tie_word_embeddings",
     "no_token_positional_embeddings": "position_embeddings",
 }
-OF_A_RUN = ("compile", "copy_positions", "checkpoint_activations")  # not in a config
+OF_A_RUN = ("compile", "copy_positions", "checkpoint_activations")  # options of a run, which a config does not have
 
 
 def settings_of(options: Any) -> dict[str, Any]:
-    """Return a model's options as a config has them."""
+    """Return the options of a model as settings of a config, by name."""
     if hasattr(options, "encoder_embed_dim"):
         options_class = MaskedLMOptions
     else:
@@ -65,7 +65,7 @@ def options_of(config: Any, options_class: type[SomeOptions]) -> SomeOptions:
     """Return the options that a config describes.
 
     Raises:
-        UserError: a value is not one that the option may have.
+        UserError: A value is not valid for its option.
     """
     given: dict[str, Any] = {}
     for field in fields(options_class):
@@ -77,7 +77,7 @@ def options_of(config: Any, options_class: type[SomeOptions]) -> SomeOptions:
             value = not value
         elif field.name.endswith("activation_fn"):
             if value not in ACTIVATIONS:
-                raise UserError(f"{name} {value!r}: must be one of {', '.join(ACTIVATIONS)}")
+                raise UserError(f"{name} {value!r} must be one of {', '.join(ACTIVATIONS)}")
             value = ACTIVATIONS[value]
         given[field.name] = value
     return read_options(options_class, given)

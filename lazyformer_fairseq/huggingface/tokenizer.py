@@ -1,4 +1,4 @@
-"""A tokenizer in a folder that AutoTokenizer loads: ours, one that came with another model, a causal model's."""
+"""Export of tokenizers to folders that AutoTokenizer loads: ours, imported ones, and those of causal models."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from lazyformer_fairseq.data.text.normalisation import BOS, EOS, FIRST_SYMBOLS, 
 START, PADDING, END = (FIRST_SYMBOLS[index] for index in (BOS, PAD, EOS))
 FAST_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
-# transformers' names of the symbols
+# The names of the special symbols in transformers.
 ROLES = {
     "bos_token": START,
     "eos_token": END,
@@ -35,16 +35,17 @@ def write_tokenizer(
     max_length: Optional[int] = None,
     token_types: bool = False,
 ) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json``, which AutoTokenizer reads; no code, and none is needed.
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``, which AutoTokenizer reads without any code.
 
     Args:
-        tokenizer: gives the same ids as what is written.
-        folder: must exist.
-        max_length: the longest input, in tokens, that truncation leaves.
-        token_types: the model takes token types; ours are 0, those of BERT's own tokenizer 1 for a second text.
+        tokenizer: The tokenizer, which gives the same ids as the written one.
+        folder: An existing folder.
+        max_length: The length to which inputs are truncated, in tokens; None for no limit.
+        token_types: Whether the model takes token types. Our tokenizers make them all 0, whereas an imported BERT
+            tokenizer makes those of a second text 1.
 
     Raises:
-        UserError: pieces that Hugging Face's tokenizers do not have, in a SentencePiece model of the user's own.
+        UserError: A user's SentencePiece model has pieces that Hugging Face's tokenizers do not support.
     """
     if isinstance(tokenizer, LibraryTokenizer):
         tokenizer.write_for_transformers(folder, token_types)
@@ -71,23 +72,24 @@ def write_tokenizer(
     (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-# Of a language model a text begins after the end of another, as lines of its data do.
+# A causal model's text begins after the end of another text, like each line of its training data.
 CAUSAL_ROLES = {"bos_token": END, "eos_token": END, "pad_token": PADDING, "unk_token": UNKNOWN}
-JOINS = "\U0010ff03"  # no word begins with it
+JOINS = "\U0010ff03"  # a prefix that no word has, so that the decoder joins no words
 
 
 def write_causal_tokenizer(dictionary: Dictionary, folder: Path) -> bool:
-    """Write the tokenizer of a causal language model, whose dictionary says how its data were cut.
+    """Write the tokenizer of a causal language model.
 
-    Symbols are words between spaces, where the end of a line is ``</s>`` (WikiText); letters, where ``_`` is a space
-    (text8); or the numbers of bytes (enwik8). ``</s>`` comes first, as before the prompt of ``lazyformer lm sample``.
+    The dictionary shows how the training data were split. Its symbols are words separated by spaces, with ``</s>`` at
+    the end of a line (WikiText), letters, with ``_`` for a space (text8), or the values of bytes (enwik8). A text
+    begins with ``</s>``, like the prompt of ``lazyformer lm sample``.
 
     Args:
-        dictionary: of the data.
-        folder: must exist.
+        dictionary: The dictionary of the training data.
+        folder: An existing folder.
 
     Returns:
-        Whether there is one: the colours of images are no text.
+        Whether a tokenizer was written. There is none for the colours of images.
     """
     symbols = dictionary.symbols[dictionary.nspecial :]
     if all(symbol.startswith("#") for symbol in symbols):

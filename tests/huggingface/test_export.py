@@ -140,10 +140,10 @@ def options_in(state: dict) -> Iterator[tuple[str, Any]]:
     ("words", "message"),
     [
         ("encoder --as bert", "--as needs --to huggingface"),
-        ("encoder --to huggingface --as bert", "this model is no BERT: its pattern is sflf sf"),
+        ("encoder --to huggingface --as bert", "this model is not a BERT: its pattern is sflf sf"),
         ("encoder --to huggingface --head cola", "no classification head 'cola'"),
         ("fine_tuned --to huggingface --head coal", "did you mean cola"),
-        ("language_model --to huggingface --as bert", "causal language model: leave --as and --head out"),
+        ("language_model --to huggingface --as bert", "causal language model: leave out --as and --head"),
         ("nowhere --to huggingface", "no such file or folder"),
         ("encoder --to huggingface", "exists already"),
     ],
@@ -368,7 +368,7 @@ def test_what_is_no_bert_is_told_why(options, head, why):
     source = source_of(tiny_model(head, **{**PLAIN, **options}))
     assert why in why_not_bert(source)
     assert choose_form(source, AUTO) == choose_form(source, CUSTOM) == CUSTOM
-    with pytest.raises(UserError, match=f"no BERT: .*{why}"):
+    with pytest.raises(UserError, match=f"not a BERT: .*{why}"):
         choose_form(source, BERT)
 
 
@@ -406,5 +406,5 @@ def test_what_is_a_modernbert_and_what_is_told_why_not(options, head, why):
     assert choose_form(source, AUTO) == (CUSTOM if why else MODERN)
     assert why in why_not_modernbert(source) and bool(why) == bool(why_not_modernbert(source))
     if why:
-        with pytest.raises(UserError, match=f"--as modernbert: this model is no ModernBERT: .*{re.escape(why)}"):
+        with pytest.raises(UserError, match=f"--as modernbert: this model is not a ModernBERT: .*{re.escape(why)}"):
             choose_form(source, MODERN)

@@ -48,17 +48,17 @@ def change_weights(folder: Path, changes: dict[str, Optional[torch.Tensor]]) -> 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"model_type": "gpt2"}, "'gpt2' is another architecture; can be imported: bert, roberta"),
+        ({"model_type": "gpt2"}, "'gpt2' is another architecture; these can be imported: bert, roberta"),
         ({"model_type": "brt"}, "did you mean bert"),
-        ({"model_type": "DELETE"}, 'has no model_type; if it is a BERT, add "model_type": "bert"'),
-        ({"is_decoder": True}, "is_decoder is True: it is a causal model"),
-        ({"add_cross_attention": True}, "attends to another model's output"),
+        ({"model_type": "DELETE"}, 'has no model_type; if the model is a BERT, add "model_type": "bert"'),
+        ({"is_decoder": True}, "is_decoder is True: the model is causal"),
+        ({"add_cross_attention": True}, "attends to the output of another model"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
-        ({"quantization_config": {"bits": 4}}, "its weights are quantised"),
-        ({"pruned_heads": {"0": [1]}}, "some of its heads are gone"),
-        ({"hidden_act": "silu"}, "hidden_act is 'silu', must be one of gelu, "),
-        ({"hidden_size": "3" * 10**5}, r"hidden_size is '3+\.\.\.3+', must be a whole number"),
-        ({"hidden_size": "32"}, "hidden_size is '32', must be a whole number from 1 on"),
+        ({"quantization_config": {"bits": 4}}, "the weights are quantised"),
+        ({"pruned_heads": {"0": [1]}}, "the model lacks some of its heads"),
+        ({"hidden_act": "silu"}, "hidden_act is 'silu', but must be one of gelu, "),
+        ({"hidden_size": "3" * 10**5}, r"hidden_size is '3+\.\.\.3+', but must be a whole number"),
+        ({"hidden_size": "32"}, "hidden_size is '32', but must be a whole number of at least 1"),
         ({"hidden_size": "DELETE"}, "has no hidden_size"),
         ({"num_hidden_layers": 10**15}, "has the weights of 2 layers, config.json says 1000000000000000"),
         ({"vocab_size": 10**15}, r"is \(80, 32\), by config.json vocab_size and the width are \(10{15}, 32\)"),
@@ -66,8 +66,8 @@ def change_weights(folder: Path, changes: dict[str, Optional[torch.Tensor]]) -> 
         ({"intermediate_size": 10**6}, r"is \(48, 32\), by config.json it must give \(10{6}, 32\)"),
         ({"intermediate_size": 10**15}, "--encoder-ffn-embed-dim 10{15}: must be below 10,000,000"),
         ({"num_attention_heads": 5}, "5 attention heads do not divide"),
-        ({"layer_norm_eps": 0}, "layer_norm_eps is 0, must be above 0 and below 1"),
-        ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob is 1.5, must be from 0 to below 1"),
+        ({"layer_norm_eps": 0}, "layer_norm_eps is 0, but must be above 0 and below 1"),
+        ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob is 1.5, but must be at least 0 and below 1"),
         ({"pad_token_id": -3}, "pad_token_id is -3"),
         ({"vocab_size": 3}, "vocab_size and the width"),
     ],
@@ -80,17 +80,17 @@ def test_a_config_of_another_model_or_of_wrong_values(folder, changes, match):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"hidden_activation": "gelu_new"}, "hidden_activation is 'gelu_new', must be one of gelu, silu, relu"),
-        ({"attention_bias": True}, "must be the same, and decoder_bias true"),
+        ({"hidden_activation": "gelu_new"}, "hidden_activation is 'gelu_new', but must be one of gelu, silu, relu"),
+        ({"attention_bias": True}, "must be the same, and decoder_bias must be true"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 10000.0}}},
             "of full_attention are",
         ),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": 0.5}}}, "of sliding_attention are"),
-        ({"rope_parameters": ["yarn"]}, "must be plain, of a whole base"),
-        ({"layer_types": ["full_attention"] * 3}, "layer_types must be 4 of full_attention or sliding_attention"),
-        ({"layer_types": None, "global_attn_every_n_layers": "3"}, "layer_types must be 4 of"),
-        ({"local_attention": 1}, "local_attention is 1, must be a whole number from 2 on"),
+        ({"rope_parameters": ["yarn"]}, "must be unscaled, with a whole number"),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types must list 4 layers, each full_attention or"),
+        ({"layer_types": None, "global_attn_every_n_layers": "3"}, "layer_types must list 4 layers"),
+        ({"local_attention": 1}, "local_attention is 1, but must be a whole number of at least 2"),
         ({"num_hidden_layers": 10**15}, "has the weights of 4 layers, config.json says 1000000000000000"),
         ({"intermediate_size": 99}, "by config.json it must give"),
         ({"tie_word_embeddings": False}, "lacks the weight decoder.weight"),
@@ -143,7 +143,7 @@ def test_a_classifier_of_another_shape(tmp_path, shape):
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
 def test_truncated_weights(folder, share):
     os.truncate(folder / SAFE, int((folder / SAFE).stat().st_size * share))
-    assert_refused(folder, f"{SAFE}: truncated, damaged or no ")
+    assert_refused(folder, f"{SAFE}: truncated, damaged or not a ")
 
 
 def leave_the_head_untied(folder: Path) -> None:
@@ -160,9 +160,12 @@ def test_a_config_that_is_none(folder, content):
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
-        (lambda folder: os.truncate(folder / "config.json", 2**40), "too many for what describes a model"),
+        (lambda folder: os.truncate(folder / "config.json", 2**40), "too many for a description of a model"),
         (leave_the_head_untied, "lacks the weight .*cls.predictions.decoder.weight"),
-        (lambda folder: (folder / SAFE).rename(folder / "pytorch_model.bin"), "holds no model.safetensors; .* save it"),
+        (
+            lambda folder: (folder / SAFE).rename(folder / "pytorch_model.bin"),
+            "contains no model.safetensors; .* save it",
+        ),
         (lambda folder: [(folder / each).unlink() for each in (SAFE, "config.json")], "config.json: cannot be read"),
         (lambda folder: write_word_pieces(folder, {f"{number}": number for number in range(99)}), "rows|ids|has no"),
         (

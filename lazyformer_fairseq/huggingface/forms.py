@@ -1,6 +1,6 @@
 """The forms of an exported model: a BERT or a ModernBERT of transformers, or a model with its own code.
 
-Each form says why a checkpoint is none, which weights it has, and writes its folder.
+For each form there are functions that say why a checkpoint cannot have it, convert its weights and write its folder.
 """
 
 import re
@@ -40,7 +40,7 @@ BERT = "bert"
 MODERN = families.MODERN
 CUSTOM = "custom"
 CAUSAL = "causal"
-# Options of every BERT, and of every ModernBERT.
+# The values of options that every BERT, or every ModernBERT, must have.
 BERT_OPTIONS = {
     "encoder_normalize_before": False,
     "norm": LAYER,
@@ -69,14 +69,14 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 class Head(NamedTuple):
-    """A head that goes along.
+    """A head that is exported with the encoder.
 
     Attributes:
-        name: its name in the checkpoint.
-        outputs: number of outputs.
+        name: The name of the head in the checkpoint.
+        outputs: The number of outputs.
         type: "dense", "linear", "span" or "tags".
-        labels: names of the classes.
-        is_multi_label: whether a text has several of them.
+        labels: The names of the classes; empty if they have none.
+        is_multi_label: Whether a text may have several classes.
     """
 
     name: str
@@ -91,10 +91,10 @@ class Source:
     """A checkpoint to export.
 
     Attributes:
-        model: the model, in evaluation mode.
-        tokenizer: the tokenizer.
-        head: the head that goes along.
-        training: what the checkpoint knows of its training, in words, for the card.
+        model: The model, in evaluation mode.
+        tokenizer: The tokenizer.
+        head: The head to export.
+        training: What the checkpoint records about its training, as rows of the model card.
     """
 
     model: MaskedLM
@@ -104,12 +104,12 @@ class Source:
 
     @property
     def cfg(self) -> MaskedLMOptions:
-        """The model's options."""
+        """The options of the model."""
         return self.model.cfg
 
     @property
     def weights(self) -> dict[str, Any]:
-        """The model's weights by name, each once."""
+        """The weights of the model, by name."""
         return self.model.state_dict()
 
     @property
@@ -119,17 +119,17 @@ class Source:
 
     @property
     def has_lm_head(self) -> bool:
-        """True if the masked-LM head goes along: one that never trained stays behind."""
+        """True if the masked-LM head is exported, which it is unless it was never trained."""
         return not lm_head_never_trained(self.weights)
 
     @property
     def has_next_sentence(self) -> bool:
-        """True if the head for next sentences goes along."""
+        """True if the next-sentence head is exported."""
         return self.head is None and NEXT_SENTENCE in self.model.classification_heads
 
     @property
     def use(self) -> "Use":
-        """The purpose of the model."""
+        """The use of the exported model, which depends on its head."""
         if self.head is not None:
             return USES[{SPAN: "qa_outputs", TAGS: "token_classifier"}.get(self.head.type, "classifier")]
         if self.has_lm_head:
@@ -138,7 +138,12 @@ class Source:
 
 
 def _settings(source: Source, keys: Mapping[str, str] = families.BERT_KEYS) -> dict[str, Any]:
-    """Return what the configs of all forms have, by BERT's names or others."""
+    """Return the settings that the configs of all forms have.
+
+    Args:
+        source: The checkpoint.
+        keys: The names of settings in the config, by the names of our options.
+    """
     dictionary = source.tokenizer.dictionary
     found = {theirs: getattr(source.cfg, ours) for ours, theirs in keys.items() if ours != "layers"}
     found |= {
@@ -165,7 +170,7 @@ def _settings(source: Source, keys: Mapping[str, str] = families.BERT_KEYS) -> d
 
 
 def _save(config: Any, model_class: type, weights: Mapping[str, Tensor], folder: Path) -> type:
-    """Write config and weights, in float32 and in the order of their names; return the class."""
+    """Write the config, and the weights in float32 sorted by name; return `model_class`."""
     config.architectures = [model_class.__name__]
     config.dtype = "float32"
     config.save_pretrained(folder)
@@ -174,16 +179,16 @@ def _save(config: Any, model_class: type, weights: Mapping[str, Tensor], folder:
     return model_class
 
 
-# A model of ours
+# Our own models
 
 
 class Use(NamedTuple):
-    """The purpose of a model.
+    """A use of an encoder in transformers.
 
     Attributes:
-        head: the head's name in transformers.
-        pipeline: the pipeline's name.
-        ending: the ending of names of its classes.
+        head: The name of the head in transformers; "" for none.
+        pipeline: The name of the pipeline.
+        ending: The ending of the names of its classes, such as "ForMaskedLM".
     """
 
     head: str
@@ -192,7 +197,7 @@ class Use(NamedTuple):
 
     @property
     def model_class(self) -> type:
-        """Our class in transformers."""
+        """The class of our model for this use."""
         if self.ending:
             return getattr(heads, f"LazyFormer{self.ending}")
         return LazyFormerModel
@@ -208,7 +213,7 @@ USES = {
 
 
 def write_custom(source: Source, folder: Path) -> type:
-    """Write config, weights and code; return the class of the package that reads them."""
+    """Write the config, the weights and the code of our model; return the class that loads them."""
     settings = {**settings_of(source.cfg), **_settings(source), "attention_backend": AUTO}
     config = LazyFormerConfig(**settings, pooler=pooler_in_checkpoint(source.weights) is not None)
     if source.head is not None and source.head.type in CLASSIFICATION_HEADS:
@@ -221,10 +226,10 @@ def write_custom(source: Source, folder: Path) -> type:
 
 
 def custom_weights(source: Source) -> dict[str, Tensor]:
-    """Return the weights by their names in transformers, each once.
+    """Return the weights of our model by their names in transformers. Weights that sublayers share appear once.
 
     Raises:
-        UserError: a weight has no name there.
+        UserError: A weight has no name in transformers.
     """
     names = {f"{families.HEAD}{part}": f"lm_head.decoder.{part}" for part in ("bias", "weight")}
     prefixes = {families.ENCODER: "lazyformer.encoder.", families.HEAD: "lm_head."}
@@ -232,7 +237,7 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
     if pooler is not None:
         prefixes[f"{PREFIX}{pooler}.dense."] = "lazyformer.pooler.dense."
     found: dict[str, Tensor] = {}
-    stored = dict(source.model.named_parameters()) | dict(source.model.named_buffers())  # a shared weight once
+    stored = dict(source.model.named_parameters()) | dict(source.model.named_buffers())  # lists a shared weight once
     for name, weight in stored.items():
         is_lm_head = name.startswith(families.HEAD)
         if name == "dictionary_sha256" or (is_lm_head and not source.has_lm_head):
@@ -244,7 +249,7 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
         if theirs is not None:
             found[theirs] = weight.detach()
         elif not name.startswith(PREFIX):
-            raise UserError(f"weight {name} has no place in a model of transformers")
+            raise UserError(f"the weight {name} has no counterpart in a model of transformers")
     if source.head is not None:
         of_head = f"{PREFIX}{source.head.name}."
         for name, weight in source.weights.items():
@@ -255,7 +260,7 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
 
 
 def _hash(config: LazyFormerConfig, weights: Mapping[str, Tensor]) -> dict[str, dict[str, str]]:
-    """Return the `weights_sha256` of the config: of the models of transformers that have these weights."""
+    """Return `weights_sha256` for the config: the hashes of all models of transformers that have these weights."""
     found: dict[str, dict[str, str]] = {}
     there = [head for head in USES if head and any(name.startswith(f"{head}.") for name in weights)]
     for head in there or [""]:
@@ -264,25 +269,30 @@ def _hash(config: LazyFormerConfig, weights: Mapping[str, Tensor]) -> dict[str, 
         if head:
             prefix = ""
         of_model = {name.removeprefix(prefix): weight for name, weight in weights.items()}
-        model.load_state_dict(of_model, strict=False)  # other heads, and weights that are shared, are left out
+        model.load_state_dict(of_model, strict=False)  # not strict: other heads and shared weights do not match
         found |= hash_weights(model.state_dict())
     return found
 
 
-# A causal model of ours
+# Our causal models
 
 
 def causal_options(state: Mapping[str, Any]) -> CausalLMOptions:
-    """Return the options of a checkpoint's model."""
+    """Return the options of the causal model in a checkpoint."""
     options = {name: value for name, value in state["cfg"]["model"].items() if name != "_name"}
     return read_options(CausalLMOptions, options)
 
 
 def write_causal(state: Mapping[str, Any], path: Path, folder: Path) -> None:
-    """Write config and weights of a LazyFormerForCausalLM, without code.
+    """Write the config and the weights of a LazyFormerForCausalLM, without code.
+
+    Args:
+        state: The content of the checkpoint.
+        path: The file of the checkpoint, for messages.
+        folder: An existing folder.
 
     Raises:
-        UserError: the weights are not those that the settings describe.
+        UserError: The weights do not match the settings in the checkpoint.
     """
     weights = {name: weight for name, weight in state["model"].items() if name != "dictionary_sha256"}
     settings = {**settings_of(causal_options(state)), "attention_backend": AUTO}
@@ -290,38 +300,38 @@ def write_causal(state: Mapping[str, Any], path: Path, folder: Path) -> None:
         model = LazyFormerForCausalLM(LazyFormerCausalConfig(**settings, vocab_size=weights["softmax.bias"].size(0)))
         model.load_state_dict(weights)
     except (KeyError, RuntimeError) as error:
-        raise UserError(f"{path}: its weights are not those of its settings: {error}") from error
+        raise UserError(f"{path}: the weights do not match the settings: {error}") from error
     model.float().save_pretrained(folder)
     again = LazyFormerForCausalLM.from_pretrained(folder).state_dict()
     assert all(torch.equal(weight.float(), again[name]) for name, weight in weights.items())
 
 
-# A BERT
+# BERT
 
 
 def _why_not(source: Source, needed: Mapping[str, Any], name: str) -> str:
-    """Say which option differs from those that a model of transformers has; "" where none does."""
+    """Return which option has another value than `needed`, the options of a model of transformers; "" if none has."""
     for option, value in needed.items():
         ours = getattr(source.cfg, option)
         if ours != value and str(ours) != str(value):
             flag = option.replace("_", "-")
-            return f"--{flag} is {ours}, and a {name} has {value}"
+            return f"--{flag} is {ours}, whereas a {name} has {value}"
     return ""
 
 
 def why_not_bert(source: Source) -> str:
-    """Say what of this model BERT lacks; "" if it is one."""
+    """Return why a checkpoint is not a BERT; "" if it is one."""
     pattern = expand(source.cfg.sublayer_pattern)
     if pattern != "sf" * (len(pattern) // 2):
-        return f"its pattern is {source.cfg.sublayer_pattern}, BERT's (sf)xN without settings"
+        return f"its pattern is {source.cfg.sublayer_pattern}, whereas BERT's is (sf)xN without settings"
     if source.head is not None and source.head.type == "linear":
-        return f"its classification head {source.head.name} is {source.head.type}, BERT's has a pooler (dense)"
+        return f"its classification head {source.head.name} is {source.head.type}, whereas BERT's has a pooler (dense)"
     needed = {**BERT_OPTIONS, "head_activation_fn": source.cfg.activation_fn}
     return _why_not(source, needed, "BERT")
 
 
 def write_bert(source: Source, folder: Path) -> type:
-    """Write config and weights of a BERT with all heads that go along; return its class."""
+    """Write the config and the weights of a BERT with the heads that are exported; return its class."""
     config = transformers.BertConfig(
         num_hidden_layers=source.num_layers,
         type_vocab_size=source.cfg.token_types or 2,
@@ -334,7 +344,7 @@ def write_bert(source: Source, folder: Path) -> type:
 
 
 def weights_of(source: Source, family: families.Family) -> dict[str, Tensor]:
-    """Return the weights by a family's names; a BERT without token types has rows of zeros for them."""
+    """Return the weights by the names of a family. If the model has no token types, their embeddings are zeros."""
     weights = source.weights
     found = {}
     for ours, theirs in family.tables.items():
@@ -372,21 +382,24 @@ def weights_of(source: Source, family: families.Family) -> dict[str, Tensor]:
     return found
 
 
-# A ModernBERT
+# ModernBERT
 
 
 def why_not_modernbert(source: Source) -> str:
-    """Say what of this model ModernBERT lacks; "" if it is one."""
+    """Return why a checkpoint is not a ModernBERT; "" if it is one."""
     if not _modern_layers(source.cfg.sublayer_pattern):
-        wanted = "s[rope=B]f[gate=G] and s[window=W,rope=B]f[gate=G], each the same all over"
-        return f"its pattern is {source.cfg.sublayer_pattern}, ModernBERT's is of {wanted}"
+        wanted = "s[rope=B]f[gate=G] and s[window=W,rope=B]f[gate=G], each with the same values everywhere"
+        return f"its pattern is {source.cfg.sublayer_pattern}, whereas ModernBERT's consists of {wanted}"
     if source.head is not None:
-        return f"ModernBERT's heads are others than its head {source.head.name}"
+        return f"ModernBERT has no counterpart of its head {source.head.name}"
     return _why_not(source, MODERN_OPTIONS, "ModernBERT")
 
 
 def _modern_layers(pattern: str) -> list[tuple[str, str, str]]:
-    """Return each layer's window ("" for none), base of rotary positions, and gate; none for other patterns."""
+    """Return the window ("" for none), base of rotary positions and gate of each layer, as texts.
+
+    The list is empty if the pattern is not that of a ModernBERT.
+    """
     text = expand(pattern)
     layers = MODERN_LAYER.findall(text)
     distinct = set(layers)
@@ -398,7 +411,10 @@ def _modern_layers(pattern: str) -> list[tuple[str, str, str]]:
 
 
 def write_modernbert(source: Source, folder: Path) -> type:
-    """Write config and weights of a ModernBERT; return its class. Dropout of sublayers' outputs has no place there."""
+    """Write the config and the weights of a ModernBERT; return its class.
+
+    Dropout on the outputs of sublayers is lost, because ModernBERT has none.
+    """
     family = families.FAMILIES[MODERN]
     settings = _settings(source, family.keys)
     layers = _modern_layers(source.cfg.sublayer_pattern)

@@ -1,6 +1,7 @@
-"""The work of ``lazyformer import``: reads a model of any supported format, and writes it as a checkpoint of ours.
+"""``lazyformer import``: import of a model in any supported format as a checkpoint of this package.
 
-Weights of a BERT become those of our model, by name. What has no place in ours is named, or refused.
+The weights of a BERT are renamed to those of our model. Heads of other tasks are left out and listed; any other weight
+that our model lacks is an error.
 """
 
 import re
@@ -37,7 +38,7 @@ from lazyformer_fairseq.training.warm_start.start import Trained, write_record
 SPANS = "qa_outputs"
 FOLLOWS = "cls.seq_relationship"
 BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)")
-# Heads of other tasks, which have no place in ours.
+# Heads of other tasks, which are left out if our models have no counterpart.
 OTHER_HEADS = re.compile(r"(cls\.seq_relationship|qa_outputs|classifier|pre_classifier|head)\.")
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 PRECISIONS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -50,25 +51,27 @@ def import_to(
     warm: Optional[WarmOptions] = None,
     tokenizer_folder: Optional[Path] = None,
 ) -> list[str]:
-    """Write the model at `path` to the folder `out`, whole or not at all.
+    """Write the model at `path` to the folder `out`, either completely or not at all.
 
     Args:
-        path: a folder as the Hub has it, a checkpoint of ours, or a folder of such. Nothing that it holds is run.
-        out: must not exist yet, or be empty.
-        head_name: name that the model's head gets.
-        warm: changes of the model; then ``warm_start.json`` and ``warm_start.md`` say what became what.
-        tokenizer_folder: for a model of ours that transformers saved.
+        path: A folder in the format of the Hub, a checkpoint of this package, or a folder of checkpoints. No code in it
+            is run.
+        out: The folder to write, which must not exist or must be empty.
+        head_name: The name for the head of the model; None for the default.
+        warm: Changes of the model. With them, ``warm_start.json`` and ``warm_start.md`` state which sublayer became
+            which.
+        tokenizer_folder: The folder of the tokenizer, for one of our models that transformers saved.
 
     Returns:
-        What a user should know of it, a sentence each.
+        Notes for the user, one sentence each.
 
     Raises:
-        UserError: the model is missing or damaged, or has no use for an option, or none of ours computes the same; what
-            :meth:`WarmOptions.start` raises; or `out` exists.
+        UserError: The model is missing or damaged, or none of our models computes the same, an option does not apply to
+            the model, the changes are impossible (see :meth:`WarmOptions.start`), or `out` exists.
     """
     if not path.exists():
         raise UserError(
-            f"{path}: no such file or folder; if it is a model's name on the Hub, download it first: "
+            f"{path}: no such file or folder; if it is the name of a model on the Hub, download the model first: "
             f"hf download {path} --local-dir {path.name}"
         )
     _refuse_unused({"--head-name": head_name, "--tokenizer": tokenizer_folder}, path)
@@ -104,7 +107,7 @@ def import_to(
 
 
 def _refuse_unused(given: Mapping[str, Any], path: Path) -> None:
-    """Raise a UserError for the first flag that was given and that this type of model has no use for."""
+    """Raise a UserError for the first given flag that does not apply to the type of model at `path`."""
     what = "a model of the Hub"
     used: tuple[str, ...] = ("--head-name",)
     if is_ours(path):
@@ -115,11 +118,11 @@ def _refuse_unused(given: Mapping[str, Any], path: Path) -> None:
         used = ("--head-name", "--tokenizer")
     for flag, value in given.items():
         if value is not None and flag not in used:
-            raise UserError(f"{flag}: {path} is {what}, which has no use for it; leave it out")
+            raise UserError(f"{flag} does not apply to {path}, which is {what}; leave it out")
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a path is a checkpoint of this package, or a folder of such, by its looks."""
+    """Return whether a path looks like a checkpoint of this package, or a folder of checkpoints."""
     if path.is_file():
         return path.suffix == ".pt" or path.name == checkpoints.WEIGHTS_FILE
     config = path / families.CONFIG_FILE
@@ -134,13 +137,21 @@ def _check_head_name(name: Optional[str]) -> None:
     is_taken = name in (POOLER, NEXT_SENTENCE) or hasattr(nn.ModuleDict(), name)
     if is_taken or not re.fullmatch(r"[^\W\d][\w-]*", name):
         raise UserError(
-            f"--head-name {name!r}: must be letters, digits, _ and -, and not {POOLER}, {NEXT_SENTENCE} or a name of "
-            "torch's, such as keys"
+            f"--head-name {name!r} must start with a letter or _, consist of letters, digits, _ and -, and not be "
+            f"{POOLER}, {NEXT_SENTENCE} or an attribute of torch's ModuleDict, such as keys"
         )
 
 
 def name_classes(folder: Path, weights: dict[str, Tensor]) -> dict[str, TaskDescription]:
-    """Return by head the classes as config.json calls them; bring those of a GLUE task into its order, in place."""
+    """Return a description of the classes of each head, with the names in config.json.
+
+    A head of a GLUE task gets no description. Instead, its outputs in `weights` are reordered in place to follow the
+    labels of the task.
+
+    Args:
+        folder: The folder with config.json.
+        weights: The weights of the model, by our names.
+    """
     config = families.read_json_object(folder / families.CONFIG_FILE)
     called = config.get("id2label")
     if not isinstance(called, dict):
@@ -168,10 +179,11 @@ def name_classes(folder: Path, weights: dict[str, Tensor]) -> dict[str, TaskDesc
 
 
 def _read_hub(folder: Path, tokenizer_folder: Path, head_name: Optional[str]) -> ReadModel:
-    """Read a folder as the Hub has it; the tokenizer is written to its folder."""
+    """Read a folder in the format of the Hub, and write its tokenizer to `tokenizer_folder`."""
     if not folder.is_dir():
         raise UserError(
-            f"{folder}: is a file, and no checkpoint of this package; give the folder with {families.CONFIG_FILE}"
+            f"{folder} is a file, but not a checkpoint of this package; give the folder that contains "
+            f"{families.CONFIG_FILE}"
         )
     described = families.describe(folder)
     conversion = Conversion(folder, described, head_name)
@@ -179,8 +191,8 @@ def _read_hub(folder: Path, tokenizer_folder: Path, head_name: Optional[str]) ->
     dictionary = tokenizer.dictionary
     if described.family.counts_from_padding and dictionary.pad() != described.padding:
         raise UserError(
-            f"{folder}: its tokenizer pads with id {dictionary.pad()}, {families.CONFIG_FILE} says {described.padding} "
-            "(pad_token_id), from which its positions count"
+            f"{folder}: the tokenizer pads with id {dictionary.pad()}, but {families.CONFIG_FILE} says "
+            f"{described.padding} (pad_token_id), from which positions are counted"
         )
     try:
         options = read_options(
@@ -192,7 +204,7 @@ def _read_hub(folder: Path, tokenizer_folder: Path, head_name: Optional[str]) ->
                 "token_types": conversion.token_types,
             },
         )
-        with torch.device("meta"):  # sizes first, without memory
+        with torch.device("meta"):  # only sizes are needed, so the weights take no memory
             model = loading.model_of(options, dictionary)
             if conversion.classes:
                 model.register_classification_head(conversion.head_name, conversion.classes)
@@ -205,31 +217,33 @@ def _read_hub(folder: Path, tokenizer_folder: Path, head_name: Optional[str]) ->
             if conversion.has_pooler:
                 model.register_pooler()
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:
-        raise UserError(f"{folder / families.CONFIG_FILE}: describes no model that can be built ({error})") from None
+        raise UserError(f"{folder / families.CONFIG_FILE}: the model it describes cannot be built ({error})") from None
     weights = conversion.convert({name: weight.shape for name, weight in model.state_dict().items()})
     weights["dictionary_sha256"] = dictionary_hash(dictionary)
     return ReadModel(options, weights, tokenizer, conversion.notes())
 
 
 class Conversion:
-    """The way from one folder's names to ours.
+    """The conversion of a folder's weights to those of our model.
 
     Args:
-        folder: the folder.
-        described: its config.
-        head_name: for the head of classes, tags or spans; by default "classifier", or "squad", as task squad looks for.
+        folder: The folder.
+        described: The description in its config.json.
+        head_name: The name for the head of classes, tags or spans. None for the default, which is "squad" for spans, as
+            the task squad expects, and "classifier" for classes and tags.
 
     Attributes:
-        token_types: rows of the table that our model gets; a single type is folded into the positions.
-        has_lm_head: whether the folder has a masked-LM head.
-        has_next_sentence: whether it has BERT's head that tells whether a text follows another one.
-        classes: number of classes of its classification head; 0 for none.
-        tags: number of tags of its head on every token; 0 for none.
-        has_spans: whether it has a head that tells where answers start and end.
-        places: for each of our weights their names, stacked.
+        token_types: The number of rows in our table of token types. A single type is folded into the positions, and our
+            model gets no table.
+        has_lm_head: Whether the folder has a masked-LM head.
+        has_next_sentence: Whether it has BERT's next-sentence head.
+        classes: The number of classes of its classification head; 0 for none.
+        tags: The number of tags of its token classification head; 0 for none.
+        has_spans: Whether it has a span head, which finds where answers start and end.
+        places: For each of our weights, the names in the folder of the weights that are stacked to form it.
 
     Raises:
-        UserError: a weight is missing, or there is one that none of our models has.
+        UserError: A weight is missing, or a weight has no counterpart in our models.
     """
 
     def __init__(self, folder: Path, described: families.Described, head_name: Optional[str]):
@@ -249,8 +263,8 @@ class Conversion:
             shape = self._shape(f"{theirs}.weight")
             if shape != (rows, width):
                 raise UserError(
-                    f"{folder}: {self._full[f'{theirs}.weight']} is {shape}, by config.json {what} and the width are "
-                    f"{(rows, width)}; download the folder again"
+                    f"{folder}: {self._full[f'{theirs}.weight']} has the shape {shape}, but by config.json {what} and "
+                    f"the width are {(rows, width)}; download the folder again"
                 )
 
         self.token_types = described.token_types
@@ -260,7 +274,7 @@ class Conversion:
             self._folded = f"{family.types}.weight"
 
         signs: Any = family.head
-        if family.is_modern:  # its classifiers have the head's dense map and LayerNorm too
+        if family.is_modern:  # classifiers, too, have the dense map and the LayerNorm of the masked-LM head
             signs = family.head[2]
         self.has_lm_head = any(name.startswith(signs) for name in self._weights)
         self.classes = 0
@@ -284,39 +298,42 @@ class Conversion:
         self._left_out = self._find_left_out()
 
     def notes(self) -> list[str]:
-        """Return what a user should know of the result, a sentence each."""
+        """Return notes on the imported model for the user, one sentence each."""
         found = []
         if not self.has_lm_head:
             found.append(NO_HEAD)
         if self.token_types:
             found.append(
-                f"its {self.token_types} token types are kept: GLUE's pairs get them, single texts and masked LM have "
-                "type 0"
+                f"its {self.token_types} token types are kept: GLUE uses them for pairs of texts, whereas single texts "
+                "and masked LM have type 0"
             )
         if self.classes:
             found.append(f"its classifier of {self.classes} outputs is the classification head {self.head_name!r}")
         if self.tags:
             found.append(
-                f"its classifier of {self.tags} tags is the head {self.head_name!r}: lazyformer predict asks it"
+                f"its classifier of {self.tags} tags is the head {self.head_name!r}, which lazyformer predict uses"
             )
         if self.has_spans:
-            found.append(f"its {SPANS} is the span head {self.head_name!r}: lazyformer predict asks it")
+            found.append(f"its {SPANS} is the span head {self.head_name!r}, which lazyformer predict uses")
         if self.has_next_sentence:
-            found.append(f"its {FOLLOWS} is the head {NEXT_SENTENCE!r}, on the pooler: --next-sentence goes on with it")
+            found.append(
+                f"its {FOLLOWS} is the head {NEXT_SENTENCE!r} on the pooler, which --next-sentence continues to train"
+            )
         if self.has_pooler:
-            found.append(f"its pooler is kept as the head {POOLER!r}: new dense classification heads start from it")
+            found.append(f"its pooler is kept as the head {POOLER!r}, from which new dense classification heads start")
         if self._left_out:
             found.append(f"left out: {', '.join(self._left_out)}")
         return found
 
     def convert(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Return our weights, in float32.
+        """Return our weights by name, in float32.
 
         Args:
-            shapes: of our model's weights; what it has besides (the dictionary's hash) is left to the caller.
+            shapes: The shapes of our model's weights, by name. The hash of the dictionary, which the model also has, is
+                left to the caller.
 
         Raises:
-            UserError: a weight has another shape than the config says, or holds what is no number.
+            UserError: A weight has another shape than config.json says, or contains NaN or Inf.
         """
         found = {}
         for ours, theirs in self.places.items():
@@ -328,7 +345,7 @@ class Conversion:
             is_stack = all(shape and shape[1:] == parts[0][1:] for shape in parts)
             if (rows, *parts[0][1:]) != tuple(shapes[ours]) or not is_stack:
                 raise UserError(
-                    f"{self.folder}: {self._full[theirs[0]]} is {parts[0]}, by config.json it must give "
+                    f"{self.folder}: {self._full[theirs[0]]} has the shape {parts[0]}, but by config.json it must give "
                     f"{tuple(shapes[ours])}; download the folder again"
                 )
             found[ours] = torch.cat([self._read(name) for name in theirs])[first_row:].clone()
@@ -342,7 +359,7 @@ class Conversion:
         return found
 
     def _take_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Keep the weights by names without prefix, and with LayerNorm's later names."""
+        """Store the weights by their names without prefix, with the current names of LayerNorm's weights."""
         self._weights: dict[str, Tensor] = {}
         self._full: dict[str, str] = {}  # the names in the file
         for name, weight in weights.items():
@@ -356,13 +373,16 @@ class Conversion:
             self._full[plain] = name
 
     def _check_layers(self) -> None:
-        """Compare the number of layers, before anything counts up to one that only config.json says."""
+        """Compare the number of layers in config.json with the weights.
+
+        This comes first, because a damaged config.json may give a number that is too large to loop over.
+        """
         start = f"{self.described.family.layers}."
         numbers = {name[len(start) :].split(".")[0] for name in self._weights if name.startswith(start)}
         if len(numbers) != self.described.layers:
             raise UserError(
-                f"{self.folder}: has the weights of {len(numbers)} layers, config.json says {self.described.layers}; "
-                "download the folder again"
+                f"{self.folder} has the weights of {len(numbers)} layers, but config.json says "
+                f"{self.described.layers}; download the folder again"
             )
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -372,8 +392,8 @@ class Conversion:
             if not name.startswith((*family.head, "classifier", SPANS, FOLLOWS)):
                 full = f"{family.prefix}{name}"
             raise UserError(
-                f"{self.folder}: lacks the weight {full}; download the folder again, or save the model with "
-                "transformers' save_pretrained"
+                f"{self.folder} lacks the weight {full}; download the folder again, or save the model with "
+                "save_pretrained of transformers"
             )
         return tuple(self._weights[name].shape)
 
@@ -381,31 +401,32 @@ class Conversion:
         """Return a weight in float32.
 
         Raises:
-            UserError: it holds other numbers than floating-point ones, or NaN or Inf.
+            UserError: The weight is not of a floating-point type, or contains NaN or Inf.
         """
         weight = self._weights[name]
         if weight.dtype not in PRECISIONS:
             raise UserError(
-                f"{self.folder}: {self._full[name]} holds {weight.dtype}; give the model before it was quantised"
+                f"{self.folder}: {self._full[name]} contains {weight.dtype}; import the model as it was before "
+                "quantisation"
             )
         if not weight.isfinite().all():
             raise UserError(
-                f"{self.folder}: {self._full[name]} holds NaN or Inf; download the folder again, or take another"
+                f"{self.folder}: {self._full[name]} contains NaN or Inf; download the folder again, or use another"
             )
         return weight.float()
 
     def _count_outputs(self, names: Sequence[str]) -> int:
-        """Return the outputs of the first of these maps that is there; 0 for none."""
+        """Return the number of outputs of the first of these maps that exists; 0 if none does."""
         for name in names:
             if name in self._weights:
                 shape = self._shape(name)
                 if 0 in shape or not shape:
-                    raise UserError(f"{self.folder}: {name} is {shape}; download the folder again")
+                    raise UserError(f"{self.folder}: {name} has the shape {shape}; download the folder again")
                 return shape[0]
         return 0
 
     def _has_map(self, name: str) -> bool:
-        """Return whether there is a map to two outputs."""
+        """Return whether the folder has a map of this name to two outputs."""
         weight = self._weights.get(f"{name}.weight")
         return weight is not None and weight.shape == (2, self.described.options["encoder_embed_dim"])
 
@@ -443,7 +464,11 @@ class Conversion:
                 yield f"{ours}.{part}", [f"{name}.{part}" for name in names]
 
     def _find_left_out(self) -> list[str]:
-        """Return heads of other tasks; raise a UserError for a weight that computes something and has no place."""
+        """Return the weights of other tasks' heads.
+
+        Raises:
+            UserError: A weight of the encoder has no counterpart in our model.
+        """
         known = {name for names in self.places.values() for name in names}
         _, _, bias, decoder = self.described.family.head
         known |= {self._folded, bias, f"{decoder}.weight", f"{decoder}.bias"}
@@ -451,13 +476,13 @@ class Conversion:
         for name in others:
             if not OTHER_HEADS.match(name):
                 raise UserError(
-                    f"{self.folder}: has the weight {self._full[name]}, which no model of ours has: without it the "
+                    f"{self.folder} has the weight {self._full[name]}, which none of our models has; without it the "
                     "model would compute something else"
                 )
         return [self._full[name] for name in others]
 
     def _check_decoder(self, found: Mapping[str, Tensor]) -> None:
-        """Raise a UserError where the head's output is not the word embedding, or it has two biases."""
+        """Raise a UserError if the decoder of the head is not the word embedding, or if it has two different biases."""
         _, _, bias, decoder = self.described.family.head
         if not self.described.is_tied:
             self._shape(f"{decoder}.weight")  # must be there
@@ -468,5 +493,5 @@ class Conversion:
         for name, (ours, what) in tied.items():
             if name in self._weights and not torch.equal(self._read(name), found[ours]):
                 raise UserError(
-                    f"{self.folder}: {self._full[name]} differs from {what}: our masked-LM head is tied to them"
+                    f"{self.folder}: {self._full[name]} differs from {what}, to which our masked-LM head is tied"
                 )

@@ -1,4 +1,4 @@
-"""A folder of a model of ours that transformers saved (LazyFormerForMaskedLM and its like), as a checkpoint's parts."""
+"""Import of one of our models, such as LazyFormerForMaskedLM, from a folder that transformers saved."""
 
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -18,8 +18,8 @@ from lazyformer_fairseq.modules.networks.heads import POOLER, TokenHead
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 
 MODEL_TYPES = ("lazyformer", "lazyformer_lm")
-NO_HEAD = "it has no masked-LM head, so that this one starts fresh: pre-train it before fill_mask"
-# Prefixes of names of weights, ours by theirs; {} is the head's name.
+NO_HEAD = "it has no masked-LM head, so it got a new one: pre-train the model before you use fill_mask"
+# Prefixes of our names of weights, by those in transformers; {} stands for the name of the head.
 NAMES = {
     "lazyformer.pooler.": f"{PREFIX}{POOLER}.",
     "lazyformer.encoder.": families.ENCODER,
@@ -32,13 +32,13 @@ NAMES = {
 
 
 class ReadModel(NamedTuple):
-    """A model that was read from a folder of transformers'.
+    """A model that was read from a folder in the format of transformers.
 
     Attributes:
-        options: the options of our model.
-        weights: our weights, in float32.
-        tokenizer: the tokenizer.
-        notes: what a user should know of it, a sentence each.
+        options: The options of our model.
+        weights: The weights in float32, by our names.
+        tokenizer: The tokenizer.
+        notes: Notes for the user, one sentence each.
     """
 
     options: MaskedLMOptions
@@ -48,31 +48,34 @@ class ReadModel(NamedTuple):
 
 
 def is_saved_lazyformer(folder: Path) -> bool:
-    """Return whether the folder's config.json is of one of our models in transformers."""
+    """Return whether the config.json in a folder describes one of our models in transformers."""
     path = folder / families.CONFIG_FILE
     return path.is_file() and families.read_json_object(path).get("model_type") in MODEL_TYPES
 
 
 def read_saved_lazyformer(folder: Path, tokenizer_folder: Optional[Path], head_name: Optional[str]) -> ReadModel:
-    """Read a folder, whose weights stay the same to the bit. No code of it runs.
+    """Read a folder. The weights stay identical to the bit, and no code in the folder is run.
 
     Args:
-        folder: the folder.
-        tokenizer_folder: of the training, such as that beside the data; by default the one that an export writes.
-        head_name: name that a head for classes or tags ("classifier" by default) or spans ("squad") gets.
+        folder: The folder.
+        tokenizer_folder: The folder of the tokenizer that the model was trained with, such as the one beside the data.
+            None for the one that an export contains.
+        head_name: The name for the head. None for the default, which is "squad" for spans and "classifier" for classes
+            and tags.
 
     Raises:
-        UserError: the folder is damaged, is a causal model's, or its tokenizer is missing or another one.
+        UserError: The folder is damaged or contains a causal model, or the tokenizer is missing or does not match.
     """
     config = families.read_json_object(folder / families.CONFIG_FILE)
     name = str((config.get("architectures") or ["LazyFormerForMaskedLM"])[0])
     if config["model_type"] != MODEL_TYPES[0] or not name.startswith("LazyFormer"):
-        raise UserError(f"{folder}: is a {name}; models of masked text alone are imported")
+        raise UserError(f"{folder} contains a {name}; only masked language models can be imported")
     if tokenizer_folder is None:
         tokenizer_folder = folder / "tokenizer"
         if not tokenizer_folder.is_dir():
             raise UserError(
-                f"{folder}: has no folder tokenizer; give --tokenizer, such as data/tokenizer beside the data"
+                f"{folder} has no folder tokenizer; name one with --tokenizer, such as the data/tokenizer of its "
+                "training data"
             )
     tokenizer = load_tokenizer(tokenizer_folder)
     dictionary = tokenizer.dictionary
@@ -90,8 +93,8 @@ def read_saved_lazyformer(folder: Path, tokenizer_folder: Optional[Path], head_n
     pad = models[0].config.pad_token_id
     if (words, pad) != (len(dictionary), dictionary.pad()):
         raise UserError(
-            f"{folder}: has {words} words and pads with id {pad}, the tokenizer {len(dictionary)} and "
-            f"{dictionary.pad()}; give the one it was trained with by --tokenizer"
+            f"{folder}: the model has {words} words and pads with id {pad}, whereas the tokenizer has "
+            f"{len(dictionary)} and {dictionary.pad()}; name the one that it was trained with by --tokenizer"
         )
 
     weights: dict[str, Tensor] = {}
@@ -109,7 +112,7 @@ def read_saved_lazyformer(folder: Path, tokenizer_folder: Optional[Path], head_n
 
 
 def _rename(model: torch.nn.Module, head_name: Optional[str], notes: list[str]) -> dict[str, Tensor]:
-    """Return the weights by our names; add to the notes what becomes of the head."""
+    """Return the weights by our names, and add a note on the name of the head to `notes`."""
     head = "classifier"
     if hasattr(model, "qa_outputs"):
         head = "squad"
@@ -122,5 +125,5 @@ def _rename(model: torch.nn.Module, head_name: Optional[str], notes: list[str]) 
         theirs, ours = next(row for row in NAMES.items() if full.startswith(row[0]))
         found[ours.format(head) + full.removeprefix(theirs)] = weight
     if any(name.startswith(f"{PREFIX}{head}.") for name in found):
-        notes.append(f"its head is {head!r}")
+        notes.append(f"its head is imported as {head!r}")
     return found

@@ -1,4 +1,4 @@
-"""Our text in transformers' Trainer: a collator for any, and a Trainer whose batches are fairseq-train's.
+"""Training on our data with transformers: a data collator, and a Trainer with the same batches as fairseq-train.
 
 text = open_masked_text("data", tokens_per_sample=128)
 train, valid = text.split("train"), text.split("valid")
@@ -24,14 +24,15 @@ from lazyformer_fairseq.huggingface.tokenizer import write_tokenizer
 
 
 def tokenizer_for_transformers(tokenizer: TextTokenizer, max_length: int) -> Any:
-    """Return a tokenizer as transformers'.
+    """Return a tokenizer of this package as one of transformers.
 
     Args:
-        tokenizer: the tokenizer.
-        max_length: the longest input, in tokens, that truncation leaves.
+        tokenizer: The tokenizer.
+        max_length: The length to which inputs are truncated, in tokens.
 
     Raises:
-        UserError: as :func:`~lazyformer_fairseq.huggingface.tokenizer.write_tokenizer`.
+        UserError: The tokenizer cannot be converted; see
+            :func:`~lazyformer_fairseq.huggingface.tokenizer.write_tokenizer`.
     """
     with TemporaryDirectory(prefix="lazyformer") as folder:
         write_tokenizer(tokenizer, Path(folder), max_length)
@@ -39,13 +40,14 @@ def tokenizer_for_transformers(tokenizer: TextTokenizer, max_length: int) -> Any
 
 
 class MaskedTextCollator:
-    """A Trainer's ``data_collator``: samples of masked text become inputs of a masked LM of transformers.
+    """A ``data_collator`` for Trainer, which turns samples of masked text into inputs of a masked LM of transformers.
 
     Args:
-        text: the source of the samples.
+        text: The masked text that the samples come from.
 
     Raises:
-        UserError: text of pairs, permuted, or whose masks or lengths change: Trainer trains none of these.
+        UserError: The text has pairs for next-sentence prediction, is permuted, or has a schedule of mask probabilities
+            or lengths. Trainer supports none of these.
     """
 
     def __init__(self, text: MaskedText):
@@ -58,22 +60,28 @@ class MaskedTextCollator:
         }
         for what, is_asked in refused.items():
             if is_asked:
-                raise UserError(f"{what}: not in transformers' Trainer; take fairseq-train, or your own loop")
+                raise UserError(
+                    f"{what} is not supported by transformers' Trainer; use fairseq-train or your own training loop"
+                )
         self.pad = text.special.pad
         self.collater = text.dataset("train").collater
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return `input_ids` (B, T), `labels` (B, T), -100 where nothing is masked, and documents, if they are apart.
+        """Return a batch of samples as inputs of a model.
+
+        Returns:
+            `input_ids` (B, T), `labels` (B, T), which are -100 at tokens that are not predicted, and the documents of
+            each block if they are kept separate.
 
         Raises:
-            UserError: Trainer has removed columns.
+            UserError: Trainer has removed columns from the samples.
         """
         if samples and "source" not in samples[0]:
-            raise UserError("samples without source: give TrainingArguments remove_unused_columns=False")
+            raise UserError("samples have no source: set remove_unused_columns=False in TrainingArguments")
         return self.inputs(self.collater(samples))
 
     def inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the same for a batch that the dataset's collater made."""
+        """Return the inputs of a model for a batch that the dataset's collater made."""
         given = batch["net_input"]
         target = batch["target"]
         documents = {name: given[name] for name in ("documents", "positions_begin_anew") if name in given}
@@ -82,7 +90,7 @@ class MaskedTextCollator:
 
 
 class _Samples(Dataset):
-    """A dataset whose epoch the sampler alone sets: accelerate counts from 0."""
+    """A dataset that hides ``set_epoch``, because accelerate counts epochs from 0. Only the sampler sets the epoch."""
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
@@ -95,43 +103,44 @@ class _Samples(Dataset):
 
 
 class EpochSampler:
-    """The batches of an epoch by index, in fairseq-train's order; a DataLoader's ``batch_sampler``.
+    """A ``batch_sampler`` for a DataLoader, which yields the sample indices of an epoch in the order of fairseq-train.
 
     Args:
-        batches: of all epochs.
+        batches: The batches of all epochs.
     """
 
     drop_last = False
 
     def __init__(self, batches: EpochBatches):
         self.batches = batches
-        self.sampler = self  # whoever wraps it looks for the epoch there
+        self.sampler = self  # wrappers such as accelerate's set the epoch on this attribute
         self.batch_size = batches.batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, from 0."""
+        """Set the epoch of the next pass, counted from 0."""
         self.batches.epoch = epoch + 1
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # No generator: workers copy the dataset before they ask for a first batch, and it must know the epoch by then.
+        # This is not a generator, because workers copy the dataset before they ask for the first batch. Computing the
+        # indices here sets the epoch of the dataset before that.
         return iter([batch.tolist() for batch in self.batches.indices])
 
 
 class ShardTrainer(Trainer):
-    """transformers' Trainer; its batches of training are those that fairseq-train reads with the same seed.
+    """A Trainer of transformers that trains on the same batches as fairseq-train with the same seed.
 
-    `train_dataset` is a split of :func:`~lazyformer_fairseq.data.masked_text.open_masked_text`. The seed is
-    ``data_seed`` of the arguments, else ``seed``.
+    `train_dataset` is a split of :func:`~lazyformer_fairseq.data.masked_text.open_masked_text`. The seed is the
+    ``data_seed`` of the arguments if it is set, else their ``seed``.
 
-    An evaluation reports ``eval_loss`` in nats per predicted token, as Trainer does, and beside it ``eval_bits``, the
-    unit of all other reports of this package, and ``eval_perplexity``.
+    An evaluation reports ``eval_loss`` in nats per predicted token, like Trainer, and also ``eval_bits``, the same loss
+    in bits as in all other reports of this package, and ``eval_perplexity``.
     """
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate as Trainer does; add to each loss its value in bits, and the perplexity."""
+        """Evaluate like Trainer, and add the value in bits and the perplexity to each loss."""
         output = super().evaluation_loop(*args, **kwargs)
         losses = {name: value for name, value in output.metrics.items() if name.endswith("_loss")}
         for name, nats in losses.items():
@@ -141,7 +150,7 @@ class ShardTrainer(Trainer):
         return output
 
     def get_train_dataloader(self) -> DataLoader:
-        """Return batches of ``per_device_train_batch_size`` samples, which resume where they were."""
+        """Return a loader of batches of ``per_device_train_batch_size`` samples, which a run can resume."""
         seed = self.args.data_seed
         if seed is None:
             seed = self.args.seed

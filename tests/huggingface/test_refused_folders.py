@@ -60,10 +60,13 @@ def change_weights(folder: Path, changes: dict[str, Optional[torch.Tensor]]) -> 
         ({"hidden_size": "3" * 10**5}, r"hidden_size is '3+\.\.\.3+', but must be a whole number"),
         ({"hidden_size": "32"}, "hidden_size is '32', but must be a whole number of at least 1"),
         ({"hidden_size": "DELETE"}, "has no hidden_size"),
-        ({"num_hidden_layers": 10**15}, "has the weights of 2 layers, config.json says 1000000000000000"),
-        ({"vocab_size": 10**15}, r"is \(80, 32\), by config.json vocab_size and the width are \(10{15}, 32\)"),
+        ({"num_hidden_layers": 10**15}, "has the weights of 2 layers, but config.json says 1000000000000000"),
+        (
+            {"vocab_size": 10**15},
+            r"has the shape \(80, 32\), but by config.json vocab_size and the width are \(10{15}, 32\)",
+        ),
         ({"max_position_embeddings": 10**15}, "by config.json the positions and the width are"),
-        ({"intermediate_size": 10**6}, r"is \(48, 32\), by config.json it must give \(10{6}, 32\)"),
+        ({"intermediate_size": 10**6}, r"has the shape \(48, 32\), but by config.json it must give \(10{6}, 32\)"),
         ({"intermediate_size": 10**15}, "--encoder-ffn-embed-dim 10{15}: must be below 10,000,000"),
         ({"num_attention_heads": 5}, "5 attention heads do not divide"),
         ({"layer_norm_eps": 0}, "layer_norm_eps is 0, but must be above 0 and below 1"),
@@ -91,7 +94,7 @@ def test_a_config_of_another_model_or_of_wrong_values(folder, changes, match):
         ({"layer_types": ["full_attention"] * 3}, "layer_types must list 4 layers, each full_attention or"),
         ({"layer_types": None, "global_attn_every_n_layers": "3"}, "layer_types must list 4 layers"),
         ({"local_attention": 1}, "local_attention is 1, but must be a whole number of at least 2"),
-        ({"num_hidden_layers": 10**15}, "has the weights of 4 layers, config.json says 1000000000000000"),
+        ({"num_hidden_layers": 10**15}, "has the weights of 4 layers, but config.json says 1000000000000000"),
         ({"intermediate_size": 99}, "by config.json it must give"),
         ({"tie_word_embeddings": False}, "lacks the weight decoder.weight"),
     ],
@@ -111,16 +114,16 @@ BIAS = f"{LAYER}.output.dense.bias"
     [
         ({BIAS: None}, f"lacks the weight {BIAS}"),
         ({f"{HEAD}.transform.dense.weight": None}, f"lacks the weight {HEAD}.transform.dense.weight"),
-        ({f"{LAYER}.adapter.weight": torch.ones(3)}, "adapter.weight, which no model of ours has"),
-        ({f"{LAYER}.output.dense.weight": torch.ones(48, 32)}, r"is \(48, 32\), by config.json it must"),
+        ({f"{LAYER}.adapter.weight": torch.ones(3)}, "adapter.weight, which none of our models has"),
+        ({f"{LAYER}.output.dense.weight": torch.ones(48, 32)}, r"has the shape \(48, 32\), but by config.json it must"),
         ({f"{LAYER}.attention.self.key.weight": torch.ones(32)}, "by config.json it must give"),
         ({BIAS: torch.tensor(1.0)}, "by config.json it must give"),
         ({BIAS.replace("0", "7"): torch.ones(32)}, "has the weights of 3 layers"),
-        ({BIAS: torch.full((32,), torch.inf)}, "holds NaN or Inf"),
-        ({BIAS: torch.ones(32, dtype=torch.int8)}, "before it was quantised"),
+        ({BIAS: torch.full((32,), torch.inf)}, "contains NaN or Inf"),
+        ({BIAS: torch.ones(32, dtype=torch.int8)}, "as it was before quantisation"),
         (
             {BIAS: torch.ones(32).to(torch.float8_e4m3fn)},
-            "holds torch.float8_e4m3fn; give the model before it was quantised",
+            "contains torch.float8_e4m3fn; import the model as it was before quantisation",
         ),
         ({f"{EMBEDDINGS}.token_type_embeddings.weight": torch.tensor(1.0)}, "type_vocab_size and the width are"),
         ({"embeddings.LayerNorm.weight": torch.ones(32)}, "are the same weight; keep one"),
@@ -137,7 +140,7 @@ def test_weights_that_are_not_the_models(folder, changes, match):
 def test_a_classifier_of_another_shape(tmp_path, shape):
     save_tiny(tmp_path / "in", "BertForSequenceClassification")
     change_weights(tmp_path / "in", {"classifier.weight": torch.ones(shape)})
-    assert_refused(tmp_path / "in", r"in: classifier\.weight is ")
+    assert_refused(tmp_path / "in", r"in: classifier\.weight has the shape ")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
@@ -202,7 +205,7 @@ def test_an_option_that_would_change_nothing(tmp_path, config, flags):
     (tmp_path / "config.json").write_text(json.dumps(config))
     for name, value in flags.items():
         flag = f"--{name.removesuffix('_folder').replace('_', '-')}"
-        with pytest.raises(UserError, match=f"{flag}: .* has no use for it; leave it out"):
+        with pytest.raises(UserError, match=f"{flag} does not apply to .*; leave it out"):
             import_to(tmp_path, tmp_path / "out", **{name: value})
 
 

@@ -183,7 +183,7 @@ def test_losses_of_fairseq_trainer_and_plain_loop_are_equal(text, tmp_path, monk
 
     ours = LazyFormerModel.from_pretrained(tmp_path / "run").model.state_dict()
     trainer.save_model(str(tmp_path / "saved"))
-    assert "give --tokenizer" in refusal("import", tmp_path / "saved", tmp_path / "no")
+    assert "name one with --tokenizer" in refusal("import", tmp_path / "saved", tmp_path / "no")
     invoke("import", tmp_path / "saved", tmp_path / "imported", "--tokenizer", f"{text.data}/tokenizer")
     imported = LazyFormerModel.from_pretrained(tmp_path / "imported").model.state_dict()
     assert imported.keys() == ours.keys()
@@ -259,7 +259,7 @@ def test_rows_of_the_package_datasets_train(text, tmp_path):
 
 @pytest.mark.parametrize("options", [{"next_sentence": True}, {"mask_prob": "0.3:0.15"}, {"length_schedule": "8:0.5"}])
 def test_text_that_trainer_cannot_train_on_is_refused(options, text):
-    with pytest.raises(UserError, match="not in transformers' Trainer"):
+    with pytest.raises(UserError, match="not supported by transformers' Trainer"):
         MaskedTextCollator(open_masked_text(text.data, max_update=9, **options))
 
 

@@ -127,7 +127,7 @@ def test_exported_blocks_are_ours(settings):
     if "given" in settings:
         with pytest.raises(ValueError, match="pass global_attention_mask"):
             exported(ids)
-        with pytest.raises(ValueError, match="global_attention_mask has 2 in it"):
+        with pytest.raises(ValueError, match="global_attention_mask contains 2"):
             exported(ids, global_attention_mask=torch.full_like(ids, 2))
 
 

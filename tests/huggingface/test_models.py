@@ -158,11 +158,11 @@ def test_documents_do_not_see_each_other_and_embeddings_may_be_given():
     assert len(apart.hidden_states) == 9
     words = model.lazyformer.encoder.embed_tokens(ids)
     assert_close(model(inputs_embeds=words).logits, model(ids).logits)
-    with pytest.raises(ValueError, match="documents: without output_attentions"):
+    with pytest.raises(ValueError, match="documents cannot be combined with output_attentions"):
         model(ids, documents=[[4, 7]] * 3, output_attentions=True)
     model.set_attn_implementation("eager")  # or transformers refuses what follows
     model.config.output_attentions = True
-    with pytest.raises(ValueError, match="documents: without output_attentions"):
+    with pytest.raises(ValueError, match="documents cannot be combined with output_attentions"):
         model(ids, documents=[[4, 7]] * 3)
 
 

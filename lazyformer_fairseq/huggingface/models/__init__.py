@@ -1,4 +1,5 @@
-"""Models of transformers with this package's networks inside."""
+"""Models for transformers that contain the networks of this package."""
 
-# First of all: where registration waits for transformers, it registers now, while no module is half loaded.
+# This import must come first. If the registration waits for transformers, it happens here, before any module of this
+# package is only partly imported.
 from transformers import PreTrainedModel as _PreTrainedModel  # noqa: F401

@@ -1,7 +1,8 @@
 """The causal language model as a model of transformers, with ``generate``.
 
-What the decoder remembers (Transformer-XL, section 3.2) is the cache of ``generate``: the inputs of its attending
-sublayers, whole by default, so that each step computes what a pass over the whole text would.
+The memory of the decoder (Transformer-XL, section 3.2) serves as the cache of ``generate``. It contains the inputs of
+the attending sublayers, by default for the whole text, so that each step gives the same result as a pass over the whole
+text.
 """
 
 from dataclasses import fields
@@ -26,25 +27,26 @@ from lazyformer_fairseq.modules.sublayers.interface import Context, StackOutput
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL
 
-# What transformers calls a cache: versions differ.
+# The name of the cache, which differs among versions of transformers.
 CACHE = next(
     name for name in ("past_key_values", "cache") if name in {each.name for each in fields(CausalLMOutputWithPast)}
 )
 
 
 class LazyFormerCausalConfig(PretrainedConfig):
-    """Sizes and pattern of a causal language model; names are those of BertConfig where it has them.
+    """The sizes and the pattern of a causal language model. Settings that BertConfig also has keep its names.
 
-    Left out, they are ``transformer_xl_base``'s, but for the vocabulary of 32,768 in one band.
+    The defaults are the sizes of ``transformer_xl_base``, except for a vocabulary of 32,768 words in one band.
 
-    Args of ``__init__``, beside those of PretrainedConfig:
-        adaptive_softmax_cutoff: ids that start a band of words, as "20000,60000"; "" for one band.
-        adaptive_softmax_factor: by which each band's vectors are narrower.
-        mem_len: tokens of the segments before that were there in training; ``generate`` remembers all.
-        clamp_len: distances beyond count as this one; 0 for no such limit.
-        same_length: whether each query sees `mem_len` tokens before it, and no more.
-        sublayer_pattern, norm, norm_bias, linear_bias, normalize_before, activation_dropout, attention_backend: as
-            LazyFormerConfig's.
+    Arguments of ``__init__``, besides those of PretrainedConfig:
+        adaptive_softmax_cutoff: The ids at which a new band of words begins, such as "20000,60000"; "" for one band.
+        adaptive_softmax_factor: The factor by which each band's vectors are narrower than those of the band before.
+        mem_len: The number of tokens of earlier segments that the memory held in training. ``generate`` remembers the
+            whole text.
+        clamp_len: The largest distance; larger distances count as this one. 0 for no limit.
+        same_length: Whether every query sees the same number of earlier tokens, `mem_len`.
+        sublayer_pattern, norm, norm_bias, linear_bias, normalize_before, activation_dropout, attention_backend: See
+            LazyFormerConfig.
     """
 
     model_type = "lazyformer_lm"
@@ -66,7 +68,7 @@ class LazyFormerCausalConfig(PretrainedConfig):
 
 
 class LazyFormerMemory(WholeMemory):
-    """The memory of a text, whole by default; a cache to transformers."""
+    """The memory of a text, by default the whole text, which transformers uses as a cache."""
 
     is_compileable = False
     is_linear = (False,)
@@ -77,12 +79,12 @@ class LazyFormerMemory(WholeMemory):
         return self.seen
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the memory of each new beam from the one that it goes on from."""
+        """Give each new beam the memory of the beam that it continues."""
         self.states = [state.index_select(0, beam_idx.to(state.device)) for state in self.states]
 
 
 class _Decoder(CausalDecoder):
-    """The decoder, which may compute sublayers anew in the backward pass."""
+    """The decoder with the gradient checkpointing of transformers."""
 
     gradient_checkpointing = False
 
@@ -101,16 +103,16 @@ class _Decoder(CausalDecoder):
 
 
 class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
-    """A causal decoder of any pattern, and an adaptive softmax that is tied to its embedding.
+    """A causal language model of any pattern, with an adaptive softmax that is tied to the embedding.
 
-    Its weights have the names that checkpoints have. Logits are log-probabilities.
+    The weights have the same names as in checkpoints. Logits are log-probabilities.
     """
 
     config_class = LazyFormerCausalConfig
     base_model_prefix = ""
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
-    _is_stateful = True  # what was remembered cannot be taken back
+    _is_stateful = True  # tokens cannot be removed from the memory
     _supports_sdpa = True
     _no_split_modules = ("_Decoder",)
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = ["dictionary_sha256"]
@@ -126,11 +128,15 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         init_transformer_xl_weights(module, self.config.initializer_range)
 
     def get_input_embeddings(self) -> AdaptiveEmbedding:
-        """Return the embedding of words."""
+        """Return the word embedding."""
         return self.decoder.embedding
 
     def resize_token_embeddings(self, new_num_tokens: Optional[int] = None, *args: Any, **kwargs: Any) -> Any:
-        """Refuse another size, as ids are words by frequency, in bands."""
+        """Reject any other size, because ids are sorted by frequency and divided into bands.
+
+        Raises:
+            UserError: The size is not that of the vocabulary.
+        """
         if new_num_tokens not in (None, self.config.vocab_size):
             raise UserError(f"{new_num_tokens} tokens: an adaptive softmax keeps its {self.config.vocab_size} words")
         return self.decoder.embedding
@@ -150,31 +156,34 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: Union[Tensor, int, None] = None,
         cache: Optional[StreamMemory] = None,
     ) -> Any:
-        """Read texts, or their continuations where a memory remembers them.
+        """Predict the next tokens of texts, or of the continuations of texts in a memory.
 
         Args:
-            input_ids: (B, T).
-            attention_mask: (B, T), 0 at padding, which must be on the right, and is not for a memory.
-            past_key_values: a :class:`LazyFormerMemory`, which then holds these tokens too, or a StreamMemory, which
-                keeps the last `mem_len` as in training.
-            cache: the same, as other versions of transformers call it.
-            inputs_embeds: (B, T, C), in place of `input_ids`.
-            labels: (B, T), the same ids, -100 where nothing is predicted: each is predicted at the place before. In
-                training `logits` is then None: scores of rare words are computed where they are needed alone.
-            use_cache: make a memory where none is given, and return it.
-            logits_to_keep: logits of so many last places; 0 for all.
-            output_attentions: refused; there are none to return.
-            output_hidden_states: also return the embeddings and what each sublayer returned, the last one normalised.
-            return_dict: False for a tuple.
-            num_items_in_batch: predicted tokens of the whole update, by which the loss is divided.
+            input_ids: The tokens, (B, T).
+            attention_mask: (B, T), 0 at padding. Padding must be on the right, and cannot be combined with a memory.
+            past_key_values: A :class:`LazyFormerMemory`, to which these tokens are added, or a StreamMemory, which
+                keeps the last `mem_len` tokens as in training.
+            cache: The same as `past_key_values`, under the name of other versions of transformers.
+            inputs_embeds: Embeddings (B, T, C) in place of `input_ids`.
+            labels: (B, T), equal to `input_ids`, or -100 at tokens that are not predicted. Each label is predicted at
+                the position before it. In training `logits` is then None, because scores of rare words are only
+                computed where they are needed.
+            use_cache: Whether to create a memory if none is given, and to return it.
+            logits_to_keep: The number of last positions whose logits are returned; 0 for all.
+            output_attentions: Not supported.
+            output_hidden_states: Whether to return the embeddings and the outputs of all sublayers, the last one
+                normalised.
+            return_dict: Whether to return an object; False for a tuple.
+            num_items_in_batch: The number of predicted tokens in the whole update, by which the loss is divided.
 
         Raises:
-            ValueError: padding anywhere else, both inputs or none, or attentions are asked for.
+            ValueError: The padding is not on the right, `input_ids` and `inputs_embeds` are both given or both missing,
+                or attentions are requested.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("give either input_ids or inputs_embeds")
         if output_attentions:
-            raise UserError("output_attentions: a causal model of lazyformer_fairseq returns none; leave it out")
+            raise UserError("output_attentions: causal models of lazyformer_fairseq return no attentions; leave it out")
         tokens = input_ids
         if input_ids is None:
             tokens = inputs_embeds
@@ -224,7 +233,7 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Optional[Tensor] = None,
         **given: Any,
     ) -> dict[str, Any]:
-        """Return the tokens behind the memory; only the last place's logits are asked for."""
+        """Return the inputs of the next step: the tokens that are not in the memory yet, and the memory."""
         memory = given.get(CACHE)
         if memory is None:
             seen = 0
@@ -246,6 +255,6 @@ def _refuse_padding(mask: Optional[Tensor], memory: Optional[StreamMemory]) -> N
         return
     if memory is not None or bool((mask[:, 1:] > mask[:, :-1]).any()):
         raise UserError(
-            "attention_mask: texts of a batch that a causal model goes on from must be equally long, and none begins "
-            "with padding; generate from one at a time, or from those of one length together"
+            "attention_mask: the texts of a batch that a causal model continues must be equally long, without padding "
+            "at the start; generate from one text at a time, or from texts of the same length"
         )

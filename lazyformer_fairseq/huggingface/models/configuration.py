@@ -1,4 +1,4 @@
-"""The configuration of the masked language models in transformers."""
+"""The configuration of our masked language models in transformers."""
 
 from typing import Any
 
@@ -48,36 +48,38 @@ DEFAULTS: dict[str, Any] = {
 
 
 class LazyFormerConfig(PretrainedConfig):
-    """Sizes and pattern of a masked language model; names are those of BertConfig where it has them.
+    """The sizes and the pattern of a masked language model. Settings that BertConfig also has keep its names.
 
     Args:
-        sublayer_pattern: the encoder, such as M2x6, the paper's LazyFormer.
-        hidden_size, intermediate_size, num_attention_heads: widths and heads.
-        hidden_act: activation of the feed-forward sublayers.
-        head_act: activation of the masked-LM head.
-        normalize_before: LayerNorm before each sublayer (pre-norm) instead of after it.
-        embedding_norm: of a pre-norm model: normalize the embeddings instead of the first sublayer's input.
-        norm, norm_bias: "layer" or "rms", and whether LayerNorms have a bias.
-        linear_bias: whether linear maps of sublayers, and of the masked-LM head, have biases.
-        plain_lm_head: whether that head is the output map alone.
-        reversible: whether sublayers change two streams in turn.
-        activation_dropout: dropout after the activation of the feed-forward sublayers.
-        type_vocab_size: number of token types; 0 for none.
-        position_embeddings: whether there are learned positions.
-        pooler: whether the encoder has BERT's pooler.
-        relative_position_buckets: number of buckets of T5's relative position bias; 0 for none.
-        relative_position_max_distance: the distance from which on all positions share a bucket.
-        classifier: the classification head, "dense" (RoBERTa's) or "linear" (one map).
-        classifier_dropout: dropout in the classification head.
-        experts_loss: weight of the loss that keeps experts equally busy.
-        attention_backend: how attention is computed; ``attn_implementation="eager"`` takes precedence.
-        sparse_prediction: whether masked-LM logits are those of predicted tokens alone where there are labels; None for
-            in training alone.
-        weights_sha256: hashes of the weights, by part of the model and by precision.
-        **given: further settings of BertConfig and PretrainedConfig; :data:`DEFAULTS` has those that are left out.
+        sublayer_pattern: The pattern of the encoder, such as M2x6, the LazyFormer of the paper.
+        hidden_size, intermediate_size, num_attention_heads: The hidden size, the width of the feed-forwards, and the
+            number of attention heads.
+        hidden_act: The activation of the feed-forwards.
+        head_act: The activation of the masked-LM head.
+        normalize_before: Whether the norm comes before each sublayer (pre-norm) instead of after it.
+        embedding_norm: Whether a pre-norm model normalizes the embeddings instead of the input of the first sublayer.
+        norm, norm_bias: The type of the norms, "layer" or "rms", and whether LayerNorms have a bias.
+        linear_bias: Whether the linear maps of sublayers and of the masked-LM head have biases.
+        plain_lm_head: Whether the masked-LM head consists of the output map only.
+        reversible: Whether the sublayers are reversible, updating two streams in turn.
+        activation_dropout: The rate of dropout after the activation of the feed-forwards.
+        type_vocab_size: The number of token types; 0 for none.
+        position_embeddings: Whether the model has learned positions.
+        pooler: Whether the encoder has BERT's pooler.
+        relative_position_buckets: The number of buckets of T5's relative position bias; 0 for no bias.
+        relative_position_max_distance: The distance from which on all positions share one bucket.
+        classifier: The type of the classification head, "dense" (as in RoBERTa) or "linear" (a single map).
+        classifier_dropout: The rate of dropout in the classification head.
+        experts_loss: The weight of the loss that keeps experts equally busy.
+        attention_backend: The back end that computes attention; ``attn_implementation="eager"`` takes precedence.
+        sparse_prediction: Whether masked-LM logits are only computed at predicted tokens if there are labels. None does
+            so only in training.
+        weights_sha256: The hashes of the weights, by part of the model and by precision.
+        **given: Settings of this class, BertConfig or PretrainedConfig; :data:`DEFAULTS` has the values of those that
+            are left out.
 
     Raises:
-        UserError: the pattern cannot be read.
+        UserError: The pattern is invalid.
     """
 
     model_type = "lazyformer"
@@ -88,5 +90,5 @@ class LazyFormerConfig(PretrainedConfig):
         super().__init__(**settings)
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """Return what differs from the defaults, and the pattern in any case."""
+        """Return the settings that differ from the defaults, and always the pattern."""
         return {**super().to_diff_dict(), "sublayer_pattern": self.sublayer_pattern}

@@ -1,6 +1,6 @@
-"""The package's encoder as a model of transformers.
+"""The encoder of this package as a model of transformers.
 
-An export takes this file and all that it imports along, so the same classes compute with and without the package.
+An export includes this file and everything that it imports, so the same classes are used with and without the package.
 """
 
 import shutil
@@ -30,7 +30,7 @@ from lazyformer_fairseq.patterns.attention_variants import GIVEN
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
 CODE_FILE = "modeling_lazyformer.py"
-# The classes by their names in transformers.
+# The classes by the names of transformers' auto classes.
 AUTO_CLASSES = {
     "AutoConfig": "LazyFormerConfig",
     "AutoModel": "LazyFormerModel",
@@ -39,39 +39,39 @@ AUTO_CLASSES = {
     "AutoModelForTokenClassification": "LazyFormerForTokenClassification",
     "AutoModelForQuestionAnswering": "LazyFormerForQuestionAnswering",
 }
-# transformers declares tied weights in a table from version 5 on, before in a list.
+# From version 5 on, transformers declares tied weights in a table; earlier versions use a list.
 TIES_BY_TABLE = int(transformers.__version__.partition(".")[0]) >= 5
 
 
 def auto_map() -> dict[str, str]:
-    """Return what a config says of the classes in the code beside it."""
+    """Return the `auto_map` of a config, which names the classes in the code beside it."""
     return {auto: f"{Path(CODE_FILE).stem}.{name}" for auto, name in AUTO_CLASSES.items()}
 
 
 def activation(name: str) -> Any:
-    """Return the function that a config names.
+    """Return the activation function that a config names.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: No activation has this name.
     """
     if name not in ACTIVATIONS:
-        raise UserError(f"activation {name!r}: must be one of {', '.join(ACTIVATIONS)}")
+        raise UserError(f"activation {name!r} must be one of {', '.join(ACTIVATIONS)}")
     return feed_forward.ACTIVATIONS[ACTIVATIONS[name]]
 
 
 def copy_own_code(_config: LazyFormerConfig, folder: Path) -> None:
-    """Copy the code that a model was loaded by; the package itself writes it anew instead."""
+    """Copy the code with which a model was loaded. Where the package is installed, it replaces this function."""
     for file in Path(__file__).parent.glob("*.py"):
         if file.name != "__init__.py":
             shutil.copyfile(file, folder / file.name)
 
 
 class LazyFormerPreTrainedModel(PreTrainedModel):
-    """The base of all models: fresh weights as BERT's, loading that checks the weights, saving with the code.
+    """The base class of all models, which initialises weights like BERT, checks loaded weights, and saves the code.
 
     Attributes:
-        write_code: writes the code of a config's model into a folder.
-        selects_back_ends: whether the fastest back end is found by timing. An export does not measure.
+        write_code: A function that writes the code of a config's model to a folder.
+        selects_back_ends: Whether the fastest back end is selected by timing, which an exported model does not do.
     """
 
     config_class = LazyFormerConfig
@@ -79,8 +79,8 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_flash_attn = _supports_flash_attn_2 = _supports_flex_attn = False
-    _no_split_modules = ("LazyFormerModel",)  # what sublayers hand on stays on one device
-    accepts_loss_kwargs = False  # Trainer divides a loss by the number of batches itself
+    _no_split_modules = ("LazyFormerModel",)  # what sublayers hand on must stay on one device
+    accepts_loss_kwargs = False  # Trainer itself divides a loss by the number of batches
     write_code = staticmethod(copy_own_code)
     selects_back_ends: ClassVar[bool] = True
 
@@ -98,7 +98,7 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
             nn.init.zeros_(module.weight[module.padding_idx])
 
     def post_init(self) -> None:
-        """Draw fresh weights; what starts as a copy of other weights follows them."""
+        """Initialise the weights, and then those that start as copies of others."""
         super().post_init()
         for module in self.modules():
             if isinstance(module, AttentionSublayer):
@@ -106,10 +106,10 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Optional[str], *args: Any, **kwargs: Any) -> Any:
-        """Load a model as transformers does, and check its weights.
+        """Load a model like transformers, and check its weights.
 
         Raises:
-            ValueError: weights are missing, untied, or not those that were saved.
+            ValueError: Weights are missing, no longer tied, or not those that were saved.
         """
         wants_loading = kwargs.pop("output_loading_info", False)
         model, loading = super().from_pretrained(
@@ -132,7 +132,7 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
         state_dict: Optional[dict[str, Tensor]] = None,
         **kwargs: Any,
     ) -> None:
-        """Save a model as transformers does, with hashes of these weights in the config and the code beside it."""
+        """Save a model like transformers, with hashes of the weights in the config, and with the code of the model."""
         if is_main_process:
             weights = state_dict
             if weights is None:
@@ -145,42 +145,42 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
 
 
 class _Encoder(Encoder):
-    """The encoder with transformers' gradient checkpointing, and a fixed back end where nothing can be timed.
+    """The encoder with the gradient checkpointing of transformers, and a fixed back end where timing is impossible.
 
     Attributes:
-        fixed_back_end: the back end of the next passes; None for the selection by ``attention_backend``.
+        fixed_back_end: The back end of the next passes; None to select it by ``attention_backend``.
     """
 
     gradient_checkpointing = False
     fixed_back_end: Optional[str] = None
 
     def back_end(self) -> Callable[..., str]:
-        """Return what says which back end computes an attention."""
+        """Return the function that selects the back end of a call."""
         if self.fixed_back_end is None:
             return super().back_end()
-        for span in self.options.common.get(SPANS, ()):  # not measured here: as long as they can become
+        for span in self.options.common.get(SPANS, ()):  # lengths are not measured here, so assume the longest
             span.set_longest(1.0)
         return self._take_fixed_back_end
 
     def _take_fixed_back_end(self, given: AttentionInputs) -> str:
-        """Return the fixed back end, or ``eager``, which computes everything, where that one cannot."""
+        """Return the fixed back end, or ``eager`` if the fixed one cannot compute the call."""
         if BACK_ENDS[self.fixed_back_end].why_not(AttentionCall.of(given), given.device, given.dtype) is None:
             return self.fixed_back_end
         return "eager"
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the sublayers; transformers says whether they are checkpointed."""
+        """Run the sublayers, with checkpointing if transformers has enabled it."""
         self.checkpoints = self.gradient_checkpointing
         return super().run(*args, **kwargs)
 
     def checkpoint(self, function: Any, *args: Any) -> Any:
-        """Return what a function computes, of which the backward pass computes parts anew."""
-        # Reentrant, it would not see the tensors within what sublayers hand on, and their gradients would be lost.
+        """Return the result of a function, whose intermediate values the backward pass recomputes."""
+        # A reentrant checkpoint would not see the tensors inside what sublayers hand on, and lose their gradients.
         return self._gradient_checkpointing_func(function, *args, use_reentrant=False)
 
     @contextmanager
     def observing(self, probabilities: list[Tensor]) -> Iterator[None]:
-        """Append the probabilities (B, N, T, K) of each attending sublayer that runs within the block."""
+        """Append the attention probabilities (B, N, T, K) of each sublayer that runs within the ``with`` block."""
 
         def append(_sublayer: nn.Module, given: tuple[Any, ...], output: tuple[Tensor, dict[str, Any]]) -> None:
             below = given[1]
@@ -201,7 +201,7 @@ class _Encoder(Encoder):
 
 
 class LazyFormerModel(LazyFormerPreTrainedModel):
-    """The encoder: embeddings, then the sublayers of the pattern."""
+    """The encoder without a head: embeddings, followed by the sublayers of the pattern."""
 
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads()
 
@@ -247,7 +247,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         self.post_init()
 
     def init_weights(self) -> None:
-        """Draw fresh weights; those of a part are drawn by the whole, in the order in which fairseq's model does."""
+        """Initialise the weights, unless the model is part of another one, which draws them all in fairseq's order."""
         if not self.is_part:
             super().init_weights()
 
@@ -260,7 +260,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         self.encoder.embed_tokens = value
 
     def _tie_weights(self) -> None:
-        """Let sublayers that share a weight do so again: transformers 4 calls this after loading."""
+        """Tie the weights that sublayers share. transformers 4 calls this after loading."""
         for name, source in self.same_weights.items():
             module, _, weight = name.rpartition(".")
             setattr(self.get_submodule(module), weight, self.get_parameter(source))
@@ -281,20 +281,23 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         """Encode a batch.
 
         Args:
-            input_ids: (B, T).
-            attention_mask: (B, T), 0 at padding, which may stand anywhere: it takes no position. None for padding
-                wherever `input_ids` has the padding symbol.
-            token_type_ids: (B, T); for models with token types alone.
-            inputs_embeds: (B, T, C), in place of `input_ids`.
-            global_attention_mask: (B, T), 1 at tokens that see and are seen by all; for patterns with ``global=given``.
-            output_attentions: also return probabilities (B, N, T, K) of each attending sublayer, computed eagerly.
-            output_hidden_states: also return the embeddings and what each sublayer returned, the last one normalized.
-            return_dict: False for a tuple.
-            documents: for each sequence the lengths of documents that do not see each other.
-            positions_begin_anew: whether each document has the positions from the first one on.
+            input_ids: The tokens, (B, T).
+            attention_mask: (B, T), 0 at padding, which may be anywhere and does not count as positions. None for
+                padding wherever `input_ids` has the padding symbol.
+            token_type_ids: (B, T), for models with token types only.
+            inputs_embeds: Embeddings (B, T, C) in place of `input_ids`.
+            global_attention_mask: (B, T), 1 at tokens that see all and are seen by all, for patterns with
+                ``global=given``.
+            output_attentions: Whether to return the attention probabilities (B, N, T, K) of each attending sublayer,
+                which ``eager`` then computes.
+            output_hidden_states: Whether to return the embeddings and the outputs of all sublayers, the last one
+                normalized.
+            return_dict: Whether to return an object; False for a tuple.
+            documents: For each sequence, the lengths of the documents in it, which do not see each other.
+            positions_begin_anew: Whether the positions of each document start from the first one.
 
         Raises:
-            ValueError: a sequence longer than the model's positions, or arguments that do not fit together.
+            ValueError: A sequence is longer than the positions of the model, or arguments contradict each other.
         """
         config = self.config
         if output_attentions is None:
@@ -304,7 +307,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         if documents is not None and output_attentions:
-            raise ValueError("documents: without output_attentions")
+            raise ValueError("documents cannot be combined with output_attentions")
         if input_ids is None:
             tokens = inputs_embeds
         else:
@@ -314,7 +317,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         refuse_other_masks(tokens.shape[:2], **masks)
         padding_mask = self.find_padding(input_ids, attention_mask)
         is_padded_on_right = padding_mask is None
-        if padding_mask is not None and not torch.compiler.is_compiling():  # a graph must hold for any padding
+        if padding_mask is not None and not torch.compiler.is_compiling():  # a graph must work for any padding
             is_padded_on_right = is_padded_right(padding_mask)
 
         self.encoder.fixed_back_end = self._fixed_back_end(bool(output_attentions))
@@ -351,7 +354,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         return output.to_tuple()
 
     def _fixed_back_end(self, wants_distributions: bool) -> Optional[str]:
-        """Return the back end that has to compute, None where the encoder may select one."""
+        """Return the back end that must be used; None if the encoder may select one."""
         if wants_distributions or self.config._attn_implementation == "eager":
             return "eager"
         is_exported = not self.selects_back_ends
@@ -372,16 +375,17 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         asks = any(planned.values.get("global") == GIVEN for planned in self.encoder.plan)
         if asks and global_attention_mask is None:
             raise ValueError(
-                "this model's tokens that see and are seen by all are given: pass global_attention_mask, 1 at each"
+                "this model has global=given: pass global_attention_mask, which is 1 at tokens that see all and are "
+                "seen by all"
             )
         if not asks and global_attention_mask is not None:
-            raise ValueError("global_attention_mask is given, but no sublayer of this model asks for it")
+            raise ValueError("global_attention_mask is given, but no sublayer of this model uses it")
         if global_attention_mask is None:
             return None
         return global_attention_mask.ne(0)
 
     def _in_order_of_input(self, probabilities: list[Tensor], padding_mask_BT: Tensor) -> list[Tensor]:
-        """Return probabilities with padding where the input has it: the encoder moves text to the front."""
+        """Return the probabilities in the order of the input, whose text the encoder has moved to the front."""
         text = TextFirst.of(padding_mask_BT)
         tokens = []
         for planned, sublayer in zip(self.encoder.plan, self.encoder.sublayers, strict=True):
@@ -389,42 +393,45 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             if isinstance(inner, AttentionSublayer):
                 count = padding_mask_BT.size(1)
                 if not inner.attends and planned.shaper.values.get("linformer"):
-                    count = 0  # the keys that a `k` reads of Linformer are no tokens
+                    count = 0  # the keys that a `k` reads from a Linformer are not tokens
                 tokens.append(count)
         return [text.pairs_back(*pair) for pair in zip(probabilities, tokens, strict=True)]
 
     def penalty(self) -> Union[Tensor, float]:
-        """Return what sublayers add to the loss of a token in training, in nats."""
+        """Return the loss that sublayers add in training, in nats per token."""
         return own_loss(self.encoder)
 
     def find_padding(self, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Optional[Tensor]:
-        """Return (B, T), True at padding; None where it is known that there is none."""
+        """Return a mask (B, T) that is True at padding; None if there is known to be no padding."""
         if attention_mask is not None:
             padding_mask = attention_mask.eq(0)
         elif input_ids is not None and self.config.pad_token_id is not None:
             padding_mask = input_ids.eq(self.config.pad_token_id)
         else:
             return None
-        # What is traced must hold for other inputs too.
+        # A traced graph must also work for other inputs, which may have padding.
         if torch.compiler.is_compiling() or bool(padding_mask.any()):
             return padding_mask
         return None
 
 
 def is_exporting() -> bool:
-    """Return whether a graph is made that other programs compute."""
+    """Return whether a graph is being exported for other programs."""
     is_graph = getattr(
         torch.compiler,
         "is_exporting",
         torch.compiler.is_compiling,
-    )  # torch 2.6 does not tell them apart
+    )  # torch 2.6 does not distinguish export from compilation
     return is_graph() or torch.jit.is_tracing()
 
 
 def refuse_other_masks(sizes: torch.Size, **masks: Optional[Tensor]) -> None:
-    """Raise a ValueError for a mask that has not (B, T) = `sizes`, or not 0 and 1 alone, such as an additive one.
+    """Reject masks of other shapes than `sizes` (B, T), or with other values than 0 and 1, such as additive masks.
 
-    What is traced looks at no number: the graph is for other inputs too.
+    Nothing is checked while a graph is traced, because the graph must also work for other inputs.
+
+    Raises:
+        ValueError: A mask has another shape or other values.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return
@@ -432,14 +439,21 @@ def refuse_other_masks(sizes: torch.Size, **masks: Optional[Tensor]) -> None:
         if mask is None:
             continue
         if mask.shape != sizes:
-            raise ValueError(f"{name} has the shape {tuple(mask.shape)}, must be (batch, tokens), {tuple(sizes)}")
+            raise ValueError(
+                f"{name} has the shape {tuple(mask.shape)}, but must have (batch, tokens), here {tuple(sizes)}"
+            )
         if mask.dtype != torch.bool and not bool((mask.eq(0) | mask.eq(1)).all()):
             wrong = mask[mask.ne(0) & mask.ne(1)][0].item()
-            raise ValueError(f"{name} has {wrong} in it, must be 1 at tokens that count, 0 at others")
+            raise ValueError(f"{name} contains {wrong}, but must be 1 at tokens that count and 0 at others")
 
 
 def first_of_text(x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
-    """Return (B, C) of the tokens with which texts begin, behind padding if there is some on the left."""
+    """Return the features (B, C) of the first token of each text, which may follow padding on the left.
+
+    Args:
+        x_BTC: The features of all tokens.
+        padding_mask_BT: True at padding; None if there is none.
+    """
     if padding_mask_BT is None:
         return x_BTC[:, 0]
     first = padding_mask_BT.int().argmin(-1).to(x_BTC.device)
@@ -447,9 +461,10 @@ def first_of_text(x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
 
 
 def same_weights(model: nn.Module) -> dict[str, str]:
-    """Map each further name of a weight that several sublayers share to its first name.
+    """Map every other name of a weight that several sublayers share to its first name.
 
-    The modules say so themselves: where transformers 4 builds a model without memory, each has its own weight at first.
+    The modules declare which weights they share. Comparing the weights would not work, because when transformers 4
+    builds a model without memory, each module has its own weight at first.
     """
     first: dict[str, str] = {}
     found = {}
@@ -462,7 +477,7 @@ def same_weights(model: nn.Module) -> dict[str, str]:
 
 
 def wants_dict(config: LazyFormerConfig, return_dict: Optional[bool]) -> bool:
-    """Return whether an output is an object instead of a tuple."""
+    """Return whether the output is to be an object instead of a tuple; `return_dict` overrides the config."""
     if return_dict is None:
         return config.return_dict
     return return_dict

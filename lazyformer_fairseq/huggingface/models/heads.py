@@ -1,4 +1,4 @@
-"""The encoder with a head for each task."""
+"""Models of transformers that consist of the encoder and a head for a task."""
 
 from typing import Any, ClassVar, Optional, Union
 
@@ -25,15 +25,18 @@ from lazyformer_fairseq.huggingface.models.saved_weights import other_heads
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
 
-IGNORED = -100  # a label where nothing is predicted
+IGNORED = -100  # the label of tokens that are not predicted
 TIED_WEIGHTS = {"lm_head.decoder.weight": "lazyformer.encoder.embed_tokens.weight"}
 
 
 class LazyFormerWithHead(LazyFormerPreTrainedModel):
-    """The base of models with a head: the encoder, and weights that it shares declared for the whole.
+    """The base class of models with a head.
+
+    It contains the encoder, and declares the weights that are shared in it.
 
     Attributes:
-        output_class: what `forward` returns, made of a loss, logits, hidden states and attention probabilities.
+        output_class: The class of the output, which is constructed from the loss, logits, hidden states and attention
+            probabilities.
     """
 
     output_class: ClassVar[Any] = TokenClassifierOutput
@@ -57,18 +60,19 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
         num_items_in_batch: Union[Tensor, int, None] = None,
         **others: Any,
     ) -> Any:
-        """Compute logits, and a loss where there are labels.
+        """Compute logits, and a loss if there are labels.
 
         Args:
-            input_ids: (B, T).
+            input_ids: The tokens, (B, T).
             attention_mask: (B, T), 0 at padding.
-            token_type_ids: (B, T), for models with token types alone.
-            inputs_embeds: (B, T, C), in place of `input_ids`.
-            global_attention_mask: (B, T), 1 at tokens that see and are seen by all.
-            return_dict: False for a tuple.
-            **others: see :meth:`LazyFormerModel.forward`.
-            labels: (B, T), -100 where nothing is predicted; for a label of the whole text (B,), classes or scores.
-            num_items_in_batch: predicted tokens of the whole update, by which a masked-LM loss is then divided.
+            token_type_ids: (B, T), for models with token types only.
+            inputs_embeds: Embeddings (B, T, C) in place of `input_ids`.
+            global_attention_mask: (B, T), 1 at tokens that see all and are seen by all.
+            labels: The targets. For labels of tokens, (B, T), with -100 at tokens that are not predicted. For labels of
+                whole texts, (B,), classes or scores.
+            return_dict: Whether to return an object; False for a tuple.
+            num_items_in_batch: The number of predicted tokens in the whole update. A masked-LM loss is divided by it.
+            **others: Further arguments; see :meth:`LazyFormerModel.forward`.
         """
         encoded = self.lazyformer(
             input_ids,
@@ -96,25 +100,25 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
         labels: Optional[Tensor],
         num_items: Union[Tensor, int, None],
     ) -> tuple[Optional[Tensor], Tensor]:
-        """Return the loss, where there are labels, and logits."""
+        """Return the loss, or None without labels, and the logits."""
         logits = self.logits(x_BTC, padding_mask_BT)
         if labels is None:
             return None, logits
-        share = labels.ne(IGNORED).any()  # where nothing is predicted, sublayers add nothing either
+        share = labels.ne(IGNORED).any()  # sublayers add no loss to a batch in which nothing is predicted
         return self.with_penalty(self.loss(logits, labels), share), logits
 
     def with_penalty(self, loss: Tensor, share: Tensor) -> Tensor:
-        """Return the loss, in training with what sublayers add, of which this batch has a share."""
+        """Return the loss, in training plus the loss that sublayers add, times the share of this batch."""
         if self.training:
             return loss + share * self.lazyformer.penalty()
         return loss
 
     def logits(self, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
-        """Return logits, for each token or for the text."""
+        """Return the logits, for each token or for the whole text."""
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy of each token's class."""
+        """Return the mean cross-entropy of the tokens' classes."""
         return mean_cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
@@ -126,14 +130,14 @@ def mean_cross_entropy(
 ) -> Tensor:
     """Return the mean cross-entropy in nats of the rows that have a target.
 
-    A batch without a target is usual in short texts. Its loss is zero, and so are its gradients; transformers' own
-    models give NaN.
+    Batches without any target are common with short texts. Their loss and gradients are zero, whereas the models of
+    transformers return NaN.
 
     Args:
         logits: (N, V).
-        targets: (N,), `ignored` where nothing is predicted.
-        ignored: the target of rows without one.
-        num_items: what the sum is divided by; None for the number of targets.
+        targets: (N,), `ignored` in rows that are not predicted.
+        ignored: The target that marks rows without one.
+        num_items: The divisor of the sum; None for the number of targets.
     """
     nats = F.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="sum")
     if num_items is None:
@@ -142,17 +146,20 @@ def mean_cross_entropy(
 
 
 def at_least_one(num_items: Union[Tensor, int], like: Tensor) -> Tensor:
-    """Return a count of predicted tokens to divide by, on the device of `like`."""
+    """Return a number of predicted tokens, at least 1 so that one can divide by it, on the device of `like`."""
     return torch.as_tensor(num_items, device=like.device).clamp(min=1)
 
 
 class _OutputMap(nn.Linear):
     def reset_parameters(self) -> None:
-        """Draw nothing: its numbers come later, and are the word embedding's in most models."""
+        """Draw no weights: they are set later, in most models to those of the word embedding."""
 
 
 class MaskedLMHead(nn.Module):
-    """Dense, activation, LayerNorm, then a decoder tied to the token embedding, with bias; or the decoder alone."""
+    """The masked-LM head: a dense map, an activation, a LayerNorm, and a decoder with bias; or only the decoder.
+
+    The decoder is tied to the token embedding unless the config says otherwise.
+    """
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__()
@@ -167,7 +174,7 @@ class MaskedLMHead(nn.Module):
         if not config.tie_word_embeddings and not self.decoder.weight.is_meta:
             nn.init.normal_(self.decoder.weight, std=config.initializer_range)
             nn.init.zeros_(self.decoder.bias)
-            self.decoder._is_hf_initialized = True  # it comes before all others, as in fairseq
+            self.decoder._is_hf_initialized = True  # as in fairseq, these weights are drawn before all others
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits (..., V) from features (..., C)."""
@@ -179,12 +186,12 @@ class MaskedLMHead(nn.Module):
 class LazyFormerForMaskedLM(LazyFormerWithHead):
     """A masked language model.
 
-    With `labels` in training, logits are computed only where a token is predicted: `logits` is (M, V), in the order of
-    ``labels[labels != -100]``. Without labels, and in evaluation, it is (B, T, V), which Trainer hands to
-    ``compute_metrics``. ``config.sparse_prediction`` makes it (M, V) always (True) or never (False), as ModernBERT's.
+    In training with `labels`, logits are computed only where a token is predicted: `logits` has the shape (M, V), in
+    the order of ``labels[labels != -100]``. Without labels, and in evaluation, it is (B, T, V), which Trainer passes to
+    ``compute_metrics``. As in ModernBERT, ``config.sparse_prediction`` makes it (M, V) always (True) or never (False).
     """
 
-    accepts_loss_kwargs = True  # Trainer tells how many tokens an update predicts: batches weigh by theirs
+    accepts_loss_kwargs = True  # Trainer passes the number of predicted tokens per update, by which the loss is divided
     output_class = MaskedLMOutput
     _tied_weights_keys: ClassVar[Any] = TIED_WEIGHTS if TIES_BY_TABLE else list(TIED_WEIGHTS)
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("lm_head")
@@ -209,7 +216,7 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
         labels: Optional[Tensor],
         num_items: Union[Tensor, int, None],
     ) -> tuple[Optional[Tensor], Tensor]:
-        """Return the loss, where there are labels, and logits (B, T, V) or (M, V)."""
+        """Return the loss, or None without labels, and the logits, (B, T, V) or (M, V)."""
         if labels is None:
             return None, self.lm_head(x_BTC)
         is_sparse = self.config.sparse_prediction
@@ -229,7 +236,7 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
 
 
 class LazyFormerForSequenceClassification(LazyFormerWithHead):
-    """A class or a score for each text, from its first token."""
+    """A model that predicts a class or a score for each text, from its first token."""
 
     output_class = SequenceClassifierOutput
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("classifier")
@@ -242,13 +249,13 @@ class LazyFormerForSequenceClassification(LazyFormerWithHead):
         self.post_init()
 
     def logits(self, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
-        """Return logits (B, classes)."""
+        """Return the logits, (B, classes)."""
         return self.classifier(first_of_text(x_BTC, padding_mask_BT)[:, None])
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean squared error of scores, or the cross-entropy of one class or of several.
+        """Return the mean squared error of scores, or the cross-entropy of one class or of several classes.
 
-        ``config.problem_type`` says which; where it says nothing, the labels decide.
+        ``config.problem_type`` determines which. If it is None, it is set according to the labels.
         """
         config = self.config
         if config.problem_type is None:
@@ -270,7 +277,7 @@ class LazyFormerForSequenceClassification(LazyFormerWithHead):
 
 
 class LazyFormerForTokenClassification(LazyFormerWithHead):
-    """A class for each token."""
+    """A model that predicts a class for each token."""
 
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("token_classifier")
 
@@ -282,7 +289,7 @@ class LazyFormerForTokenClassification(LazyFormerWithHead):
         self.post_init()
 
     def logits(self, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
-        """Return logits (B, T, classes)."""
+        """Return the logits, (B, T, classes)."""
         return self.token_classifier(self.dropout(x_BTC))
 
 
@@ -309,19 +316,20 @@ class LazyFormerForQuestionAnswering(LazyFormerWithHead):
         num_items_in_batch: Union[Tensor, int, None] = None,
         **others: Any,
     ) -> Union[tuple[Any, ...], QuestionAnsweringModelOutput]:
-        """Compute logits of starts and ends (B, T), and a loss where the answers are given.
+        """Compute the logits of starts and ends, each (B, T), and a loss if the answers are given.
 
         Args:
-            input_ids: (B, T).
+            input_ids: The tokens, (B, T).
             attention_mask: (B, T), 0 at padding.
-            token_type_ids: (B, T), for models with token types alone.
-            inputs_embeds: (B, T, C), in place of `input_ids`.
-            global_attention_mask: (B, T), 1 at tokens that see and are seen by all.
-            return_dict: False for a tuple.
-            **others: see :meth:`LazyFormerModel.forward`.
-            start_positions: (B,); those beyond the input, as of cut answers, are left out.
-            end_positions: (B,), likewise.
-            num_items_in_batch: unused; the loss is the mean of the batch.
+            token_type_ids: (B, T), for models with token types only.
+            inputs_embeds: Embeddings (B, T, C) in place of `input_ids`.
+            global_attention_mask: (B, T), 1 at tokens that see all and are seen by all.
+            start_positions: The positions at which answers start, (B,). Positions beyond the input, such as those of
+                truncated answers, are ignored.
+            end_positions: The positions at which answers end, likewise.
+            return_dict: Whether to return an object; False for a tuple.
+            num_items_in_batch: Unused; the loss is the mean of the batch.
+            **others: Further arguments; see :meth:`LazyFormerModel.forward`.
         """
         encoded = self.lazyformer(
             input_ids,

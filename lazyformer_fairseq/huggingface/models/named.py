@@ -12,12 +12,12 @@ def config_of_arch(arch: str, vocab_size: int, **settings: Any) -> Union[LazyFor
     """Return the config of a named architecture, such as "modernbert_base".
 
     Args:
-        arch: its name.
-        vocab_size: number of words.
-        **settings: replace some of the config's.
+        arch: The name of the architecture.
+        vocab_size: The number of tokens in the vocabulary.
+        **settings: Settings that override those of the architecture.
 
     Raises:
-        UserError: there is no such name.
+        UserError: No architecture has this name.
     """
     options = options_of_arch(arch)
     if isinstance(options, MaskedLMOptions):

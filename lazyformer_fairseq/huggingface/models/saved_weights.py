@@ -1,6 +1,6 @@
-"""Hashes of weights in the config: weights other than those that were saved never load in silence.
+"""Hashes of weights in the config, so that weights other than the saved ones never load unnoticed.
 
-transformers gives a weight that it does not find in a file random numbers, and says so in a log. Here it is an error.
+If a weight is missing from a file, transformers initialises it at random and only logs this. Here it is an error.
 """
 
 import hashlib
@@ -11,22 +11,22 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
-BASE = "lazyformer"  # the part without heads; a head is a part by its own name
+BASE = "lazyformer"  # the part without heads; each head is a part with its own name
 HEADS = ("lm_head", "classifier", "token_classifier", "qa_outputs")
-# Whoever loads chooses the precision, so there is a hash of the weights in each.
+# A model may be loaded in any of these precisions, so there is a hash of the weights in each.
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MOST_NAMES = 3  # in a message
+MOST_NAMES = 3  # the number of names that a message lists
 
 logger = logging.get_logger(__name__)
 
 
 def other_heads(head: str = "") -> list[str]:
-    """Return patterns for names of weights that a model with this head leaves alone."""
+    """Return regular expressions for the names of weights that a model with this head ignores."""
     return [rf"^{other}\." for other in HEADS if other != head]
 
 
 def group_by_part(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return names of a model's weights by the part that they belong to."""
+    """Group the names of a model's weights by the part that they belong to."""
     found: dict[str, list[str]] = {}
     for name in names:
         first = name.partition(".")[0]
@@ -39,7 +39,15 @@ def group_by_part(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def hash_part(weights: Mapping[str, Tensor], names: Iterable[str], precision: torch.dtype) -> str:
-    """Return the SHA-256 of names, shapes and numbers; of the base it is the same with and without a head."""
+    """Return the SHA-256 of the names, shapes and values of weights.
+
+    The hash of the base is the same in models with and without a head.
+
+    Args:
+        weights: The weights of a model, by name.
+        names: The names of the weights in the part.
+        precision: The precision in which floating-point weights are hashed.
+    """
     digest = hashlib.sha256()
     full_names = {name.removeprefix(f"{BASE}."): name for name in names}
     for name in sorted(full_names):
@@ -52,7 +60,7 @@ def hash_part(weights: Mapping[str, Tensor], names: Iterable[str], precision: to
 
 
 def hash_weights(weights: Mapping[str, Tensor]) -> Optional[dict[str, dict[str, str]]]:
-    """Return hashes by part and by precision; None where a weight is not here in full."""
+    """Return the hashes of weights by part and by precision; None if a weight is not completely available."""
     if not all(is_whole(weight) for weight in weights.values()):
         return None
     found = {}
@@ -62,23 +70,23 @@ def hash_weights(weights: Mapping[str, Tensor]) -> Optional[dict[str, dict[str, 
 
 
 def is_whole(weight: Tensor) -> bool:
-    """Return whether a tensor has all its numbers: not on the meta device, not a shard, not quantized."""
+    """Return whether a tensor has all its values, and is not on the meta device, sharded or quantized."""
     return type(weight) in (Tensor, nn.Parameter, nn.Buffer) and not weight.is_meta
 
 
 def check_weights(model: nn.Module, loading: Mapping[str, Any], source: str) -> None:
-    """Compare a model that was just loaded with the hashes in its config.
+    """Compare the weights of a newly loaded model with the hashes in its config.
 
-    A part without a hash, such as a new classification head, may have fresh weights. So may one whose sizes the caller
-    has changed, by ``ignore_mismatched_sizes``.
+    A part without a hash, such as a new classification head, may have new weights. So may a part whose sizes the caller
+    has changed with ``ignore_mismatched_sizes``.
 
     Args:
-        model: the model.
-        loading: what transformers says of how it loaded.
-        source: the folder, for messages.
+        model: The model.
+        loading: The loading info of transformers, which lists missing and mismatched keys.
+        source: The folder, for messages.
 
     Raises:
-        ValueError: a weight is missing or untied, or has other numbers than those that were saved.
+        ValueError: A weight is missing, is no longer tied, or has other values than when it was saved.
     """
     known = model.config.weights_sha256 or {}
     for part, names in group_by_part(loading["missing_keys"]).items():
@@ -87,7 +95,7 @@ def check_weights(model: nn.Module, loading: Mapping[str, Any], source: str) -> 
             if len(names) > MOST_NAMES:
                 listed += f" and {len(names) - MOST_NAMES} more"
             raise ValueError(
-                f"{source}: its file of weights lacks {listed}, which would have random numbers: copy the whole folder "
+                f"{source}: the file of weights lacks {listed}, which would get random values: copy the whole folder "
                 "again, or export the checkpoint again"
             )
 
@@ -95,15 +103,15 @@ def check_weights(model: nn.Module, loading: Mapping[str, Any], source: str) -> 
     is_tied = decoder is not None and model.config.tie_word_embeddings and not decoder.weight.is_meta
     if is_tied and decoder.weight is not model.get_input_embeddings().weight:
         raise ValueError(
-            f"{source}: the file has a decoder of its own, lm_head.decoder.weight, but config.json ties it to the "
-            'token embedding: if that is meant, set "tie_word_embeddings": false there'
+            f"{source}: the file has a separate decoder, lm_head.decoder.weight, but config.json ties it to the token "
+            'embedding; if the decoder is meant to be separate, set "tie_word_embeddings": false there'
         )
 
     changed = group_by_part(key if isinstance(key, str) else key[0] for key in loading["mismatched_keys"])
     weights = model.state_dict()
     for part, names in group_by_part(weights).items():
         if part in changed:
-            logger.warning("%s: sizes of %s have changed, so nobody knows whether its weights are right", source, part)
+            logger.warning("%s: the sizes of %s have changed, so its weights cannot be checked", source, part)
         elif part in known or part == BASE:
             _check_part(known.get(part), weights, names, source)
 
@@ -115,21 +123,23 @@ def _check_part(
     source: str,
 ) -> None:
     if not hashes:
-        logger.warning("%s: cannot tell whether the weights are those that were saved: no weights_sha256", source)
+        logger.warning(
+            "%s: cannot check whether the weights are those that were saved: the config has no weights_sha256", source
+        )
         return
     found = {weights[name].dtype for name in names if weights[name].is_floating_point()}
-    if found == {torch.float64}:  # exact both ways
+    if found == {torch.float64}:  # converting float32 to float64 and back is exact
         found = {torch.float32}
     name = next((name for name, precision in PRECISIONS.items() if found == {precision}), "")
     if name not in hashes or not all(is_whole(weights[each]) for each in names):
         logger.warning(
-            "%s: cannot tell whether the weights are those that were saved: they are not all here, or in mixed or "
+            "%s: cannot check whether the weights are those that were saved: some are not available, or in mixed or "
             "other precision",
             source,
         )
     elif hash_part(weights, names, PRECISIONS[name]) != hashes[name]:
         raise ValueError(
             f"{source}: the weights are not those that config.json was saved with (weights_sha256): copy the whole "
-            "folder again. If the weights were changed on purpose, save them by save_pretrained, or remove "
+            "folder again. If you changed the weights on purpose, save them with save_pretrained, or remove "
             "weights_sha256"
         )

@@ -26,7 +26,7 @@ def test_a_models_epsilon_reaches_all_its_layer_norms(prenorm):
     model = MaskedLM(options, 9)
     found = [module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
     assert found == [0.25] * 6  # of s, f, l, k, embeddings or output, head
-    with pytest.raises(UserError, match="epsilon of 0: must be above 0 and below 1, such as 1e-05"):
+    with pytest.raises(UserError, match="must be above 0 and below 1, such as 1e-05, not 0"):
         MaskedLM(replace(options, layer_norm_eps=0), 9)
 
 

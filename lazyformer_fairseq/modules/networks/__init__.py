@@ -1,1 +1,1 @@
-"""Whole networks: the stack of sublayers, the encoder and the causal decoder around it, embeddings and heads."""
+"""Whole networks: the stack of sublayers, encoders and causal decoders around it, embeddings and heads."""

@@ -1,10 +1,11 @@
-"""Tokens in any order, which bring their places and say when they see each other: permuted language models.
+"""Permuted language modelling: tokens in any order, with explicit positions and rules for which tokens see each other.
 
-MPNet (Song et al., 2020, 2004.09297, section 2) and XLNet predict tokens one after the other, in a random order of the
-text's places. Their two streams of attention are here rows of one sequence, so they share all weights: content rows,
-which others see, and query rows, which predict and nobody sees. Each token has three numbers, its turns: it is
-computed `at` one, and is seen `from` one on `until` another, which no longer sees it. Token i sees token j where
-from_j <= at_i < until_j. Padding is seen at no turn.
+MPNet (Song et al., 2020, 2004.09297, section 2) and XLNet predict tokens one after the other in a random order of their
+positions. Their two streams of attention are parts of one sequence here, so they share all weights. Content tokens are
+seen by others; query tokens make predictions and are seen by no other token.
+
+Each token has three integers, its turns. It is computed at turn `at`, and it is visible from turn `from` until before
+turn `until`. Token i sees token j if from_j <= at_i < until_j. Padding is never visible.
 """
 
 from typing import Optional
@@ -18,31 +19,44 @@ from lazyformer_fairseq.modules.processor import has_numbers
 
 
 def sees(turns_B3T: Tensor) -> Tensor:
-    """Return (B, T, T): whether the token of a row sees that of a column, from their turns (at, from, until)."""
+    """Return which tokens see which (B, T, T), rows seeing columns, from their turns (at, from, until)."""
     at, first, end = turns_B3T.unbind(1)
     return (first[:, None, :] <= at[..., None]) & (at[..., None] < end[:, None, :])
 
 
 def check_takes_permuted(model: nn.Module, option: str) -> None:
-    """Raise a UserError for a model in which tokens would see more than their turns let them."""
+    """Raise a UserError for a model in which tokens would see more than their turns allow.
+
+    Args:
+        model: the model.
+        option: what asks for permuted tokens, for the message.
+    """
     network = next((each for each in model.modules() if isinstance(each, Stack)), None)
     if network is None or not getattr(model, "takes_permuted", False):
-        raise UserError(f"{option}: is for encoders of this package; leave it out")
+        raise UserError(f"{option}: works only with the encoders of this package; use one, or leave the option out")
     for planned, sublayer in zip(network.plan, network.sublayers, strict=True):
         if not getattr(sublayer, "inner", sublayer).takes_permuted:
             raise UserError(
-                f"{option}: {planned.text} goes by the order of tokens in a row, and here they are permuted; it can "
-                "stand with s, l, k and f, of an s with rope, qk_norm, persistent and entmax"
+                f"{option}: tokens are permuted, but {planned.text} depends on their order in the sequence; use only "
+                "s, l, k and f, and for s only the settings rope, qk_norm, persistent and entmax"
             )
 
 
 def check_turns(turns_B3T: Tensor, positions_BT: Optional[Tensor], shape: torch.Size, most: int) -> None:
-    """Raise a UserError for turns or positions of other shapes, or (on a processor) positions beyond `most`."""
+    """Raise a UserError if turns or positions have the wrong shape or, on a CPU, if positions are too large.
+
+    Args:
+        turns_B3T: the turns.
+        positions_BT: the positions; missing positions are an error.
+        shape: (B, T).
+        most: the number of positions that the model has.
+    """
     if positions_BT is None or positions_BT.shape != shape or turns_B3T.shape != (shape[0], 3, shape[1]):
         found = [None if each is None else tuple(each.shape) for each in (positions_BT, turns_B3T)]
         raise UserError(
-            f"positions and turns are {found[0]} and {found[1]}, must be {tuple(shape)} and {(shape[0], 3, shape[1])}"
+            f"positions and turns must have the shapes {tuple(shape)} and {(shape[0], 3, shape[1])}, not {found[0]} "
+            f"and {found[1]}"
         )
     is_readable = positions_BT.device.type == "cpu" and has_numbers(positions_BT)
     if is_readable and positions_BT.numel() and int(positions_BT.max()) >= most:
-        raise UserError(f"a position of {int(positions_BT.max())}: the model has {most}, counted from 0")
+        raise UserError(f"a position is {int(positions_BT.max())}, but the model has {most} positions, counted from 0")

@@ -1,4 +1,4 @@
-"""The stack that encoder and causal decoder share: it builds the sublayers of a pattern and runs through them."""
+"""The stack of sublayers that encoder and causal decoder share: it builds the sublayers of a pattern and runs them."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -37,38 +37,41 @@ from lazyformer_fairseq.patterns.kinds import CAUSAL, LAYER, Sizes
 
 
 class Stack(nn.Module):
-    """Sublayers of a pattern, one above the other. Encoder and CausalDecoder put embeddings around it.
+    """The stack of the sublayers of a pattern, the base class of Encoder and CausalDecoder.
 
     Args:
-        pattern: see :mod:`lazyformer_fairseq.patterns.grammar`.
-        embed_dim: C.
-        ffn_embed_dim: width of the feed-forward sublayers.
-        num_heads: N; must divide C.
-        dropout: on every sublayer's output.
-        attention_dropout: on attention distributions.
-        activation_dropout: after the activation of the feed-forward sublayers.
-        activation: of the feed-forward sublayers.
-        normalize_before: pre-norm.
-        attention_backend: how attention is computed, "auto" or one of :data:`attention.selection.BACKENDS`.
-        max_positions: of an encoder's input; 0 for no limit.
-        layer_norm_eps: what each norm adds to the variance.
-        norm: of all norms, LAYER or RMS.
+        pattern: the sublayers, as a string; see :mod:`lazyformer_fairseq.patterns.grammar`.
+        embed_dim: C, the embedding dimension.
+        ffn_embed_dim: the hidden size of feed-forward sublayers.
+        num_heads: N, the number of attention heads, which must divide C.
+        dropout: the dropout on the output of every sublayer.
+        attention_dropout: the dropout on attention distributions.
+        activation_dropout: the dropout after the activation of feed-forward sublayers.
+        activation: the activation function of feed-forward sublayers.
+        normalize_before: whether to use pre-norm instead of post-norm.
+        attention_backend: the back end of attention, "auto" or one of :data:`attention.selection.BACKENDS`.
+        max_positions: the longest input of an encoder in tokens; 0 for no limit.
+        layer_norm_eps: the epsilon that each norm adds to the variance.
+        norm: the type of all norms, LAYER or RMS.
         norm_bias: whether LayerNorms have a bias.
-        linear_bias: whether linear maps of sublayers have biases.
-        reversible: whether sublayers, pre-norm, update two streams in turn, which the backward pass recomputes from the
-            last ones; see :func:`~lazyformer_fairseq.modules.networks.recomputed.run_reversible`.
-        experts_loss: weight of the loss that balances experts.
+        linear_bias: whether the linear maps of sublayers have biases.
+        reversible: whether the sublayers, which must be pre-norm, update two streams in turn. The backward pass
+            recomputes activations from the final streams; see
+            :func:`~lazyformer_fairseq.modules.networks.recomputed.run_reversible`.
+        experts_loss: the weight of the loss that balances experts.
 
     Attributes:
-        direction: ENCODER or CAUSAL, which decides the module of each sublayer type.
-        attention_backend: may be set between two forward passes; weights do not depend on it.
-        compiles: whether training runs the sublayers through torch.compile; may be set in the same way.
+        direction: ENCODER or CAUSAL, which decides the module of each sublayer kind.
+        attention_backend: the back end of attention. It may be changed between forward passes; weights do not depend on
+            it.
+        compiles: whether training runs the sublayers through torch.compile. It may be changed in the same way.
         checkpoints: whether training keeps only the inputs of layers and recomputes the rest in the backward pass
-            (Sparse Transformer, section 5.4); may be set in the same way. It changes nothing if `reversible` is on.
-        features: what it puts into all scores and an attention variant may refuse: "bias".
+            (Sparse Transformer, section 5.4). It may be changed in the same way. It has no effect on reversible
+            networks.
+        features: names of what the network adds to all scores and an attention variant may refuse, such as "bias".
 
     Raises:
-        ValueError: sizes that do not fit together.
+        UserError: an option is out of bounds, or options contradict each other.
     """
 
     direction: ClassVar[str]
@@ -99,7 +102,9 @@ class Stack(nn.Module):
     ):
         super().__init__()
         if not 0 < layer_norm_eps < 1:
-            raise UserError(f"a LayerNorm's epsilon of {layer_norm_eps}: must be above 0 and below 1, such as {EPS}")
+            raise UserError(
+                f"the epsilon of LayerNorms must be above 0 and below 1, such as {EPS}, not {layer_norm_eps}"
+            )
         if not 0 <= experts_loss < math.inf:
             raise UserError(f"--experts-loss {experts_loss:g}: must be 0 or more")
         self.options = SublayerOptions(
@@ -126,15 +131,15 @@ class Stack(nn.Module):
             check_reversible(self.plan, self.direction, normalize_before)
 
     def build_sublayers(self) -> Sequence[nn.Module]:
-        """Return one module per place of the plan, with fresh weights, in an nn.ModuleList."""
+        """Return an nn.ModuleList with one sublayer per place of the plan, with fresh weights."""
         built = nn.ModuleList(self.build_sublayer(planned) for planned in self.plan)
         return cast(Sequence[nn.Module], built)
 
     def build_sublayer(self, planned: PlannedSublayer) -> nn.Module:
-        """Return one sublayer of this network's sizes, with weights of its own.
+        """Return one sublayer for this network, with fresh weights and its residual connection.
 
         Raises:
-            UserError: its settings cannot stand with what this network adds to all scores.
+            UserError: the settings of the sublayer do not allow what this network adds to all scores.
         """
         refuse_features(planned, self.features)
         inner = build_sublayer(planned.kind.module(self.direction), self.options, planned)
@@ -144,13 +149,16 @@ class Stack(nn.Module):
 
     @property
     def compiles(self) -> bool:
-        """State of torch.compile in training."""
+        """Whether training runs the sublayers through torch.compile."""
         return self._compiles
 
     @compiles.setter
     def compiles(self, is_on: bool) -> None:
         if is_on and self.options.common.get(EXPERTS):
-            raise UserError("--compile: how many tokens go to an expert is not known beforehand; leave it out")
+            raise UserError(
+                "--compile: models with experts cannot be compiled, because the number of tokens per expert depends on "
+                "the data; leave this option out"
+            )
         self._compiles = is_on
 
     @property
@@ -161,12 +169,12 @@ class Stack(nn.Module):
 
     @property
     def sizes(self) -> Sizes:
-        """Sizes, as :mod:`lazyformer_fairseq.evaluation.costs` needs them."""
+        """The sizes of the network, from which :mod:`lazyformer_fairseq.evaluation.costs` counts its costs."""
         raise NotImplementedError
 
     @property
     def attention_backend(self) -> str:
-        """Name of the back end of attention."""
+        """The name of the back end of attention."""
         return self._attention_backend
 
     @attention_backend.setter
@@ -175,12 +183,12 @@ class Stack(nn.Module):
         self._attention_backend = name
 
     def back_end(self) -> BackEndSelector:
-        """Return what selects the back ends of a forward pass."""
-        measure_spans(self.options.common.get(SPANS, ()))  # first: torch.compile must not wait for a GPU
+        """Return the selector of back ends for one forward pass, after learned spans have been measured."""
+        measure_spans(self.options.common.get(SPANS, ()))  # here, because compiled code must not wait for a GPU
         return BackEndSelector(self.attention_backend, sum(planned.kind.computes_scores for planned in self.plan))
 
     def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:
-        """Return what the sublayers share in a forward pass over `x_BTC`."""
+        """Return the context that the sublayers share in a forward pass over `x_BTC`."""
         raise NotImplementedError
 
     def run(
@@ -194,12 +202,13 @@ class Stack(nn.Module):
         """Run all sublayers.
 
         Args:
-            x_BTC: input of the first.
-            shared: context of this pass.
-            return_all: also return the input and all outputs.
-            memory: inputs of the attending sublayers in the previous segments.
-            wanted_M: places among the B * T whose output alone is wanted, as (1, M, C). The sublayers of the tail then
-                compute no others, unless all outputs are returned or the network is reversible.
+            x_BTC: the input of the first sublayer.
+            shared: the context of the forward pass.
+            return_all: whether to return the input and the outputs of all sublayers too.
+            memory: the inputs that the attending sublayers had in previous segments.
+            wanted_M: the places, among the B * T tokens, whose output is wanted; None for all. The output is then
+                (1, M, C). The tokenwise sublayers at the top compute only these places, unless all outputs are returned
+                or the network is reversible.
         """
         past = None
         if memory is not None:
@@ -224,14 +233,17 @@ class Stack(nn.Module):
         shared: Context,
         return_all: bool,
     ) -> StackOutput:
-        """Run neighbouring sublayers; see :func:`run_sublayers`."""
+        """Run a slice of the sublayers, checkpointed, reversible or compiled as the network requires.
+
+        :func:`run_sublayers` describes the other arguments.
+        """
         sublayers = list(self.sublayers)[part]
         planned = self.plan[part]
         is_compiled = self.compiles and self.training
         run = run_sublayers
         if is_compiled:
             run = compiled(run_sublayers)
-        has_own_sublayers = len(self.sublayers) == len(self.plan)  # a search puts others in their place
+        has_own_sublayers = len(self.sublayers) == len(self.plan)  # a search replaces them
 
         if self.reversible and has_own_sublayers:
             units = units_of(runs_of(planned), sublayers, past)
@@ -250,19 +262,25 @@ class Stack(nn.Module):
         return run(sublayers, past, x_BTC, shared, return_all)
 
     def checkpoint(self, function: Callable, *arguments: Any) -> Any:
-        """Return what `function` returns; the backward pass recomputes what it needs."""
+        """Call `function` under gradient checkpointing, and return its result."""
         return checkpoint(function, *arguments, use_reentrant=False)
 
 
 def refuse_features(planned: PlannedSublayer, features: Iterable[str], prefix: str = "") -> None:
-    """Raise a UserError if a sublayer's settings cannot stand with one of these features of scores."""
+    """Raise a UserError if an attention variant of a sublayer refuses one of these features of scores.
+
+    Args:
+        planned: the sublayer.
+        features: what the network adds to all scores, "bias" or "mask".
+        prefix: the beginning of the message.
+    """
     for row in chosen_variants(planned.values):
         for feature in row.refuses.keys() & features:
             raise UserError(f"{prefix}{planned.text}: {row.refuses[feature]}")
 
 
 def tail_start(sublayers: Sequence[nn.Module]) -> int:
-    """Return the place of the tail: the sublayers at the top that compute each token from that token alone."""
+    """Return the index of the first of the tokenwise sublayers at the top of the stack."""
     start = len(sublayers)
     while start and getattr(sublayers[start - 1], "is_tokenwise", False):
         start -= 1
@@ -279,11 +297,11 @@ def run_sublayers(
     """Run sublayers one after the other.
 
     Args:
-        sublayers: the lowest first.
-        past: (B, M, C) of each sublayer; None without a memory.
-        x_BTC: input of the first.
-        shared: context of this pass.
-        return_all: also return the input and all outputs.
+        sublayers: the sublayers, the lowest first.
+        past: the memory (B, M, C) of each sublayer, or None for a sublayer without; None if there is no memory.
+        x_BTC: the input of the first sublayer.
+        shared: the context of the forward pass.
+        return_all: whether to return the input and the outputs of all sublayers too.
     """
     states = []
     if return_all:

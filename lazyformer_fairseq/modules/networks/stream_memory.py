@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 class StreamMemory:
-    """Inputs that attending sublayers had in earlier segments, one row of a batch per stream.
+    """The inputs that attending sublayers had in earlier segments of B streams, one row of a batch per stream.
 
-    The caller of a model keeps it and passes it to the model with every segment. The model reads it and adds the new
-    segment's inputs. Modules keep no state.
+    The caller keeps the memory and passes it to the model with every segment. The model reads it and adds the inputs of
+    the new segment. Modules keep no state.
 
     Attributes:
-        states: a detached (B, M, C) per attending sublayer, the lowest first; empty at the start of streams.
+        states: a detached tensor (B, M, C) per attending sublayer, the lowest first; empty at the start of streams.
     """
 
     def __init__(self) -> None:
@@ -22,22 +22,25 @@ class StreamMemory:
 
     @property
     def length(self) -> int:
-        """M, the number of tokens remembered."""
+        """M, the number of tokens that the memory holds per stream."""
         if self.states:
             return self.states[0].size(1)
         return 0
 
     @property
     def seen(self) -> int:
-        """Tokens read before this segment: those remembered, unless a subclass counts them."""
+        """The number of tokens read before the next segment.
+
+        This is the length of the memory, unless a subclass counts tokens itself.
+        """
         return self.length
 
     def clear(self) -> None:
-        """Forget everything: new streams start."""
+        """Empty the memory, before new streams start."""
         self.states = []
 
     def by_sublayer(self, attends: Sequence[bool]) -> list[Optional[Tensor]]:
-        """Return the (B, M, C) of each sublayer: None where it does not attend, and for all at the start of streams.
+        """Return the memory (B, M, C) of each sublayer; None if it does not attend, or at the start of streams.
 
         Args:
             attends: whether each sublayer attends, the lowest first.
@@ -49,8 +52,8 @@ class StreamMemory:
         """Add a segment, and keep the last `mem_len` tokens of memory and segment.
 
         Args:
-            inputs: (B, T, C) per attending sublayer, the lowest first.
-            mem_len: tokens to keep; 0 for no memory.
+            inputs: the inputs (B, T, C) of the attending sublayers, the lowest first.
+            mem_len: the number of tokens to keep; 0 for no memory.
         """
         if mem_len == 0:
             self.clear()
@@ -61,11 +64,11 @@ class StreamMemory:
             kept = max(mem_len - x_BTC.size(1), 0)
             if self.states and kept:
                 parts.insert(0, self.states[number].to(x_BTC)[:, -kept:])
-            states.append(torch.cat(parts, dim=1))  # a copy: a view would keep everything alive
+            states.append(torch.cat(parts, dim=1))  # a copy, because a view would keep the whole input alive
         self.states = states
 
     def state_dict(self) -> dict[str, list[Tensor]]:
-        """Return plain tensors, for a checkpoint."""
+        """Return the memory as plain tensors, for a checkpoint."""
         return {"states": list(self.states)}
 
     def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
@@ -74,13 +77,13 @@ class StreamMemory:
 
 
 class WholeMemory(StreamMemory):
-    """Memory of a text that is being continued.
+    """The memory of a text that is being continued, by default of all its tokens.
 
     Args:
-        longest: most tokens to remember, as `mem_len` in training; None for all.
+        longest: the number of tokens to keep, such as the `mem_len` of training; None for all.
 
     Attributes:
-        seen: tokens read so far; the caller counts them.
+        seen: the number of tokens read so far; the caller updates it.
     """
 
     seen = 0
@@ -90,7 +93,7 @@ class WholeMemory(StreamMemory):
         self.longest = longest
 
     def remember(self, inputs: list[Tensor], mem_len: int) -> None:  # noqa: ARG002
-        """Add a segment; the decoder's `mem_len` does not count."""
+        """Add a segment; the decoder's `mem_len` is ignored in favour of `longest`."""
         limit = self.longest
         if limit is None:
             limit = self.length + sum(x_BTC.size(1) for x_BTC in inputs[:1])

@@ -186,7 +186,7 @@ def test_a_memory_that_does_not_fit_is_left(lm_data, tmp_path, fairseq_train, wh
     options = whole_run[2]
     with recorded_steps() as steps, caplog.at_level(logging.WARNING):
         fairseq_train(lm_data, f"{options} --batch-size 15 --mem-len 7", resumed(tmp_path), TASK)
-    said = "the checkpoint's memory does not fit (rows 16, now 15; mem_len 9, now 7): streams start with empty memory"
+    said = "the memory in the checkpoint does not fit this run (rows 16, now 15; mem_len 9, now 7): streams start with"
     assert said in caplog.text
     assert "from segment 10 of 30 and the streams have 32 now" in caplog.text
     assert steps.train[0].segment == 10 and steps.train[0].states[0].size(1) == 6
@@ -224,7 +224,7 @@ def test_a_jump_in_the_text_empties_the_memory_with_a_warning(caplog):
     carried.has_read(4)
     assert carried.before(5).length == 3 and not caplog.text
     assert carried.before(7).length == 0
-    assert "continues at segment 7, but the memory ends before 5" in caplog.text
+    assert "continues at segment 7, but the memory ends before segment 5" in caplog.text
     states_of(carried, 1.0).has_read(7)
     caplog.clear()
     assert carried.before(0).length == 0 and not caplog.text  # an epoch

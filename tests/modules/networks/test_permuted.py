@@ -120,11 +120,11 @@ def test_one_prediction_alone_is_the_masked_lms():
 @pytest.mark.parametrize(
     ("pattern", "options", "words"),
     [
-        ("sf s[window=2]f", {}, r"--task x: s\[window=2\] goes by the order of tokens in a row"),
-        ("s[linformer=4]f", {}, "s.linformer=4. goes by the order"),
-        ("s[synthesizer=dense]f", {}, "goes by the order"),
-        ("s[buckets=2]f", {"attention_backend": "eager"}, "goes by the order"),
-        ("sfcf", {}, "c goes by the order of tokens"),
+        ("sf s[window=2]f", {}, r"--task x: tokens are permuted, but s\[window=2\] depends on their order"),
+        ("s[linformer=4]f", {}, "s.linformer=4. depends on their order"),
+        ("s[synthesizer=dense]f", {}, "depends on their order"),
+        ("s[buckets=2]f", {"attention_backend": "eager"}, "depends on their order"),
+        ("sfcf", {}, "but c depends on their order"),
     ],
 )
 def test_what_cannot_stand_with_it_is_refused(pattern, options, words):
@@ -139,9 +139,9 @@ def test_what_cannot_stand_with_it_is_refused(pattern, options, words):
 @pytest.mark.parametrize(
     ("positions", "turns", "words"),
     [
-        (None, torch.zeros(1, 3, 5, dtype=torch.long), "positions and turns are None and"),
-        (torch.zeros(1, 5).long(), torch.zeros(1, 5, 3).long(), r"must be \(1, 5\) and \(1, 3, 5\)"),
-        (torch.full((1, 5), 8), torch.zeros(1, 3, 5).long(), "a position of 8: the model has 8"),
+        (None, torch.zeros(1, 3, 5, dtype=torch.long), r"not None and \(1, 3, 5\)"),
+        (torch.zeros(1, 5).long(), torch.zeros(1, 5, 3).long(), r"must have the shapes \(1, 5\) and \(1, 3, 5\)"),
+        (torch.full((1, 5), 8), torch.zeros(1, 3, 5).long(), "a position is 8, but the model has 8 positions"),
     ],
 )
 def test_turns_and_positions_are_checked(positions: Optional[Tensor], turns, words):
@@ -149,5 +149,5 @@ def test_turns_and_positions_are_checked(positions: Optional[Tensor], turns, wor
         make_encoder("sf", max_positions=8, **OPTIONS)(
             random_tokens(1, 5), info=TokenInfo(positions_BT=positions, turns_B3T=turns)
         )
-    with pytest.raises(UserError, match="is for encoders of this package"):
+    with pytest.raises(UserError, match="works only with the encoders of this package"):
         check_takes_permuted(torch.nn.Linear(1, 1), "--task x")

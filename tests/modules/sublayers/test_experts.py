@@ -213,7 +213,7 @@ def test_the_loss_that_keeps_experts_busy_has_its_weight_and_is_logged_apart():
     assert "experts_loss" not in losses.masked_lm(model.eval(), batch(), 1)[2]
     with pytest.raises(UserError, match="--experts-loss -1: must be 0 or more"):
         MaskedLM(options(experts_loss=-1.0), WORDS)
-    with pytest.raises(UserError, match="--compile: how many tokens go to an expert"):
+    with pytest.raises(UserError, match="--compile: models with experts cannot be compiled"):
         MaskedLM(options(compile=True), WORDS)
 
 

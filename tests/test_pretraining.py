@@ -291,7 +291,7 @@ def test_the_loss_is_the_mean_of_words_and_of_pairs():
         ),
         (f"{PAIRS} --within-documents", "--within-documents: the two texts of --next-sentence must see each other"),
         (f"{APART} --arch roberta_base --encoder-layers 1", "--within-documents: works only with the encoders of this"),
-        (f"{APART} --arch bert_tiny --compile", "--compile: with --within-documents each batch has shapes of its own"),
+        (f"{APART} --arch bert_tiny --compile", "--compile: with --within-documents shapes differ from batch to batch"),
         (
             f"{APART} --arch bert_tiny --criterion continued_masked_lm --distill .",
             "--within-documents: the attention that --distill compares is that of whole blocks",

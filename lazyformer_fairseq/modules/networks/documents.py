@@ -1,9 +1,9 @@
-"""Tokens of several documents, one behind the other and without padding, of which each sees its own document alone.
+"""Documents concatenated in one row without padding, where each token sees only its own document.
 
-So are blocks computed whose documents should not meet (Krell et al., 2021, 2107.02027), and batches of
-texts without their padding. Sublayers of one token at a time, and projections, see all tokens in a row, (1, S, C); what
-mixes tokens sees groups of documents of like lengths, each filled up to the longest. So no pair of two documents is
-computed, on whatever back end.
+This serves for blocks whose documents should not see each other (Krell et al., 2021, 2107.02027), and for computing
+batches of texts without their padding. Tokenwise sublayers and projections process all tokens in one row (1, S, C).
+Sublayers that mix tokens process groups of documents of similar lengths, each padded to the longest of its group. No
+back end therefore computes pairs of tokens from different documents.
 """
 
 import math
@@ -18,26 +18,31 @@ from torch.autograd.function import once_differentiable
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 
-# On a processor a document is alone that takes so many multiply-adds for each thread: there a call costs less than what
-# a group copies and fills up.
+# Multiply-adds per thread from which a document gets a group of its own on a CPU: a separate call then costs less than
+# the copies and the padding of a group.
 ALONE = 2**22
-# Else the shortest document of a group has such a share of the longest one's tokens, or so few less.
+# Otherwise the shortest document of a group has at least this share of the longest one's tokens, or at most this many
+# tokens less.
 LEAST_SHARE = 0.8
 FEW = 24
-GPU_MULTIPLE = 8  # of a group's places: so matrix units and kernels of a GPU like it
+GPU_MULTIPLE = 8  # on GPUs, lengths of groups are multiples of this, which suits matrix units and kernels
 
 
 class Group(NamedTuple):
-    """Documents of like lengths, each in as many places: one whose tokens begin at `start` of the row, or by indices.
+    """A group of documents of similar lengths, padded to the same length.
+
+    A group of one document is a slice of the row; larger groups use indices.
 
     Attributes:
-        documents: D.
-        width: W, places of each.
-        start: of a document that is alone, which has no padding; None for groups.
-        from_P: where in the row the token of each of the D * W places is; at padding some token of the document.
-        text: which of these places are none of padding.
-        to: where in the row their tokens are.
-        is_padding_DW: True at what is filled up; None where nothing is.
+        documents: D, the number of documents.
+        width: W, the padded length of each document.
+        start: the index in the row of the first token of a single document, which has no padding; None for larger
+            groups.
+        from_P: for each of the P = D * W places, the index of its token in the row; at padding, that of some token of
+            the document. None for a single document.
+        text: the places that are not padding.
+        to: the indices in the row of the tokens at these places.
+        is_padding_DW: True at padding; None if there is none.
     """
 
     documents: int
@@ -50,7 +55,7 @@ class Group(NamedTuple):
 
     @classmethod
     def of(cls, starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> "Group":
-        """Return the group of documents that begin at these places of the row; the longest one comes first."""
+        """Return the group of the documents with these starts in the row and these lengths, the longest first."""
         if len(starts) == 1:
             return cls(1, int(lengths[0]), int(starts[0]))
         width = int(lengths[0])
@@ -66,22 +71,22 @@ class Group(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of query and key that are computed."""
+        """The number of pairs of query and key that are computed."""
         return self.documents * self.width**2
 
     def take(self, row_SE: Tensor) -> Tensor:
-        """Return (P, E), rows of its places; at padding that of some token of the document."""
+        """Return the vectors (P, E) of the group; padding holds the vector of some token of its document."""
         if self.start is not None:
             return row_SE.narrow(0, self.start, self.width)
-        assert self.from_P is not None, "a group that is no run has indices"
+        assert self.from_P is not None, "a group that is not a slice has indices"
         return row_SE.index_select(0, self.from_P)
 
     def put(self, part_PE: Tensor, row_SE: Tensor) -> None:
-        """Write into the row, without what is at padding."""
+        """Write the vectors of the group into the row, without those at padding."""
         if self.start is not None:
             row_SE.narrow(0, self.start, self.width).copy_(part_PE)
             return
-        assert self.text is not None and self.to is not None, "a group that is no run has indices"
+        assert self.text is not None and self.to is not None, "a group that is not a slice has indices"
         text = part_PE
         if self.is_padding_DW is not None:
             text = part_PE.index_select(0, self.text)
@@ -89,17 +94,17 @@ class Group(NamedTuple):
 
 
 class Documents:
-    """Grouping of S tokens of documents in a row, and the way back.
+    """The grouping of the documents in a row of S tokens, with conversions between row and groups.
 
     Args:
-        lengths: of each document, its tokens, all above 0.
-        width: C, numbers of a token.
-        device: of the tokens.
+        lengths: the number of tokens of each document, all above 0.
+        width: C, the embedding dimension.
+        device: the device of the tokens.
 
     Attributes:
-        lengths: of each document.
-        groups: the longest documents first.
-        scores: of each group, what shapes its distributions; the network sets it.
+        lengths: the number of tokens of each document.
+        groups: the groups, those of the longest documents first.
+        scores: for each group, what shapes its attention distributions; set by the network.
     """
 
     scores: Sequence[Scores] = ()
@@ -121,19 +126,22 @@ class Documents:
             self.groups.append(Group.of(starts[chosen], lengths[chosen], device))
 
     def split(self, x: Optional[Tensor]) -> list[Optional[Tensor]]:
-        """Return (D, W, ...) of each group from (1, S, ...); None for None."""
+        """Split a row (1, S, ...) into tensors (D, W, ...), one per group; None gives one None per group."""
         if x is None:
             return [None] * len(self.groups)
         parts = _Split.apply(x[0], self.groups)
         return [part.unflatten(0, group[:2]) for part, group in zip(parts, self.groups, strict=True)]
 
     def join(self, parts: Iterable[Tensor]) -> Tensor:
-        """Return (1, S, ...) from (D, W, ...) of each group."""
+        """Join the tensors (D, W, ...) of all groups into a row (1, S, ...)."""
         return _Join.apply(self.groups, *(part.flatten(0, 1) for part in parts))[None]
 
 
 class _Split(torch.autograd.Function):
-    """Split of a row into groups; gradients are put into one row, where torch's own would make a row of each."""
+    """The split of a row into groups.
+
+    The backward pass writes all gradients into one row. Torch's own would allocate a row for each group.
+    """
 
     @staticmethod
     def forward(ctx: Any, row_SE: Tensor, groups: list[Group]) -> tuple[Tensor, ...]:
@@ -148,7 +156,7 @@ class _Split(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """Joining of groups into a row; the gradient at padding is zero."""
+    """The joining of groups into a row; the gradient at padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, groups: list[Group], *parts_PE: Tensor) -> Tensor:
@@ -174,13 +182,13 @@ def _row(parts_PE: Sequence[Tensor], groups: Sequence[Group], size: torch.Size) 
 
 
 class TextInARow(NamedTuple):
-    """The text of a batch of sequences (B, T) as one row of S tokens, without padding.
+    """The tokens of a batch of sequences (B, T) as one row of S tokens, without padding.
 
     Attributes:
-        places_S: where each token is among the B * T.
-        shape: B, T.
-        lengths: of all documents, their tokens, in the row's order.
-        positions_S: of each token.
+        places_S: the index of each token among the B * T.
+        shape: B and T.
+        lengths: the number of tokens of each document, in the order of the row.
+        positions_S: the position of each token in its sequence or document.
     """
 
     places_S: Tensor
@@ -197,24 +205,26 @@ class TextInARow(NamedTuple):
         is_full: bool,
         begins_anew: bool,
     ) -> "TextInARow":
-        """Return the text of sequences that have these documents; it waits for a GPU only for a mask.
+        """Return the row of a batch whose sequences consist of these documents.
+
+        This waits for a GPU only if there is a mask.
 
         Args:
-            documents: of each sequence the tokens of each of its documents.
-            tokens_BT: ids.
-            padding_mask_BT: None where all padding is behind the text.
+            documents: for each sequence, the lengths of its documents in tokens.
+            tokens_BT: the ids.
+            padding_mask_BT: True at padding; None if all padding comes after the text.
             is_full: whether there is no padding.
-            begins_anew: whether the positions of each document begin anew.
+            begins_anew: whether the positions of each document start at 0.
 
         Raises:
-            UserError: they do not fit the text.
+            UserError: the lengths of the documents do not fit the sequences.
         """
         batch, time = tokens_BT.shape[:2]
         sizes = np.array([sum(each) for each in documents], np.int64)
         lengths = np.array([length for each in documents for length in each], np.int64)
         if len(sizes) != batch or not len(lengths) or lengths.min() < 1:
             raise UserError(
-                f"documents: lengths above 0 of the documents of {batch} sequences are needed, not {documents}"
+                f"documents must list lengths above 0 of the documents of each of {batch} sequences, not {documents}"
             )
         if padding_mask_BT is None:
             places = torch.from_numpy(np.flatnonzero(np.arange(time) < sizes[:, None]))
@@ -227,30 +237,35 @@ class TextInARow(NamedTuple):
         if is_wrong.any():
             row = int(is_wrong.argmax())
             raise UserError(
-                f"documents: those of sequence {row} have {sizes[row]} tokens together, but it has {most[row]}; count "
-                "all but padding"
+                f"documents: those of sequence {row} have {sizes[row]} tokens in total, but the sequence has "
+                f"{most[row]}; count all tokens except padding"
             )
         runs = lengths if begins_anew else sizes
         positions = np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
         return cls(places.to(tokens_BT.device), (batch, time), lengths, positions)
 
     def take(self, x: Tensor) -> Tensor:
-        """Return (1, S, ...) from (B, T, ...)."""
+        """Return the row (1, S, ...) of a tensor (B, T, ...)."""
         return x.flatten(0, 1).index_select(0, self.places_S)[None]
 
     def places_of(self, places_M: Tensor) -> Tensor:
-        """Return the places in the row of tokens at these places among the B * T, none of which is padding."""
+        """Return the indices in the row of tokens, given their indices among the B * T; none may be padding."""
         return torch.searchsorted(self.places_S, places_M)
 
     def spread(self, x: Tensor) -> Tensor:
-        """Return (B, T, C) from (1, S, C), with zeros at padding."""
+        """Return the sequences (B, T, C) of a row (1, S, C), with zeros at padding."""
         spread = x.new_zeros(self.shape[0] * self.shape[1], x.size(-1))
         return spread.index_copy(0, self.places_S, x[0]).unflatten(0, self.shape)
 
 
 def check_takes_documents(model: nn.Module, option: str) -> None:
-    """Raise a UserError for a model that would let documents in a row see each other, or cannot compile them."""
+    """Raise a UserError for a model that cannot keep documents in a row apart, or that is compiled.
+
+    Args:
+        model: the model.
+        option: what asks for documents in a row, for the message.
+    """
     if not getattr(model, "takes_documents", False):
-        raise UserError(f"{option}: is for encoders of this package; leave it out")
+        raise UserError(f"{option}: works only with the encoders of this package; use one, or leave the option out")
     if model.compiles:
-        raise UserError(f"--compile: with {option} each batch has shapes of its own; leave one of the two out")
+        raise UserError(f"--compile: with {option} shapes differ from batch to batch; leave one of the two out")

@@ -1,4 +1,4 @@
-"""The encoder: embeddings, T5's relative position bias (Raffel et al., 2019), then the stack of the pattern."""
+"""The encoder: embeddings, T5's relative position bias (Raffel et al., 2019), and the stack of sublayers."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -24,53 +24,65 @@ from lazyformer_fairseq.patterns.kinds import ENCODER, EncoderSizes
 
 
 def relative_position_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """Return T5's bidirectional buckets: one each for short distances, logarithmically wider up to `max_distance`.
+    """Return T5's bidirectional buckets of relative positions.
+
+    Short distances have a bucket each. Longer ones share buckets whose width grows logarithmically up to
+    `max_distance`.
 
     Args:
-        distance: integer tensor of (key position - query position).
-        num_buckets: even; the upper half serves positive distances.
-        max_distance: all distances from here on share a bucket.
+        distance: an integer tensor of key position minus query position.
+        num_buckets: the number of buckets, which must be even; the upper half serves positive distances.
+        max_distance: the distance from which all share a bucket.
 
     Returns:
-        Integer tensor of the same shape with values in [0, num_buckets).
+        An integer tensor of the same shape with values in [0, num_buckets).
     """
     half = num_buckets // 2
     exact = half // 2
     magnitude = distance.abs()
-    # clamp from below, so that the unused branch of `where` never takes the logarithm of zero
+    # The clamp keeps the unused branch of `where` from taking the logarithm of zero.
     steps = torch.log(magnitude.clamp(min=exact).float() / exact) / math.log(max_distance / exact) * (half - exact)
     far = (exact + steps.long()).clamp(max=half - 1)
     return torch.where(magnitude < exact, magnitude, far) + half * (distance > 0)
 
 
 class RelativePositionBias(nn.Module):
-    """Table of biases by bucket and head, shared by all self-attention sublayers.
+    """T5's relative position bias: a learned table by bucket and head, shared by all self-attention sublayers.
 
     Args:
         num_heads: N.
-        num_buckets: rows of the table; a multiple of 4, for two directions with exact and logarithmic halves.
-        max_distance: see :func:`relative_position_bucket`.
+        num_buckets: the number of rows of the table. It must be a multiple of 4, because each of the two directions has
+            an exact and a logarithmic half.
+        max_distance: the distance from which all share a bucket.
+
+    Raises:
+        UserError: the number of buckets is no positive multiple of 4, or `max_distance` is too small for it.
     """
 
     def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128):
         super().__init__()
         if num_buckets % 4 or not 0 < num_buckets // 4 < max_distance:
             raise UserError(
-                f"relative position bias: {num_buckets} buckets for distances to {max_distance}; "
-                "needs a positive multiple of 4 and a distance beyond a quarter of it"
+                f"relative position bias: {num_buckets} buckets for distances up to {max_distance} are not possible; "
+                "the number of buckets must be a positive multiple of 4, and the distance more than a quarter of it"
             )
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.zeros(num_buckets, num_heads))
 
     def forward(self, time: int) -> Scores:
-        """Return the bias for sequences of `time` tokens."""
+        """Return the bias for sequences of `time` tokens, as :class:`Scores`."""
         distance = torch.arange(1 - time, time, device=self.table.device)
         bucket_by_distance = relative_position_bucket(distance, self.num_buckets, self.max_distance)
         return Scores(self.table, bucket_by_distance, self.max_distance)
 
     def of_places(self, places_BT: Tensor, most: int) -> Tensor:
-        """Return the bias (B, N, T, T) of each pair of tokens that stand at these places, all below `most`."""
+        """Return the bias (B, N, T, T) of each pair of tokens with explicit positions.
+
+        Args:
+            places_BT: the position of each token.
+            most: a number greater than all positions.
+        """
         distance = torch.arange(1 - most, most, device=self.table.device)
         by_distance_ND = self.table[relative_position_bucket(distance, self.num_buckets, self.max_distance)].t()
         ahead_BTT = places_BT[:, None, :] - places_BT[:, :, None]
@@ -79,20 +91,21 @@ class RelativePositionBias(nn.Module):
 
 @dataclass(frozen=True)
 class TokenInfo:
-    """Facts about the tokens of a batch besides their ids, and which of them the caller wants.
+    """Information about the tokens of a batch besides their ids, and the tokens whose features the caller wants.
 
     Attributes:
-        global_positions_BT: True at tokens that see and are seen by all, such as those of a question; for patterns with
-            ``global=given``, which need it.
+        global_positions_BT: True at global tokens, which see all and are seen by all, such as those of a question.
+            Patterns with ``global=given`` require it.
         token_types_BT: the type of each token, int64, for models with token types; None for type 0 everywhere.
-        documents: for each sequence the lengths of its documents, padding apart: a token sees its own document alone,
-            and padding is not computed. None for one document per sequence.
-        positions_begin_anew: whether the positions of each document begin anew; else those of its sequence go on.
-        positions_BT: the position of each permuted token in its text, int64; padding has any. T may be more than the
+        documents: for each sequence, the lengths of its documents in tokens, without padding. A token then sees only
+            its own document, and padding is not computed. None for one document per sequence.
+        positions_begin_anew: whether the positions of each document start at 0, instead of continuing through the
+            sequence.
+        positions_BT: the position of each permuted token in its text, int64; arbitrary at padding. T may exceed the
             model's `max_positions`.
-        turns_B3T: when each permuted token sees others and is seen (:mod:`.permuted`), int64; padding never is.
-        wanted_M: places among the B * T of tokens whose features alone are wanted, int64, none of them padding; None
-            for all. What no other token reads is then computed for these alone.
+        turns_B3T: when each permuted token sees others and is seen (:mod:`.permuted`), int64; padding is never seen.
+        wanted_M: the indices, among the B * T tokens, of those whose features are wanted, int64, without padding; None
+            for all. Whatever no other token reads is then computed only for these.
     """
 
     global_positions_BT: Optional[Tensor] = None
@@ -104,7 +117,12 @@ class TokenInfo:
     wanted_M: Optional[Tensor] = None
 
     def moved(self, move: Callable[[Tensor], Tensor], places_of: Callable[[Tensor], Tensor]) -> "TokenInfo":
-        """Return the same where `move` puts the tokens in other places: those that `places_of` returns."""
+        """Return a copy for tokens that have been moved.
+
+        Args:
+            move: moves a tensor (B, T, ...) as the tokens have been moved.
+            places_of: maps old indices of tokens to new ones.
+        """
         moved = self
         if self.wanted_M is not None:
             moved = replace(moved, wanted_M=places_of(self.wanted_M))
@@ -116,11 +134,11 @@ class TokenInfo:
 
 
 class TextFirst(NamedTuple):
-    """Places of tokens with all padding last, where it counts for nothing, whatever places a sublayer counts by.
+    """A permutation that moves all padding behind the text, where it does not affect the positions of the text.
 
     Attributes:
-        to_BT: the place that each token goes to.
-        from_BT: the place that each comes from: text in its order, then padding.
+        to_BT: the place to which each token goes.
+        from_BT: the place from which each token comes: first the text in its order, then padding.
     """
 
     to_BT: Tensor
@@ -128,7 +146,10 @@ class TextFirst(NamedTuple):
 
     @classmethod
     def of(cls, padding_mask_BT: Tensor) -> "TextFirst":
-        """Return the places by a mask, True at padding; for any mask, so that it can stand in a graph."""
+        """Return the permutation for a mask that is True at padding.
+
+        The computation is the same for any mask, so it can be part of a compiled or exported graph.
+        """
         is_text = ~padding_mask_BT
         behind = is_text.sum(-1, keepdim=True) + padding_mask_BT.cumsum(-1)
         to_BT = torch.where(is_text, is_text.cumsum(-1), behind) - 1
@@ -136,20 +157,23 @@ class TextFirst(NamedTuple):
         return cls(to_BT, torch.empty_like(to_BT).scatter_(1, to_BT, every_BT))
 
     def move(self, x: Tensor) -> Tensor:
-        """Return (B, T, ...) with text first."""
+        """Return `x` (B, T, ...) with the text first."""
         return _taken(x, self.from_BT, 1)
 
     def back(self, x: Tensor) -> Tensor:
-        """Return (B, T, ...) in its own order."""
+        """Return `x` (B, T, ...) in its original order."""
         return _taken(x, self.to_BT, 1)
 
     def places_of(self, places_M: Tensor) -> Tensor:
-        """Return where tokens at these places among the B * T go, likewise among all of them."""
+        """Return the new indices among the B * T tokens of tokens with these old indices."""
         starts_M = places_M - places_M % self.to_BT.size(1)
         return starts_M + self.to_BT.flatten()[places_M]
 
     def pairs_back(self, x_BNTK: Tensor, tokens: int) -> Tensor:
-        """Return (B, N, T, K) in its own order; keys behind so many, which are no tokens, stay there."""
+        """Return pairs of query and key (B, N, T, K) in their original order.
+
+        The first `tokens` keys are moved; further keys, which belong to no tokens, stay in place.
+        """
         of_tokens, others = _taken(x_BNTK, self.to_BT, 2).tensor_split((tokens,), -1)
         if tokens:
             return torch.cat([_taken(of_tokens, self.to_BT, 3), others], -1)
@@ -163,29 +187,35 @@ def _taken(x: Tensor, places_BT: Tensor, axis: int) -> Tensor:
 
 
 def is_padded_right(padding_mask_BT: Tensor) -> bool:
-    """Return whether text comes first in every row; waits for a GPU."""
+    """Return whether padding comes after the text in every row; waits for a GPU."""
     return bool((padding_mask_BT[:, 1:] >= padding_mask_BT[:, :-1]).all())
 
 
 class Encoder(Stack):
-    """Token, learned absolute position and token type embeddings, T5's relative bias, the sublayers of a pattern.
+    """An encoder: embeddings of tokens, positions and token types, T5's relative bias, and the sublayers of a pattern.
 
-    Post-norm encoders normalise the embeddings, pre-norm ones the output (as fairseq's roberta and roberta_prenorm).
-    With `embedding_norm` these normalise embeddings in place of the first sublayer's input (ModernBERT, 2.1.1).
+    Post-norm encoders normalise the embeddings; pre-norm encoders normalise the output (as fairseq's roberta and
+    roberta_prenorm do). With `embedding_norm`, pre-norm encoders also normalise the embeddings, in place of the input
+    of the first sublayer (ModernBERT, section 2.1.1).
 
     Args:
-        pattern, embed_dim, ffn_embed_dim, num_heads, options: of the :class:`Stack`; dropout acts on embeddings too.
-        vocab_size: V; None for the blocks alone, which take embeddings and add no positions to them.
-        max_positions: longest sequence.
-        padding_idx: id of the padding symbol.
-        relative_position_buckets: buckets of the relative bias; 0 for none.
-        relative_position_max_distance: from this one on, all distances share a bucket.
-        token_types: rows of the table of token types (BERT, section 3.2: which of two texts); 0 for none.
-        no_token_positional_embeddings: no learned positions; `max_positions` still is the longest sequence.
-        embedding_norm: of pre-norm encoders, moves the first sublayer's norm from its input to the embeddings.
+        pattern: see :class:`Stack`.
+        vocab_size: V. None for an encoder without embeddings, which takes vectors as input and adds no positions.
+        embed_dim: C.
+        ffn_embed_dim: the hidden size of feed-forward sublayers.
+        num_heads: N, which must divide C.
+        max_positions: the longest sequence in tokens.
+        padding_idx: the id of the padding symbol.
+        relative_position_buckets: the number of buckets of the relative bias; 0 for no bias.
+        relative_position_max_distance: the distance from which all share a bucket.
+        token_types: the number of token types (BERT, section 3.2: which of two texts a token belongs to); 0 for none.
+        no_token_positional_embeddings: whether to leave out learned positions; `max_positions` remains the longest
+            sequence.
+        embedding_norm: whether to move the norm of the first sublayer's input to the embeddings; pre-norm only.
+        options: further arguments of :class:`Stack`; `dropout` also applies to the embeddings.
 
     Raises:
-        ValueError: as :class:`Stack` does.
+        UserError: an option is out of bounds, or options contradict each other.
     """
 
     direction = ENCODER
@@ -228,7 +258,7 @@ class Encoder(Stack):
             self.features = frozenset({"bias"})
         self.sublayers = self.build_sublayers()
         if self.relative_position_bias is not None:
-            # What nothing reads needs no gradient: on several GPUs DDP waits for one of every weight that requires it.
+            # A weight that nothing reads must not require a gradient: DDP waits for the gradients of all that do.
             self.relative_position_bias.requires_grad_(self.has_scores)
         self.embedding_layer_norm: Optional[nn.Module] = None
         self.final_layer_norm: Optional[nn.Module] = None
@@ -242,7 +272,7 @@ class Encoder(Stack):
 
     @property
     def sizes(self) -> EncoderSizes:
-        """Sizes, for counting costs."""
+        """The sizes of the network, for counting costs."""
         given: dict[str, Any] = {}
         vocab_size = 0
         if self.embed_tokens is not None:
@@ -275,23 +305,23 @@ class Encoder(Stack):
         """Encode sequences.
 
         Args:
-            tokens_BT: ids; for the blocks alone embeddings (B, T, C), of any length. Padding may stand anywhere: it
-                takes no position.
-            padding_mask_BT: True at padding; None where there is none, which is cheaper.
-            return_all: also return the embeddings and the output of each sublayer.
-            is_padded_on_right: whether all padding comes after the text; else text is moved there and back. None to
-                look, which waits for a GPU.
-            info: what else is known of the tokens.
+            tokens_BT: ids, or vectors (B, T, C) of any length if the encoder has no embeddings. Padding may be
+                anywhere; it takes no position.
+            padding_mask_BT: True at padding; None if there is none, which is cheaper.
+            return_all: whether to return the embeddings and the output of each sublayer too.
+            is_padded_on_right: whether all padding comes after the text. If not, padding is moved there, and the
+                outputs are moved back. None to find out, which waits for a GPU.
+            info: further information about the tokens.
 
         Returns:
-            Features (B, T, C), or (M, C) of the tokens that `info` wants, and the list of intermediate (B, T, C) (empty
-            unless `return_all`). Zeros at padding with documents.
+            Features (B, T, C), or (M, C) of the tokens that `info` wants, and a list of intermediate states (B, T, C),
+            which is empty unless `return_all`. With documents, features are zero at padding.
 
         Raises:
-            ValueError: as :meth:`embed`.
-            UserError: global positions where no sublayer asks for them, none where one does, or others than (B, T)
-                booleans; token types where the model has none; documents of other lengths than the text; permuted
-                tokens where a sublayer or the back end cannot take them.
+            ValueError: a sequence or a position exceeds `max_positions`.
+            UserError: global positions are given but no sublayer asks for them, they are missing though a sublayer asks
+                for them, or they are not booleans (B, T). Token types are given but the model has none. The lengths of
+                documents do not fit the text. Tokens are permuted, but a sublayer or the back end does not allow it.
         """
         if info.turns_B3T is not None:
             return self._encode_permuted(tokens_BT, info, return_all)
@@ -348,7 +378,11 @@ class Encoder(Stack):
         info: TokenInfo,
         return_all: bool,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Add the bias of each pair, -inf where a token does not see another, to all scores, as learned ones are."""
+        """Encode permuted tokens.
+
+        For each pair of tokens, the relative bias, or -inf where the first does not see the second, is added to all
+        scores in the way of learned scores.
+        """
         check_takes_permuted(self, "turns")
         turns_B3T = info.turns_B3T
         positions_BT = info.positions_BT
@@ -390,23 +424,26 @@ class Encoder(Stack):
         """Return the input (B, T, C) of the first sublayer.
 
         Args:
-            tokens_BT: ids, or embeddings of words (B, T, C).
+            tokens_BT: ids, or embeddings of tokens (B, T, C).
             token_types_BT: the type of each token; None for type 0 everywhere.
-            positions: of the tokens, (T,) or as a tensor (B, T), whose bounds the caller checks; by default their
-                places.
+            positions: the positions of the tokens, as an array (T,) or as a tensor (B, T), whose bounds the caller
+                checks; by default their indices in the sequence.
 
         Raises:
-            ValueError: where the positions, or T, exceed `max_positions`.
-            UserError: token types where the model has none.
+            ValueError: T or a position exceeds `max_positions`.
+            UserError: token types are given, but the model has none.
         """
         time = tokens_BT.size(1)
         if isinstance(positions, np.ndarray):
             time = int(positions.max()) + 1
         if time > self.max_positions and not isinstance(positions, Tensor):
-            raise ValueError(f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions")
+            raise ValueError(
+                f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions; shorten it, "
+                "or train a model with a larger --max-positions"
+            )
         x = tokens_BT
         if not tokens_BT.is_floating_point():
-            assert self.embed_tokens is not None, "blocks alone take embeddings"
+            assert self.embed_tokens is not None, "an encoder without embeddings takes vectors"
             x = self.embed_tokens(tokens_BT)
         if self.embed_positions is not None:
             if isinstance(positions, np.ndarray):
@@ -419,30 +456,35 @@ class Encoder(Stack):
                 token_types_BT = torch.zeros(1, dtype=torch.long, device=x.device)
             x = x + self.embed_token_types(token_types_BT)
         elif token_types_BT is not None:
-            raise UserError("token types are given, but the model has none (--token-types)")
+            raise UserError(
+                "token types are given, but the model has none; leave them out, or train a model with --token-types 2"
+            )
         if self.embedding_layer_norm is not None:
             x = self.embedding_layer_norm(x)
         return F.dropout(x, self.dropout, self.training)
 
     @property
     def asking(self) -> list[str]:
-        """Sublayers that see tokens that the caller marks, as the pattern has them."""
+        """The sublayers with ``global=given``, as the pattern has them."""
         return [planned.text for planned in self.plan if planned.values.get("global") == GIVEN]
 
     def _check_global_positions(self, given_BT: Optional[Tensor], tokens_BT: Tensor) -> None:
         asking = self.asking
         if given_BT is None and asking:
             raise UserError(
-                f"{asking[0]} sees and shows tokens that the caller marks: pass global_positions, a mask of the shape "
-                "of the tokens; or write global=1, whose weights are the same, for the first token of each text"
+                f"{asking[0]} needs to know which tokens are global: pass global_positions, a mask of the shape of the "
+                "tokens, or write global=1 to make the first token of each text global, which has the same weights"
             )
         if given_BT is None:
             return
         if not asking:
-            raise UserError("global_positions are given, but no sublayer of the pattern has global=given")
+            raise UserError(
+                "global_positions are given, but no sublayer of the pattern has global=given; leave them out, or use "
+                "such a pattern"
+            )
         if given_BT.dtype != torch.bool or given_BT.shape != tokens_BT.shape[:2]:
             raise UserError(
-                f"global_positions is {given_BT.dtype} {tuple(given_BT.shape)}, must be torch.bool "
+                f"global_positions is {given_BT.dtype} {tuple(given_BT.shape)}, but must be torch.bool "
                 f"{tuple(tokens_BT.shape[:2])}"
             )
 
@@ -454,7 +496,15 @@ class Encoder(Stack):
         global_positions_BT: Optional[Tensor] = None,
         lengths: Optional[np.ndarray] = None,
     ) -> Context:
-        """Return the context of sequences; with `lengths`, that of documents in a row, (1, S, C)."""
+        """Return the context of a forward pass.
+
+        Args:
+            x_BTC: the input of the first sublayer.
+            memory_length: not used, because an encoder has no memory.
+            padding_mask_BT: True at padding; None if there is none.
+            global_positions_BT: True at global tokens; None if the caller gives none.
+            lengths: the lengths of documents in a row (1, S, C); None for sequences.
+        """
         if lengths is None:
             shape = self._scores(x_BTC.size(1), padding_mask_BT, global_positions_BT)
             return Context(shape, self.back_end())
@@ -484,27 +534,29 @@ def _unless_padding(given: Optional[Tensor], is_padding: Optional[Tensor]) -> Op
 
 
 def leave_out_first_norm(sublayers: Iterable[nn.Module], normalize_before: bool) -> None:
-    """Replace the norm of the first sublayer that has one by an identity: the embeddings have it.
+    """Remove the norm of the first sublayer that has one; the embeddings are normalised instead.
 
     Raises:
-        UserError: sublayers are post-norm.
+        UserError: the sublayers are post-norm.
     """
     if not normalize_before:
-        raise UserError("--embedding-norm: needs --encoder-normalize-before; post-norm normalises embeddings anyway")
+        raise UserError(
+            "--embedding-norm needs --encoder-normalize-before; post-norm encoders normalise embeddings anyway"
+        )
     first = next((each for each in sublayers if isinstance(each, ResidualSublayer)), None)
     if first is not None:
         first.layer_norm = nn.Identity()
 
 
 def init_bert_weights(module: nn.Module) -> None:
-    """Initialise as BERT does, for ``module.apply``.
+    """Initialise a module as BERT does; call it as ``network.apply(init_bert_weights)``.
 
-    | parameter | value |
+    | parameters | initial values |
     |---|---|
     | weights of linear maps and embeddings | N(0, 0.02) |
-    | their biases, the padding symbol's embedding, the relative bias table | 0 |
+    | biases of linear maps, the embedding of the padding symbol, the table of the relative bias | 0 |
     | LayerNorm | weight 1, bias 0 (torch's own) |
-    | projections of global tokens | copies of the others |
+    | projections for global tokens | copies of the plain projections |
     """
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
@@ -518,31 +570,31 @@ def init_bert_weights(module: nn.Module) -> None:
         module.start_copies()
 
 
-LOCAL = (-1, 1, -2, 2)  # distances of keys
-FAVOUR = 6.0  # added to a score: a weight of 403 to 1
+LOCAL = (-1, 1, -2, 2)  # the distance of the key that each of the first four heads favours
+FAVOUR = 6.0  # added to the score of the favoured key, which multiplies its weight by 403
 
 
 @torch.no_grad()
 def start_as_asked(encoder: Encoder, local_heads: bool, zero_last_maps: bool) -> None:
-    """Set values that some models start with in place of :func:`init_bert_weights`'s.
+    """Apply optional initialisations after :func:`init_bert_weights`.
 
     Args:
-        encoder: to change in place.
-        local_heads: T5's table favours the distances -1, 1, -2 and 2, one in each of the first four heads, so that
-            attention need not find out first where neighbours are (ours; that attention maps are learned slowly is
-            what holds a loss on its first plateau: Gopalani and Hu, 2025, arXiv 2506.13688).
-        zero_last_maps: each sublayer adds nothing to the stream at first (Fixup, Zhang et al., 2019, arXiv 1901.09321;
-            ReZero, Bachlechner et al., 2020, arXiv 2003.04887, has a gate that is zero for it).
+        encoder: the encoder, which is changed in place.
+        local_heads: whether T5's table favours the distances -1, 1, -2 and 2, one in each of the first four heads, so
+            that attention does not have to learn where neighbours are. This initialisation is our own. Slow learning of
+            attention maps is what keeps the loss on its first plateau (Gopalani and Hu, 2025, arXiv 2506.13688).
+        zero_last_maps: whether each sublayer adds nothing to the residual stream at first (Fixup, Zhang et al., 2019,
+            arXiv 1901.09321). ReZero (Bachlechner et al., 2020, arXiv 2003.04887) uses a gate of zero for this instead.
 
     Raises:
-        UserError: there is no such table or it has no bucket for each of these distances, or a sublayer does not say
-            which map is its last.
+        UserError: the encoder has no relative bias, or too few buckets for a separate one at each of these distances;
+            or the class of a sublayer does not tell which map is its last.
     """
     if local_heads:
         bias = encoder.relative_position_bias
         distances = torch.tensor(LOCAL[: encoder.num_heads])
         if bias is None or bias.num_buckets // 4 <= max(LOCAL):
-            raise UserError("--local-heads: needs --relative-position-buckets 12 or more")
+            raise UserError("--local-heads needs --relative-position-buckets 12 or more")
         buckets = relative_position_bucket(distances, bias.num_buckets, bias.max_distance)
         bias.table[buckets, torch.arange(len(distances))] = FAVOUR
     if not zero_last_maps:

@@ -149,7 +149,7 @@ class Stack(nn.Module):
 
     @property
     def compiles(self) -> bool:
-        """Whether training runs the sublayers through torch.compile."""
+        """True if training runs the sublayers through torch.compile."""
         return self._compiles
 
     @compiles.setter

@@ -1,1 +1,1 @@
-"""Grids of fine-tuning runs, whatever the task: models x rates x seeds, their queue, their results, their report."""
+"""Grids of fine-tuning runs for any task: models x learning rates x seeds, their queue, results and report."""

@@ -1,8 +1,10 @@
-"""The interface between tasks and what runs and reports them: grid, queue, training, report.
+"""The interface between tasks and the code that runs and reports them: grid, queue, training and report.
 
-A benchmark is one task, or several that share one table, as GLUE's do. Its file in `finetuning/tasks` says how the data
-is prepared and read, what a run learns, what a model predicts, and what the report prints beside its scores. The rest
-(start models, rates and seeds, processes or a cluster, resuming, medians and bounds, pictures) is shared.
+A benchmark is one task, or several tasks that share a table, as in GLUE. Its file in `finetuning/tasks` defines how the
+data
+is prepared and read, what a run learns, what a model predicts, and what the report prints next to its scores.
+Everything
+else (start models, learning rates and seeds, processes or a cluster, resuming, medians and bounds, plots) is shared.
 """
 
 import re
@@ -28,15 +30,15 @@ from lazyformer_fairseq.training.objectives.network import Network
 
 @dataclass(frozen=True)
 class TuningProtocol:
-    """Settings of fine-tuning where the user says nothing.
+    """Default settings of fine-tuning.
 
     Attributes:
         tasks: names of tasks.
         lrs: learning rates.
         seeds: random seeds.
-        epochs: epochs of every task.
+        epochs: number of epochs for every task.
         batch_size: rows per update.
-        warmup_ratio: share of the updates in which the rate rises.
+        warmup_ratio: share of the updates during which the learning rate rises.
     """
 
     tasks: tuple[str, ...]
@@ -49,12 +51,12 @@ class TuningProtocol:
 
 @dataclass(frozen=True)
 class Score:
-    """A number of a report's table: a metric on a development split of a task.
+    """A score in the table of a report: a metric on a development split of a task.
 
     Attributes:
         name: the name that the paper prints.
-        task: name in the table of tasks.
-        metric: name of the metric.
+        task: the name of the task.
+        metric: the name of the metric.
         split: fairseq's name of the development split, a key of the task's `splits`.
     """
 
@@ -66,13 +68,13 @@ class Score:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of the report's first table.
+    """A row of the first table in a report.
 
     Attributes:
-        name: the model.
-        updates: updates of pre-training.
-        scores: name of a score -> percent; those that are known.
-        marks: name of a score -> what is printed behind it.
+        name: the name of the model.
+        updates: number of pre-training updates; None if unknown.
+        scores: the known scores by name, in percent.
+        marks: by name of a score, the mark printed after it.
     """
 
     name: str
@@ -82,21 +84,23 @@ class TableRow:
 
 
 class Benchmark(ABC):
-    """The tasks that one grid may hold.
+    """The tasks that a grid may contain.
 
     Attributes:
-        name: name in messages: GLUE, SQuAD.
-        key: name on the command line, and of the report's files.
+        name: the name in messages, such as GLUE or SQuAD.
+        key: the name on the command line and of the report's files.
         tasks: the tasks by name.
-        protocols: protocols by name; the first is the default.
-        options: fields of the settings that not all benchmarks take, and this one does.
-        rows_worth_resuming: a run with fewer rows than these, all epochs counted, is over in minutes: after a kill it
-            starts anew. A longer one saves its optimizer, twice the size of its model, after each epoch, and
-            resumes from there.
-        prepared_in: the folder of prepared data in that of a grid.
+        protocols: the protocols by name; the first is the default.
+        options: those fields of the settings that not all benchmarks accept, but this one does.
+        rows_worth_resuming: number of rows over all epochs from which a run can resume. A shorter run takes only
+            minutes
+            and starts over after it was killed. A longer one saves its optimizer after each epoch, twice the size of
+            its
+            model, and resumes from there.
+        prepared_in: the name of the subfolder of a grid that contains the prepared data.
         scores: the scores of the report's table.
-        average: whether the table has their mean too.
-        averages_some: whether it has the mean of those that there are where a grid lacks tasks.
+        average: whether the table has their mean.
+        averages_some: whether the table has the mean of the available scores if a grid lacks tasks.
         baseline_name: the name of the baseline in the table.
     """
 
@@ -114,52 +118,52 @@ class Benchmark(ABC):
 
     @property
     def usual(self) -> TuningProtocol:
-        """The protocol whose settings need no mention in results."""
+        """The protocol whose settings are not mentioned in results."""
         return next(iter(self.protocols.values()))
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def choose_tasks(self, names: Sequence[str]) -> list[str]:
-        """Return the tasks that were named, else the usual ones.
+        """Return the named tasks, or the default ones if none are named.
 
         Raises:
-            UserError: one of them cannot be trained.
+            UserError: a task is unknown or cannot be trained.
         """
         for name in names:
             if name not in self.tasks:
-                raise UserError(f"--tasks: {name!r} is no {self.name} task; known are {', '.join(self.tasks)}")
+                raise UserError(f"--tasks: {name!r} is not a {self.name} task; known tasks are {', '.join(self.tasks)}")
         return list(names or self.usual.tasks)
 
     def left_out(self, names: Sequence[str], data: Path) -> dict[str, str]:  # noqa: ARG002  for other benchmarks
-        """Return those of the tasks that cannot be trained, each with a sentence that says why.
+        """Return those tasks that cannot be trained, each with a sentence that gives the reason.
 
         Args:
             names: the chosen tasks.
             data: the folder of official files, or of prepared data.
 
         Raises:
-            UserError: none can be trained.
+            UserError: no task can be trained.
         """
         return {}
 
     @abstractmethod
     def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
-        """Make the folders of data that a grid reads, or reuse them, and return an overview for the user.
+        """Prepare or reuse the folders of data that a grid reads, and return an overview for the user.
 
         Args:
-            wanted: names official files, a tokenizer's folder and tasks; no tasks: those that have files.
-            positions: positions of the models, at which the overview counts inputs that are cut.
+            wanted: settings with official files, a tokenizer's folder and tasks; without tasks, those that have files.
+            positions: numbers of positions of the models, for which the overview counts the inputs that are cut.
 
         Raises:
-            UserError: a file is missing or wrong, or data of other settings is in the way.
+            UserError: a file is missing or wrong, or data with other settings is in the way.
         """
 
     @abstractmethod
     def load(self, folder: Path, names: Sequence[str]) -> Mapping[str, PreparedFolder]:
-        """Return the prepared data of each task in `folder`, checked; UserError where some is missing or damaged."""
+        """Return the checked data of each task from `folder`; raise a UserError if it is missing or damaged."""
 
     def num_examples(self, run: Run) -> int:
-        """Return how many examples an epoch has."""
+        """Return the number of examples per epoch."""
         return run.train_rows
 
     def longest_input(
@@ -167,11 +171,11 @@ class Benchmark(ABC):
         wanted: GridSettings,  # noqa: ARG002  for benchmarks whose inputs are not cut
         prepared: Optional[PreparedFolder] = None,  # noqa: ARG002
     ) -> Optional[int]:
-        """Return the tokens of the longest input, prepared or to be prepared; None where inputs are cut to the model.
+        """Return the length of the longest input in tokens; None if inputs are cut to the model's maximum length.
 
         Args:
-            wanted: how data will be prepared.
-            prepared: the data, once it is there.
+            wanted: the settings of data that is yet to be prepared.
+            prepared: the data, if it has been prepared.
         """
         return None
 
@@ -179,25 +183,25 @@ class Benchmark(ABC):
 
     @abstractmethod
     def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedFolder]) -> dict[str, Any]:
-        """Return settings that decide results and that only runs of this benchmark have, as JSON."""
+        """Return the settings that affect results and that only runs of this benchmark have, as JSON."""
 
     @abstractmethod
     def objective(self, run: Run) -> HeadObjective:
-        """Return what a run learns."""
+        """Return the objective of a run."""
 
     @abstractmethod
     def baseline(self, run: Run, split: str) -> dict[str, float]:
-        """Return each metric of an answer that needs no model; it may learn from training labels."""
+        """Return the metrics of predictions without a model, which may be based on the training labels."""
 
     # --- report -------------------------------------------------------------------------------------------------------
 
     @property
     def columns(self) -> Mapping[str, tuple[str, ...]]:
-        """The columns of the report's table, and the scores that each holds."""
+        """The columns of the report's table, each with the names of its scores."""
         return {score.name: (score.name,) for score in self.scores}
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
-        """Return rows under our models: baselines, and models of papers."""
+        """Return the rows below our models: baselines, and models of papers."""
         scores = {}
         for score in self.scores:
             value = results.baseline(score.task, score.split, score.metric)
@@ -206,26 +210,31 @@ class Benchmark(ABC):
         return [TableRow(self.baseline_name, None, scores)]
 
     def notes(self, results: Results) -> Iterator[str]:  # noqa: ARG002  for other benchmarks
-        """Yield what a reader needs to compare the numbers with others, a sentence or two each."""
-        yield "A score is the median over seeds at each learning rate, and of these medians the best; times 100."
+        """Yield notes of a sentence or two that a reader needs to compare the scores with others."""
+        yield "A score is the best over the learning rates of the median over seeds, times 100."
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
-        """Write what the runs (task -> folder, or checkpoint) predict for unlabelled data into `folder`.
+        """Write the predictions of runs for unlabelled data into `folder`.
+
+        Args:
+            runs: by task, the folder of a run, or a checkpoint.
+            folder: an existing folder.
+            wanted: the options of the command.
 
         Returns:
-            What the command prints: a line per file, and remarks.
+            The lines that the command prints: one per file, and remarks.
         """
 
 
 class TextsBenchmark(Benchmark):
-    """Tasks that label texts or pairs of texts.
+    """A benchmark of tasks that label texts or pairs of texts.
 
     Attributes:
-        prepared: the class of a task's folder.
-        TEXTS: the name of a file to label, in messages.
+        prepared: the class of a task's prepared folder.
+        TEXTS: the name of a file to label, for messages.
     """
 
     prepared: ClassVar[type[PreparedTask]] = PreparedTask
@@ -234,20 +243,20 @@ class TextsBenchmark(Benchmark):
     baseline_name = "majority class or constant"
 
     def place(self, folder: Path, name: str) -> Path:
-        """Return where a task lies in the folder of prepared data."""
+        """Return the path of a task in the folder of prepared data."""
         return folder / name
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedTask]:
         """Return the prepared data of each task.
 
         Raises:
-            UserError: some is missing or damaged, or was prepared with another tokenizer than the first task.
+            UserError: data is missing or damaged, or was prepared with another tokenizer than that of the first task.
         """
         missing = [name for name in names if not self.prepared.is_at(self.place(folder, name))]
         if missing:
             raise UserError(
-                f"{folder}: {', '.join(missing)} not prepared; give the official files by --data, or name the tasks "
-                "that you want, as in --tasks CoLA,RTE"
+                f"{folder}: {', '.join(missing)} not prepared; give the official files with --data, or name only the "
+                "tasks that you want, as in --tasks CoLA,RTE"
             )
         found = {name: self.prepared.load(self.place(folder, name)) for name in names}
         first = next(iter(found.values()))
@@ -264,7 +273,7 @@ class TextsBenchmark(Benchmark):
         given: GridSettings,
         prepared: Mapping[str, PreparedTask],  # noqa: ARG002  for SQuAD
     ) -> dict[str, Any]:
-        """Return type and dropout of the head."""
+        """Return the type and dropout of the head."""
         return head_settings(given.glue_head)
 
     def arguments_of(self, run: Run) -> dict[str, Any]:
@@ -276,11 +285,11 @@ class TextsBenchmark(Benchmark):
         return {**arguments, "data": str(run.data.folder), "max_train_rows": run.grid.max_train_rows}
 
     def objective(self, run: Run) -> LabelledTextsObjective:
-        """Return the classes or scores of a task."""
+        """Return the objective of predicting classes or scores."""
         return LabelledTextsObjective(head_type=run.grid.extra["head"] or "dense", **self.arguments_of(run))
 
     def baseline(self, run: Run, split: str) -> dict[str, float]:
-        """Return the metrics of the best answer of a model that has seen the training labels but no text."""
+        """Return the metrics of the best constant prediction, chosen from the training labels."""
         task: TaskDescription = run.data.task
         seen = run.data.read("train", None, 0).targets
         seen = seen[drawn_rows(len(seen), run.train_rows)]
@@ -295,26 +304,26 @@ class TextsBenchmark(Benchmark):
         return {name: METRICS[name](guesses, np.array(targets)) for name in task.metrics}
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:  # noqa: ARG002
-        """Refuse: texts are needed, which are labelled one by one."""
+        """Raise a UserError: these tasks need texts, which are labelled one by one."""
         model = next(iter(runs.values()), "MODEL")
         raise UserError(f"{self.name}: give the texts too, as in `lazyformer predict {model} {self.TEXTS}`")
 
 
 def _best_constant_list(targets: np.ndarray, metric: Metric) -> np.ndarray:
-    """Return the most frequent labels (L,), as many as score best on all rows (N, L)."""
+    """Return the most frequent labels (L,), in the number that scores best on all rows (N, L)."""
     rank = np.argsort(np.argsort(-targets.sum(0), kind="stable"))
     candidates = [(rank < count).astype(np.int64) for count in range(len(rank) + 1)]
     return max(candidates, key=lambda labels: metric(np.broadcast_to(labels, targets.shape), targets))
 
 
 def head_settings(text: Optional[str]) -> dict[str, Any]:
-    """Read type and dropout of the head from ``TYPE[:DROPOUT]``; None stands for a default.
+    """Parse the type and dropout of the head from ``TYPE[:DROPOUT]``; None stands for the default.
 
-    A linear head's default dropout is 0.1, as published.
+    The default dropout of a linear head is 0.1, as published.
     """
     head_type, _, dropout = (text or "dense").partition(":")
     if head_type not in ("dense", "linear") or not re.fullmatch(r"(0(\.\d+)?)?", dropout):
-        raise UserError(f"--glue-head {text}: give dense or linear, or a dropout below 1 too, as in dense:0.1")
+        raise UserError(f"--glue-head {text}: give dense or linear, optionally with a dropout below 1, as in dense:0.1")
     if head_type == "linear":
         return {"head": head_type, "head_dropout": float(dropout or 0.1)}
     head_dropout = None

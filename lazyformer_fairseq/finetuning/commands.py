@@ -1,4 +1,4 @@
-"""The commands ``lazyformer finetune``, ``predict`` and ``report``: one way to fine-tune, whatever the task."""
+"""The commands ``lazyformer finetune``, ``predict`` and ``report``, which work alike for all tasks."""
 
 import re
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 A_PATH = click.Path(path_type=Path)
-TEXTS = (".tsv", ".csv", ".jsonl", ".txt", ".conll")  # endings of files of texts
+TEXTS = (".tsv", ".csv", ".jsonl", ".txt", ".conll")  # endings of files with texts
 
 
 def run_grid(task: Optional[str], settings: GridSettings) -> None:
-    """Prepare what is missing of the data; where there are checkpoints, run what is missing of a grid, and report."""
+    """Prepare missing data; if checkpoints are given, also run the missing runs of their grid and report."""
     _refuse_values(settings.checkpoints)
     refuse_missing(settings.data, settings.tokenizer, *(named_path(text)[1] for text in settings.checkpoints))
     if not settings.checkpoints and not (settings.data and settings.tokenizer):
-        raise click.UsageError("give a checkpoint to start from; or --data and --tokenizer, to prepare data alone")
+        raise click.UsageError("give a checkpoint to start from, or --data and --tokenizer to only prepare data")
     with stoppable("stopped: nothing has run yet; rerun to resume"):
         from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
         from lazyformer_fairseq.finetuning.launch import choose_benchmark, run_to_the_end
@@ -38,12 +38,12 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
 
 
 def _refuse_values(checkpoints: Sequence[str]) -> None:
-    """Raise a UserError for a further value of an option that stands behind a space, where only checkpoints stand."""
+    """Raise a UserError for a value that follows an option after a space, where click expects a checkpoint."""
     for text in checkpoints:
         path = named_path(text)[1]
         if not path.exists() and NUMBER.fullmatch(str(path)):
             raise UserError(
-                f"{text}: is no checkpoint; if it is a value of an option, put a comma before it, as in --epochs "
+                f"{text} is not a checkpoint; if it is a value of an option, put a comma before it, as in --epochs "
                 "10,MNLI=3 or --seeds 1,2"
             )
 
@@ -53,21 +53,27 @@ def _refuse_values(checkpoints: Sequence[str]) -> None:
 @click.option(
     "--task",
     metavar="NAME",
-    help=f"To fine-tune on: {', '.join(TASK_NAMES)}.  [default: a custom task where --data holds train.tsv, .csv, "
+    help=f"Task to fine-tune on: {', '.join(TASK_NAMES)}.  [default: a custom task if --data contains train.tsv, .csv, "
     ".jsonl or .conll; else glue]",
 )
 @takes(GridSettings, into="")
 def finetune(task: Optional[str], checkpoints: tuple[str, ...], **given: Any) -> None:
-    r"""Fine-tune every CHECKPOINT, a file, a folder or NAME=FILE, on a task, and report.
+    r"""Fine-tune every CHECKPOINT, a file, a folder or NAME=FILE, on a task, and report the scores.
 
-    Custom labels or scores stand in a folder, in train.tsv and dev.tsv, whose first line names the columns, as
-    text and label; tags of words, such as names, in train.conll and dev.conll, a word and its tag per line. They
-    take two rates and three seeds of ten epochs each. Then `lazyformer predict` labels texts or tags words. GLUE is
-    trained by LazyFormer's Table 5, four rates and five seeds of each task, SQuAD as in PAR's Table 4, BabyLM's tasks
-    by one rate and seed as in its evaluation of 2025. What is missing of the data is prepared first; without a
-    CHECKPOINT nothing else is done. One run per GPU, or several on the CPU's cores, each with a folder of its own and a
-    result.json in it. At the end comes the table, printed and, with pictures, in OUTPUT/report. Stop it at any time;
-    rerun to resume: finished runs are not repeated.
+    Custom tasks are read from a folder. Labels or scores of texts are in train.tsv and dev.tsv, whose first line names
+    the columns, such as text and label. Tags of words, such as names, are in train.conll and dev.conll, with a word and
+    its tag per line. A custom task runs two learning rates and three seeds of ten epochs each; afterwards `lazyformer
+    predict` labels texts or tags words. GLUE is trained as in LazyFormer's Table 5, with four learning rates and five
+    seeds
+    per task, SQuAD as in PAR's Table 4, and BabyLM's tasks with one learning rate and seed, as in its evaluation of
+    2025.
+
+    Missing data is prepared first; without a CHECKPOINT the command stops there. It trains one run per GPU, or several
+    on
+    the CPU's cores. Each run has its own folder with a result.json. At the end the table is printed and written to
+    OUTPUT/report, together with plots. You can stop the command at any time and rerun it to resume; finished runs are
+    not
+    repeated.
 
     \b
     lazyformer finetune model/checkpoint_best.pt --data my_reviews --output results/my_reviews
@@ -84,36 +90,38 @@ def finetune(task: Optional[str], checkpoints: tuple[str, ...], **given: Any) ->
 @click.option(
     "--output",
     type=A_PATH,
-    help="File (for TEXTS) or folder to write; must not exist.  [default: for TEXTS TEXTS.predictions.tsv or so]",
+    help="File (for TEXTS) or folder to write; must not exist.  [default for TEXTS: such as TEXTS.predictions.tsv]",
 )
 @takes(PredictSettings)
 def predict(sources: tuple[Path, ...], output: Optional[Path], settings: PredictSettings) -> None:
-    r"""Label the texts in a file, or write the files that gluebenchmark.com takes, or SQuAD's predictions.
+    r"""Label the texts in a file, or write GLUE's files for gluebenchmark.com, or the predictions for SQuAD.
 
-    MODEL is a fine-tuned checkpoint, the folder of one, a grid's with one model and task, or one that `lazyformer
-    export` wrote. TEXTS ends in .tsv, .csv or .jsonl and names its columns in its first line, or in .txt and has a
-    text a line. Its rows are written with prediction and probability after each; if it has a column of labels, the
-    answers are marked by them. A model that tags words takes a .conll file too, with a word per line.
-    A model for SQuAD takes a file of questions, .json, in place of TEXTS.
+    MODEL is a fine-tuned checkpoint, its folder, the folder of a grid with one model and task, or a folder that
+    `lazyformer export` wrote. TEXTS ends in .tsv, .csv or .jsonl and names its columns in the first line, or it ends in
+    .txt and has one text per line. Its rows are written with the prediction and its probability appended. If it has a
+    column of labels, the predictions are scored against them. A model that tags words also accepts a .conll file, with
+    a
+    word per line. A model for SQuAD takes a .json file of questions in place of TEXTS.
 
     \b
     lazyformer predict results/my_reviews texts.tsv
 
-    FOLDER is a grid's, as `lazyformer finetune` wrote it: the best run of each model and task counts, and each model
-    has a folder of its own. Or it is a run's; several of GLUE are of different tasks. A checkpoint answers SQuAD's
-    questions too.
+    FOLDER is the folder of a grid, as `lazyformer finetune` wrote it, of which the best run per model and task is used,
+    and
+    each model gets its own folder. FOLDER may also be that of a run; several must be runs of different GLUE tasks. A
+    checkpoint can answer SQuAD's questions too.
     """
     refuse_missing(*sources, settings.data, settings.tokenizer)
     if len(sources) == 2 and sources[1].suffix.lower() == ".json":
-        refuse_given(settings, ("data",), f"means nothing beside {sources[1]}, a file of questions")
+        refuse_given(settings, ("data",), f"does not apply if {sources[1]}, a file of questions, is given")
         sources, settings = sources[:1], replace(settings, data=sources[1])
     has_texts = len(sources) == 2 and sources[1].is_file() and sources[1].suffix.lower() in TEXTS
     if has_texts:
-        refuse_given(settings, OF_BENCHMARKS, f"means nothing for {sources[1]}, a file of texts")
+        refuse_given(settings, OF_BENCHMARKS, f"does not apply to {sources[1]}, a file of texts")
     else:
-        refuse_given(settings, ("text", "head"), "is for a file of texts alone")
+        refuse_given(settings, ("text", "head"), "applies only to a file of texts")
         if output is None:
-            raise click.UsageError(f"give --output; or a MODEL, and a file of texts that ends in {', '.join(TEXTS)}")
+            raise click.UsageError(f"give --output, or a MODEL and a file of texts that ends in {', '.join(TEXTS)}")
         refuse_filled_folder(output)
     with stoppable("stopped; nothing was written"):
         from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
@@ -131,11 +139,11 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
 
 @click.command(cls=Command)
 @click.argument("folder", type=A_PATH)
-@click.option("--output", type=A_PATH, help="Folder of tables and pictures.  [default: FOLDER/report]")
+@click.option("--output", type=A_PATH, help="Folder for tables and plots.  [default: FOLDER/report]")
 def report(folder: Path, output: Optional[Path]) -> None:
-    """Bring the runs in FOLDER, which `lazyformer finetune` wrote, to a table, in Markdown, and a picture.
+    """Summarise the runs in FOLDER, which `lazyformer finetune` wrote, as tables in Markdown and a plot.
 
-    An unfinished grid is reported as such.
+    The report of an unfinished grid says so.
     """
     refuse_missing(folder)
     from lazyformer_fairseq.finetuning.report import write_report

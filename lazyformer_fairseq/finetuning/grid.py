@@ -1,7 +1,7 @@
-"""The runs of a grid, what decides each, and the checkpoints that they start from.
+"""The runs of a grid, the settings that determine each, and the checkpoints that they start from.
 
-OUT/runs/grid.json                        the grid that was asked for
-OUT/runs/MODEL/TASK/lr2e-05_seed1/        one run: LOG always, RESULT where it ended well, FAILED where it did not
+OUT/runs/grid.json                        the grid that was requested
+OUT/runs/MODEL/TASK/lr2e-05_seed1/        one run: always LOG, RESULT if it succeeded, FAILED if it did not
 """
 
 import itertools
@@ -37,15 +37,17 @@ from lazyformer_fairseq.storage.run_lock import differences
 from lazyformer_fairseq.training.objectives.head import HeadObjective
 from lazyformer_fairseq.training.objectives.network import Network
 
-DROPOUT = 0.1  # LazyFormer, Table 5; whatever pre-training had
+DROPOUT = 0.1  # LazyFormer, Table 5; it replaces that of pre-training
 VALID_BATCH_SIZE = 32  # the last digits of scores depend on it
 
 
 def name_checkpoints(texts: Iterable[str]) -> dict[str, Path]:
-    """Return model -> checkpoint, from ``NAME=PATH`` or ``PATH`` (named after its folder): a file, or its folder.
+    """Return checkpoints by model from ``NAME=PATH`` or ``PATH``, which is named after its folder.
+
+    A path is a checkpoint or its folder.
 
     Raises:
-        UserError: a name is taken or impossible, or there is no such checkpoint.
+        UserError: a name is taken or not allowed, or there is no such checkpoint.
     """
     models: dict[str, Path] = {}
     for text in texts:
@@ -56,22 +58,22 @@ def name_checkpoints(texts: Iterable[str]) -> dict[str, Path]:
         if not MODEL_NAME.fullmatch(name):
             raise UserError(f"{text}: {name!r} cannot name a model's folder; give one, as in m2x6={path}")
         if name in models:
-            raise UserError(f"{text}: {models[name]} is called {name} too; give names, as in NAME={path}")
+            raise UserError(f"{text}: {models[name]} is also called {name}; give names, as in NAME={path}")
         models[name] = path
     return models
 
 
 @dataclass(frozen=True)
 class StartModel:
-    """A pre-trained model.
+    """A pre-trained model to start from.
 
     Attributes:
-        name: the model's name in tables and folders.
+        name: the name of the model in tables and folders.
         checkpoint: the file.
-        sha256: the file's hash.
-        updates: updates of its pre-training, where the checkpoint says it.
-        parameters: number of its weights.
-        options: the model's options, with the dropout of fine-tuning.
+        sha256: the hash of the file.
+        updates: number of pre-training updates; None if the checkpoint does not tell.
+        parameters: number of parameters.
+        options: the options of the model, with the dropout of fine-tuning.
     """
 
     name: str
@@ -83,14 +85,14 @@ class StartModel:
 
 
 def load_start_models(checkpoint_of: Mapping[str, Path], tokenizer_folder: Path) -> list[StartModel]:
-    """Read the checkpoints (name -> file).
+    """Read the checkpoints of the start models.
 
     Args:
-        checkpoint_of: the files by model.
+        checkpoint_of: the files by name of the model.
         tokenizer_folder: the tokenizer of the data.
 
     Raises:
-        UserError: a checkpoint cannot be loaded, is of another type of model, or has another dictionary or tokenizer
+        UserError: a checkpoint cannot be loaded, contains another type of model, or has another dictionary or tokenizer
             than the data.
     """
     symbols = dictionary_hash(load_tokenizer(tokenizer_folder).dictionary)
@@ -102,14 +104,18 @@ def _load_start_model(name: str, path: Path, tokenizer_folder: Path, symbols: to
     weights = state["model"]
     given = state["cfg"].get("model")
     if loading.is_causal(state) or not isinstance(given, dict) or "sublayer_pattern" not in given:
-        raise UserError(f"{path}: not a checkpoint of this package's models for fine-tuning, masked language models")
+        raise UserError(
+            f"{path}: not a checkpoint for fine-tuning, which needs a masked language model of this package"
+        )
     if "dictionary_sha256" not in weights:
-        raise UserError(f"{path}: not a checkpoint of this package's models: it does not name its dictionary")
+        raise UserError(f"{path}: not a checkpoint of this package's models: the hash of its dictionary is missing")
     options = {each.name: given.get(each.name, each.default) for each in fields(MaskedLMOptions)}
 
-    remedy = "prepare the data with this checkpoint's tokenizer, in a folder of their own"
+    remedy = "prepare the data with this checkpoint's tokenizer, in a separate folder"
     if not torch.equal(weights["dictionary_sha256"], symbols):
-        raise UserError(f"{path}: was trained with another dictionary than {tokenizer_folder}'s; {remedy}")
+        raise UserError(
+            f"{path}: this checkpoint was trained with another dictionary than that of {tokenizer_folder}; {remedy}"
+        )
     beside = path.parent / "tokenizer" / SETTINGS_FILE  # equal dictionaries do not imply equal text settings
     if beside.is_file() and beside.read_bytes() != (tokenizer_folder / SETTINGS_FILE).read_bytes():
         raise UserError(
@@ -122,39 +128,39 @@ def _load_start_model(name: str, path: Path, tokenizer_folder: Path, symbols: to
         name=name,
         checkpoint=path.absolute(),
         sha256=sha256_of(path),
-        updates=history[-1].get("num_updates") or None,  # an export does not say
+        updates=history[-1].get("num_updates") or None,  # an export does not tell
         parameters=sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
         options=replace(MaskedLMOptions(**options), dropout=DROPOUT),
     )
 
 
 class RunBenchmark(TaskFamily, Protocol):
-    """A benchmark as far as runs need it; see :class:`~lazyformer_fairseq.finetuning.benchmark.Benchmark`."""
+    """The part of a benchmark that runs need; see :class:`~lazyformer_fairseq.finetuning.benchmark.Benchmark`."""
 
     rows_worth_resuming: int
 
     def num_examples(self, run: "Run") -> int:
-        """Return how many examples an epoch has."""
+        """Return the number of examples per epoch."""
 
     def objective(self, run: "Run") -> HeadObjective:
-        """Return what a run learns."""
+        """Return the objective of a run."""
 
     def baseline(self, run: "Run", split: str) -> dict[str, float]:
-        """Return each metric of an answer that needs no model."""
+        """Return the metrics of predictions without a model."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grid:
-    """The requested grid: every combination of models, tasks, rates and seeds, and what all its runs share.
+    """The requested grid: all combinations of models, tasks, learning rates and seeds, and their common settings.
 
     Attributes:
         tasks: the prepared data of each task, by name.
         epochs: the number of epochs of each task.
         precision: fp32, fp16 or bf16.
-        max_train_rows: None for all.
-        no_padding: whether a batch is a row of texts.
+        max_train_rows: rows per task to train on; None for all.
+        no_padding: whether a batch is computed as one row of its texts.
         batch_size: rows per update.
-        warmup_ratio: share of the updates in which the rate rises.
+        warmup_ratio: share of the updates during which the learning rate rises.
         extra: settings that only runs of this benchmark have.
     """
 
@@ -174,23 +180,23 @@ class Grid:
 
     @cached_property
     def runs(self) -> list["Run"]:
-        """The runs, in the order of models, tasks, rates and seeds."""
+        """All runs, in the order of models, tasks, learning rates and seeds."""
         combinations = itertools.product(self.models, self.tasks, self.lrs, self.seeds)
         return [Run(self, model, self.benchmark.tasks[task], lr, seed) for model, task, lr, seed in combinations]
 
     @property
     def one_of_each(self) -> list["Run"]:
-        """One run of each model and task."""
+        """One run per model and task."""
         return list({(run.model.name, run.task.name): run for run in self.runs}.values())
 
     def warnings(self) -> list[str]:
-        """Return sentences on the data that the reader of its scores must know, one of each."""
+        """Return sentences about the data that the reader of the scores must know, without repetition."""
         return results.warnings_on(
             (run.model.name, run.task.name, facts) for run in self.one_of_each for facts in run.facts
         )
 
     def asked_before(self) -> Optional[results.Grid]:
-        """Return what an existing grid.json asks for, None without one; UserError where that is of other tasks."""
+        """Return the grid that an existing grid.json requests, or None; raise a UserError if it has other tasks."""
         path = self.output / "runs" / GRID_FILE
         if not path.exists():
             return None
@@ -198,12 +204,12 @@ class Grid:
         other = [name for name in before.tasks if name not in self.benchmark.tasks]
         if other:
             raise UserError(
-                f"{path}: is a grid of {', '.join(other)}, not of {self.benchmark.name}; give another --output"
+                f"{path}: this is a grid of {', '.join(other)}, not of {self.benchmark.name}; give another --output"
             )
         return before
 
     def write(self) -> None:
-        """Write grid.json. Keep what an existing one asked for."""
+        """Write grid.json, keeping everything that an existing one requests."""
         before = self.asked_before() or results.Grid({}, (), (), ())
         content = {
             "format_version": results.FORMAT_VERSION,
@@ -234,7 +240,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run's name in messages."""
+        """The name of the run in messages."""
         return f"{self.model.name} {self.task.name} {self.folder.name}"
 
     @property
@@ -244,16 +250,16 @@ class Run:
 
     @property
     def epochs(self) -> int:
-        """Number of epochs."""
+        """The number of epochs."""
         return self.grid.epochs[self.task.name]
 
     @property
     def rivals(self) -> list["Run"]:
-        """The runs of the same model and task, this one included."""
+        """All runs of the same model and task, including this one."""
         return [other for other in self.grid.runs if other.model is self.model and other.task is self.task]
 
     def objective_arguments(self) -> dict[str, Any]:
-        """Return the arguments that every objective takes."""
+        """Return the arguments that all objectives take."""
         return {
             "network": Network(self.model.options),
             "batch_size": self.grid.batch_size,
@@ -266,7 +272,7 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Everything that decides the result, wherever the files lie; as JSON."""
+        """All settings that determine the result, independent of where the files are; as JSON."""
         return {
             "model": self.model.name,
             "checkpoint_sha256": self.model.sha256,
@@ -286,53 +292,55 @@ class Run:
 
     @property
     def tokens_per_sample(self) -> int:
-        """The longest input in ids."""
+        """The maximum length of an input in tokens."""
         return min(self.model.options.max_positions, self.data.longest)
 
     @property
     def facts(self) -> list[SplitFacts]:
-        """Facts on the splits that the run trains on and is scored on."""
+        """Facts about the splits that the run is trained and scored on."""
         splits = ("train", *development_splits(self.task))
         return [self.data.facts(split, self.tokens_per_sample, self.grid.max_train_rows) for split in splits]
 
     @property
     def updates(self) -> int:
-        """Updates of all epochs."""
+        """The number of updates in all epochs."""
         return self.epochs * math.ceil(self.grid.benchmark.num_examples(self) / self.grid.batch_size)
 
     @property
     def train_rows(self) -> int:
-        """Rows per epoch."""
+        """The number of training rows per epoch."""
         in_file, _ = self.data.size_of("train")
         return min(in_file, self.grid.max_train_rows or in_file)
 
     @property
     def is_worth_resuming(self) -> bool:
-        """True if the run saves its optimizer, and can resume."""
+        """True if the run saves its optimizer and can resume."""
         return self.epochs * self.train_rows >= self.grid.benchmark.rows_worth_resuming
 
     def differs_from(self, found: Mapping[str, Any]) -> str:
-        """Say how settings that were found differ; empty where they do not. None stands for a missing one."""
+        """Describe how other settings differ, where None stands for a missing one; empty if they do not differ."""
         return differences({name: found.get(name) for name in self.settings}, self.settings)
 
     def refuse_other_settings(self) -> None:
-        """Refuse a result of the same model and task that has other settings, whatever its rate and its seed."""
+        """Raise a UserError if the same model and task has a result with other settings than learning rate and seed."""
         wanted = {name: value for name, value in self.settings.items() if name not in ("lr", "seed")}
         for path in sorted(self.folder.parent.glob(f"*/{RESULT}")):
             found = results.read_run(path).settings
             differing = differences({name: found.get(name) for name in wanted}, wanted)
             if differing:
                 raise UserError(
-                    f"{path}: a report would mix this result with those of now ({differing}); give another --output"
+                    f"{path}: a report would mix this result with those of the grid ({differing}); give another --output"
                 )
 
     def result(self) -> Optional[results.Run]:
-        """Return the result of a finished run; UserError where the folder holds one of other settings."""
+        """Return the result of a finished run, else None; raise a UserError if it belongs to other settings."""
         path = self.folder / RESULT
         if not path.is_file():
             return None
         result = results.read_run(path, self.grid.benchmark)
         differing = self.differs_from(result.settings)
         if differing:
-            raise UserError(f"{path}: is the result of another run ({differing}); remove it, or give another --output")
+            raise UserError(
+                f"{path}: this is the result of another run ({differing}); remove it or give another --output"
+            )
         return result

@@ -1,6 +1,6 @@
-"""A grid from the command line: everything is checked first, then it runs to its end, or to a Ctrl-C.
+"""Runs a grid from the command line, after checking everything, until it is finished or stopped by Ctrl-C.
 
-And predictions of fine-tuned models: of a grid's best runs, of given runs, or of a checkpoint.
+Also predicts with fine-tuned models: with the best runs of a grid, with given runs, or with a checkpoint.
 """
 
 import sys
@@ -36,15 +36,15 @@ from lazyformer_fairseq.finetuning.training import fine_tune
 from lazyformer_fairseq.options import refuse_given
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
-PRELOAD = (fine_tune.__module__, "torch._dynamo")  # the latter for optimizers
-PREPARING = ("max_length", "skip_mistakes", *CUSTOM_OPTIONS)  # options that mean something where data is prepared
+PRELOAD = (fine_tune.__module__, "torch._dynamo")  # optimizers import the latter
+PREPARING = ("max_length", "skip_mistakes", *CUSTOM_OPTIONS)  # options that only apply if data is prepared
 
 
 def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
-    """Return the benchmark of this name; without a name a custom task where the data is one, else GLUE.
+    """Return the benchmark of this name; without a name, the custom task in the data if there is one, else GLUE.
 
     Raises:
-        UserError: there is none of this name, or the user's own files are wrong.
+        UserError: there is no such benchmark, or the files of the custom task are wrong.
     """
     if task is None:
         row = find_custom_task(given)
@@ -54,31 +54,34 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
     if task not in BENCHMARKS:
         known = ", ".join(BENCHMARKS)
         raise UserError(
-            f"--task {task}: is none of {known}; a custom task needs --data alone{nearest(task, BENCHMARKS)}"
+            f"--task {task}: must be one of {known}; a custom task only needs --data{nearest(task, BENCHMARKS)}"
         )
     return BENCHMARKS[task]
 
 
 def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, Executor]:
-    """Return the grid that a user asks for, and where its runs go; prepare what is missing of the data.
+    """Prepare missing data, and return the requested grid and the executor of its runs.
 
     Raises:
-        UserError: a task that is not prepared or not whole, a checkpoint that does not load or does not belong to the
-            data, options that do not fit together.
+        UserError: a task is not prepared or incomplete, a checkpoint cannot be loaded or does not belong to the data,
+            or
+            options conflict.
     """
     is_official = given.data is not None
     if is_official:
         folders = [given.data, *(given.data / name for name in benchmark.tasks)]
         is_official = not any(map(PreparedFolder.is_at, folders))
     others = [name for name in SPECIAL_OPTIONS if name not in benchmark.options]
-    refuse_given(given, others, f"means nothing for {benchmark.name}")
+    refuse_given(given, others, f"does not apply to {benchmark.name}")
     if not is_official:
-        refuse_given(given, PREPARING, "means something where --data has official files, alone")
+        refuse_given(given, PREPARING, "applies only if --data has official files")
 
     protocol = benchmark.usual
     if given.protocol:
         if given.protocol not in benchmark.protocols:
-            raise UserError(f"--protocol {given.protocol}: {benchmark.name} has {', '.join(benchmark.protocols)}")
+            raise UserError(
+                f"--protocol {given.protocol}: for {benchmark.name} give one of {', '.join(benchmark.protocols)}"
+            )
         protocol = benchmark.protocols[given.protocol]
     names = benchmark.choose_tasks(given.tasks or protocol.tasks)
     left_out = benchmark.left_out(names, given.data or given.output / benchmark.prepared_in)
@@ -96,7 +99,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         preload=PRELOAD,
     )
 
-    if is_official:  # the models first, which takes less time
+    if is_official:  # load the models first, which takes less time
         tokenizer = find_tokenizer_folder(given.tokenizer or next(iter(checkpoints.values())).parent)
         models = load_start_models(checkpoints, tokenizer)
         wanted = replace(given, tokenizer=tokenizer, tasks=tuple(names))
@@ -131,7 +134,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         extra=benchmark.extra_settings(given, prepared),
     )
     for run in grid.runs:
-        run.result()  # refuses one of other settings
+        run.result()  # rejects a result of other settings
     for run in grid.one_of_each:
         run.refuse_other_settings()
     for warning in grid.warnings():
@@ -140,7 +143,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
 
 
 def choose_epochs(benchmark: Benchmark, names: Sequence[str], usual: int, given: Sequence[str]) -> dict[str, int]:
-    """Return task -> epochs, from ``N`` of all and ``TASK=N`` of some."""
+    """Return the epochs by task, from ``N`` for all tasks and ``TASK=N`` for single ones."""
     epochs = dict.fromkeys(names, usual)
     for text in sorted(given, key=lambda text: "=" in text):
         name, found, number = text.rpartition("=")
@@ -157,21 +160,21 @@ def choose_epochs(benchmark: Benchmark, names: Sequence[str], usual: int, given:
 
 
 def refuse_short_models(models: Sequence[StartModel], longest: Optional[int]) -> None:
-    """Raise a UserError for a model that has fewer positions than inputs have tokens."""
+    """Raise a UserError if a model has fewer positions than the longest input has tokens."""
     for model in models:
         positions = model.options.max_positions
         if longest is not None and positions < longest:
             raise UserError(
-                f"{model.checkpoint}: has {positions} positions, but inputs have up to {longest} tokens; "
-                f"prepare them with --max-length {positions}, in a folder of their own"
+                f"{model.checkpoint} has {positions} positions, but inputs have up to {longest} tokens; "
+                f"prepare the data with --max-length {positions}, in a separate folder"
             )
 
 
 def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
-    """Prepare and run a grid, print its report, and end the process: 0; 1 where runs failed; 130 when stopped.
+    """Run a grid, print its report and exit with 0, with 1 if runs failed, or with 130 if it was stopped.
 
     Raises:
-        UserError: whatever :func:`grid_and_executor` raises, or another queue is at work on the folder.
+        UserError: :func:`grid_and_executor` fails, or another queue is running in the folder.
     """
     grid, executor = grid_and_executor(benchmark, given)
     queue = RunQueue(grid, executor, given.keep_checkpoints, given.threads)
@@ -185,7 +188,7 @@ def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
     for failed, message in queue.failed.items():
         click.echo(f"failed: {failed.name}: {message}", err=True)
     if queue.failed:
-        click.echo("the same command tries what failed again", err=True)
+        click.echo("run the same command again to retry the failed runs", err=True)
     if queue.results:
         from lazyformer_fairseq.finetuning.report import write_report  # loads matplotlib
 
@@ -197,18 +200,20 @@ def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
 
 
 def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> list[str]:
-    """Predict into `target`, whole or not at all; for a grid's folder, each model's best runs into MODEL there.
+    """Write predictions into `target`, completely or not at all.
 
     Args:
-        sources: the folder of a grid; or those of runs, one per task; or a checkpoint, which can answer SQuAD alone.
+        sources: the folder of a grid, of which each model's best runs predict into `target`/MODEL; or the folders of
+            runs, one per task; or a checkpoint, which can only answer SQuAD.
         target: the folder to write.
-        wanted: options of the command.
+        wanted: the options of the command.
 
     Returns:
-        What the command prints, by line.
+        The lines that the command prints.
 
     Raises:
-        UserError: no run has ended well; two runs of a task; or what the benchmark raises. Nothing is written then.
+        UserError: no run has finished successfully, two runs are of the same task, or the benchmark cannot predict.
+            Nothing is written then.
     """
     if len(sources) == 1 and (sources[0] / "runs").is_dir():
         benchmark = benchmark_of_grid(sources[0])
@@ -226,14 +231,14 @@ def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> l
             result = read_run(path)
             name = result.task
             benchmark = benchmark_of_task(name, path, result.settings.get("description"))
-            read_run(path, benchmark)  # now with its metrics
+            read_run(path, benchmark)  # again, now with a check of its metrics
             run = source
         else:
             benchmark = BENCHMARKS["squad"]
             name = next(iter(benchmark.tasks))
             run = checkpoint_at(source)
         if name in found:
-            raise UserError(f"{source} and {found[name]}: both are of {name}; give one run per task")
+            raise UserError(f"{source} and {found[name]} are both of {name}; give one run per task")
         found[name] = run
     with atomic_folder(target) as unfinished:
         return [f"{target}: {line}" for line in benchmark.predict(found, unfinished, wanted)]

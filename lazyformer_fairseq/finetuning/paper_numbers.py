@@ -1,10 +1,10 @@
-"""Settings of two papers for GLUE, to which grids default, and their scores, which stand beside ours in reports."""
+"""Two papers' GLUE settings, which are the defaults of grids, and scores, which reports print next to ours."""
 
 from collections.abc import Mapping
 
 from lazyformer_fairseq.finetuning.benchmark import Score, TableRow, TuningProtocol
 
-SCORES = (  # each by the metric that selects its task's checkpoints
+SCORES = (  # each with the metric that selects the checkpoints of its task
     Score("MNLI-m", "MNLI", "accuracy"),
     Score("MNLI-mm", "MNLI", "accuracy", split="valid1"),
     Score("QNLI", "QNLI", "accuracy"),
@@ -17,14 +17,14 @@ SCORES = (  # each by the metric that selects its task's checkpoints
 )
 PAPER_TASKS = ("MNLI", "QNLI", "QQP", "SST-2", "CoLA", "MRPC", "RTE", "STS-B")
 
-# Columns as LazyFormer's Table 1 prints them: the two numbers of MNLI share one.
+# Columns as in LazyFormer's Table 1, where the two scores of MNLI share one.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "MNLI-m/mm": ("MNLI-m", "MNLI-mm"),
     **{score.name: (score.name,) for score in SCORES[2:]},
 }
 
 LEARNING_RATES = (2e-5, 3e-5, 4e-5, 5e-5)
-SEEDS = (1, 2, 3, 4, 5)  # the papers give their number
+SEEDS = (1, 2, 3, 4, 5)  # the papers only give the number of seeds
 LAZYFORMER = "lazyformer"
 PAR = "par"
 PROTOCOLS: Mapping[str, TuningProtocol] = {
@@ -37,8 +37,10 @@ PROTOCOLS: Mapping[str, TuningProtocol] = {
         batch_size=32,
         warmup_ratio=0.06,
     ),
-    # PAR Transformer, Table 4: two tasks, medians of five runs. The rest are the defaults of the code to which its
-    # footnote points (NVIDIA/DeepLearningExamples at 729963dd, BERT's scripts/run_glue.sh): eight GPUs with 16 rows.
+    # PAR Transformer, Table 4: two tasks, medians of five runs. All other settings are the defaults of the code that
+    # its
+    # footnote refers to (NVIDIA/DeepLearningExamples at 729963dd, BERT's scripts/run_glue.sh): eight GPUs with 16 rows
+    # each.
     PAR: TuningProtocol(
         tasks=("SST-2", "MRPC"),
         lrs=(2.4e-5,),
@@ -62,7 +64,7 @@ PAPER_ROWS = (  # LazyFormer's Table 1: MNLI-m, -mm, QNLI, QQP, SST, CoLA, MRPC,
     _table_1("M2x6", 1_000_000, 86.34, 86.31, 91.82, 91.38, 93.00, 60.77, 87.75, 73.65, 90.00),
     _table_1("M2x6 mid", 500_000, 85.81, 85.58, 91.62, 91.31, 92.66, 58.81, 87.75, 71.48, 88.90),
 )
-PAR_ROWS = (  # PAR's Table 4 (arXiv 2009.04534); DistilBERT's are of its own paper
+PAR_ROWS = (  # PAR's Table 4 (arXiv 2009.04534); DistilBERT's scores are from its own paper
     TableRow("DistilBERT (paper)", None, {"SST": 91.3, "MRPC": 87.5}),
     TableRow("BERT Base (paper)", None, {"SST": 91.5, "MRPC": 88.7}),
     TableRow("PAR BERT Base (paper)", None, {"SST": 91.6, "MRPC": 89.2}),

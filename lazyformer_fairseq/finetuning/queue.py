@@ -1,7 +1,8 @@
-"""The queue: does every run of a grid once, whatever dies in between.
+"""The queue, which completes every run of a grid once, whatever process dies in between.
 
-A run is finished when its result.json is there. That file is written last and whole, so the queue needs no memory of
-its own: restarted, it takes what is not finished.
+A run is finished if its result.json exists. That file is written last and atomically, so the queue needs no state of
+its
+own: after a restart, it takes the runs that are not finished.
 """
 
 import shutil
@@ -18,7 +19,7 @@ from lazyformer_fairseq.storage.in_place import last_line, refuse_foreign
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import run_lock
 
-ATTEMPTS = 2  # of a run that fails
+ATTEMPTS = 2  # at a run that fails
 
 
 class RunQueue:
@@ -26,13 +27,13 @@ class RunQueue:
 
     Args:
         grid: the grid.
-        executor: the place that runs go to.
-        keep: checkpoints to keep: those of ``all`` runs, the ``best`` run's of a model and task, or ``none``.
-        threads: threads of a run on a CPU.
+        executor: the executor of the runs.
+        keep: the checkpoints to keep: ``all``, the ``best`` run's of each model and task, or ``none``.
+        threads: threads per run on a CPU.
 
     Attributes:
         results: the results of finished runs, by folder.
-        failed: runs that failed for good, and why.
+        failed: the runs that failed for good, and why.
     """
 
     def __init__(self, grid: Grid, executor: Executor, keep: str = "best", threads: int = 1):
@@ -50,34 +51,34 @@ class RunQueue:
             UserError: a result of other settings is in the way, or another queue is at work on the folder.
             KeyboardInterrupt: after all processes were stopped.
         """
-        self.grid.asked_before()  # refuses one of other tasks
+        self.grid.asked_before()  # rejects a grid of other tasks
         with run_lock(self.grid.output / "runs"):
             waiting = self._unfinished()
             self.grid.write()
             if waiting:
                 log = waiting[0].folder / LOG
                 at_once = min(self.executor.free, len(waiting))
-                Progress.write(f"{len(waiting)} runs, {at_once} at a time; the first one's log is {log}")
+                Progress.write(f"{len(waiting)} runs, {at_once} at a time; the log of the first is {log}")
             with Progress(total=len(self.grid.runs), initial=len(self.results), desc="runs", unit=" runs") as bar:
                 for attempt in range(1, ATTEMPTS + 1):
                     waiting = self._try_each(waiting, bar, is_last=attempt == ATTEMPTS)
             self._remove_checkpoints(self.grid.runs)
 
     def _unfinished(self) -> list[Run]:
-        """Return the runs to do, the largest first, so that no long run is left for last; read the others' results."""
+        """Read the results of finished runs and return the rest, the largest first, so that no long run comes last."""
         waiting = []
         for run in sorted(self.grid.runs, key=_work, reverse=True):
             result = run.result()
             if result is not None:
                 self.results[run.folder] = result
                 continue
-            refuse_foreign(run.folder / LOG)  # the process that would fail has nowhere to say why
+            refuse_foreign(run.folder / LOG)  # otherwise the process would fail with nowhere to say why
             (run.folder / FAILED).unlink(missing_ok=True)
             waiting.append(run)
         return waiting
 
     def _try_each(self, runs: Sequence[Run], bar: Progress, is_last: bool) -> list[Run]:
-        """Do runs, and return those that failed and are to be tried once more: none where it was the last time."""
+        """Execute runs, and return those that failed and should be tried again; none if this was the last attempt."""
         run_of = {Call(fine_tune, (run, self.threads)): run for run in runs}
         failed = []
         for ended in run_calls(list(run_of), self.executor):
@@ -104,14 +105,14 @@ class RunQueue:
         self._remove_checkpoints(run.rivals)
 
     def _may_try_again(self, run: Run, ended: Ended, is_last: bool) -> bool:
-        """Report why a run failed, and return whether this queue has to try it once more."""
+        """Report why a run failed, and return whether this queue has to try it again."""
         log = run.folder / LOG
         assert ended.error is not None
         message = reason(ended.error)
         if isinstance(ended.error, LostError):
             message += f"; its log ends with: {last_line(log)}"
         if ended.is_tried_again or not is_last:
-            Progress.write(f"{run.name}: failed, is tried once more ({message})")
+            Progress.write(f"{run.name}: failed and is tried once more ({message})")
             return not ended.is_tried_again
         self.failed[run] = message
         write_json(run.folder / FAILED, {"attempts": ATTEMPTS, "message": message, "log": str(log)})
@@ -119,7 +120,7 @@ class RunQueue:
         return False
 
     def _remove_checkpoints(self, runs: Sequence[Run]) -> None:
-        """Remove those of finished runs, except the ones to keep."""
+        """Remove the checkpoints of finished runs, except those to keep."""
         if self.keep == "all":
             return
         for run in runs:
@@ -129,13 +130,13 @@ class RunQueue:
                 shutil.rmtree(run.folder / "tokenizer", ignore_errors=True)
 
     def _is_best(self, run: Run) -> bool:
-        """Return whether a run is the best finished one of its model and task; of equal ones the first."""
+        """Return whether a run is the best finished one of its model and task, or the first of equally good ones."""
         finished = [self.results[each.folder] for each in run.rivals if each.folder in self.results]
         best = results.TaskResults(run.task, finished, failed=[], missing=[]).best
         return bool(best) and best[0].folder == run.folder
 
 
 def _work(run: Run) -> float:
-    """Return the work of a run, in tokens times parameters."""
+    """Return the amount of work in a run, in tokens times parameters."""
     rows, tokens = run.data.size_of("train")
     return run.epochs * tokens * run.train_rows / rows * run.model.parameters

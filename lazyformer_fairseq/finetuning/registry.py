@@ -1,4 +1,4 @@
-"""The table of benchmarks, and the way from a task's name or a grid's folder to its benchmark."""
+"""The table of benchmarks, and look-up of the benchmark that belongs to a task or a grid."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +12,12 @@ from lazyformer_fairseq.finetuning.tasks import babylm, glue, squad
 from lazyformer_fairseq.finetuning.tasks.custom import CustomTask
 from lazyformer_fairseq.finetuning.tasks.tags import TaggedWords
 
-# A new benchmark is a file, and a row here and in TASK_NAMES of settings.py.
+# A new benchmark is a file in tasks/, a row here and a name in TASK_NAMES of settings.py.
 BENCHMARKS: dict[str, Benchmark] = {each.BENCHMARK.key: each.BENCHMARK for each in (glue, babylm, squad)}
 
 
 def custom_task(row: TaskDescription) -> CustomTask:
-    """Return the benchmark of a custom task's row."""
+    """Return the benchmark for the description of a custom task."""
     if row.tags_words:
         return TaggedWords(row)
     return CustomTask(row)
@@ -27,9 +27,9 @@ def benchmark_of_task(name: str, where: Path, description: Optional[dict[str, An
     """Return the benchmark that has a task of this name.
 
     Args:
-        name: the task's name.
+        name: the name of the task.
         where: the file that names it, for messages.
-        description: a custom task's description, as the grid or the result has it.
+        description: the description of a custom task in the grid or the result; None for other tasks.
 
     Raises:
         UserError: no benchmark has such a task, or the description is damaged.
@@ -39,14 +39,14 @@ def benchmark_of_task(name: str, where: Path, description: Optional[dict[str, An
     for benchmark in BENCHMARKS.values():
         if name in benchmark.tasks:
             return benchmark
-    raise UserError(f"{where}: {name!r} is no task of {', '.join(BENCHMARKS)}")
+    raise UserError(f"{where}: {name!r} is not a task of {', '.join(BENCHMARKS)}")
 
 
 def benchmark_of_grid(folder: Path) -> Benchmark:
-    """Return the benchmark whose grid lies in a folder.
+    """Return the benchmark of the grid in a folder.
 
     Raises:
-        UserError: the folder holds no grid, or one of unknown tasks.
+        UserError: the folder contains no grid, or one with unknown tasks.
     """
     path = folder / "runs" / GRID_FILE
     grid = read_grid(path)
@@ -55,7 +55,7 @@ def benchmark_of_grid(folder: Path) -> Benchmark:
 
 
 def best_run(folder: Path) -> Path:
-    """Return the folder of the best run in a grid of one model and task; `folder` itself where it is not a grid's."""
+    """Return the folder of the best run in a grid of one model and task; `folder` itself if it is not a grid."""
     if not (folder / "runs").is_dir():
         return folder
     runs: list[Path] = []
@@ -63,18 +63,18 @@ def best_run(folder: Path) -> Path:
         runs += runs_of_model.values()
     if len(runs) > 1:
         listed = "\n".join(map(str, runs))
-        raise UserError(f"{folder}: has several models or tasks; give the folder of one run in place of it:\n{listed}")
+        raise UserError(f"{folder} has several models or tasks; give the folder of one run instead:\n{listed}")
     return runs[0]
 
 
 def best_runs(folder: Path) -> Iterator[tuple[str, dict[str, Path]]]:
-    """Yield each model of a grid with the folder of its best run of each task, by the development score.
+    """Yield each model of a grid with the folders of its best runs by task, according to the development score.
 
-    Of equally good runs, one whose checkpoint was kept is taken.
+    Among equally good runs, one whose checkpoint was kept is preferred.
     """
     results = read_results(folder, benchmark_of_grid(folder))
     if not results.runs:
-        raise UserError(f"{folder / 'runs'}: no run has ended well")
+        raise UserError(f"{folder / 'runs'}: no run has finished successfully")
     for model in results.grid.models:
         best_of_tasks = {}
         for task in results.grid.tasks:

@@ -1,4 +1,4 @@
-"""One fine-tuning run in this process: epochs of training, each one's metrics, the best checkpoint, result.json."""
+"""One fine-tuning run in this process: it trains epochs, scores each, keeps the best checkpoint, writes result.json."""
 
 import logging
 import math
@@ -44,33 +44,34 @@ LINE_EVERY = 100  # updates
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch that was trained.
+    """A finished epoch.
 
     Attributes:
-        number: the epoch, from 1.
-        metrics: scores on each development file, by name.
+        number: the number of the epoch, from 1.
+        metrics: by name of the development file, its metrics by name.
     """
 
     number: int
     metrics: dict[str, dict[str, float]]
 
     def score(self, metric: str) -> float:
-        """Return a metric of the first development file."""
+        """Return a metric on the first development file."""
         return next(iter(self.metrics.values()))[metric]
 
 
 def fine_tune(run: Run, threads: int = 1) -> None:
-    """Fine-tune, and write the run's folder: train.log, metrics.jsonl, checkpoint_best.pt, result.json.
+    """Fine-tune, and write train.log, metrics.jsonl, checkpoint_best.pt and result.json into the folder of the run.
 
-    A killed run resumes where its last epoch was saved; otherwise its files are removed. A second process in the
-    folder waits until the first is gone, and does nothing if the run is finished by then.
+    A run that was killed resumes after its last saved epoch; if it saved none, its files are removed. A second process
+    in
+    the folder waits until the first has ended, and returns if the run is finished by then.
 
     Args:
         run: the run.
-        threads: torch's threads on a CPU; the last digits of a result depend on their number.
+        threads: torch's number of threads on a CPU, which affects the last digits of a result.
 
     Raises:
-        UserError: the folder holds the result of a run of other settings, or what training raises.
+        UserError: the folder contains a result with other settings, or training fails.
     """
     torch.set_num_threads(threads)
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +103,7 @@ def _clear_unless_resumable(run: Run) -> None:
             if not run.differs_from(read_run(run.folder).trainer):
                 return
         except UserError as error:
-            logger.warning("starting anew: %s", error)
+            logger.warning("starting over: %s", error)
     for path in (*run.folder.glob("*.pt"), run.folder / RUN, run.folder / METRICS):
         path.unlink(missing_ok=True)
     shutil.rmtree(run.folder / "tokenizer", ignore_errors=True)
@@ -145,7 +146,7 @@ def _train(run: Run) -> dict[str, Any]:
 
 
 def optimization_of(run: Run, device: str) -> OptimizationConfig:
-    """Return LazyFormer's settings (Table 5), with the run's rate, seed and length, on ``cpu`` or ``cuda``."""
+    """Return the settings of LazyFormer's Table 5 with the run's learning rate and seed, for ``cpu`` or ``cuda``."""
     return OptimizationConfig(
         updates=run.updates,
         rate=run.lr,
@@ -161,9 +162,9 @@ def optimization_of(run: Run, device: str) -> OptimizationConfig:
 
 
 def _train_epochs(run: Run, loop: TrainingLoop) -> Epoch:
-    """Train what is left of the epochs, and return the best one, whose checkpoint is kept.
+    """Train the remaining epochs, and return the best epoch, whose checkpoint is kept.
 
-    The best epoch has the highest selecting metric on the first development file; of equal ones it is the last.
+    The best epoch has the highest selecting metric on the first development file; among equal ones it is the last.
     """
     log = MetricsLog(run.folder, loop.updates)
 
@@ -212,7 +213,7 @@ def _train_epochs(run: Run, loop: TrainingLoop) -> Epoch:
 
 
 def _better(best: Optional[Epoch], epoch: Epoch, metric: str) -> Epoch:
-    """Return the epoch with the higher score; of equal ones the later."""
+    """Return the epoch with the higher score, or the later of equally good ones."""
     if best is None or math.isnan(best.score(metric)) or epoch.score(metric) >= best.score(metric):
         return epoch
     return best

@@ -177,7 +177,7 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
 
     assert "no such file or folder; give a checkpoint" in message(tmp_path / "nowhere.pt")
     assert f"{tmp_path}: contains no checkpoint_best.pt or checkpoint_last.pt" in message(f"m={tmp_path}")
-    assert "is called m2x2 too" in message(START, START)
+    assert "is also called m2x2" in message(START, START)
     assert "cannot name a model's folder" in message(f"../m={START}")
     (tmp_path / "lr=1e-4").mkdir()
     shutil.copy(START, tmp_path / "lr=1e-4")

@@ -233,8 +233,8 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         ("text\tlabel\tlabel\na\tx\ty\n", GOOD, "", r"train.tsv, line 1: 2 columns are called 'label' \(columns 2, 3"),
         (GOOD, "text\tlabel\ttext\na\tx\tb\n", "", r"dev.tsv, line 1: 2 columns are called 'text' \(columns 1, 3\)"),
         ("text\tlabel\na\tx\nb\tNaN\n", GOOD, "", "train.tsv, line 3: the label 'NaN' stands for a missing one; mend"),
-        (GOOD, GOOD, "--task gleu", "--task gleu: is none of .*; did you mean glue?"),
-        (GOOD, GOOD, "--task squad --text text", "--text: means nothing for SQuAD"),
+        (GOOD, GOOD, "--task gleu", "--task gleu: must be one of .*; did you mean glue?"),
+        (GOOD, GOOD, "--task squad --text text", "--text: does not apply to SQuAD"),
         ("text\tlabel\n" + "".join(f"t {n}\tl {n}\n" for n in range(20)), GOOD, "", "20 different labels in 20 rows"),
     ],
 )  # fmt: skip
@@ -554,11 +554,11 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
     assert "name a file that ends in" in refusal("predict", run_of_moods, "short.tsv", "--output", "short.txt")
     for options in ("--tasks MNLI", "--n-best 3", "--max-answer-tokens 9", "--skip-mistakes", "--data ."):
         said = refusal("predict", run_of_moods, "unnamed.tsv", *options.split())
-        assert f"{options.split()[0]}: means nothing for unnamed.tsv, a file of texts" in said
+        assert f"{options.split()[0]}: does not apply to unnamed.tsv, a file of texts" in said
     assert "give the texts too" in refusal("predict", moods / "out", "--output", "folder")
     for options in ("--text text", "--head custom_moods"):
         said = refusal("predict", moods / "out", "--output", "folder", *options.split())
-        assert said.startswith(f"{options.split()[0]}: is for a file of texts alone")
+        assert said.startswith(f"{options.split()[0]}: applies only to a file of texts")
     with monkeypatch.context() as stopped:
 
         def stop(*_: object, **__: object) -> None:

@@ -113,7 +113,7 @@ GOOD = "Anna B-PER\nsees O\n\nBen B-PER\n"
         ("Anna O\nBen O\n", GOOD, "", "train.conll: all 2 labels are 'O'; give rows of two"),
         ("Anna S-PER\nBen B-PER\nA I-PER\n", GOOD, "", "train.conll: has tags such as 'B-PER' and 'S-PER'; write B-T"),
         (GOOD, GOOD, "--metric f1", "--metric f1: entities are measured by entity_f1, accuracy"),
-        (GOOD, GOOD, "--label-type classes", "--label-type: means nothing for bad"),
+        (GOOD, GOOD, "--label-type classes", "--label-type: does not apply to bad"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_files_is_said_with_file_line_and_remedy(tmp_path, train, dev, options, words):

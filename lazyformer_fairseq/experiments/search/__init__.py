@@ -1,1 +1,1 @@
-"""Searches for sublayer patterns: one as in PAR Transformer, section 2, or fronts of budgets by any method; orders."""
+"""Searches for sublayer patterns: a single one, as in PAR Transformer, section 2, or one for each latency budget."""

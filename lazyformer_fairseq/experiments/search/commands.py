@@ -1,4 +1,4 @@
-"""``lazyformer search``: one pattern, or a front by any method; faster patterns for trained models."""
+"""The commands ``lazyformer search`` and ``lazyformer search compress``."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,28 +25,35 @@ OUT = click.argument("out", type=click.Path(path_type=Path))
 LATENCIES = click.option(
     "--latencies",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help='JSON of milliseconds by kind, {"s": 1.2, "f": 0.7}.  [default: measured here]',
+    help='JSON file of milliseconds per sublayer, such as {"s": 1.2, "f": 0.7}.  [default: measured on this machine]',
 )
 
 
 @click.group(cls=Group, default="run")
 def search() -> None:
-    """Search sublayer patterns: one or a front, or faster ones for a trained model."""
+    """Search for sublayer patterns: a single one, one per latency budget, or faster ones for a trained model."""
 
 
 @search.command(context_settings={"ignore_unknown_options": True})
 @click.argument("data")
 @OUT
 @click.argument("fairseq_options", nargs=-1, type=click.UNPROCESSED)
-@click.option("--task", type=click.Choice(TASKS), required=True, help="Task that DATA is for.")
-@click.option("--arch", required=True, help="Gives sizes, dropout and norm position.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is a GPU]")
+@click.option("--task", type=click.Choice(TASKS), required=True, help="Task that the models learn from DATA.")
+@click.option("--arch", required=True, help="Named model that gives sizes, dropout and the position of norms.")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Device to train and measure on.  [default: cuda if there is a GPU]",
+)
 @click.option(
     "--sublayers",
     type=click.IntRange(max=10_000),
-    help="Layers to search.  [default: as many as the baseline or ARCH has]",
+    help="Number of layers to search.  [default: that of the baseline or ARCH]",
 )
-@click.option("--baseline-pattern", help="Pattern to compare with, of as many sublayers.  [default: sf, half as often]")
+@click.option(
+    "--baseline-pattern",
+    help="Pattern to compare with, which has as many sublayers.  [default: sf, repeated]",
+)
 @takes(SearchSettings, into="")
 @takes(ExecutorOptions, into="place")
 @LATENCIES
@@ -62,14 +69,14 @@ def run(
     place: ExecutorOptions,
     **given: Any,
 ) -> None:
-    """Search a sublayer pattern by gradient descent (PAR Transformer, section 2), or a front of them.
+    """Search for a sublayer pattern by gradient descent (PAR Transformer, section 2), or for one per latency budget.
 
-    DATA is what pre-training reads (of several shards a supernet reads the first alone), OUT the folder of the search.
-    With --budgets it finds a front: a pattern for each share of the baseline's latency, by trainings from scratch, the
-    worse of which end early, beside random search of the same cost. Without, it learns one pattern by gradient descent
-    in a supernet, which holds all candidates of all layers. Options of fairseq's task and model, such as
-    --tokens-per-sample or --encoder-embed-dim, may follow. Stop it at any time; rerun to resume. More in
-    docs/search.md.
+    DATA is the data for pre-training, and OUT is the folder of the search. With --budgets, the search finds a front,
+    which is one pattern for each of these shares of the baseline's latency. It trains patterns from scratch and stops
+    the worse ones early; a random search of the same cost runs for comparison. Without --budgets, the search learns one
+    pattern by gradient descent in a supernet, which holds the candidates of all layers and reads only the first of
+    several shards. Options of fairseq's task and model, such as --tokens-per-sample or --encoder-embed-dim, may follow.
+    You can stop the command at any time and rerun it to resume. docs/search.md has the details.
 
     \b
     lazyformer search data/wikitext-2 results/search --task language-model --arch transformer_xl_base \\
@@ -113,13 +120,14 @@ def compress(
     latencies: Optional[Path],
     **given: Any,
 ) -> None:
-    """Find patterns for a trained masked-LM encoder that are faster and lose least, without training.
+    """Find faster patterns for a trained masked-LM encoder that increase its loss the least, without any training.
 
-    CHECKPOINT is a file, or a folder of checkpoints. TEXT is held-out text: a file, or what `lazyformer corpus` wrote,
-    whose split valid is read. Each change of a sublayer is scored on it; for each budget of latency, dynamic
-    programming selects the changes with the least sum. The best are measured.
-    OUT gets the report and, for each budget, a model that starts from the weights, as `lazyformer import` writes it,
-    for `lazyformer pretrain` to train. Stop it at any time; rerun to go on. More in docs/search.md.
+    CHECKPOINT is a file or a folder of checkpoints. TEXT is held-out text: a file, or a folder written by `lazyformer
+    corpus`, of which the split valid is read. The command scores each change of a sublayer by the increase of the loss
+    on this text. For each latency budget, dynamic programming selects the changes with the smallest sum of scores, and
+    the best patterns are measured as a whole. OUT receives the report and one model per budget, which starts from the
+    weights of CHECKPOINT and has the format of `lazyformer import`, so that `lazyformer pretrain` can train it further.
+    You can stop the command at any time and rerun it to resume. docs/search.md has the details.
 
     \b
     lazyformer search compress checkpoints/bert_base data results/faster --budgets 0.6,0.8
@@ -135,7 +143,7 @@ def compress(
     old_plan = original.trained.plan
     latency_tokens = given.pop("latency_tokens") or cfg.max_positions
     if latency_tokens > cfg.max_positions:
-        raise UserError(f"--latency-tokens {latency_tokens}: the model reads {cfg.max_positions} at most")
+        raise UserError(f"--latency-tokens {latency_tokens}: the model reads at most {cfg.max_positions}; give fewer")
     if candidates:
         found = of_compress.read_encoder_candidates(candidates)
     else:
@@ -143,7 +151,8 @@ def compress(
     by_place = of_compress.Candidates.of(old_plan, found)
     if all(len(options) == 1 for options in by_place.options):
         raise UserError(
-            f"--candidates {','.join(candidates)}: no sublayer of {cfg.sublayer_pattern} becomes any of them"
+            f"--candidates {','.join(candidates)}: none of them can replace a sublayer of {cfg.sublayer_pattern}; give "
+            "others, such as identity"
         )
     prices = None
     if latencies:

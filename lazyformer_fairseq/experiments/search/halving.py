@@ -1,8 +1,9 @@
-"""Patterns are judged by trainings from scratch, most of which end early (successive halving, arXiv 1502.07943).
+"""Successive halving (arXiv 1502.07943): patterns are trained from scratch, and most of the trainings end early.
 
-A training has a constant rate. At each rung a branch of it decays (Haegele et al., 2024, arXiv 2405.18392), as if it
-had been so short from the start, and its loss in validation ranks the patterns of a budget. The best go on from where
-their branches began. The last branch is a whole training.
+A training has a constant learning rate. At each rung, a branch of it decays the rate (Haegele et al., 2024, arXiv
+2405.18392), as if the training had been planned to end there. The validation losses of the branches rank the patterns
+of a budget, and the best ones continue from where their branches began. On the last rung, trunk and branch form a
+complete training.
 """
 
 import math
@@ -23,13 +24,14 @@ from lazyformer_fairseq.training.optimization import OptimizationConfig
 
 TRAININGS = "trainings"
 TRUNK = "trunk.pt"
-DECAY = 0.15  # of a branch's updates, unless the recipe says how it decays
+DECAY = 0.15  # share of the updates in which the learning rate decays, unless the recipe has its own
 
 
 class BranchTraining(Training):
-    """A branch, and what it has in common with longer ones, the trunk, whose end is kept for the next rung.
+    """The training of a pattern up to one rung: the trunk, with a constant rate, and the branch in which it decays.
 
-    Where a kill leaves no trunk the next rung starts from scratch: the result is the same to the bit.
+    A checkpoint of the end of the trunk is kept, from which the next rung continues. If the process is killed before
+    it is written, the next rung starts from scratch; the result is bitwise the same.
     """
 
     validations = 2
@@ -41,21 +43,21 @@ class BranchTraining(Training):
         self.is_whole = job.updates == compared.settings.updates
 
     def measure(self) -> Mapping[str, float]:
-        """Return the validation loss."""
+        """Return the validation loss, in bits."""
         return {"loss": self.compared.measure(self)["loss"]}
 
     def is_due(self) -> bool:
-        """Return whether to validate and save now; so it is also where the decay begins."""
+        """Return whether to validate and save now, which is also the case at the end of the trunk."""
         return self.updates == self.schedule.decay_start or super().is_due()
 
     def save(self, with_optimizer: bool = True) -> None:
-        """Save, and keep the end of the trunk."""
+        """Save a checkpoint, and keep a copy of it if it is the end of the trunk."""
         super().save(with_optimizer)
         if self.updates == self.schedule.decay_start and not self.is_whole:
             copy_file(self.folder / CHECKPOINT, self.folder / TRUNK)
 
     def finish(self) -> None:
-        """Write the result; only a whole training keeps its weights."""
+        """Write the result, and remove the weights unless the training is complete."""
         super().finish()
         if self.job.start:
             self.job.start.unlink(missing_ok=True)
@@ -64,16 +66,17 @@ class BranchTraining(Training):
 
 
 class Trainings:
-    """The trainings of patterns by rung; each has a folder of its own, so that all resume.
+    """The trainings of patterns on all rungs, each in a folder of its own, so that all of them can resume.
 
     Args:
         material: the models and objectives of the search.
         folder: the folder of the search.
 
     Attributes:
-        losses: the losses of each pattern in bits, one per rung; infinite for a training that diverged.
+        losses: the loss of each pattern on each rung, in bits; None if it was not trained to that rung, infinite if
+            the training diverged.
         parameters: the number of parameters of each pattern.
-        made: the updates that each rung adds to those of the one before.
+        made: the number of updates that each rung costs beyond the trunk of the rung before.
     """
 
     def __init__(self, material: Material, folder: Path):
@@ -88,7 +91,10 @@ class Trainings:
         self._jobs: dict[str, list[Job]] = {}
 
     def optimization(self, updates: int) -> OptimizationConfig:
-        """Return the recipe's, with a rate that is constant until it decays; warm-up ends before the first branch."""
+        """Return the optimization of the recipe with a learning rate that is constant until it decays.
+
+        The warm-up is shortened, if necessary, to end before the first branch.
+        """
         compared = self.material.compared
         spec = compared.settings.specs[compared.settings.baseline]
         rate = compared.settings.rates_of(spec)[0]
@@ -104,7 +110,7 @@ class Trainings:
         return replace(found, schedule="wsd", schedule_options=schedule_options)
 
     def jobs(self, pattern: str) -> list[Job]:
-        """Return the jobs of a pattern by rung."""
+        """Return the jobs of a pattern, one per rung."""
         if pattern not in self._jobs:
             folder = self.folder / f"{len(self._jobs):03}"
             start = None
@@ -124,7 +130,13 @@ class Trainings:
         return self._jobs[pattern]
 
     def train(self, patterns: Iterable[str], what: str, rung: int = -1) -> None:
-        """Train patterns to a rung, by default whole; one after the other, or a GPU each."""
+        """Train patterns up to a rung, by default the last one, and store their losses.
+
+        Args:
+            patterns: the patterns.
+            what: the label of the progress bar.
+            rung: the index of the rung.
+        """
         jobs = {pattern: self.jobs(pattern)[rung] for pattern in patterns}
         self.material.compared.train(list(jobs.values()), what, BranchTraining)
         for pattern, job in jobs.items():
@@ -137,7 +149,7 @@ class Trainings:
             self.parameters[pattern] = result["parameters"]
 
     def halve(self, drawn: Sequence[Sequence[str]]) -> None:
-        """Train the patterns of each budget on the first rung; the best go on from rung to rung."""
+        """Train the patterns of each budget on the first rung, and the best ones on every further rung."""
         counts = self.counts(drawn)
         left = list(drawn)
         for rung in range(len(self.lengths)):
@@ -150,7 +162,7 @@ class Trainings:
             self.train(chain(*left), f"rung {rung + 1} of {len(self.lengths)}", rung)
 
     def counts(self, drawn: Sequence[Sequence[str]]) -> list[list[int]]:
-        """Return for each budget how many patterns are trained on each rung."""
+        """Return the number of patterns that are trained on each rung, for each budget."""
         keep = self.material.settings.keep
         found = []
         for patterns in drawn:
@@ -161,11 +173,14 @@ class Trainings:
         return found
 
     def updates(self, pattern: str) -> int:
-        """Return the updates that were spent on a pattern on all rungs."""
+        """Return the number of updates spent on a pattern, over all rungs."""
         return sum(made for made, loss in zip(self.made, self.losses[pattern], strict=True) if loss is not None)
 
     def rank_correlations(self) -> dict[str, Optional[dict[str, float]]]:
-        """Return by updates of a rung how its losses rank beside those of whole trainings, where patterns have both."""
+        """Return the rank correlations of the losses on each rung with those of complete trainings, by updates.
+
+        They are computed over the patterns that have both losses.
+        """
         found = {}
         for rung, updates in enumerate(self.lengths[:-1]):
             both = [each for each in self.losses.values() if each[rung] is not None and each[-1] is not None]

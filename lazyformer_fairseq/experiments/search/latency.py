@@ -1,4 +1,4 @@
-"""Latency of patterns: prices of sublayers, given or measured; what a pattern costs by them; whole models, measured."""
+"""The latency of patterns: prices of sublayers, sums of these prices for patterns, and measurements of whole models."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -21,8 +21,9 @@ from lazyformer_fairseq.storage.checked import Amount
 from lazyformer_fairseq.storage.json_files import read_as
 from lazyformer_fairseq.training.warm_start.losses import global_positions
 
-# Milliseconds of single sublayers by text, such as ``s``, and by ``s_read`` where another one reads it (as ``s`` unless
-# given), and of the rest of the model, embeddings and head. What is missing, such as identity, costs nothing.
+# Milliseconds by name: ``s`` is a single sublayer, by its text; ``s_read`` is one that another sublayer reads from (by
+# default as expensive as ``s``); ``rest`` is the rest of the model, which is embeddings and head. Sublayers without a
+# price, such as identity, cost nothing.
 Prices = Mapping[str, float]
 READ = "_read"
 REST = "rest"
@@ -32,7 +33,7 @@ ROUNDS_OF_FRONTS = 20
 
 
 def latency_of(prices: Prices, pattern: Union[str, Sequence[PlannedSublayer]]) -> float:
-    """Return milliseconds of a model of this pattern, or of these sublayers, the lowest first."""
+    """Return the predicted latency of a model in ms, given its pattern or its sublayers from the lowest up."""
     sublayers = pattern
     if pattern and isinstance(pattern, str):
         sublayers = plan(pattern)
@@ -48,7 +49,13 @@ def latency_of(prices: Prices, pattern: Union[str, Sequence[PlannedSublayer]]) -
 
 
 def read_price_list(path: Path, sublayers: Collection[str]) -> Prices:
-    """Read ``{"s": 1.2, "f": 0.7}``: milliseconds by sublayer; ``s_read`` is as ``s`` and ``rest`` 0 unless given.
+    """Read a price list from a JSON file of milliseconds by sublayer, such as ``{"s": 1.2, "f": 0.7}``.
+
+    By default, ``s_read`` has the price of ``s``, and ``rest`` costs nothing.
+
+    Args:
+        path: the JSON file.
+        sublayers: the sublayers that must have a price.
 
     Raises:
         UserError: the file is not such an object, lacks a sublayer, or has an unknown name or a price below 0.
@@ -58,20 +65,20 @@ def read_price_list(path: Path, sublayers: Collection[str]) -> Prices:
     names = dict.fromkeys([*plain, *sublayers])
     known = [*names, *(name + READ for name in names if read_sublayer(name).kind.kept_for_consumers), REST]
     if not set(content) <= set(known):
-        raise UserError(f'{path}: must be an object of milliseconds like {{"s": 1.2, "f": 0.7}}; names: {known}')
+        raise UserError(f'{path}: must be an object of milliseconds like {{"s": 1.2, "f": 0.7}}, with names of {known}')
     for name in sublayers:
         if name not in content:
-            raise UserError(f"{path}: has no price of {name}, which the candidates or the baseline have")
+            raise UserError(f"{path}: has no price of {name}, which is a candidate or part of the baseline; add it")
     return content
 
 
 class Models(Protocol):
-    """The models whose latency is measured.
+    """An object that builds the models whose latency is measured.
 
     Attributes:
         dictionary: the symbols that a model reads.
-        latency_tokens: T, the tokens of the one sequence that is measured.
-        latency_memory: M, the tokens of its memory; 0 for encoders.
+        latency_tokens: the length T of the sequence with which latency is measured.
+        latency_memory: the number M of tokens in its memory; 0 for encoders.
     """
 
     dictionary: Any
@@ -79,7 +86,7 @@ class Models(Protocol):
     latency_memory: int
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
-        """Build a model of a pattern, whatever its weights; return it and its stack."""
+        """Build a model of a pattern, with any weights, and return it with its stack."""
 
 
 def prices_of(
@@ -89,10 +96,16 @@ def prices_of(
     folder: Path,
     given: Optional[Prices] = None,
 ) -> Prices:
-    """Return the prices that are given, or else median milliseconds at batch 1.
+    """Return the given prices, or measure the median milliseconds of each sublayer at batch size 1.
 
-    Those are of single sublayers by text, and of a model of `pattern` around them. The first measurement is kept in
-    `folder`, because a search that resumes must pay the same.
+    The first measurement is stored in `folder`, because a search must resume with the same prices.
+
+    Args:
+        models: the builder of models, which has the length of the sequence.
+        pattern: the pattern of the model whose embeddings and head are measured.
+        sublayers: the sublayers to measure, by text.
+        folder: the folder of the search.
+        given: the user's prices, if any.
     """
     if given is not None:
         return given
@@ -101,7 +114,7 @@ def prices_of(
         model, network = models.build_model(pattern)
         things = {}
         for text, sublayer in sublayers.items():
-            # A sublayer that reads tokens which a caller marks is timed with the first one marked.
+            # A sublayer with tokens that the caller marks, such as global ones, is timed with one token marked.
             settings = dict(sublayer.settings)
             for name, value in sublayer.settings:
                 if value == GIVEN:
@@ -122,9 +135,9 @@ def measure_models(
     patterns: Sequence[str],
     rounds: Optional[int] = None,
 ) -> dict[str, dict[str, float]]:
-    """Return milliseconds of a forward pass of whole models at batch 1, by pattern, with their spread.
+    """Measure the milliseconds of a forward pass of whole models at batch size 1, by pattern, with their spread.
 
-    The models are measured in turn.
+    The models take turns.
     """
     built = {pattern: models.build_model(pattern)[0] for pattern in dict.fromkeys(patterns)}
     things = {pattern: _forward(models, model) for pattern, model in built.items()}
@@ -134,9 +147,9 @@ def measure_models(
 
 
 def _forward(models: Models, model: nn.Module) -> Callable[[], object]:
-    """Return a forward pass.
+    """Return a function that runs a forward pass for timing.
 
-    That of an encoder computes all tokens, its head one; a language model has a full memory.
+    An encoder computes all tokens, and its head predicts one of them. A language model has a full memory.
     """
     model.eval()
     symbols = max(len(models.dictionary), 5)
@@ -162,7 +175,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def rank_correlations(one: Sequence[float], other: Sequence[float]) -> Optional[dict[str, float]]:
-    """Return Spearman's rho and Kendall's tau; None where there is nothing to rank."""
+    """Return Spearman's rho and Kendall's tau of two lists of values, or None if there are too few distinct values."""
     if len(one) < 3 or len(set(one)) == 1 or len(set(other)) == 1:
         return None
     return {

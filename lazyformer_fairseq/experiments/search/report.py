@@ -1,4 +1,4 @@
-"""The report of a search: tables and pictures of its result."""
+"""The report of a search: the tables and pictures of its result."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ Result = Mapping[str, Any]
 
 
 def write_report(result: Result, folder: Path) -> None:
-    """Write table.md; of a front also front.png, of gradient descent probabilities.png."""
+    """Write table.md and a picture: front.png for a front, or probabilities.png for gradient descent."""
     write_page(_page(result), folder, "table")
     if result["trained"]:
         _draw_front(result, folder / "front.png")
@@ -27,21 +27,21 @@ def write_report(result: Result, folder: Path) -> None:
 
 
 def report_of(result: Result) -> str:
-    """Return what was found, what stands beside it, what each cost, and rank correlations, in Markdown."""
+    """Return the report in Markdown: the fronts that were found, their costs, and rank correlations."""
     return markdown(_page(result)).rstrip()
 
 
 def _page(result: Result) -> list[Block]:
     fronts = [result[name] for name in FRONTS if name in result]
     page: list[Block] = [_front_table(result["baseline"], fronts), _costs_table(fronts)]
-    correlations = {"Predicted with measured latency": result["latency_correlation"]}
+    correlations = {"Predicted and measured latency": result["latency_correlation"]}
     for updates, found in result["rank_correlations"].items():
-        correlations[f"Losses after {int(updates):,} updates with those of whole trainings"] = found
+        correlations[f"Losses after {int(updates):,} updates and those of complete trainings"] = found
     for what, found in correlations.items():
         if found:
             page.append(
-                f"{what}, {found['n']} patterns: Spearman's rank correlation {found['spearman']:.3f}, Kendall's tau "
-                f"{found['kendall']:.3f}."
+                f"{what}, over {found['n']} patterns: Spearman's rank correlation is {found['spearman']:.3f}, "
+                f"Kendall's tau is {found['kendall']:.3f}."
             )
     if result["yardsticks"]:
         yardsticks = Yardsticks(**result["yardsticks"])
@@ -53,7 +53,7 @@ def _page(result: Result) -> list[Block]:
 
 
 def _front_table(baseline: Result, fronts: Sequence[Result]) -> Table:
-    """Return the baseline, then of each budget a row of every front; without columns that nothing fills."""
+    """Return the table of the baseline, followed by one row per budget and front, without columns that are empty."""
     rows = [_row("baseline", baseline, baseline)]
     for points in zip(*(front["points"] for front in fronts), strict=True):
         rows += [_row(front["method"], point, baseline) for front, point in zip(fronts, points, strict=True)]
@@ -86,7 +86,7 @@ def _row(name: str, point: Result, baseline: Result) -> dict[str, str]:
 
 
 def _costs_table(fronts: Sequence[Result]) -> Table:
-    """Return what each front cost; updates of the baseline are by FLOPs."""
+    """Return the table of the cost of each front, in updates of the baseline with the same number of FLOPs."""
     rows = []
     for front in fronts:
         row = {"": front["method"]}
@@ -101,25 +101,25 @@ def _costs_table(fronts: Sequence[Result]) -> Table:
 
 
 def _draw_probabilities(result: Result, path: Path) -> None:
-    """Draw layers along x and candidates as rows, brighter where more probable (PAR Transformer, Figure 2)."""
+    """Draw the probability of each candidate (rows) in each layer (columns), as in Figure 2 of PAR Transformer."""
     sublayers = map(read_sublayer, result["settings"]["candidates"])
-    labels = [each.kind.name + each.text[1:] for each in sublayers]  # ``self-attention``, and settings if it has any
+    labels = [each.kind.name + each.text[1:] for each in sublayers]  # the name of the kind, followed by any settings
     (rows,) = result["probabilities"]
     table = np.asarray(rows).T
     layers = table.shape[1]
     panel = (max(5.0, 0.32 * layers + 2.5), 0.5 * len(labels) + 1.4)
     with picture(path, panel=panel) as ((axis,),):
         axis.grid(False)
-        image = axis.imshow(table, cmap="viridis", aspect="auto")  # as many colours as there are numbers
+        image = axis.imshow(table, cmap="viridis", aspect="auto")  # colours span the range of the values
         axis.scatter(range(layers), table.argmax(axis=0), s=14, color="white", edgecolors="black", linewidths=0.6)
         axis.set_yticks(range(len(labels)), labels)
         axis.set_xticks(range(layers), range(1, layers + 1), fontsize=7)
-        axis.set_xlabel("layer, the lowest first")
+        axis.set_xlabel("layer, from the lowest")
         axis.figure.colorbar(image, label="probability", pad=0.02)
 
 
 def _draw_front(result: Result, path: Path) -> None:
-    """Draw loss against predicted latency: a line for each pattern from rung to rung, large marks for those found."""
+    """Draw loss against predicted latency, with a line from rung to rung per pattern and large marks for the fronts."""
     lengths = result["settings"]["lengths"]
     with picture(path, panel=(7.5, 5)) as ((axis,),):
         for each in result["trained"]:

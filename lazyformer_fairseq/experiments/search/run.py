@@ -1,7 +1,8 @@
-"""A search in its folder, from its settings to its result; every file there is complete or absent, and all resumes.
+"""Run a search in its folder, from its settings to its result.
 
-With budgets, patterns are drawn and trained; the best one of each budget counts, and what other ways find stands beside
-it. Without budgets a supernet finds one pattern by gradient descent.
+Every file in the folder is either complete or absent, and a search can be stopped and resumed at any time. With
+budgets, patterns are drawn and trained, and the best one of each budget is reported beside those that simpler methods
+find. Without budgets, a supernet finds one pattern by gradient descent.
 """
 
 import random
@@ -32,8 +33,8 @@ from lazyformer_fairseq.patterns.grammar import read_sublayer
 
 RESULT = "result.json"
 SUPERNET = "supernet"
-CONTROLS_SEED = 1000  # added to the seed: the control draws other patterns
-RATIO = "sff"  # as a hand would write it: an s for two f (arXiv 2510.00379)
+CONTROLS_SEED = 1000  # added to the seed, so that the control draws other patterns
+RATIO = "sff"  # a ratio that people choose by hand: one s for every two f (arXiv 2510.00379)
 
 
 def search_in(
@@ -43,24 +44,24 @@ def search_in(
     search: Callable[[], dict[str, Any]],
     write: Callable[[dict[str, Any], Path], None],
 ) -> dict:
-    """Return the result of `search` in the folder `path`; of a finished one there, what result.json holds.
+    """Run `search` in the folder `path` and return its result, or the stored result if the search is finished.
 
     Args:
         path: the folder.
-        settings: all that decides the result.
-        begun: a glob pattern of files that show that work has begun; until then settings may change.
-        search: a function that finds the result.
-        write: a function that writes tables and pictures from the result, also of a search that was finished before.
+        settings: everything that determines the result.
+        begun: a glob pattern of files whose presence shows that work has begun; until then the settings may change.
+        search: a function that returns the result.
+        write: a function that writes tables and pictures of the result; it is also called for a finished search.
 
     Raises:
-        UserError: the folder holds a search begun with other settings, or other things, or is not writable.
+        UserError: the folder holds a search begun with other settings, holds anything else, or cannot be written.
     """
     is_other = path.exists() and not (path / SETTINGS).exists()
     if is_other and (not path.is_dir() or any(entry.name[0] != "." for entry in path.iterdir())):
-        raise UserError(f"{path}: exists already and holds no search; choose another folder")
+        raise UserError(f"{path}: already exists but holds no search; choose another folder")
     with experiment(path, settings, "a search", begun, made_by_them=[latency.LATENCIES]):
         if (path / RESULT).exists():
-            print(f"{path}: this search is finished.")
+            print(f"{path}: this search is finished; the report is written again from its result.")
         result = kept(path / RESULT, search)
         write(result, path)
         return result
@@ -76,16 +77,16 @@ def run_search(
     Args:
         settings: the settings of the search.
         path: the folder.
-        place: where trainings run that are alone.
+        place: where trainings run if they do not take turns in this process.
 
     Returns:
         The content of result.json.
 
     Raises:
-        UserError: as :func:`search_in`; or settings and data do not fit together.
+        UserError: as in :func:`search_in`, or settings and data do not fit together.
     """
     material = Material(settings)
-    compared = material.compared  # what does not fit must not leave a folder behind
+    compared = material.compared  # errors in settings and data are found before the folder is created
     compared.train_at(place)
     if settings.budgets:
         compared.describe_data()
@@ -96,13 +97,18 @@ def run_search(
 
 
 def supernet_job(material: Material, path: Path) -> Job:
-    """Return the training of the supernet of the search in the folder `path`."""
+    """Return the job that trains the supernet of the search in the folder `path`."""
     optimization = SupernetOptimization.of(material.settings)
     return Job(SUPERNET, material.supernet_objective(), optimization, path / SUPERNET)
 
 
 class Search:
-    """The run in a folder, part by part."""
+    """One run of a search in its folder.
+
+    Args:
+        material: the models and objectives of the search.
+        path: the folder of the search.
+    """
 
     def __init__(self, material: Material, path: Path):
         self.material = material
@@ -121,7 +127,7 @@ class Search:
         return latency.latency_of(self.prices, pattern)
 
     def result(self) -> dict[str, Any]:
-        """Return all that the report needs."""
+        """Run the search and return its result, which holds everything that the report needs."""
         settings = self.settings
         probabilities: list[list[list[float]]] = []
         yardsticks = None
@@ -163,7 +169,10 @@ class Search:
         }
 
     def _fronts(self) -> dict[str, dict[str, Any]]:
-        """Return what halving finds, and beside it random search of the same cost and two rules that search nothing."""
+        """Return the front that halving finds and, for comparison, those of a random search and of two simple rules.
+
+        The random search costs as much as halving. The rules do not search.
+        """
         settings = self.settings
         trainings = self.trainings
         drawn = []
@@ -184,7 +193,7 @@ class Search:
         largest = self._first(patterns, lambda pattern: -trainings.parameters[pattern])
         by_hand = self._first(self._repeats_of_ratio(), lambda pattern: -len(pattern))
         by_rule = [pattern for pattern in (*largest, *by_hand) if pattern]
-        trainings.train([settings.baseline, *controls, *by_rule], "what stands beside it")
+        trainings.train([settings.baseline, *controls, *by_rule], "comparisons")
         fronts["control"] = self._front("random, the control", self._best(controls), controls)
         for name, method, chosen in (
             ("largest", "most parameters", largest),
@@ -194,7 +203,7 @@ class Search:
         return fronts
 
     def _plan(self, drawn: Sequence[Sequence[str]]) -> str:
-        """Return what halving trains, and its cost in updates of the baseline, in words."""
+        """Return a sentence about the trainings of halving and their cost in updates of the baseline."""
         trainings = self.trainings
         counts = trainings.counts(drawn)
         per_rung = [
@@ -207,21 +216,26 @@ class Search:
             cost += updates * np.mean([self.material.relative_flops(each) for each in patterns])
         beside = ""
         if self.settings.control:
-            beside = "; beside them random search of the same cost, and two whole trainings per budget"
-        return f"trains patterns, {', '.join(per_rung)}: about as much as {cost:,.0f} updates of the baseline{beside}."
+            beside = ", and the same again for a random search, plus two complete trainings per budget"
+        return (
+            f"Training patterns: {', '.join(per_rung)}. This costs about {cost:,.0f} updates of the baseline{beside}."
+        )
 
     def _draws(self, seed: int) -> list[Iterator[str]]:
-        """Return for each budget an iterator over random patterns."""
+        """Return an iterator over random patterns for each budget."""
         return [self.space.draws(band, random.Random(f"{seed} {place}")) for place, band in enumerate(self.bands)]
 
     def _repeats_of_ratio(self) -> list[str]:
-        """Return beginnings of RATIO repeated, up to the number of layers, where its sublayers are searched."""
+        """Return the prefixes of repeated RATIO up to the number of layers, or none if its sublayers have no prices."""
         if not set(RATIO) <= set(self.settings.priced):
             return []
         return [(RATIO * length)[:length].rstrip("s") for length in range(2, self.settings.layers + 1)]
 
     def _as_many_as(self, cost: float) -> list[str]:
-        """Return random patterns, budgets in turn, whose whole trainings cost as much, to half of one."""
+        """Return random patterns, taken from the budgets in turn, whose complete trainings cost about `cost` in total.
+
+        The total differs from `cost` by at most half of a training, unless every budget needs its first pattern.
+        """
         found: list[str] = []
         for pattern in chain.from_iterable(zip_longest(*self._draws(self.settings.seed + CONTROLS_SEED))):
             if pattern is None:
@@ -234,13 +248,13 @@ class Search:
         return found
 
     def _best(self, patterns: Sequence[str]) -> list[Optional[str]]:
-        """Return for each budget the best of those patterns that were trained whole."""
+        """Return the pattern with the lowest loss for each budget, among those that were trained completely."""
         losses = self.trainings.losses
         whole = [pattern for pattern in patterns if losses[pattern][-1] is not None]
         return self._first(whole, lambda pattern: losses[pattern][-1])
 
     def _first(self, patterns: Sequence[str], rank: Callable[[str], float]) -> list[Optional[str]]:
-        """Return for each budget the first by rank of those patterns within it; None where there is none."""
+        """Return the pattern with the lowest rank within each budget; None if no pattern is within it."""
         found = []
         for band in self.bands:
             fitting = [each for each in patterns if self._latency(each) <= band.high]
@@ -254,13 +268,13 @@ class Search:
         trained: Sequence[str],
         cost: Optional[float] = None,
     ) -> dict[str, Any]:
-        """Return what a method chose for each budget, and its cost in updates of the baseline.
+        """Return the front of a method, with its cost in updates of the baseline.
 
         Args:
-            method: the method's name.
+            method: the name of the method.
             chosen: the pattern that it chose for each budget, the lowest budget first.
             trained: all patterns that it trained.
-            cost: what they cost; None for the cost of the whole trainings.
+            cost: the cost of these trainings; None to add up the cost of the complete ones.
         """
         whole = [pattern for pattern in trained if self.trainings.losses[pattern][-1] is not None]
         if cost is None:
@@ -271,7 +285,10 @@ class Search:
         return {"method": method, "points": points, "cost": costs}
 
     def _describe(self, patterns: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return by pattern `predicted` and `measured` ms of a forward pass at batch 1; its loss, if it was trained."""
+        """Return a description of each pattern, by pattern.
+
+        It has the `predicted` and `measured` ms of a forward pass at batch size 1 and, if it was trained, the loss.
+        """
         found = {}
         for pattern, measured in latency.measure_models(self.material, patterns, latency.ROUNDS_OF_FRONTS).items():
             found[pattern] = {

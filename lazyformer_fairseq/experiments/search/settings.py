@@ -1,4 +1,4 @@
-"""Settings of searches, which are options of the commands; the folder of a search keeps them."""
+"""The settings of searches, which are also the options of their commands and are stored in the folder of a search."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from lazyformer_fairseq.training.laptop import LAPTOP
 
 TASKS = ("masked-lm", "language-model")
 LAMB_LR = 1e-2  # PAR Transformer, section 2.2
-GROWTH = 3  # of a training from rung to rung
+GROWTH = 3  # ratio between the lengths of training on successive rungs
 
 of_front = partial(option, section="A front")
 of_gradient = partial(option, section="Gradient descent")
@@ -22,19 +22,19 @@ of_gradient = partial(option, section="Gradient descent")
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Settings of `lazyformer search`. Defaults are those of PAR Transformer, section 2.2, where it names them.
+    """The settings of `lazyformer search`, with the defaults of PAR Transformer, section 2.2, where the paper has any.
 
     Attributes:
-        data: the folder that training reads.
+        data: the folder of the training data.
         task: one of TASKS.
-        arch: gives sizes, dropout and norm position.
-        baseline: written-out pattern to compare with; it has as many sublayers as there are layers.
+        arch: the named model that gives sizes, dropout and the position of norms.
+        baseline: the pattern to compare with, written out; it has as many sublayers as there are layers to search.
         prices: milliseconds by sublayer, if the user gives them.
         device: the device that everything runs on.
-        fairseq_options: options of task and model, as given.
+        fairseq_options: options of task and model, as words.
 
     Raises:
-        UserError: values that do not fit together.
+        UserError: settings conflict.
     """
 
     data: str
@@ -43,11 +43,11 @@ class SearchSettings:
     baseline: str
     candidates: tuple[str, ...] = option(
         ("s", "f", "identity"),
-        f"Candidates of each layer: {describe_letters()}; settings in brackets.",
+        f"Candidates for each layer: {describe_letters()}. Settings may follow in brackets.",
     )
     budgets: tuple[float, ...] = option(
         (),
-        "Find a front by successive halving: a pattern for each of these shares of the baseline's latency.",
+        "Find one pattern for each of these shares of the baseline's latency (a front), by successive halving.",
         low=0,
         is_open=True,
         metavar="SHARE,...",
@@ -55,55 +55,64 @@ class SearchSettings:
     )
     max_updates: int = option(
         50_000,
-        "Updates of a whole training of a front; of one pattern, updates of weights and architecture.",
+        "Number of updates of a complete training (front), or of weights and architecture together (gradient descent).",
         low=1,
     )
-    batch_size: int = option(128, "Sequences, or streams of text, per update.", low=1)
-    evaluations: int = of_front(96, "Patterns that are drawn, of all budgets together.", low=1)
+    batch_size: int = option(128, "Number of sequences, or of streams of text, per update.", low=1)
+    evaluations: int = of_front(96, "Number of patterns to draw, for all budgets together.", low=1)
     rungs: int = of_front(
         3,
-        f"Lengths of training; the last is --max-updates, each 1/{GROWTH} of the next.",
+        f"Number of rungs, which are lengths of training. The last is --max-updates, each other one 1/{GROWTH} of the "
+        "next.",
         low=1,
         high=20,
     )
-    keep: float = of_front(0.33, "Share of a budget's patterns that go on; 1: all.", low=0, is_open=True, high=1)
-    control: bool = of_front(True, "Random search of the same cost beside it, and two rules.")
+    keep: float = of_front(
+        0.33, "Share of each budget's patterns that reach the next rung; 1 for all.", low=0, is_open=True, high=1
+    )
+    control: bool = of_front(True, "For comparison, also run a random search of the same cost and two simple rules.")
     recipe: str = option(
         "adam",
-        "Recipe of `lazyformer compare`. A supernet learns by laptop, or else by LAMB.",
+        "Recipe of `lazyformer compare`. A supernet is trained with LAMB unless the recipe is laptop.",
         choices=tuple(RECIPES),
     )
     lr: Optional[float] = of_front(
         None,
-        "Learning rate, constant until it decays.",
+        "Learning rate, which is constant until it decays.",
         low=0,
         is_open=True,
         high=1,
         shown="the recipe's",
     )
-    validation_tokens: int = of_front(16_384, "Tokens that are scored, the same text and masks for all.", low=1)
+    validation_tokens: int = of_front(
+        16_384, "Number of validation tokens; text and masks are the same for all patterns.", low=1
+    )
     in_turn: Optional[bool] = of_front(
         None,
-        "One training at a time, or several, a process each.",
+        "Run one training at a time, or several at a time in processes of their own.",
         "--in-turn/--alone",
-        shown="alone on several GPUs",
+        shown="alone if there are several GPUs",
     )
-    constant_updates: int = of_gradient(10_000, "Updates of the weights alone, before the architecture learns.", low=0)
+    constant_updates: int = of_gradient(
+        10_000, "Number of updates of the weights alone, before the architecture starts to learn.", low=0
+    )
     update_freq: int = of_gradient(
         1,
-        "Chunks of an update, one after the other, of which memory holds one; each draws its own mixture. Of streams "
-        "of text there are as many times fewer, and a chunk is the next segment of each.",
+        "Number of chunks into which each update is split to save memory; each chunk draws its own mixture. With "
+        "streams of text, the number of streams is divided by it, and each chunk is the next segment of every stream.",
         low=1,
     )
     weights_lr: Optional[float] = of_gradient(
         None,
-        "The supernet's learning rate, LAMB's or Muon's.",
+        "Learning rate of the supernet's weights, for LAMB or Muon.",
         low=0,
         is_open=True,
-        shown=f"{LAMB_LR:g}, or {LAPTOP['lr']:g} by the recipe laptop",
+        shown=f"{LAMB_LR:g}, or {LAPTOP['lr']:g} with the recipe laptop",
     )
-    architecture_lr: float = of_gradient(1e-2, "Adam's learning rate.", low=0, is_open=True)
-    latency_tokens: Optional[int] = option(None, "Tokens that latency is measured with.", low=1, shown="the training's")
+    architecture_lr: float = of_gradient(1e-2, "Learning rate of the architecture, for Adam.", low=0, is_open=True)
+    latency_tokens: Optional[int] = option(
+        None, "Sequence length, in tokens, at which latency is measured.", low=1, shown="that of training"
+    )
     seed: int = option(1, "Seed of weights, data and draws.", low=0)
     prices: Optional[dict[str, float]] = None
     device: str = "cpu"
@@ -120,46 +129,47 @@ class SearchSettings:
         if self.budgets:
             if self.lengths[0] < 2:
                 raise UserError(
-                    f"--rungs {self.rungs}: the first lacks two of --max-updates {self.max_updates}; give fewer"
+                    f"--rungs {self.rungs}: the first rung would get fewer than two of --max-updates "
+                    f"{self.max_updates}; give fewer rungs"
                 )
             if self.evaluations < len(self.budgets):
                 raise UserError(
-                    f"--evaluations {self.evaluations}: give one for each of {len(self.budgets)} budgets at least"
+                    f"--evaluations {self.evaluations}: give at least one for each of the {len(self.budgets)} budgets"
                 )
         else:
             if self.max_updates <= self.constant_updates:
                 raise UserError(
-                    f"--max-updates {self.max_updates}: must be more than the {self.constant_updates} of "
-                    "--constant-updates, for until then the architecture stays as it is"
+                    f"--max-updates {self.max_updates}: must be more than --constant-updates {self.constant_updates}, "
+                    "because the architecture only starts to learn after those"
                 )
             if self.batch_size % self.update_freq:
                 raise UserError(f"--update-freq {self.update_freq}: does not divide --batch-size {self.batch_size}")
 
     @property
     def lengths(self) -> list[int]:
-        """The updates of a front's trainings by rung."""
+        """The number of updates of a training up to each rung of a front."""
         return [self.max_updates // GROWTH**left for left in reversed(range(self.rungs))]
 
     @property
     def layers(self) -> int:
-        """The number of layers that are searched."""
+        """The number of layers to search."""
         return len(split_sublayers(self.baseline))
 
     @property
     def priced(self) -> list[str]:
-        """The sublayers among candidates and baseline, without identity; each once."""
+        """The distinct sublayers of candidates and baseline that need a price, which are all except identity."""
         names = [*self.candidates, *split_sublayers(self.baseline)]
         return sorted({name for name in names if not read_sublayer(name).kind.is_identity})
 
 
 @dataclass(frozen=True)
 class CompressSettings:
-    """Settings of `lazyformer search compress`.
+    """The settings of `lazyformer search compress`.
 
     Attributes:
-        checkpoint: the trained model.
-        weights: hash of the checkpoint: another one of the same name is another search.
-        text: raw text, or a folder of binarised data.
+        checkpoint: the path of the trained model.
+        weights: the SHA-256 of the checkpoint, so that another checkpoint at the same path counts as another search.
+        text: the path of raw text, or of a folder of binarised data.
         prices: milliseconds by sublayer, if the user gives them.
     """
 
@@ -168,7 +178,7 @@ class CompressSettings:
     text: str
     budgets: tuple[float, ...] = option(
         (0.5, 0.6, 0.7, 0.8, 0.9),
-        "Shares of the model's latency.",
+        "Latency budgets, as shares of the model's latency; one pattern is found for each.",
         low=0,
         is_open=True,
         high=0.999,
@@ -176,29 +186,31 @@ class CompressSettings:
     )
     candidates: tuple[str, ...] = option(
         (),
-        "Sublayers that may replace another, as in a pattern, and identity.",
-        shown="every kind that takes its weights, windows of a sixteenth, an eighth and a quarter of the longest "
-        "input, identity",
+        "Sublayers that may replace those of the model, written as in a pattern; identity removes one.",
+        shown="every kind that can take over the weights, windows of a sixteenth, an eighth and a quarter of the "
+        "longest input, and identity",
     )
-    tokens: int = option(32_768, "Tokens of TEXT that losses are measured on.", low=1)
-    top: int = option(4, "Patterns of each budget that are measured per round.", low=1)
+    tokens: int = option(32_768, "Number of tokens of TEXT on which losses are measured.", low=1)
+    top: int = option(4, "Number of patterns to measure per budget and round.", low=1)
     prices: Optional[dict[str, float]] = None
-    latency_tokens: Optional[int] = option(None, "Tokens of a sequence.", low=1, shown="the longest the model reads")
-    seed: int = option(1, "Seed of weights that start fresh.", low=0)
+    latency_tokens: Optional[int] = option(
+        None, "Sequence length, in tokens, at which latency is measured.", low=1, shown="the model's longest input"
+    )
+    seed: int = option(1, "Seed of weights that are initialized randomly.", low=0)
 
 
 def candidate_name(sublayer: PlannedSublayer) -> str:
-    """Return a sublayer as in ``--candidates``; ``identity`` by its name, because a dash is easy to overlook."""
+    """Return the text of a sublayer in ``--candidates``; ``identity`` is named, since a dash is easy to overlook."""
     if sublayer.kind.is_identity:
         return sublayer.kind.name
     return sublayer.text
 
 
 def read_candidates(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return candidates such as ``("s", "f", "identity")``, in the order of the table of kinds.
+    """Return the texts of candidates, such as ``("s", "f", "identity")``, in the order of the table of kinds.
 
     Raises:
-        UserError: an unknown one, fewer than two, or one that reads what no other hands on.
+        UserError: a candidate is unknown, there are fewer than two, or one reads something that no other hands on.
     """
     text = ",".join(words)
     given = read_sublayers(words)
@@ -213,15 +225,15 @@ def read_candidates(words: tuple[str, ...]) -> tuple[str, ...]:
     in_order = sorted(given, key=lambda candidate: kinds().index(candidate.kind))
     names = tuple(candidate_name(candidate) for candidate in in_order)
     if len(names) < 2:
-        raise UserError(f"--candidates {text}: with fewer than two there is nothing to choose")
+        raise UserError(f"--candidates {text}: give at least two; otherwise there is nothing to choose from")
     return names
 
 
 def read_sublayers(words: Sequence[str]) -> list[PlannedSublayer]:
-    """Read candidates as written in a pattern, or by name, each once.
+    """Parse candidates, given as in a pattern or by the name of their kind, and remove duplicates.
 
     Raises:
-        UserError: one is no sublayer.
+        UserError: a word is not a sublayer.
     """
     text = ",".join(words)
     found = {}
@@ -235,20 +247,24 @@ def read_sublayers(words: Sequence[str]) -> list[PlannedSublayer]:
 
 
 def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_sublayers: int) -> str:
-    """Return the baseline's letters: as given, else attention and feed-forward in turn, the paper's baseline.
+    """Return the pattern of the baseline, written out.
 
-    Without a number of `sublayers` it has as many as the arch, `default_sublayers`.
+    Args:
+        pattern: the pattern that the user gives; by default attention and feed-forward alternate, as in the baseline
+            of the paper.
+        sublayers: the number of sublayers that the user gives.
+        default_sublayers: the number of sublayers if the user gives neither.
 
     Raises:
-        UserError: the numbers do not fit together, or no such baseline exists.
+        UserError: the pattern has another number of sublayers, or no such baseline exists.
     """
     if pattern is not None:
         letters = expand(pattern)
         length = len(split_sublayers(letters))
         if sublayers is not None and length != sublayers:
             raise UserError(
-                f"--baseline-pattern {pattern!r} has {length} sublayers, but --sublayers {sublayers} are to be "
-                "searched; the two are compared, so give equal numbers, or leave --sublayers out"
+                f"--baseline-pattern {pattern!r} has {length} sublayers, but --sublayers {sublayers} asks for another "
+                "number; they are compared with each other, so give equal numbers, or leave --sublayers out"
             )
         return letters
     if sublayers is None:
@@ -258,6 +274,6 @@ def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_su
     if sublayers % 2:
         raise UserError(
             f"--sublayers {sublayers}: the baseline (sf)x{max(sublayers // 2, 1)} cannot have an odd number of "
-            "sublayers; give an even one, or a --baseline-pattern of as many"
+            "sublayers; give an even number, or a --baseline-pattern with that many"
         )
     return "sf" * (sublayers // 2)

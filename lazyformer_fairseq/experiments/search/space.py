@@ -1,4 +1,4 @@
-"""The patterns that a search chooses among: how they are written, their latency, how they are drawn."""
+"""The space of patterns that a search chooses from: their validity and latency, random draws, and notation."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -9,26 +9,29 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.latency import Prices, latency_of
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 
-# A pattern as a part of a supernet: the candidate of each layer, the lowest first; identity included.
+# A pattern as a path through a supernet: the candidate of each layer, including identity, from the lowest layer up.
 Subnet = tuple[str, ...]
-DRAWS = 2000  # before a band of latencies is reached step by step
-MISSES = 20  # in a row: a space of few patterns must come to an end
-ROUNDING = 1e-9  # sums of the same prices in another order must not differ
+DRAWS = 2000  # random draws for a band of latencies before it is approached step by step
+MISSES = 20  # draws in a row without a new pattern, after which a small space counts as exhausted
+ROUNDING = 1e-9  # relative tolerance for sums of the same prices in another order
 
 
 class Band(NamedTuple):
-    """Latencies from `low` to `high`, in ms: between a budget and the next lower one."""
+    """The latencies from `low` to `high`, in ms, which are those between a budget and the next lower one."""
 
     low: float
     high: float
 
     def distance(self, latency: float) -> float:
-        """Return how far outside it is; 0 for one inside."""
+        """Return how far a latency is outside the band, in ms; 0 if it is inside."""
         return max(self.low - latency, latency - self.high, 0.0)
 
 
 class Space:
-    """Valid patterns of `layers` layers: each consumer has something below it to read, and one layer is a sublayer.
+    """The valid patterns of a number of layers.
+
+    A pattern is valid if every sublayer that reads from another one has such a sublayer below it, and if at least one
+    layer is not identity.
 
     Args:
         candidates: names of the candidates, at least two.
@@ -43,7 +46,7 @@ class Space:
         self._sublayers = {name: read_sublayer(name) for name in self.candidates}
 
     def is_valid(self, subnet: Subnet) -> bool:
-        """Return whether a model can be built of it."""
+        """Return whether a subnet is a valid pattern."""
         handed_on: set[str] = set()
         for name in subnet:
             kind = self._sublayers[name].kind
@@ -53,18 +56,18 @@ class Space:
         return not all(self._sublayers[name].kind.is_identity for name in subnet)
 
     def latency(self, subnet: Subnet) -> float:
-        """Return milliseconds by the price list."""
+        """Return the latency of a subnet by the price list, in ms."""
         return latency_of(self.prices, [self._sublayers[name] for name in subnet])
 
     def draw(self, chance: random.Random) -> Subnet:
-        """Draw a valid pattern uniformly."""
+        """Draw a valid pattern at random, with equal probabilities."""
         while True:
             subnet = tuple(chance.choices(self.candidates, k=self.layers))
             if self.is_valid(subnet):
                 return subnet
 
     def changes(self, subnet: Subnet) -> Iterator[Subnet]:
-        """Yield all valid patterns that differ in one layer."""
+        """Yield all valid patterns that differ from a subnet in exactly one layer."""
         for layer, now in enumerate(subnet):
             for name in self.candidates:
                 changed = (*subnet[:layer], name, *subnet[layer + 1 :])
@@ -72,10 +75,13 @@ class Space:
                     yield changed
 
     def draw_within(self, band: Band, chance: random.Random) -> Subnet:
-        """Draw a pattern whose latency lies in the band; where draws do not reach it, change the nearest of them.
+        """Draw a pattern whose latency lies within a band.
+
+        If no draw reaches the band, the nearest one is changed layer by layer to approach it; the result may then have
+        a lower latency than the band.
 
         Raises:
-            UserError: no pattern is cheap enough.
+            UserError: no pattern within the budget was found.
         """
 
         def outside(subnet: Subnet) -> float:
@@ -97,13 +103,13 @@ class Space:
             nearest = best
         if self.latency(nearest) > band.high:
             raise UserError(
-                f"--budgets: no pattern of these candidates with {self.layers} layers costs less than {band.high:.3g} "
-                "ms; give higher budgets, or cheaper candidates such as identity"
+                f"--budgets: no pattern of {self.layers} layers of these candidates takes less than {band.high:.3g} "
+                "ms; give larger budgets, or faster candidates such as identity"
             )
         return nearest
 
     def draws(self, band: Band, chance: random.Random) -> Iterator[str]:
-        """Yield patterns of a band, written out, each once, until many draws in a row find no new one.
+        """Yield distinct random patterns of a band, written out, until many draws in a row find no new one.
 
         The bands are narrow, so that no draw is wasted on a pattern far below its budget.
         """
@@ -120,10 +126,12 @@ class Space:
 
 
 def bands_of(budgets: Sequence[float], baseline: float) -> list[Band]:
-    """Return a band for each budget, the lowest first; the lowest is as wide as the narrowest of the others.
+    """Return a band of latencies for each budget, in increasing order.
+
+    Each band ends where the next one begins; the first is as wide as the narrowest of the others.
 
     Args:
-        budgets: shares of the baseline's latency, each once.
+        budgets: distinct shares of the baseline's latency.
         baseline: the baseline's latency in ms.
     """
     highs = sorted(baseline * budget * (1 + ROUNDING) for budget in budgets)
@@ -133,10 +141,14 @@ def bands_of(budgets: Sequence[float], baseline: float) -> list[Band]:
 
 
 def most_probable(probabilities: Sequence[Sequence[float]], candidates: Sequence[str]) -> list[str]:
-    """Return the most probable candidate of each layer (PAR Transformer, section 2.1), the lowest layer first.
+    """Return the most probable candidate of each layer (PAR Transformer, section 2.1), from the lowest layer up.
 
-    A layer skips candidates that have nothing below to read, and takes its next most probable one. So does the first
-    layer with identity where all layers would be identity.
+    A candidate that would have nothing to read below it is skipped in favour of the next most probable one. If all
+    layers would be identity, the first one gets its most probable other candidate.
+
+    Args:
+        probabilities: the probability of each candidate, by layer.
+        candidates: the names of the candidates.
     """
     kinds = {name: read_sublayer(name).kind for name in candidates}
     chosen: list[str] = []
@@ -154,22 +166,25 @@ def most_probable(probabilities: Sequence[Sequence[float]], candidates: Sequence
 
 
 def letters(chosen: Sequence[str]) -> str:
-    """Return the pattern written out, without identity layers."""
+    """Return the pattern of a choice of candidates, written out and without identity layers."""
     return "".join(name for name in chosen if not read_sublayer(name).kind.is_identity)
 
 
 def by_layer(chosen: Sequence[str]) -> str:
-    """Return the same with a ``-`` for each identity layer, so that the n-th sublayer is the n-th layer."""
+    """Return the pattern of a choice of candidates, with a ``-`` for each identity layer.
+
+    The n-th sublayer of this pattern is the n-th layer.
+    """
     return "".join(read_sublayer(name).text for name in chosen)
 
 
 def compact(pattern: str) -> str:
-    """Return a written-out pattern with repeats of plain groups: ``sfffsfffff`` is ``(sfff)x2 ff``.
+    """Shorten a written-out pattern with repeats of groups that are not nested: ``sfffsfffff`` is ``(sfff)x2 ff``.
 
-    Among equally short ones it prefers groups that start with a sublayer that hands something on, as in the paper.
+    Among equally short results, it prefers groups that start with a sublayer that hands something on, as in the paper.
     """
     parts = split_sublayers(pattern)
-    best: list[tuple[int, int, str]] = [(0, 0, "")]  # of the first n sublayers: length, odd groups, text
+    best: list[tuple[int, int, str]] = [(0, 0, "")]  # for the first n sublayers: length, number of odd groups, text
     for end in range(1, len(parts) + 1):
         length, odd, text = best[end - 1]
         joins = not text or text[-1].isalpha() or text[-1] in "]-"
@@ -185,7 +200,7 @@ def compact(pattern: str) -> str:
             while parts[max(end - size * (times + 1), 0) : end - size * times] == group:
                 times += 1
                 length, odd, text = best[end - size * times]
-                # A repeat counts as one character: x10 is no longer than x9.
+                # The number of repeats counts as one character, so that x10 is not longer than x9.
                 repeat = f"{text} ({''.join(group)})x{times}".lstrip()
                 ways.append((length + size + 4, odd + starts_oddly, repeat))
         best.append(min(ways))

@@ -1,4 +1,4 @@
-"""The gradient search of PAR Transformer (section 2.2): a supernet's weights and its architecture learn in turn."""
+"""The gradient search of PAR Transformer (section 2.2), which trains a supernet's weights and architecture in turn."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,9 @@ from lazyformer_fairseq.training.optimization import OptimizationConfig
 from lazyformer_fairseq.training.optimizers import AdamLike
 
 SAVE_INTERVAL = 500  # updates
-# PAR Transformer, section 2.2, names the decays; FBNet, which it follows, the temperatures. LAMB is as in NVIDIA's
-# Transformer-XL: weight decay within the trust ratio, no bias correction, a bound of norms, gradients clipped.
+# The weight decays are those of PAR Transformer, section 2.2, and the temperatures those of FBNet, which it follows.
+# LAMB is set up as in NVIDIA's Transformer-XL, with weight decay within the trust ratio, no bias correction, a maximum
+# weight norm, and clipped gradients.
 LAMB: Mapping[str, Any] = {
     "optimizer": "nvlamb",
     "weight_decay": 1e-4,
@@ -34,17 +35,20 @@ FINAL_TEMPERATURE = 0.087
 
 
 def temperature_at(update: int, settings: SearchSettings) -> float:
-    """Return the Gumbel-softmax's temperature: constant while the architecture is, then decaying exponentially."""
+    """Return the temperature of the Gumbel-softmax: constant at first, then decaying while the architecture learns.
+
+    The decay is exponential and begins after the constant updates.
+    """
     share = max(update - settings.constant_updates, 0) / (settings.max_updates - settings.constant_updates)
     return FIRST_TEMPERATURE * (FINAL_TEMPERATURE / FIRST_TEMPERATURE) ** share
 
 
 class SupernetOptimizer:
-    """The optimizers of both sides; only the side that has gradients makes a step.
+    """The optimizers of weights and architecture in one object; a step updates the one that has gradients.
 
     Args:
-        weights: the optimizer of the weights, whose rate the schedule sets.
-        architecture: Adam of the architecture's parameter.
+        weights: the optimizer of the weights, whose learning rate the schedule sets.
+        architecture: the Adam optimizer of the architecture's parameter.
     """
 
     def __init__(self, weights: AdamLike, architecture: torch.optim.Adam):
@@ -55,16 +59,16 @@ class SupernetOptimizer:
 
     @property
     def optimizer(self) -> "SupernetOptimizer":
-        """The object whose `step` and `state_dict` a trainer calls."""
+        """The object whose `step` and `state_dict` the training loop calls, which is this one."""
         return self
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of both sides."""
+        """The parameter groups of weights and architecture."""
         return [*self.weights.param_groups, *self.architecture.param_groups]
 
     def step(self) -> None:
-        """Update the side that has gradients."""
+        """Update the weights or the architecture, whichever has gradients."""
         (logits,) = self.architecture.param_groups[0]["params"]
         if logits.grad is None:
             self.weights.optimizer.step()
@@ -72,11 +76,11 @@ class SupernetOptimizer:
             self.architecture.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of both sides."""
+        """Return the state of both optimizers."""
         return {"weights": self.weights.optimizer.state_dict(), "architecture": self.architecture.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of both sides."""
+        """Load the state of both optimizers."""
         self.weights.load_state_dict(state["weights"])
         self.architecture.load_state_dict(state["architecture"])
 
@@ -86,14 +90,17 @@ class SupernetOptimization(OptimizationConfig):
     """The optimization of a supernet.
 
     Attributes:
-        architecture_rate: the architecture's learning rate; all else is the weights'.
+        architecture_rate: the learning rate of the architecture; all other fields apply to the weights.
     """
 
     architecture_rate: float = 1e-2
 
     @classmethod
     def of(cls, settings: SearchSettings) -> "SupernetOptimization":
-        """Return a search's: the weights learn by laptop as those of one pattern, else by LAMB at a constant rate."""
+        """Return the optimization of a search's supernet.
+
+        With the recipe laptop, the weights learn as those of an ordinary model; otherwise by LAMB at a constant rate.
+        """
         if settings.recipe == "laptop":
             options = LAPTOP
         else:
@@ -109,19 +116,19 @@ class SupernetOptimization(OptimizationConfig):
         )
 
     def resolved_optimizer_options(self) -> dict[str, Any]:
-        """Return all options of both optimizers."""
+        """Return the options of both optimizers, with all defaults filled in."""
         architecture = {"architecture_lr": self.architecture_rate, "architecture_decay": ARCHITECTURE_DECAY}
         return super().resolved_optimizer_options() | architecture
 
     def build_optimizer(self, weights: Iterable[nn.Parameter]) -> SupernetOptimizer:
-        """Return the optimizer of a supernet's parameters, the last of which is the architecture's."""
+        """Return the optimizer of a supernet, whose last parameter in `weights` is the architecture."""
         *own, logits = weights
         architecture = torch.optim.Adam([logits], lr=self.architecture_rate, weight_decay=ARCHITECTURE_DECAY)
         return SupernetOptimizer(super().build_optimizer(own), architecture)
 
 
 class SupernetTraining(Training):
-    """The training of a supernet, whose curve has the architecture's entropy and temperature."""
+    """The training of a supernet, whose curve holds the entropy and the temperature of the architecture."""
 
     RATE_OPTION = "--weights-lr"
 
@@ -130,7 +137,7 @@ class SupernetTraining(Training):
         self.settings = settings
 
     def train_on(self, batches: Sequence[Batch]) -> None:
-        """Make one update of the side whose turn it is; gradients of the architecture are not clipped."""
+        """Update the weights or the architecture, whose turn it is; gradients of the architecture are not clipped."""
         is_of_architecture = side_at(self.updates, self.settings.constant_updates) == ARCHITECTURE
         self.model.architecture.temperature = temperature_at(self.updates, self.settings)
         self.model.learn(is_of_architecture)
@@ -145,12 +152,12 @@ class SupernetTraining(Training):
         return self.updates == self.job.updates or self.updates % SAVE_INTERVAL == 0
 
     def measure(self) -> Mapping[str, float]:
-        """Return the mean entropy of a layer, in bits, and the temperature."""
+        """Return the entropy of the architecture, averaged over layers and in bits, and the temperature."""
         return {
             "entropy": self.model.architecture.entropy(),
             "temperature": temperature_at(self.updates, self.settings),
         }
 
     def result(self) -> dict[str, Any]:
-        """Return the curve, and how probable each candidate is in each layer."""
+        """Return the result of a training, with the probabilities of the candidates in each layer, (L, K)."""
         return {**super().result(), "probabilities": self.model.architecture.probabilities().tolist()}

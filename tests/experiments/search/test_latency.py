@@ -21,7 +21,7 @@ def test_an_s_costs_more_where_an_l_reads_it():
     [
         ("{", "cannot be read as JSON"),
         ("[1]", "not an object; give an object of milliseconds"),
-        (json.dumps({"s": 1, "f": 1, "x": 1}), "names:"),
+        (json.dumps({"s": 1, "f": 1, "x": 1}), "with names of"),
         (json.dumps({"s": -1, "f": 1}), "field 's' is -1"),
         ('{"s": NaN, "f": 1}', "field 's' is nan"),
         (json.dumps({"s": 1}), "no price of f"),
@@ -58,7 +58,7 @@ def test_the_baseline_is_the_papers_unless_given_and_candidates_are_read_in_one_
         (lambda: settings_of(budgets=(0.5, -1.0)), "--budgets -1.0: must be more than 0"),
         (
             lambda: settings_of(budgets=(0.5, 0.9), evaluations=1),
-            "--evaluations 1: give one for each of 2 budgets at least",
+            "--evaluations 1: give at least one for each of the 2 budgets",
         ),
     ],
 )

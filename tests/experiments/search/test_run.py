@@ -145,13 +145,13 @@ def test_trainings_in_processes_of_their_own_come_to_the_same(search, finished, 
 def test_with_all_kept_ranks_are_compared_over_all(search, tmp_path):
     words = "--evaluations 4 --budgets 1.0 --rungs 2 --keep 1 --no-control --validation-tokens 256"
     said = search(tmp_path / "out", *words.split())
-    assert "4 for 6 updates, 4 for 20 updates: about as much as" in said
+    assert "4 for 6 updates, 4 for 20 updates. This costs about" in said
     result = result_of(tmp_path / "out")
     *drawn, baseline = (each["losses"] for each in result["trained"])
     first, last = zip(*drawn, strict=True)
     assert baseline[0] is None
     assert result["rank_correlations"] == {"6": latency.rank_correlations(first, last)}
-    assert "Losses after 6 updates with those of whole trainings, 4 patterns" in said
+    assert "Losses after 6 updates and those of complete trainings, over 4 patterns" in said
     assert "control" not in result and "largest" not in result
 
 
@@ -358,8 +358,8 @@ def test_a_recipe_sets_options_of_models_and_text_where_the_task_has_it(budgets,
     [
         ("--budgets 0.5,x", "'--budgets': 'x' is not a valid float"),
         ("--budgets 0.5,0.5", "'--budgets': 0.5 is given twice"),
-        ("--budgets 0.01", "no pattern of these candidates .* costs less"),
-        ("--budgets 0.5 --rungs 4", "--rungs 4: the first lacks two of --max-updates 20"),
+        ("--budgets 0.01", "no pattern of .* of these candidates takes less"),
+        ("--budgets 0.5 --rungs 4", "--rungs 4: the first rung would get fewer than two of --max-updates 20"),
         ("--sublayers 0", "--sublayers 0"),
         ("--baseline-pattern sf", "has 2 sublayers"),
         ("--candidates l,f", "add s"),

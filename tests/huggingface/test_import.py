@@ -208,7 +208,7 @@ def test_a_masked_lm_head_that_never_trained_is_left_out_and_the_card_says_so(ca
     if form == "bert":
         (tmp_path / "text.txt").write_text("the cat sat on the big red mat\n" * 40)
         words = (tmp_path / "out", tmp_path / "new", "--sublayer-pattern", "sflf", "--text", tmp_path / "text.txt")
-        assert "never trained, so that its losses say nothing" in refusal("import", *words)
+        assert "never trained, so its losses say nothing" in refusal("import", *words)
 
 
 @pytest.mark.parametrize("form", ["old names", "half", "without prefix"])

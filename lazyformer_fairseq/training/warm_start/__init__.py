@@ -1,1 +1,1 @@
-"""Weights of a trained encoder become weights of one with another pattern."""
+"""Warm starts: a trained encoder's weights initialise an encoder with another pattern."""

@@ -1,4 +1,4 @@
-"""The cost of a change of pattern: masked-LM loss of a trained encoder with sublayers changed, on real text."""
+"""The masked-LM loss of a trained encoder on real text, before and after its pattern changes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,18 +21,18 @@ from lazyformer_fairseq.patterns.attention_variants import GIVEN
 from lazyformer_fairseq.training.warm_start.start import Trained, WarmStart, start_from
 
 SPLIT = "valid"
-MOST_BYTES = 16 << 20  # of raw text; far more than is looked at
+MOST_BYTES = 16 << 20  # bytes of raw text that are read; far more than the losses need
 TOKENS = 65_536
 TOKENS_OF_BATCH = 4096
-Batches = Sequence[Mapping[str, Any]]  # as a masked-LM dataset makes them
+Batches = Sequence[Mapping[str, Any]]  # batches of a masked-LM dataset
 
 
 class BlockLosses(NamedTuple):
-    """Masked-LM losses of blocks of text, in order.
+    """The masked-LM losses of blocks of text, in order.
 
     Attributes:
-        nats: (blocks,), summed over the masked tokens of each, double precision.
-        words: (blocks,), how many these are.
+        nats: the loss of each block, summed over its masked tokens, (blocks,) in double precision.
+        words: the number of masked tokens of each block, (blocks,).
     """
 
     nats: np.ndarray
@@ -40,18 +40,18 @@ class BlockLosses(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """Return the mean over all masked tokens."""
+        """The mean loss over all masked tokens, in bits."""
         return float(self.nats.sum() / self.words.sum()) / math.log(2)
 
 
 def masked_lm_bits(trained: Trained, batches: Batches) -> float:
-    """Return the loss in bits, the mean over all masked tokens."""
+    """Return the mean loss over all masked tokens, in bits."""
     return losses_by_block(trained, batches).bits
 
 
 @torch.no_grad()
 def losses_by_block(trained: Trained, batches: Batches) -> BlockLosses:
-    """Return the masked-LM losses of each block."""
+    """Compute the masked-LM loss of each block."""
     model = trained.build()
     nats = []
     words = []
@@ -71,7 +71,10 @@ def losses_by_block(trained: Trained, batches: Batches) -> BlockLosses:
 
 
 def global_positions(encoder: Encoder, tokens_BT: Tensor) -> Optional[Tensor]:
-    """Return the first token of each text for ``global=given``, whose weights are those of ``global=1``."""
+    """Return the mask of global positions, (B, T), that a pattern with ``global=given`` needs; None for other patterns.
+
+    Only the first token of each text is global, as with ``global=1``, whose weights are the same.
+    """
     if not any(planned.values.get("global") == GIVEN for planned in encoder.plan):
         return None
     first = torch.zeros_like(tokens_BT, dtype=torch.bool)
@@ -80,22 +83,24 @@ def global_positions(encoder: Encoder, tokens_BT: Tensor) -> Optional[Tensor]:
 
 
 class Scorer:
-    """Losses of a trained encoder in other patterns, each on the same masked text, each measured once.
+    """A scorer of patterns by the loss that a trained encoder has when converted to them, before any update.
+
+    All patterns are measured on the same masked text, and each only once.
 
     Args:
-        old: the encoder.
-        text: masked once.
+        old: the trained encoder.
+        text: the masked text.
         seed: the seed of weights that start fresh.
 
     Raises:
-        UserError: its masked-LM head never trained, so that its losses say nothing of a pattern.
+        UserError: the encoder's masked-LM head was never trained, so its losses are meaningless.
     """
 
     def __init__(self, old: Trained, text: Batches, seed: int = 1):
         if lm_head_never_trained(old.weights):
             raise UserError(
-                "the masked-LM head of this model never trained, so that its losses say nothing of a pattern: "
-                "pre-train it first, by fairseq-train --finetune-from-model; lazyformer import works without --text"
+                "the masked-LM head of this model was never trained, so its losses say nothing about a pattern: "
+                "pre-train it first with fairseq-train --finetune-from-model; lazyformer import works without --text"
             )
         self.old = old
         self.text = text
@@ -103,15 +108,15 @@ class Scorer:
         self._known: dict[tuple[str, Optional[tuple[str, ...]]], float] = {}
 
     def start(self, changes: Mapping[str, Any], from_sublayers: Optional[Sequence[str]] = None) -> WarmStart:
-        """Start a new model from the old one's weights."""
+        """Make a new model from the old one's weights; see :func:`.start_from`."""
         return start_from(self.old, changes, from_sublayers, seed=self.seed)
 
     def bits(self, pattern: str, from_sublayers: Optional[Sequence[str]] = None) -> float:
-        """Return the masked-LM loss of the old model as this pattern, before any update.
+        """Return the masked-LM loss of the old model converted to a pattern, in bits per masked token.
 
         Args:
             pattern: the new model's pattern.
-            from_sublayers: as in :func:`~lazyformer_fairseq.training.warm_start.start.start_from`.
+            from_sublayers: see :func:`~lazyformer_fairseq.training.warm_start.start.start_from`.
         """
         origins = None
         if from_sublayers:
@@ -122,12 +127,12 @@ class Scorer:
         return self._known[key]
 
     def by_block(self, pattern: str, from_sublayers: Sequence[str]) -> BlockLosses:
-        """Return the losses of each block, measured at each call."""
+        """Compute the loss of each block of the old model converted to a pattern; this is not cached."""
         return losses_by_block(self.start({"sublayer_pattern": pattern}, from_sublayers).new, self.text)
 
 
 def measure_losses(scorer: Scorer, start: WarmStart) -> dict[str, Any]:
-    """Return the entry `losses` of a warm start's record: masked-LM loss before and after the change, in bits."""
+    """Return the entry `losses` of a warm start's record: the masked-LM loss before and after the change, in bits."""
     return {
         "unit": "bits",
         "tokens": sum(len(batch["masked_positions"]) for batch in scorer.text),
@@ -142,16 +147,16 @@ def read_text(
     longest: int,
     tokens: int = TOKENS,
 ) -> Batches:
-    """Draw blocks from text by a fixed seed, the same at each call.
+    """Read text as masked blocks, and draw a random sample of them that is the same in every call.
 
     Args:
         source: a file of raw text, or a folder that ``lazyformer corpus`` wrote, whose split `valid` is read.
-        tokenizer: the model's.
-        longest: tokens of a block.
-        tokens: so many, some more or fewer, as blocks are whole; fewer where there are fewer.
+        tokenizer: the model's tokenizer.
+        longest: the largest number of tokens per block.
+        tokens: the approximate number of tokens to draw; if the text is shorter, all of it is used.
 
     Raises:
-        UserError: it cannot be read, has another dictionary than the model, or fewer than two blocks.
+        UserError: the text cannot be read, has another dictionary than the model, or makes fewer than two blocks.
     """
     if source.is_dir():
         dataset = _of_folder(source, longest, tokenizer)
@@ -159,7 +164,9 @@ def read_text(
         dataset = _of_file(source, longest, tokenizer)
     blocks = np.random.default_rng(1).permutation(len(dataset))
     if len(blocks) < 2:
-        raise UserError(f"{source}: one block of {longest} tokens, too few to measure losses")
+        raise UserError(
+            f"{source}: is too short to measure losses, which takes at least two blocks of {longest} tokens"
+        )
     count = math.ceil(tokens / longest)
     samples = [dataset[int(block)] for block in sorted(blocks[:count])]
     at_once = max(1, TOKENS_OF_BATCH // longest)
@@ -177,7 +184,7 @@ def _of_folder(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBl
 
 
 def _of_file(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBlocksDataset:
-    """Read raw text: a line is a sentence, and after an empty line another document begins."""
+    """Read raw text, in which each line is a sentence and empty lines separate documents."""
     eos = tokenizer.special.eos
     try:
         with source.open("rb") as file:
@@ -186,7 +193,7 @@ def _of_file(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBloc
         raise UserError(f"{source}: cannot be read ({error.strerror})") from None
     lines = [tokenizer.encode(line) for line in text.splitlines()]
     if not any(lines):
-        raise UserError(f"{source}: holds no text")
+        raise UserError(f"{source}: contains no text")
     items = [torch.tensor([*ids, eos]) for number, ids in enumerate(lines) if ids or any(lines[:number])]
     how = MaskedText(str(source), MaskedTextOptions(tokens_per_sample=longest), tokenizer.dictionary)
     return how.blocks(items, str(source))

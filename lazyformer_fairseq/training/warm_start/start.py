@@ -1,6 +1,6 @@
-"""A warm start: weights of a trained encoder for one with another pattern, and the record of what became what.
+"""Warm starts: a new encoder with the weights of a trained one, and a record of which sublayer became which.
 
-The record is ``warm_start.json`` and the page beside it, in the folder of the new model.
+The record is written to ``warm_start.json`` and, for people, to ``warm_start.md`` in the folder of the new model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,13 +32,13 @@ PAGE_FILE = "warm_start.md"
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write both files."""
+    """Write ``warm_start.json`` and ``warm_start.md`` into a folder."""
     write_json(folder / RECORD_FILE, record)
     write_text(folder / PAGE_FILE, page(record))
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """Return what became what, and what it cost, in Markdown."""
+    """Return the record of a warm start as a page in Markdown."""
     rows = []
     for index, sublayer in enumerate(record["sublayers"]):
         was = "none" if sublayer["from"] is None else f"`{sublayer['was']}` {sublayer['from']}"
@@ -60,13 +60,13 @@ def page(record: Mapping[str, Any]) -> str:
         parts.append(f"- `--{name.replace('_', '-')}`: {old} became {new}")
     parts.append(markdown_table(rows, left=("sublayer", "was", "kept", "borrowed")))
     if record["left_out"]:
-        parts.append(f"Left out: the old sublayers {', '.join(map(str, record['left_out']))}.")
+        parts.append(f"No new sublayer takes weights from these old ones: {', '.join(map(str, record['left_out']))}.")
     if losses := record["losses"]:
         before = losses["before"]
         after = losses["after"]
         parts.append(
-            f"Masked-LM loss before any update, {losses['tokens']:,} tokens, one fixed mask: {before:.3f} bits before "
-            f"the change, {after:.3f} after it ({after - before:+.3f})."
+            f"Without any update, the masked-LM loss on {losses['tokens']:,} tokens under one fixed mask is "
+            f"{before:.3f} bits before the change and {after:.3f} bits after it ({after - before:+.3f})."
         )
     return "\n\n".join(parts) + "\n"
 
@@ -76,7 +76,7 @@ RESIZED = ("encoder_ffn_embed_dim", "max_positions")
 Plan = Sequence[PlannedSublayer]
 Alignment = tuple[Optional[int], ...]
 
-NONE = "-"  # in words for "from no sublayer"
+NONE = "-"  # stands for "no old sublayer" in --from-sublayers
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Trained:
     """A trained encoder.
 
     Attributes:
-        cfg: its options.
-        dictionary: its symbols.
-        weights: its weights, by the names of :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`.
+        cfg: the encoder's options.
+        dictionary: the encoder's dictionary.
+        weights: the weights, by their names in :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`.
     """
 
     cfg: MaskedLMOptions
@@ -95,11 +95,11 @@ class Trained:
 
     @property
     def plan(self) -> tuple[PlannedSublayer, ...]:
-        """Return its sublayers."""
+        """The sublayers of the encoder's pattern."""
         return plan(self.cfg.sublayer_pattern, ENCODER)
 
     def build(self) -> MaskedLM:
-        """Build it in evaluation mode, on the GPU if there is one, without heads for classification."""
+        """Build the model in evaluation mode without classification heads, on the GPU if there is one."""
         model = model_of(self.cfg, self.dictionary)
         model.load_state_dict({name: self.weights[name] for name in model.state_dict()})
         return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
@@ -107,11 +107,11 @@ class Trained:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """A new encoder, before any update.
+    """A new encoder with weights of an old one, before any update.
 
     Attributes:
-        new: the encoder.
-        record: what became what; see docs/huggingface.md.
+        new: the new encoder.
+        record: which sublayers and options became which; see docs/huggingface.md.
     """
 
     new: Trained
@@ -127,16 +127,16 @@ def start_from(
     """Make a new encoder with the weights of an old one.
 
     Args:
-        old: the encoder that it starts from.
-        changes: new values of `sublayer_pattern`, `encoder_ffn_embed_dim` and `max_positions`; the old weights fit no
-            other width, number of heads or place of LayerNorm.
-        from_sublayers: for each new sublayer the old one whose weights it takes, or "-"; by default as :func:`align`
-            finds.
-        seed: the seed of what starts fresh.
+        old: the encoder to start from.
+        changes: new values for any of `sublayer_pattern`, `encoder_ffn_embed_dim` and `max_positions`. Hidden size,
+            number of heads and place of the LayerNorms cannot change, because the old weights would not fit.
+        from_sublayers: for each new sublayer, the number of the old one whose weights it takes, or "-" for none. By
+            default :func:`align` decides.
+        seed: the seed of weights that start fresh.
 
     Raises:
-        UserError: a pattern that cannot be built, a new sublayer that can neither take weights nor start without
-            changing what the model computes, fewer positions or narrower feed-forwards.
+        UserError: the pattern cannot be built, the new model has fewer positions or narrower feed-forwards, or a new
+            sublayer can neither take weights nor start without changing what the model computes.
     """
     before = asdict(old.cfg)
     cfg = replace(old.cfg, **changes)
@@ -188,7 +188,8 @@ def start_from(
 def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, planned: PlannedSublayer) -> Taken:
     """Return the weights of a new sublayer.
 
-    One without an old one adds nothing to the residual connection until it learns: its last linear map is zero.
+    A sublayer without an old one to start from gets fresh weights, except that its last linear map is zero. It
+    therefore adds nothing to the residual connection until it is trained.
     """
     if planned.kind.is_identity:
         return Taken({})
@@ -198,8 +199,8 @@ def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, plan
         return take(planned, sublayer, _old(origin, old))
     if (last := _last_map(type(sublayer.inner))) is None:
         raise UserError(
-            f"new sublayer {index} ({planned.text}) has no old one to start from, and cannot start without changing "
-            f"what the model computes: give an old {planned.kind.letter} by --from-sublayers, or leave it out"
+            f"new sublayer {index} ({planned.text}) has no old one to start from, and it cannot start fresh without "
+            f"changing what the model computes: name an old {planned.kind.letter} in --from-sublayers, or leave it out"
         )
     experts = int(planned.values.get("experts", 0))
     is_last = (f"{INNER}{last}", *(f"{INNER}experts.{n}.{last}" for n in range(experts)))
@@ -211,7 +212,7 @@ def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, plan
 
 
 def _old(index: int, old: Trained) -> Old:
-    """Return an old sublayer, with the one that it reads."""
+    """Return an old sublayer together with the sublayer that it reads from, if any."""
     prefix = f"{SUBLAYERS}{index}."
     weights = {name.removeprefix(prefix): weight for name, weight in old.weights.items() if name.startswith(prefix)}
     producer = places_read(old.plan)[index]
@@ -219,7 +220,7 @@ def _old(index: int, old: Trained) -> Old:
 
 
 def can_start_fresh(planned: PlannedSublayer) -> bool:
-    """Return whether a new sublayer needs no old one: it can add nothing to the residual connection until it learns."""
+    """Return whether a sublayer without an old one can start by adding nothing to the residual connection."""
     return _last_map(planned.kind.module(ENCODER)) is not None
 
 
@@ -230,7 +231,7 @@ def _last_map(module: type) -> Optional[str]:
 
 
 def _around(old: Trained, cfg: MaskedLMOptions) -> dict[str, Tensor]:
-    """Return the weights outside of the sublayers: embeddings, biases, norms, heads; old positions are repeated."""
+    """Return the weights outside the sublayers (embeddings, biases, norms, heads), repeating positions as needed."""
     weights = {name: weight.clone() for name, weight in old.weights.items() if not name.startswith(SUBLAYERS)}
     if PER_POSITION not in weights:
         return weights
@@ -243,7 +244,7 @@ def _around(old: Trained, cfg: MaskedLMOptions) -> dict[str, Tensor]:
 
 
 def _keep_ties(weights: dict[str, Tensor], model: MaskedLM) -> None:
-    """Give weights that are one in the model, as projections that layers share, one value: the first one."""
+    """Set weights that the model ties, such as projections shared between layers, to the first of their values."""
     first: dict[int, Tensor] = {}
     for name, weight in model.state_dict().items():
         if name.startswith(SUBLAYERS) and weight.numel():
@@ -251,11 +252,11 @@ def _keep_ties(weights: dict[str, Tensor], model: MaskedLM) -> None:
 
 
 def align(old: Plan, new: Plan) -> Alignment:
-    """Return for each new sublayer the number of the old one that it starts from, or None.
+    """Return, for each new sublayer, the number of the old one that it starts from, or None.
 
-    Both orders are kept, and no old sublayer serves twice. Of all such alignments it is the one with the most pairs; of
-    these, the one whose pairs are most alike (:func:`likeness`); of these, the one whose pairs are nearest in depth,
-    which is measured from 0 to 1 and squared. Found by dynamic programming over all pairs.
+    The alignment keeps the order of both patterns and uses each old sublayer at most once. Among all such alignments,
+    it has the most pairs. Ties are broken by the largest total :func:`likeness`, and then by the smallest sum of
+    squared differences in relative depth (from 0 to 1). It is found by dynamic programming over all pairs.
     """
     rows = _with_weights(old)
     columns = _with_weights(new)
@@ -287,7 +288,11 @@ def align(old: Plan, new: Plan) -> Alignment:
 
 
 def likeness(old: PlannedSublayer, new: PlannedSublayer) -> int:
-    """Return 3 for the same letter and settings, 2 for the letter alone, 1 for two attention variants, else 0."""
+    """Return how alike two sublayers are, from 0 to 3.
+
+    The value is 3 if letter and settings are the same, 2 if only the letter is, 1 for any two kinds of attention, and 0
+    otherwise.
+    """
     if old.kind is new.kind:
         if old.settings == new.settings:
             return 3
@@ -296,30 +301,40 @@ def likeness(old: PlannedSublayer, new: PlannedSublayer) -> int:
 
 
 def given_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
-    """Read an alignment of the user's: for each new sublayer the number of an old one, from 0, or "-".
+    """Read the value of ``--from-sublayers`` as an alignment.
+
+    Args:
+        words: for each new sublayer, the number of an old one, from 0, or "-".
+        old: the old sublayers.
+        new: the new sublayers.
 
     Raises:
-        UserError: there are more or fewer than new sublayers; one is no old sublayer, or of a kind whose weights do not
-            fit.
+        UserError: the number of words is not that of the new sublayers, a word is not the number of an old sublayer, or
+            the weights of an old sublayer do not fit the new one.
     """
     if len(words) != len(new):
-        raise UserError(f"--from-sublayers: {len(words)} given, but the new pattern has {len(new)} sublayers")
+        raise UserError(
+            f"--from-sublayers: must have one entry for each of the {len(new)} sublayers of the new pattern, not "
+            f"{len(words)} in all"
+        )
     found: list[Optional[int]] = []
     for place, (word, planned) in enumerate(zip(words, new, strict=True)):
         number = whole_number(word)
         if word != NONE and (number is None or number >= len(old)):
-            raise UserError(f"--from-sublayers: {word!r} is no sublayer of the old pattern, 0 to {len(old) - 1}, nor -")
+            raise UserError(
+                f"--from-sublayers: {word!r} must be a sublayer of the old pattern, from 0 to {len(old) - 1}, or -"
+            )
         if number is not None and not planned.kind.is_identity and not likeness(old[number], planned):
             raise UserError(
                 f"--from-sublayers: new sublayer {place} ({planned.text}) cannot take the weights of old sublayer "
-                f"{number} ({old[number].text}): give - or another"
+                f"{number} ({old[number].text}); give another one, or - to start fresh"
             )
         found.append(None if planned.kind.is_identity else number)
     return tuple(found)
 
 
 def left_out(old: Plan, alignment: Alignment) -> list[int]:
-    """Return the old sublayers that no new one takes its weights from."""
+    """Return the numbers of the old sublayers that have weights which no new sublayer takes."""
     return [index for index in _with_weights(old) if index not in alignment]
 
 

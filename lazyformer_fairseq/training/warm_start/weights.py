@@ -1,6 +1,7 @@
-"""Weights that a new sublayer takes from an old one: projections, wider feed-forwards, LayerNorms that go or come.
+"""Weights that a new sublayer takes from an old one: projections, wider feed-forwards, added or removed LayerNorms.
 
-Names of weights are those below ``sublayers.I.`` of a model: ``layer_norm.weight``, ``inner.fc1.weight`` and so on.
+Weights have their names relative to ``sublayers.I.`` of the model, such as ``layer_norm.weight`` or
+``inner.fc1.weight``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,10 +28,12 @@ PARAMETERS = ("weight", "bias")
 
 @dataclass(frozen=True)
 class Old:
-    """An old sublayer, and the one that it reads from, with their weights.
+    """An old sublayer with its weights.
 
     Attributes:
-        producer: None where it reads nothing.
+        planned: the sublayer's place in the old pattern.
+        weights: the sublayer's weights.
+        producer: the sublayer that it reads from; None if it reads from none.
     """
 
     planned: PlannedSublayer
@@ -40,13 +43,14 @@ class Old:
 
 @dataclass
 class Taken:
-    """The weights of a new sublayer, and where they come from.
+    """The weights of a new sublayer and their origins.
 
     Attributes:
-        kept: parts from the old sublayer: of q, k, v, out, norm, or names of weights.
-        borrowed: parts from the sublayer that the old one reads.
-        dropped: parts of the old sublayer that the new one lacks.
-        new: names of weights that start fresh.
+        weights: the weights by name.
+        kept: the parts taken from the old sublayer: q, k, v, out, norm, or names of weights.
+        borrowed: the parts taken from the sublayer that the old one reads from.
+        dropped: the parts of the old sublayer that the new one does not have.
+        new: the names of weights that start fresh.
     """
 
     weights: dict[str, Tensor]
@@ -59,25 +63,26 @@ class Taken:
 def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Taken:
     """Make the weights of a new sublayer from those of an old one.
 
-    An attention takes of q, k, v and the output what both have. What the old one lacks, because it read it (an ``l``
-    queries and keys, a ``k`` keys and values), comes from the sublayer that it read. A feed-forward may become wider:
-    further columns of its output are zero, so that it computes the same. Everything else is taken by name and shape.
+    Attention takes the projections (q, k, v and output) that both have. Projections that the old sublayer does not have
+    because it reads from another (an ``l`` has no queries and keys, a ``k`` no keys and values) come from that other
+    sublayer. A feed-forward may become wider: the output columns of its additional hidden units are zero, so that it
+    computes the same. All other weights are taken if name and shape match.
 
     Args:
         planned: the new sublayer's place in the pattern.
+        sublayer: the new sublayer, whose fresh weights are used where nothing is taken.
         old: the old sublayer.
-        sublayer: the new one with fresh weights, which stay where nothing is taken.
 
     Raises:
-        UserError: a feed-forward would become narrower, gets or loses a gate or experts, or the settings are the same
-            and yet the shapes differ.
+        UserError: a feed-forward would become narrower, gain or lose a gate, or change its number of experts, or
+            weights differ in shape although the settings are the same.
     """
     fresh = sublayer.state_dict()
     experts = [each.values.get("experts") for each in (planned, old.planned)]
     if experts[0] != experts[1]:
         raise UserError(
-            f"{planned.text} cannot take the weights of {old.planned.text}: they have not as many experts; give it "
-            "another by --from-sublayers, or - to start fresh"
+            f"{planned.text} cannot take the weights of {old.planned.text}, because their numbers of experts differ; "
+            "give another sublayer in --from-sublayers, or - to start fresh"
         )
     taken = Taken({name: weight.clone() for name, weight in fresh.items()})
     found: set[str] = set()
@@ -94,13 +99,13 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
     if old.planned.text == planned.text:
         for name in sorted(old.weights.keys() & fresh.keys() - found):
             raise UserError(
-                f"{planned.text}: its {name} is {tuple(old.weights[name].shape)} in the old model and "
-                f"{tuple(fresh[name].shape)} in the new one: it has a part for each position, so give the old "
+                f"{planned.text}: its {name} has shape {tuple(old.weights[name].shape)} in the old model and "
+                f"{tuple(fresh[name].shape)} in the new one; it has a part for each position, so keep the old "
                 "--max-positions"
             )
     if isinstance(sublayer.inner, AttentionSublayer):
         for name, weight in sublayer.inner.copied(taken.weights, INNER).items():
-            if name not in found:  # as those of global tokens: they start as copies of what was taken
+            if name not in found:  # such as the projections of global tokens, which start as copies of those taken
                 taken.weights[name] = weight.clone()
                 found.add(name)
     taken.kept = list(dict.fromkeys(taken.kept))
@@ -109,7 +114,7 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
 
 
 def _take_attention(planned: PlannedSublayer, old: Old, taken: Taken) -> tuple[set[str], set[str]]:
-    """Put projections into place; return the names of the whole ones, and of those with a part that is fresh."""
+    """Copy projections; return the names of the weights taken as a whole, and of those with a part that is fresh."""
     fresh_parts: set[str] = set()
     places = _parts(planned)
     for part, place in places.items():
@@ -140,7 +145,13 @@ def _parts(planned: PlannedSublayer) -> Mapping[str, tuple[str, int, int]]:
 
 
 def _read(weights: Weights, place: tuple[str, int, int], parameter: str) -> Optional[Tensor]:
-    """Return a view of a projection's part."""
+    """Return a view of a part of a linear map, or None if the weights do not have it.
+
+    Args:
+        weights: the sublayer's weights.
+        place: the linear map's name, the index of the part, and the number of parts.
+        parameter: ``weight`` or ``bias``.
+    """
     linear, number, parts = place
     weight = weights.get(f"{INNER}{linear}.{parameter}")
     if weight is None:
@@ -149,20 +160,20 @@ def _read(weights: Weights, place: tuple[str, int, int], parameter: str) -> Opti
 
 
 def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> set[str]:
-    """Put old hidden units first, of a gated one in both halves; multiply what further ones give by zero."""
+    """Copy the old hidden units to the front (of both halves, if gated), and zero the output of additional ones."""
     old = old_one.weights
     halves = 1 + bool(planned.values["gate"])
     if halves != 1 + bool(old_one.planned.values["gate"]):
         raise UserError(
-            f"{planned.text} cannot take the weights of {old_one.planned.text}: one has a gate and the other none; "
-            "give it another by --from-sublayers, or - to start fresh"
+            f"{planned.text} cannot take the weights of {old_one.planned.text}, because only one of them has a gate; "
+            "give another sublayer in --from-sublayers, or - to start fresh"
         )
     width = old[f"{INNER}fc2.weight"].size(1)
     new_width = taken.weights[f"{INNER}fc2.weight"].size(1)
     if new_width < width:
         raise UserError(
-            f"--encoder-ffn-embed-dim {new_width}: the old model's is {width}, and nothing says which of its numbers "
-            f"to leave out; give {width} or more"
+            f"--encoder-ffn-embed-dim {new_width}: the old model's is {width}, and hidden units cannot be removed; "
+            f"give {width} or more"
         )
     for parameter, number in product(PARAMETERS, range(halves)):
         place = ("fc1", number, halves)
@@ -178,28 +189,31 @@ def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> 
 
 
 class Norm(NamedTuple):
-    """A LayerNorm's weight g and bias b, (C,) each; b is 0 without bias and for RMSNorm, whose input has mean 0."""
+    """A LayerNorm's weight g and bias b, each (C,).
+
+    b is 0 if there is no bias, and for RMSNorm, whose input is assumed to have mean 0.
+    """
 
     weight: Tensor
     bias: Tensor
 
     @property
     def mean(self) -> Tensor:
-        """Estimate the mean over channels of its output."""
+        """The estimated mean of its output over channels."""
         return self.bias.mean()
 
     @property
     def deviation(self) -> Tensor:
-        """Estimate the standard deviation over channels of its output."""
+        """The estimated standard deviation of its output over channels."""
         return (self.weight.square().mean() + self.bias.var(correction=0)).sqrt()
 
     def then(self, above: "Norm") -> "Norm":
-        """Return one LayerNorm in place of this one and one right above it, approximately."""
+        """Return a LayerNorm that approximates this one followed by another right above it."""
         scale = above.weight / self.deviation
         return Norm(self.weight * scale, (self.bias - self.mean) * scale + above.bias)
 
     def neutral(self) -> "Norm":
-        """Return one that leaves the output of this one as it is, approximately."""
+        """Return a LayerNorm that, right above this one, leaves its output approximately unchanged."""
         return Norm(self.deviation.expand_as(self.weight).clone(), self.mean.expand_as(self.bias).clone())
 
 
@@ -210,21 +224,22 @@ def carry_norms(
     old_plan: Sequence[PlannedSublayer],
     new_plan: Sequence[PlannedSublayer],
 ) -> dict[str, Tensor]:
-    """Return the LayerNorms that change because sublayers went or came, by name.
+    """Return the LayerNorm weights that change in a post-norm model because sublayers were removed or added, by name.
 
-    A sublayer that adds nothing leaves its LayerNorm of an input that is normalised already. Of such an input g n + b,
-    n with mean 0 and variance 1, the mean over channels is about that of b, and the variance about mean(g^2) + var(b):
-    its LayerNorm is about a linear map of each channel, and that map becomes part of the LayerNorm below. That of a
-    sublayer that came is neutral. In a pre-norm model LayerNorms go and come with their sublayers.
+    A post-norm sublayer that adds nothing still normalises an input which the LayerNorm below has normalised already.
+    Such an input is g n + b, where n has mean 0 and variance 1. Its mean over channels is about mean(b), and its
+    variance is about mean(g^2) + var(b). The second LayerNorm is therefore about a linear map of each channel. When a
+    sublayer is removed, this map is merged into the LayerNorm below. The LayerNorm of an added sublayer is set so that
+    it changes nothing. Pre-norm models need none of this, since their LayerNorms are inside the sublayers.
 
     Args:
-        old: weights of the old model.
-        new: weights of the new model.
-        alignment: old sublayer of each new one.
+        old: the weights of the old model.
+        new: the weights of the new model.
+        alignment: for each new sublayer, the number of the old one, or None.
         old_plan: the old model's sublayers.
         new_plan: the new model's sublayers.
     """
-    place = EMBEDDINGS  # of the highest norm so far that stays, in the new model
+    place = EMBEDDINGS  # the name, in the new model, of the highest LayerNorm so far that was kept
     last = _norm(old, EMBEDDINGS)
     changed = {}
     come = []

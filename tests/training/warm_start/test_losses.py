@@ -65,7 +65,7 @@ def test_raw_text_in_place_of_data_and_what_is_refused(tmp_path, data_folder, to
     other = train_tokenizer(tmp_path / "tokenizer", toy_texts(30, seed=2), 90, TextSettings())
     with pytest.raises(UserError, match="has another dictionary than the model"):
         read_text(data_folder, other, 32)
-    for content, message in (("", "holds no text"), ("A word.", "one block of 32 tokens, too few to measure losses")):
+    for content, message in (("", "contains no text"), ("A word.", "is too short .* at least two blocks of 32 tokens")):
         raw.write_text(content)
         with pytest.raises(UserError, match=message):
             read_text(raw, tokenizer, 32)
@@ -128,20 +128,20 @@ def test_raw_text_and_an_alignment_of_the_users_own(model, tmp_path):
     words = ("--sublayer-pattern", "s-f", "--from-sublayers", "2, -,3", "--text", tmp_path / "text.txt")
     record = record_of(model, tmp_path / "out", *words)
     assert record["left_out"] == [0, 1, 4, 5, 6, 7] and record["losses"]["after"] > 0
-    assert "Left out: the old sublayers 0, 1, 4, 5, 6, 7." in (tmp_path / "out" / "warm_start.md").read_text()
+    assert "from these old ones: 0, 1, 4, 5, 6, 7." in (tmp_path / "out" / "warm_start.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--from-sublayers 0,1", "--from-sublayers and --text are for a model that changes"),
+        ("--from-sublayers 0,1", "--from-sublayers and --text need a model that changes"),
         ("--sublayer-pattern lf", "character 1: this l has no s below it"),
         ("--sublayer-pattern M4 --text missing.txt", "missing.txt: no such file or folder"),
-        ("--sublayer-pattern M2 --from-sublayers 0", "--from-sublayers: 1 given, but the new pattern has 4 sublayers"),
-        ("--sublayer-pattern M2 --from-sublayers 0,1,2,8", "'8' is no sublayer of the old pattern, 0 to 7, nor -"),
-        ("--sublayer-pattern M2 --from-sublayers 0,1,2,x", "'x' is no sublayer"),
+        ("--sublayer-pattern M2 --from-sublayers 0", "one entry for each of the 4 sublayers of the new pattern"),
+        ("--sublayer-pattern M2 --from-sublayers 0,1,2,8", "'8' must be a sublayer of the old pattern, from 0 to 7"),
+        ("--sublayer-pattern M2 --from-sublayers 0,1,2,x", "'x' must be a sublayer of the old pattern"),
         ("--sublayer-pattern M2 --from-sublayers 0,2,2,3", "1 (f) cannot take the weights of old sublayer 2 (s)"),
-        ("--encoder-ffn-embed-dim 8", "--encoder-ffn-embed-dim 8: the old model's is 24, and nothing says"),
+        ("--encoder-ffn-embed-dim 8", "--encoder-ffn-embed-dim 8: the old model's is 24, and hidden units"),
         ("--max-positions 11", "--max-positions 11: the old model has 32; give 32 or more"),
         ("--sublayer-pattern s[linformer=2]f", "use --relative-position-buckets 0"),
     ],

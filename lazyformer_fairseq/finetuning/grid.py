@@ -329,7 +329,7 @@ class Run:
             differing = differences({name: found.get(name) for name in wanted}, wanted)
             if differing:
                 raise UserError(
-                    f"{path}: a report would mix this result with those of the grid ({differing}); give another --output"
+                    f"{path}: a report would mix this result with the grid's ({differing}); give another --output"
                 )
 
     def result(self) -> Optional[results.Run]:

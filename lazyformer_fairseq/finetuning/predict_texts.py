@@ -1,7 +1,8 @@
-"""``lazyformer predict MODEL TEXTS``: what a fine-tuned model says of each row of a file, into a file like it.
+"""``lazyformer predict MODEL TEXTS`` writes the rows of a file with a fine-tuned model's prediction for each.
 
-Tags of words go into a CoNLL file, a word and its tag per line, or as a list behind the text. A CoNLL file is copied
-line for line, with the tag as a last column.
+Tags of words are written to a CoNLL file with a word and its tag per line, or as a list appended to the text. A CoNLL
+file
+is copied line by line, with the tag as an additional last column.
 """
 
 import csv
@@ -42,25 +43,27 @@ from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsO
 from lazyformer_fairseq.training.objectives.tags import TagsObjective
 
 TABLES = (".tsv", ".csv", ".jsonl")
-ROWS_AT_ONCE = 2_000  # in memory; batches of like lengths are made of these
+ROWS_AT_ONCE = 2_000  # in memory at once, from which batches of similar lengths are made
 
 
 def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: PredictSettings) -> list[str]:
-    """Write the rows of a file with the model's answer after each, whole or not at all.
+    """Write the rows of a file with the model's prediction appended to each, completely or not at all.
 
-    A row without a text stays in its place, and its answer is empty.
+    A row without a text keeps its place, and its prediction is empty.
 
     Args:
-        model: a checkpoint, the folder of one, or a folder that ``lazyformer export`` wrote.
-        texts: rows of one text or two; where a column has labels, the answers are marked by them.
-        output: its ending says its format; by default ``TEXTS.predictions`` with the ending of `texts`.
-        wanted: options of the command.
+        model: a checkpoint, its folder, or a folder that ``lazyformer export`` wrote.
+        texts: rows of one or two texts; if a column has labels, the predictions are scored against them.
+        output: the file to write, whose ending selects the format; by default ``TEXTS.predictions`` with the ending of
+            `texts`.
+        wanted: the options of the command.
 
     Returns:
-        What the command prints, by line.
+        The lines that the command prints.
 
     Raises:
-        UserError: the model was not fine-tuned on labels or scores; a row is wrong (file and line); `output` exists.
+        UserError: the model was not fine-tuned on labels or scores, a row is wrong (with file and line), or `output`
+            exists.
     """
     checkpoint = checkpoint_at(model)
     tokenizer = loading.tokenizer_beside(checkpoint, wanted.tokenizer)
@@ -76,7 +79,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
         ending = texts.suffix
     output = output or texts.with_name(f"{texts.stem}.predictions{ending}")
     if output.exists():
-        raise UserError(f"{output}: exists already; remove it, or give another --output")
+        raise UserError(f"{output}: exists already; remove it or give another --output")
     if output.suffix.lower() not in endings:
         raise UserError(f"--output {output}: name a file that ends in {', '.join(endings)}")
     if output.suffix.lower() == ".tsv" and texts.suffix.lower() != ".tsv":
@@ -103,18 +106,18 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
                 file.write(lines.row(row, answer).encode())
         file.write(lines.rest().encode())
         if tally.rows == tally.without_text.count:
-            raise UserError(f"{texts}: has no text in it{tally.fields_in_place()}")
+            raise UserError(f"{texts}: contains no text{tally.fields_in_place()}")
     return [f"{output}: {tally.rows:,} rows", *tally.lines()]
 
 
 def fields_added(answer: inference.Prediction, task: TaskDescription) -> dict[str, Any]:
-    """Return the fields that stand after a row's own; their values are None where the row has no text."""
+    """Return the fields to append to a row; their values are None if the row has no text."""
     if answer.label is None:
         return dict.fromkeys(added_to(task))
     if task.tags_words:
         return {"prediction": answer.label}
     if task.is_regression:
-        # Nine digits tell all floats of 32 bits apart: scores may differ in the last of them alone.
+        # Nine digits distinguish all fp32 numbers; scores may differ only in the last of them.
         return {"prediction": float(f"{answer.label:.9g}")}
     if task.is_multi_label:
         shares = {label: round(share, 4) for label, share in answer.probabilities.items()}
@@ -123,7 +126,7 @@ def fields_added(answer: inference.Prediction, task: TaskDescription) -> dict[st
 
 
 def added_to(task: TaskDescription) -> tuple[str, ...]:
-    """Names of the fields that stand after a row's own."""
+    """Return the names of the fields to append to a row."""
     if task.is_regression or task.tags_words:
         return ("prediction",)
     if task.is_multi_label:
@@ -140,15 +143,17 @@ def open_rows(
     """Return the reader of a file's rows, the names of its columns, and its rows.
 
     Args:
-        path: path of the file.
+        path: the file.
         task: the task of the model's head.
-        text: columns of the texts; by default as in training, else the usual names.
-        seen: is told the bytes that were read.
+        text: names of the columns with texts; by default those of training, or else the usual names.
+        seen: a callback that receives numbers of bytes as they are read.
     """
     rows = read_rows(path, seen)
     first = next(rows, None)
     if first is None:
-        raise UserError(f"{path}: is empty; write a line that names its columns, and a text in each line under it")
+        raise UserError(
+            f"{path}: this file is empty; write a line that names its columns, and below it a text per line"
+        )
     header = first.fields
     layout = task.splits.get("valid")
     trained: tuple[str, ...] = ()
@@ -166,12 +171,12 @@ def open_rows(
         texts, label = columns_of(path, header, text or trained, label, is_labelled=False)
     if task.splits and len(templates or texts) != 1 + task.is_pair:
         if task.is_pair:
-            knows = "pairs: name two columns, as in --text text text2"
+            knows = "pairs; name two columns, as in --text text,text2"
         else:
-            knows = "single texts: name one so"
-        raise UserError(f"{path}: the model was trained on {task.name}, on {knows}")
+            knows = "single texts; name one column with --text"
+        raise UserError(f"{path}: the model was trained on {task.name}, a task of {knows}")
     reader = RowReader.of(path, header, texts, label, templates)
-    if path.suffix.lower() != ".jsonl":  # its rows are looked at one by one
+    if path.suffix.lower() != ".jsonl":  # its rows are checked one by one
         refuse_taken(path, first.line, header, task)
     return reader, header, _rows(reader, rows, task)
 
@@ -185,37 +190,40 @@ def _rows(reader: RowReader, rows: Iterator[FileRow], task: TaskDescription) -> 
 
 
 def refuse_tabs(texts: Path) -> None:
-    """Raise a UserError for a field that a TSV file cannot hold: a tab would divide it, a line break end its row."""
+    """Raise a UserError if a field contains a tab or a line break, which a TSV file cannot represent."""
     for row in read_rows(texts):
         if found := [name for name in ("\t", "\r", "\n") if any(name in field for field in row.fields)]:
             raise UserError(
-                f"{texts}, line {row.line}: a field holds {found[0]!r}, which no field of a .tsv file can; give an "
+                f"{texts}, line {row.line}: a field contains {found[0]!r}, which a .tsv file cannot represent; give an "
                 "--output that ends in .csv or .jsonl"
             )
 
 
 def refuse_duplicates(path: Path, names: Sequence[str]) -> None:
-    """Raise a UserError where two columns have one name, of which a line of JSON lines would lose one."""
+    """Raise a UserError if two columns have the same name, because JSON lines would lose one of them."""
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(
-            f"{path}, line 1: {len(twice)} columns are called {twice[0]!r}, and a JSON object has only one field of a "
-            "name; rename them, or give an --output that ends in .tsv or .csv"
+            f"{path}, line 1: {len(twice)} columns are called {twice[0]!r}, but a JSON object can only have one field "
+            "of a name; rename them, or give an --output that ends in .tsv or .csv"
         )
 
 
 def refuse_taken(path: Path, line: int, names: Iterable[str], task: TaskDescription) -> None:
-    """Raise a UserError where a field is called as one that is added: it would be lost, or be there twice."""
+    """Raise a UserError if a field has the name of one that is appended."""
     if taken := [name for name in added_to(task) if name in names]:
-        raise UserError(f"{path}, line {line}: has a field {taken[0]!r} already, as the answer's is called; rename it")
+        raise UserError(
+            f"{path}, line {line}: there is a field {taken[0]!r} already, which is the name of the prediction's; "
+            "rename it"
+        )
 
 
 class TableLines:
-    """Lines of a table: its header, and rows with their answers.
+    """Formats the lines of a table: its header, and its rows with their predictions.
 
     Args:
-        output: the file that they are for, whose ending says its format.
-        names: names of the columns of the file that is labelled.
-        task: what the model answers.
+        output: the file to write, whose ending selects the format.
+        names: names of the columns of the input file.
+        task: the task that the model predicts.
     """
 
     def __init__(self, output: Path, names: Sequence[str], task: TaskDescription):
@@ -224,7 +232,7 @@ class TableLines:
         self.task = task
 
     def header(self) -> str:
-        """Return the first line; JSON lines have none."""
+        """Return the first line; empty for JSON lines."""
         if self.output.suffix.lower() == ".jsonl":
             return ""
         added = added_to(self.task)
@@ -235,22 +243,22 @@ class TableLines:
         return line_of(self.output, self.names, row, fields_added(answer, self.task))
 
     def rest(self) -> str:
-        """Return what follows the last row."""
+        """Return the text after the last row."""
         return ""
 
 
 class TaggedLines:
-    """Lines of a CoNLL file that is made of texts: a word and its tag per line, an empty line after each text.
+    """Formats the lines of a CoNLL file made from texts: a word and its tag per line, an empty line after each text.
 
     Args:
-        reader: reads the texts.
+        reader: the reader of the texts.
     """
 
     def __init__(self, reader: RowReader):
         self.reader = reader
 
     def header(self) -> str:
-        """Return what stands before the first row."""
+        """Return the text before the first row."""
         return ""
 
     def row(self, row: FileRow, answer: inference.Prediction) -> str:
@@ -259,17 +267,17 @@ class TaggedLines:
         return "".join([*(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)), "\n"])
 
     def rest(self) -> str:
-        """Return what follows the last row."""
+        """Return the text after the last row."""
         return ""
 
     def words_and_tags(self, row: FileRow, answer: inference.Prediction) -> tuple[list[str], list[str]]:
-        """Return the words of a row, and as many tags."""
+        """Return the words of a row and their tags."""
         words = words_of(self.reader.texts_of(row)[0])
-        return words, answer.label or [OUTSIDE] * len(words)  # without a token of text there is no answer
+        return words, answer.label or [OUTSIDE] * len(words)  # an empty text has no prediction
 
 
 class TaggedCopy(TaggedLines):
-    """The lines of a CoNLL file as they are, with the tag as a last column of each word."""
+    """Copies the lines of a CoNLL file, with the tag as an additional last column of each word."""
 
     def __init__(self, reader: RowReader):
         super().__init__(reader)
@@ -277,7 +285,7 @@ class TaggedCopy(TaggedLines):
         self._copied = 0
 
     def row(self, row: FileRow, answer: inference.Prediction) -> str:
-        """Return the lines from the end of the sentence before to that of this one, whose words have a line each."""
+        """Return the lines from the end of the previous sentence to the end of this one, which has a line per word."""
         _, tags = self.words_and_tags(row, answer)
         between = islice(self._lines, row.line - 1 - self._copied)
         written = [line_without_word(line) for _, line in between]
@@ -287,19 +295,19 @@ class TaggedCopy(TaggedLines):
         return "".join(written)
 
     def rest(self) -> str:
-        """Return the lines behind the last sentence."""
+        """Return the lines after the last sentence."""
         return "".join(line_without_word(line) for _, line in self._lines)
 
 
 def line_without_word(line: str) -> str:
-    """Return an empty line, or one that begins a document; if that has several columns, it gets one more, too."""
+    """Return an empty line, or one that begins a document; the latter gets one more column if it has several."""
     if len(words_of(line)) > 1:
         return with_column(line, OUTSIDE)
     return f"{line}\n"
 
 
 def with_column(line: str, value: str) -> str:
-    """Return a line with one more column, behind a space where spaces divide its other ones, else a tab."""
+    """Return a line with one more column, separated by a space if the other columns are, else by a tab."""
     line = line.rstrip(" \t")
     divider = "\t"
     if " " in line and "\t" not in line:
@@ -308,7 +316,7 @@ def with_column(line: str, value: str) -> str:
 
 
 def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str, Any]) -> str:
-    """Return a row with its answer, in the format of the file's ending; an object stays as it was."""
+    """Return a row with its prediction, in the format of the file's ending; a JSON object keeps its fields."""
     if path.suffix.lower() == ".jsonl":
         if row.whole is None:
             own = dict(zip(names, row.fields, strict=True))
@@ -329,7 +337,7 @@ def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str,
 
 @dataclass
 class CountedRows:
-    """Rows with one oddity: how many there are, and the line of the first one."""
+    """A count of rows with the same peculiarity, and the line of the first."""
 
     count: int = 0
     first_line: int = 0
@@ -341,10 +349,12 @@ class CountedRows:
 
 
 class Tally:
-    """Counts of the rows, of those that lack a text or were cut, and marks where the file has labels.
+    """Counts rows, including those without text and those that were cut, and scores predictions if there are labels.
 
     Args:
-        longest: tokens of an input that the model reads.
+        task: the task that the model predicts.
+        reader: the reader of the rows.
+        longest: maximum number of tokens that the model reads.
     """
 
     def __init__(self, task: TaskDescription, reader: RowReader, longest: int):
@@ -358,12 +368,14 @@ class Tally:
         self.words = 0
         self.cut_words = 0
         self.own_tags: set[str] = set()
-        self.fields_instead: dict[str, None] = {}  # of rows that lack the field of the text
-        self.pairs = array("d")  # answer, target, answer, target ...; of lists a number per label each; counts of tags
+        self.fields_instead: dict[str, None] = {}  # fields of rows that lack that of the text
+        self.pairs = array(
+            "d"
+        )  # prediction, target, prediction, target ...; a number per label for lists; counts of tags
         self.why_not = ""
 
     def add(self, row: FileRow, answer: inference.Prediction) -> None:
-        """Count a row and its answer."""
+        """Count a row and its prediction."""
         self.rows += 1
         if answer.is_cut:
             self.cut.add(row)
@@ -386,7 +398,7 @@ class Tally:
                 return
             target = target_of_row(self.task, self.reader.path, row, label)
         except UserError as error:
-            self.why_not = f"no marks: {error}"
+            self.why_not = f"no scores: {error}"
             return
         if self.task.tags_words:
             tags = [self.task.labels[number] for number in target]
@@ -400,22 +412,22 @@ class Tally:
         return [self.reader.names[place] for place in self.reader.texts]
 
     def fields_in_place(self) -> str:
-        """Return the end of a message on rows without text: the fields that some have in place of the text's."""
+        """Return the end of a message about rows without text: the other fields that some of them have."""
         others = [repr(name[:40]) for name in self.fields_instead if name not in self._text_columns]
         if not others:
             return ""
         wanted = " and ".join(map(repr, self._text_columns))
-        return f"; some rows lack {wanted} and have {', '.join(others[:MOST_SHOWN])}: is a name misspelt?"
+        return f"; some rows lack {wanted} and have {', '.join(others[:MOST_SHOWN])}; is a name misspelt?"
 
     def lines(self) -> list[str]:
-        """Return sentences on the rows, for the user."""
+        """Return sentences about the rows, for the user."""
         said = []
         if count := self.without_text.count:
             have = "have"
             if count == 1:
                 have = "has"
             said.append(
-                f"{count:,} of {self.rows:,} rows {have} no text and got no prediction, the first in line "
+                f"{count:,} of {self.rows:,} rows {have} no text and received no prediction, the first in line "
                 f"{self.without_text.first_line}{self.fields_in_place()}"
             )
         if self.unknown.count:
@@ -425,8 +437,8 @@ class Tally:
             said.append(f"{cut}, first in line {self.cut.first_line}")
         if self.cut_words:
             said.append(
-                f"{self.cut_words:,} of {self.words:,} words have no token in what the model reads, and got the tag "
-                f"{OUTSIDE}"
+                f"{self.cut_words:,} of {self.words:,} words have no token among those that the model reads, and "
+                f"received the tag {OUTSIDE}"
             )
         return [*said, *self._marks()]
 
@@ -438,9 +450,9 @@ class Tally:
         if self.task.tags_words:
             rows = np.array(self.pairs).reshape(-1, 5)
             marks = [f"{name} {100 * TagsObjective.metric(name, rows):.2f}" for name in self.task.metrics]
-            said = [f"by the file's own tags in {len(rows):,} of the rows: {', '.join(marks)}"]
+            said = [f"scores against the tags of the file in {len(rows):,} of the rows: {', '.join(marks)}"]
             if len(self.own_tags) == 1:
-                said.append(f"all these tags are {min(self.own_tags)!r}, so these numbers say nothing")
+                said.append(f"all tags of the file are {min(self.own_tags)!r}, so these scores are meaningless")
             return said
         width = 1
         if self.task.is_multi_label:
@@ -454,11 +466,11 @@ class Tally:
             some = f" in {len(targets):,} of the rows"
         else:
             some = ""
-        said = [f"by the file's own labels{some}: {', '.join(marks)}"]
+        said = [f"scores against the labels of the file{some}: {', '.join(marks)}"]
         if len(np.unique(targets, axis=0)) == 1:
             target = targets[0]
             if width == 1:
                 target = target.item()
             label = self.task.word_of(target)
-            said.append(f"all these labels are {label!r}, so these numbers say nothing")
+            said.append(f"all labels of the file are {label!r}, so these scores are meaningless")
         return said

@@ -1,4 +1,4 @@
-"""The report of a grid of fine-tuning runs, whatever the benchmark: NAME.md and NAME.png."""
+"""The report of a grid of fine-tuning runs, for any benchmark: NAME.md and NAME.png."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -18,25 +18,31 @@ from lazyformer_fairseq.report.page import Notes, Picture, write_page
 from lazyformer_fairseq.report.tables import Table
 
 INCOMPLETE = "*"
-ONE_CLASS = " (one class)"  # behind a score on a development set whose rows all have one label
+ONE_CLASS = " (one class)"  # follows a score on a development set with only one label
 AVERAGE = "Avg."
 PANELS_PER_ROW = 3
 PANEL = (3.4, 2.8)  # inches
-IDENTITY = ("model", "checkpoint_sha256", "task", "data_sha256", "description")  # settings that a report has elsewhere
+IDENTITY = (
+    "model",
+    "checkpoint_sha256",
+    "task",
+    "data_sha256",
+    "description",
+)  # settings that the report shows elsewhere
 
 
 def write_report(folder: Path, output: Path) -> str:
-    """Write the report of the grid in `folder` into `output`, and return what a screen shows of it.
+    """Write the report of the grid in `folder` into `output`, and return the part to print on a screen.
 
     Raises:
-        UserError: a file of the folder is wrong, or no run has ended well.
+        UserError: a file in the folder is wrong, or no run has succeeded.
     """
     benchmark = benchmark_of_grid(folder)
     results = read_results(folder, benchmark)
     if not results.runs:
         raise UserError(
-            f"{folder / 'runs'}: no run has ended well yet, {len(results.failures)} failed; see the logs in "
-            f"it, or run `lazyformer finetune` again"
+            f"{folder / 'runs'}: no run has succeeded yet and {len(results.failures)} failed; see the logs there, or "
+            "run `lazyformer finetune` again"
         )
     rows = [model_row(results, benchmark, model) for model in results.grid.models]
     rows += benchmark.other_rows(results)
@@ -46,11 +52,11 @@ def write_report(folder: Path, output: Path) -> str:
     tasks = set(results.grid.tasks)
     of_papers = Table(f"{benchmark.name}, {development}, percent", [cells(row, benchmark, tasks) for row in rows])
     of_scores = Table(
-        "Each score: median and spread over the seeds of the chosen rate",
+        "Each score: median and spread over the seeds at the selected learning rate",
         [_score_row(each, benchmark, len(results.grid.seeds)) for each in results.measurements()],
         left=("score", "metric"),
     )
-    # With few tasks the papers' table is mostly empty: the grid's own numbers stand first.
+    # With few tasks the papers' table is mostly empty, so the grid's own scores come first.
     first, second = of_scores, of_papers
     if benchmark.averages_some or tasks >= {score.task for score in benchmark.scores}:
         first, second = of_papers, of_scores
@@ -87,10 +93,10 @@ def verdict(results: Results, benchmark: Benchmark) -> str:
         what = f"{_score_name(found[best][only], benchmark)} ({found[best][only].metric})"
     else:
         what = f"the mean of {len(shared)} scores"
-    rest = f"{baseline:.2f} of an answer that needs no model"
+    rest = f"{baseline:.2f} for the baseline, which needs no model"
     if others:
-        rest = f"{means[others[0]]:.2f} of {others[0]} and {rest}"
-    sentence = f"{best} has {means[best]:.2f} in {what}, against {rest}."
+        rest = f"{means[others[0]]:.2f} for {others[0]} and {rest}"
+    sentence = f"{best} scores {means[best]:.2f} in {what}, against {rest}."
     all_found = [results.of(model, task) for model, task in product(results.grid.models, results.grid.tasks)]
     if not all(each.is_complete for each in all_found):
         sentence += " Runs are missing, so this may change."
@@ -98,22 +104,22 @@ def verdict(results: Results, benchmark: Benchmark) -> str:
 
 
 def notes(results: Results, benchmark: Benchmark) -> Iterator[str]:
-    """Yield what a reader needs to compare these numbers with others, a sentence or two each."""
+    """Yield notes of a sentence or two that a reader needs to compare these scores with others."""
     yield from results.warnings()
     yield from benchmark.notes(results)
     yield (
-        "95% bounds: Student's t, two-sided, of the mean over the seeds of the chosen rate; above baseline: the lower "
-        "bound is. They separate learning from the chance of the seed. They do not cover that epoch and rate were "
-        "chosen on the same development set."
+        "95% bounds are those of the mean over the seeds at the selected learning rate, by Student's t, two-sided. A "
+        "score is above the baseline if its lower bound is. The bounds separate learning from the chance of the seed. "
+        "They do not account for the selection of epoch and learning rate on the same development set."
     )
     runs = results.runs.values()
-    yield f"Hours of all runs ({len(runs)}) together: {sum(run.seconds for run in runs) / 3600:.2f}."
+    yield f"Hours of all {len(runs)} runs together: {sum(run.seconds for run in runs) / 3600:.2f}."
     for model in results.grid.models:
         for task in results.grid.tasks:
             found = results.of(model, task)
             if not found.is_complete:
                 yield (
-                    f"{INCOMPLETE} {model} on {task}: the number may change, because runs are missing "
+                    f"{INCOMPLETE} {model} on {task}: the score may change, because runs are missing "
                     f"({_listed(found.missing)}) or failed ({_listed(found.failed)})."
                 )
     for failure in results.failures.values():
@@ -157,7 +163,7 @@ def _setting_rows(results: Results, benchmark: Benchmark) -> Iterator[dict[str, 
 
 
 def model_row(results: Results, benchmark: Benchmark, model: str) -> TableRow:
-    """Return the medians of one of our models, in percent."""
+    """Return the row of one of our models, with medians in percent."""
     updates = None
     scores = {}
     marks = {}
@@ -178,7 +184,7 @@ def model_row(results: Results, benchmark: Benchmark, model: str) -> TableRow:
 
 
 def average_of(row: TableRow, benchmark: Benchmark, tasks: Optional[set[str]] = None) -> Optional[float]:
-    """Return the mean of the scores of these tasks, all by default; None where one is missing or incomplete."""
+    """Return the mean score of these tasks, by default of all; None if a score is missing or incomplete."""
     names = [score.name for score in benchmark.scores if tasks is None or score.task in tasks]
     for name in names:
         if name not in row.scores or INCOMPLETE in row.marks.get(name, ""):
@@ -187,7 +193,7 @@ def average_of(row: TableRow, benchmark: Benchmark, tasks: Optional[set[str]] = 
 
 
 def cells(row: TableRow, benchmark: Benchmark, tasks: set[str]) -> dict[str, str]:
-    """Return a row as it is printed, with the scores of these tasks, and the average where these are all."""
+    """Return a row as printed, with the scores of these tasks, and with their average if the benchmark allows it."""
     task_of = {score.name: score.task for score in benchmark.scores}
     found = {"model": row.name, "updates": NOTHING}
     if row.updates is not None:
@@ -222,7 +228,7 @@ def _score_name(measurement: Measurement, benchmark: Benchmark) -> str:
 
 
 def _score_row(measurement: Measurement, benchmark: Benchmark, seeds: int) -> dict[str, str]:
-    """Return a metric of a model as it is printed, with the verdict whether the model has learnt anything."""
+    """Return the printed cells of a metric, with the verdict whether the model has learned anything."""
     values = measurement.values
     mark = ""
     if not measurement.found.is_complete:
@@ -255,9 +261,10 @@ def _score_row(measurement: Measurement, benchmark: Benchmark, seeds: int) -> di
 
 
 def draw(results: Results, benchmark: Benchmark, path: Path) -> None:
-    """Draw a panel per score: the median over seeds at the chosen rate, and a bar from the lowest to the highest.
+    """Draw one panel per score: the median over seeds at the selected rate, with a bar from minimum to maximum.
 
-    Models stand side by side. Checkpoints of one folder with different numbers of updates make a curve over updates
+    Models are drawn side by side. Checkpoints in one folder with different numbers of updates form a curve over the
+    updates
     of pre-training, as in LazyFormer's Figure 2.
     """
     panels: dict[str, list[Measurement]] = {}
@@ -278,7 +285,7 @@ def draw(results: Results, benchmark: Benchmark, path: Path) -> None:
 
     columns = min(len(panels), PANELS_PER_ROW)
     rows = -(-len(panels) // columns)
-    title = "Development scores: median over seeds, and range from the lowest to the highest"
+    title = "Development scores: median over seeds, and range from minimum to maximum"
     with picture(path, rows, columns, panel=PANEL, title=title, legend=handles(style_of)) as axes:
         for axis in axes.flat[len(panels) :]:
             axis.remove()

@@ -1,7 +1,7 @@
-"""The results of a grid of fine-tuning runs, read from its folder and checked.
+"""Reads and checks the results of a grid of fine-tuning runs.
 
-OUT/runs/grid.json                            models, tasks, learning rates and seeds that were asked for
-OUT/runs/MODEL/TASK/lr2e-05_seed1/result.json   a run that ended well; failed.json where it failed
+OUT/runs/grid.json                            requested models, tasks, learning rates and seeds
+OUT/runs/MODEL/TASK/lr2e-05_seed1/result.json   the result of a run that succeeded; failed.json if it failed
 """
 
 import itertools
@@ -27,20 +27,22 @@ FAILED = "failed.json"
 LOG = "train.log"
 BEST = "checkpoint_best.pt"
 LAST = "checkpoint_last.pt"
-MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # folders are called so
+MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # allowed names of folders
 REMEDY = "remove it and run the grid again"
 
-Marks = dict[str, dict[str, float]]  # split as its file is called ("dev", "dev_matched") -> metric -> value, a fraction
+# By name of the file without its ending, such as "dev" or "dev_matched": values of metrics by name, as fractions.
+Marks = dict[str, dict[str, float]]
 
 
 class ScoredTask(Protocol):
     """A task whose runs are compared.
 
     Attributes:
-        name: name of the task.
-        splits: fairseq's name of a split (`train`, `valid`, `valid1`, `test`) -> its `file`, and official `rows`.
-        metrics: names; fractions in results.
-        selecting_metric: the one of `metrics` that chooses checkpoint and rate.
+        name: the name of the task.
+        splits: by fairseq's name of a split (`train`, `valid`, `valid1`, `test`), its `file` and official number of
+            `rows`.
+        metrics: the names of its metrics, which are fractions in results.
+        selecting_metric: the one of `metrics` that selects checkpoint and learning rate.
     """
 
     name: str
@@ -50,10 +52,10 @@ class ScoredTask(Protocol):
 
 
 class TaskFamily(Protocol):
-    """A benchmark as far as reading results needs it.
+    """The part of a benchmark that reading results needs.
 
     Attributes:
-        name: name in messages.
+        name: the name in messages.
         tasks: the tasks by name.
     """
 
@@ -62,12 +64,12 @@ class TaskFamily(Protocol):
 
 
 def split_file(task: ScoredTask, split: str) -> str:
-    """Return the name of a split in results: its file's, without the ending."""
+    """Return the name of a split in results, which is that of its file without the ending."""
     return Path(task.splits[split].file).stem
 
 
 def development_splits(task: ScoredTask) -> list[str]:
-    """Return the splits on which runs are compared."""
+    """Return the splits that runs are compared on."""
     return [split for split in task.splits if split.startswith("valid")]
 
 
@@ -81,21 +83,21 @@ class RunKey(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """The run's folder within that of all runs."""
+        """The folder of the run, relative to that of all runs."""
         return Path(self.model, self.task, f"lr{self.rate:g}_seed{self.seed}")
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The runs that were asked for, as grid.json has them: every combination of models, tasks, rates and seeds.
+    """The requested runs, as stored in grid.json: all combinations of models, tasks, learning rates and seeds.
 
     Attributes:
-        models: name -> checkpoint.
+        models: checkpoints by name of the model.
         tasks: names of tasks.
         lrs: learning rates.
         seeds: random seeds.
         epochs: number of epochs of each task.
-        description: the custom task, if there is one.
+        description: the description of the custom task, if there is one.
     """
 
     models: dict[str, str]
@@ -106,30 +108,30 @@ class Grid:
     description: Optional[dict[str, Any]] = None
 
     def keys_of(self, model: str, task: str) -> list[RunKey]:
-        """Return the runs of a model on a task, rate by rate."""
+        """Return the runs of a model on a task, ordered by learning rate."""
         return [RunKey(model, task, rate, seed) for rate in self.lrs for seed in self.seeds]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that ended well, as its result.json has it.
+    """A run that succeeded, as stored in its result.json.
 
     Attributes:
-        folder: the run's folder.
-        model: the model's name.
+        folder: the folder of the run.
+        model: the name of the model.
         checkpoint: the checkpoint that the run started from.
-        task: the task's name.
-        lr: learning rate.
-        seed: random seed.
-        epochs: number of epochs.
+        task: the name of the task.
+        lr: the learning rate.
+        seed: the random seed.
+        epochs: the number of epochs.
         metrics: scores of the model at its best epoch.
-        baseline: scores of an answer that needs no model.
+        baseline: scores of predictions without a model.
         train_rows: rows per epoch.
         seconds: duration of the run.
-        updates: updates of the checkpoint's pre-training, where known.
-        best_epoch: the epoch that was kept.
-        settings: everything that decides the result.
-        splits: facts on the data that the run was trained and scored on.
+        updates: number of pre-training updates of the checkpoint, if known.
+        best_epoch: the epoch whose checkpoint was kept.
+        settings: all settings that determine the result.
+        splits: facts about the data that the run was trained and scored on.
     """
 
     folder: Path
@@ -149,7 +151,7 @@ class Run:
     splits: tuple[SplitFacts, ...] = ()
 
     def only_label(self, split: str) -> Optional[str]:
-        """Return the label of all rows of a development split, as its file is called; None where there are several."""
+        """Return the label of all rows of a development split, given by its file's stem; None if there are several."""
         for facts in self.splits:
             if Path(facts.file).stem == split and not facts.is_train:
                 return facts.only_label
@@ -157,26 +159,26 @@ class Run:
 
     @property
     def key(self) -> RunKey:
-        """The run's identity."""
+        """The identity of the run."""
         return RunKey(self.model, self.task, self.lr, self.seed)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that ended badly, as its failed.json has it."""
+    """A run that failed, as stored in its failed.json."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a folder.
+    """The results in a folder.
 
     Attributes:
         benchmark: the benchmark of the grid.
-        grid: the runs that were asked for.
-        runs: the runs that ended well.
-        failures: why others failed.
+        grid: the requested runs.
+        runs: the runs that succeeded.
+        failures: the reasons why others failed.
     """
 
     benchmark: TaskFamily
@@ -195,7 +197,7 @@ class Results:
         )
 
     def measurements(self) -> Iterator["Measurement"]:
-        """Yield every metric of every development set of each model's tasks that have a run, in the grid's order."""
+        """Yield all metrics on all development splits, for each model and task with a run, in the grid's order."""
         for model, task in itertools.product(self.grid.models, self.grid.tasks):
             found = self.of(model, task)
             if not found.runs:
@@ -211,11 +213,11 @@ class Results:
                 )
 
     def warnings(self) -> list[str]:
-        """Return sentences on the data of all runs that the reader of their scores must know, one of each."""
+        """Return sentences about the data of all runs that the reader of the scores must know, without repetition."""
         return warnings_on((run.model, run.task, facts) for run in self.runs.values() for facts in run.splits)
 
     def baseline(self, task: str, split: str, metric: str) -> Optional[float]:
-        """Return the baseline of a task's development set, in percent; None where no run of it has ended well."""
+        """Return the baseline on a task's development split, in percent; None if no run of the task has succeeded."""
         for run in self.runs.values():
             if run.task == task:
                 return 100 * run.baseline[split_file(self.benchmark.tasks[task], split)][metric]
@@ -223,10 +225,10 @@ class Results:
 
 
 def warnings_on(facts: Iterable[tuple[str, str, SplitFacts]]) -> list[str]:
-    """Return sentences on data that the reader of scores must know, one of each.
+    """Return sentences about data that the reader of scores must know, without repetition.
 
     Args:
-        facts: the names of a model and of a task, and facts on one of its splits.
+        facts: tuples of the name of a model, the name of a task, and facts about one of its splits.
     """
     sentences: dict[str, None] = {}
     for model, task, on_split in facts:
@@ -238,14 +240,14 @@ def warnings_on(facts: Iterable[tuple[str, str, SplitFacts]]) -> list[str]:
 class TaskResults:
     """The runs of one model on one task, scored by LazyFormer's protocol (appendix A).
 
-    A score is the median over seeds at each learning rate, and of these medians the best. MNLI's rate is chosen on
-    its matched set, for both sets.
+    A score is the best over the learning rates of the median over seeds. For MNLI, the learning rate is selected on the
+    matched set and used for both sets.
 
     Attributes:
         task: the task.
-        runs: runs that ended well.
-        failed: runs that failed.
-        missing: runs that have not ended.
+        runs: the runs that succeeded.
+        failed: the runs that failed.
+        missing: the runs that have not finished.
     """
 
     task: ScoredTask
@@ -255,31 +257,31 @@ class TaskResults:
 
     @property
     def is_complete(self) -> bool:
-        """True if all runs that were asked for have ended well."""
+        """True if all requested runs have succeeded."""
         return not self.failed and not self.missing
 
     @cached_property
     def rate(self) -> Optional[float]:
-        """The chosen learning rate; the first of equally good ones; None where no run has ended well."""
+        """The selected learning rate, the first of equally good ones; None if no run has succeeded."""
         rates = dict.fromkeys(run.lr for run in self.runs)
         metric = self.task.selecting_metric
         return max(rates, key=lambda rate: np.median(self._values_at(rate, "valid", metric)), default=None)
 
     @property
     def best(self) -> list[Run]:
-        """The runs whose checkpoints are best on the development set, over all rates and seeds: one, or equals."""
+        """The best runs on the development set, over all learning rates and seeds; several if they are equally good."""
         scores = [run.metrics[split_file(self.task, "valid")][self.task.selecting_metric] for run in self.runs]
         highest = max((score for score in scores if not math.isnan(score)), default=None)
         return [run for run, score in zip(self.runs, scores, strict=True) if score == highest]
 
     def only_label(self, split: str) -> Optional[str]:
-        """Return the label of all rows of a development split; None where there are several, or nobody knows."""
+        """Return the label of all rows of a development split; None if there are several labels or it is unknown."""
         if self.runs:
             return self.runs[0].only_label(split_file(self.task, split))
         return None
 
     def values(self, split: str, metric: str) -> np.ndarray:
-        """Return one number per seed at the chosen rate, in percent."""
+        """Return one value per seed at the selected learning rate, in percent."""
         return self._values_at(self.rate, split, metric)
 
     def _values_at(self, rate: Optional[float], split: str, metric: str) -> np.ndarray:
@@ -289,15 +291,15 @@ class TaskResults:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A metric of a model on a development set, at the rate that the task's own metric chose.
+    """A metric of a model on a development split, at the learning rate that the task's selecting metric chose.
 
     Attributes:
-        model: the model's name.
+        model: the name of the model.
         split: fairseq's name of the development split.
-        metric: the metric's name.
+        metric: the name of the metric.
         found: all runs of the model on the task.
-        values: one number per seed, in percent.
-        baseline: the score of an answer that needs no model, in percent.
+        values: one value per seed, in percent.
+        baseline: the score of predictions without a model, in percent.
     """
 
     model: str
@@ -309,12 +311,12 @@ class Measurement:
 
     @property
     def task(self) -> str:
-        """The task's name."""
+        """The name of the task."""
         return self.found.task.name
 
     @property
     def selects(self) -> bool:
-        """True for the metric that chooses epoch and rate."""
+        """True for the metric that selects epoch and learning rate."""
         return self.metric == self.found.task.selecting_metric
 
 
@@ -326,8 +328,8 @@ def read_results(folder: Path, benchmark: TaskFamily) -> Results:
         benchmark: the benchmark whose tasks the grid may have.
 
     Raises:
-        UserError: no grid; a file that is no JSON, of another format version, or lacks a field; two runs of a task
-            whose development sets differ.
+        UserError: there is no grid, a file is not JSON, has another format version or lacks a field, or two runs of a
+            task have different development sets.
     """
     grid = read_grid(folder / "runs" / GRID_FILE, benchmark)
     runs = {}
@@ -338,7 +340,9 @@ def read_results(folder: Path, benchmark: TaskFamily) -> Results:
             if (place / RESULT).exists():
                 run = read_run(place / RESULT, benchmark)
                 if run.key != key:
-                    raise UserError(f"{place / RESULT}: is the result of {run.key.folder}; move it there, or remove it")
+                    raise UserError(
+                        f"{place / RESULT}: this is the result of {run.key.folder}; move it there or remove it"
+                    )
                 undefined = [
                     f"{metric} of {file}" for file, metric, value in _marks(run.metrics) if not math.isfinite(value)
                 ]
@@ -357,10 +361,10 @@ def read_grid(path: Path, benchmark: Optional[TaskFamily] = None) -> Grid:
 
     Args:
         path: the file.
-        benchmark: the benchmark whose tasks alone it may have; None for any.
+        benchmark: the benchmark whose tasks it may have; None for any.
 
     Raises:
-        UserError: the file is missing, no JSON, of another format version, or a field of it is wrong.
+        UserError: the file is missing, is not JSON, has another format version, or a field is wrong.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file; give the folder that `lazyformer finetune` wrote")
@@ -380,10 +384,10 @@ def read_run(path: Path, benchmark: Optional[TaskFamily] = None) -> Run:
 
     Args:
         path: the file.
-        benchmark: the benchmark whose tasks alone it may be of, with all their metrics; None for any.
+        benchmark: the benchmark whose tasks it may be of, with all their metrics; None for any.
 
     Raises:
-        UserError: the file is no JSON, of another format version, or a field or metric of it is wrong.
+        UserError: the file is not JSON, has another format version, or a field or metric is wrong.
     """
     content = read_json(path)
     refuse_other_version(path, content, FORMAT_VERSION)
@@ -404,30 +408,33 @@ def kept_checkpoint(run: Path) -> Path:
     """Return the checkpoint of a run's best epoch.
 
     Raises:
-        UserError: it was not kept.
+        UserError: the checkpoint was not kept.
     """
     checkpoint = run / BEST
     if not checkpoint.is_file():
         raise UserError(
-            f"{checkpoint}: no such checkpoint; remove {run / RESULT}, and run it again with --keep-checkpoints best"
+            f"{checkpoint}: no such checkpoint; remove {run / RESULT} and run the grid again with --keep-checkpoints "
+            "best"
         )
     return checkpoint
 
 
 def _check_task(path: Path, name: str, benchmark: Optional[TaskFamily]) -> None:
     if benchmark is not None and name not in benchmark.tasks:
-        raise UserError(f"{path}: {name!r} is no {benchmark.name} task; known are {', '.join(benchmark.tasks)}")
+        raise UserError(
+            f"{path}: {name!r} is not a {benchmark.name} task; known tasks are {', '.join(benchmark.tasks)}"
+        )
 
 
 def _marks(marks: Marks) -> Iterator[tuple[str, str, float]]:
-    """Yield each file, metric and value."""
+    """Yield all values with their file and metric."""
     for file, values in marks.items():
         for metric, value in values.items():
             yield file, metric, value
 
 
 def _refuse_other_development_sets(runs: Iterable[Run]) -> None:
-    """Compare the baselines of a task's runs, which depend on its development sets alone."""
+    """Compare the baselines of each task's runs, which only depend on its development sets."""
     first: dict[str, Run] = {}
     for run in runs:
         other = first.setdefault(run.task, run)
@@ -435,7 +442,7 @@ def _refuse_other_development_sets(runs: Iterable[Run]) -> None:
             there = other.baseline.get(file, {}).get(metric, value)
             if not math.isclose(value, there, abs_tol=1e-9):
                 raise UserError(
-                    f"{run.folder}: its {run.task} {file} set is another than that of {other.folder}: the baseline's "
-                    f"{metric} is {value}, not {there}. Scores on different rows do not compare: run both on the same "
-                    "prepared data"
+                    f"{run.folder}: its {run.task} {file} set differs from that of {other.folder}: the baseline's "
+                    f"{metric} is {value}, not {there}. Scores on different rows cannot be compared; run both on the "
+                    "same prepared data"
                 )

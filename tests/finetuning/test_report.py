@@ -79,7 +79,7 @@ def test_runs_that_lack_failed_or_gave_no_number_are_listed_and_there_is_no_aver
     lost, failed, broken = (RunKey("lazy", "RTE", rate, seed) for rate, seed in ((2e-5, 3), (5e-5, 1), (5e-5, 2)))
     markdown = report_of(make_grid(tmp_path, without=[lost, failed]))
     assert (cells(markdown, "lazy")[8], cells(markdown, "lazy")[-1]) == ("68.01*", "-")
-    assert "* lazy on RTE: the number may change, because runs are missing (rate 2e-05 seed 3, rate 5e-05" in markdown
+    assert "* lazy on RTE: the score may change, because runs are missing (rate 2e-05 seed 3, rate 5e-05" in markdown
     write_failure(tmp_path, failed, "out of memory")
     write_result(tmp_path, broken, float("nan"))
     markdown = report_of(tmp_path)
@@ -108,7 +108,7 @@ def test_settings_stand_beside_the_paper_s_protocol(tmp_path):
         "head": ["linear", "-"],
     }
     assert {name: cells(markdown, name)[1:] for name in rows} == rows
-    assert "max train rows" not in markdown and "Hours of all runs (12) together: 0.12." in markdown
+    assert "max train rows" not in markdown and "Hours of all 12 runs together: 0.12." in markdown
 
 
 def test_the_page_and_the_figure_hold_every_score(tmp_path):
@@ -163,9 +163,9 @@ def test_squad_s_scores_stand_beside_the_baseline_and_the_paper(tmp_path):
 def test_a_missing_mark_is_counted_and_no_run_at_all_is_an_error(tmp_path):
     markdown = report_of(make_squad_grid(tmp_path, [0.5, None], train_rows=100))
     assert cells(markdown, "par")[2:] == ["50.00*", "40.00*"]
-    assert "* par on SQuAD: the number may change, because runs are missing (rate 3e-05 seed 2)" in markdown
+    assert "* par on SQuAD: the score may change, because runs are missing (rate 3e-05 seed 2)" in markdown
     assert cells(markdown, "training rows")[1:] == ["SQuAD 100", "SQuAD 87,599"]
-    with pytest.raises(UserError, match="no run has ended well yet, 0 failed.*lazyformer finetune"):
+    with pytest.raises(UserError, match="no run has succeeded yet and 0 failed.*lazyformer finetune"):
         report_of(make_squad_grid(tmp_path / "empty", [None]))
 
 
@@ -215,7 +215,7 @@ GRID = {"models": {}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}
             for change, words in (
                 ({"format_version": 2}, "format version 2, but this program reads 1"),
                 ({"lr": "2e-5"}, "field 'lr' is '2e-5', must be a valid number"),
-                ({"task": "COCA"}, "'COCA' is no GLUE task"),
+                ({"task": "COCA"}, "'COCA' is not a GLUE task"),
                 ({"metrics": [0.5]}, "field 'metrics' is [0.5], must be an object"),
                 ({"metrics": {"dev": {"accuracy": 1.0}}}, "has no field 'metrics.dev.matthews'"),
                 ({"baseline": {"dev": {"accuracy": 1.0}}}, "has no field 'baseline.dev.matthews'"),
@@ -254,8 +254,8 @@ def test_a_file_that_is_not_what_it_should_be_is_named(asked, name, content, wor
 def test_a_result_of_another_run_or_on_another_development_set_is_refused(asked):
     path = write_result(asked, FIRST, 0.5)
     write_result(asked, RunKey("lazy", "CoLA", 2e-5, 2), 0.5, baseline=0.1)
-    with pytest.raises(UserError, match="dev set is another than that of"):
+    with pytest.raises(UserError, match="dev set differs from that of"):
         read_results(asked, GLUE)
     path.parent.rename(path.parent.with_name("lr2e-05_seed3"))
-    with pytest.raises(UserError, match="is the result of lazy/CoLA/lr2e-05_seed1; move it there, or remove it"):
+    with pytest.raises(UserError, match="this is the result of lazy/CoLA/lr2e-05_seed1; move it there or remove it"):
         read_results(asked, GLUE)

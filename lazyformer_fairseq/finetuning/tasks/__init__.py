@@ -1,1 +1,1 @@
-"""Benchmarks: all that is of one task, or of several that stand in one table, a file each."""
+"""Benchmarks, one file each: a task, or several tasks that share a table, with everything that is specific to them."""

@@ -15,7 +15,7 @@ from lazyformer_fairseq.finetuning.tasks.glue import PublishedTasks
 
 
 class BabyLM(PublishedTasks):
-    """The tasks of BabyLM's evaluation of 2025, of which a folder may hold some."""
+    """The tasks of BabyLM's evaluation of 2025; a folder may contain only some of them."""
 
     name = "BabyLM"
     key = "babylm"
@@ -36,20 +36,20 @@ class BabyLM(PublishedTasks):
     averages_some = True
 
     def left_out(self, names: Sequence[str], data: Path) -> dict[str, str]:
-        """Return the tasks without a training file, each with a sentence.
+        """Return the tasks without a training file, each with a sentence that says so.
 
         Raises:
-            UserError: none has one.
+            UserError: none of the tasks has a training file.
         """
         reasons = {}
         for name in names:
             file = self.tasks[name].splits["train"].file
             if not (data / file).is_file() and not PreparedTask.is_at(data / name):
-                reasons[name] = f"{name} is left out, for {data} holds no {file} to train on"
+                reasons[name] = f"{name} is left out, because {data} contains no {file} to train on"
         if len(reasons) == len(names):
             raise UserError(
-                f"{data}: holds no training file of {', '.join(names)}; give the folder of {file} and the others by "
-                "--data"
+                f"{data}: contains no training file of {', '.join(names)}; give the folder of {file} and the others "
+                "with --data"
             )
         return reasons
 
@@ -62,10 +62,10 @@ class BabyLM(PublishedTasks):
         return "\n".join([*left_out.values(), overview])
 
     def notes(self, results: Results) -> Iterator[str]:
-        """Yield what a reader needs to compare the numbers with others, a sentence or two each."""
+        """Yield notes of a sentence or two that a reader needs to compare the scores with others."""
         yield (
-            "MRPC and QQP: F1 of the second class; all others: accuracy; times 100, at the epoch that is best on the "
-            "same rows."
+            "Scores are F1 of the second class for MRPC and QQP, and accuracy for all others, times 100, at the epoch "
+            "that is best on the same rows."
         )
         missing = [score.name for score in self.scores if score.task not in results.grid.tasks]
         if missing:

@@ -1,7 +1,8 @@
-"""A custom task: train.tsv and dev.tsv, or .conll, in a folder become a row of the table of tasks.
+"""A custom task: train.tsv and dev.tsv, or .conll files, in a folder, described as a row of the table of tasks.
 
-Whatever is not given is read off the training file: which columns hold texts and labels, whether labels are classes or
-scores, and which there are. The rest is as for GLUE's tasks.
+Everything that is not given is inferred from the training file: which columns contain texts and labels, whether the
+labels
+are classes or scores, and which classes there are. Otherwise a custom task works like a task of GLUE.
 """
 
 import math
@@ -37,8 +38,8 @@ from lazyformer_fairseq.options import refuse_given
 from lazyformer_fairseq.storage.json_files import read_json
 
 ENDINGS = (".tsv", ".csv", ".jsonl", CONLL)
-FILES = {"train": ("train",), "dev": ("dev", "valid")}  # names of the files, without an ending
-TEXT_COLUMNS = (  # the first of these that a file has
+FILES = {"train": ("train",), "dev": ("dev", "valid")}  # names of the files, without the ending
+TEXT_COLUMNS = (  # the first of these that a file has are used
     ("text", "text2"),
     ("text1", "text2"),
     ("sentence1", "sentence2"),
@@ -52,10 +53,10 @@ LABEL_COLUMNS = ("label", "labels", "class", "score", "target")
 
 
 class CustomTask(TextsBenchmark):
-    """A custom task alone.
+    """A benchmark of one custom task.
 
     Args:
-        row: the task's row of the table of tasks.
+        row: the description of the task.
     """
 
     prepared = PreparedCustomTask
@@ -78,13 +79,13 @@ class CustomTask(TextsBenchmark):
         self.scores = (Score(row.selecting_metric, row.name, row.selecting_metric),)
 
     def place(self, folder: Path, name: str) -> Path:
-        """Return where the task lies: in the folder of prepared data, or it is that folder."""
+        """Return the path of the task: `folder` itself if it contains the prepared task, else a folder in it."""
         if PreparedCustomTask.is_at(folder):
             return folder
         return super().place(folder, name)
 
     def prepare(self, wanted: settings.GridSettings, positions: Collection[int] = ()) -> str:
-        """Prepare the files, and return an overview with what they were taken for."""
+        """Prepare the files, and return an overview with an account of how they were interpreted."""
         decides = {**settings_of(wanted, self.row, wanted.data), "description": self.row.as_json()}
         folder = wanted.output / self.prepared_in / self.name
         tokenizer = load_tokenizer(wanted.tokenizer)
@@ -96,12 +97,12 @@ class CustomTask(TextsBenchmark):
         given: settings.GridSettings,
         prepared: Mapping[str, PreparedCustomTask],
     ) -> dict[str, Any]:
-        """Return type and dropout of the head, and the task."""
+        """Return the type and dropout of the head, and the description of the task."""
         return {**super().extra_settings(given, prepared), "description": self.row.as_json()}
 
 
 def in_words(row: TaskDescription) -> str:
-    """Return what is learnt, for the user to check."""
+    """Return a description of what is learned, for the user to check."""
     if row.is_regression:
         mean, deviation = row.standard
         what = f"scores around {mean:g}, standard deviation {deviation:g} (--label-type classes for classes)"
@@ -121,14 +122,14 @@ def in_words(row: TaskDescription) -> str:
     where = f"texts in column {' and '.join(texts)}, labels in {label}"
     if row.tags_words:
         where = "words in the first column, tags in the last"
-    return f"{what}; {row.selecting_metric} selects epoch and rate; {where}"
+    return f"{what}; {row.selecting_metric} selects epoch and learning rate; {where}"
 
 
 # --- from a folder to the row -----------------------------------------------------------------------------------------
 
 
 def find_custom_task(given: settings.GridSettings) -> Optional[TaskDescription]:
-    """Return the task whose files lie in --data, or that was prepared there or, without --data, in OUTPUT."""
+    """Return the custom task whose files are in --data, or that was prepared there or, without --data, in OUTPUT."""
     folder = given.data or given.output / CustomTask.prepared_in
     for path in (folder / MANIFEST, *sorted(folder.glob(f"*/{MANIFEST}"))):
         if path.is_file() and read_json(path).get("format") == PreparedCustomTask.FORMAT:
@@ -139,15 +140,16 @@ def find_custom_task(given: settings.GridSettings) -> Optional[TaskDescription]:
 
 
 def describe(folder: Path, given: settings.GridSettings) -> TaskDescription:
-    """Return the row of a task whose files lie in a folder, and which is called as the folder.
+    """Describe the task with files in a folder; the task has the name of the folder.
 
     Args:
         folder: the folder.
-        given: what options say of the task.
+        given: the options that describe the task.
 
     Raises:
-        UserError: a file is missing; a column is not found; a row of the training file is wrong, or its labels make no
-            task. The message names file and line, and says what to do.
+        UserError: a file is missing, a column is not found, a row of the training file is wrong, or its labels do not
+            make
+            a task. The message names file and line, and says what to do.
     """
     name = folder.resolve().name
     if not NAME.fullmatch(name):
@@ -157,12 +159,12 @@ def describe(folder: Path, given: settings.GridSettings) -> TaskDescription:
     path = folder / train
     first = next(read_rows(path), None)
     if first is None:
-        raise UserError(f"{path}: is empty; write a line of names, and rows under it")
+        raise UserError(f"{path}: this file is empty; write a line with the names of the columns, and rows below it")
     texts, label = columns_of(path, first.fields, given.text, given.label)
     splits = {"train": Split(train, texts, label, 0), "valid": Split(dev, texts, label, 0)}
     row = TaskDescription(name, splits, (), is_custom=True, tags_words=path.suffix == CONLL)
     if row.tags_words != (Path(dev).suffix == CONLL):
-        raise UserError(f"{folder}: holds {train} and {dev}; write both as {CONLL} files, or none")
+        raise UserError(f"{folder}: contains {train} and {dev}; write both as {CONLL} files, or neither")
     row = replace(row, is_multi_label=not row.tags_words and _begins_with_list(row, path))
 
     words = [example.target for example in read_split(row, folder, "train").examples]
@@ -174,30 +176,32 @@ def describe(folder: Path, given: settings.GridSettings) -> TaskDescription:
         label_type = settings.LISTS
         words = [word for listed in words for word in listed]
         if not words:
-            raise UserError(f"{path}: all lists of labels are empty, so nothing can be learnt from them")
+            raise UserError(f"{path}: all lists of labels are empty, so nothing can be learned from them")
     elif not label_type and given.labels:
         label_type = settings.CLASSES
     if given.label_type and (label_type == settings.LISTS) != (given.label_type == settings.LISTS):
         raise UserError(
-            f"--label-type {given.label_type}: the first row of {path} says otherwise; leave the option out"
+            f"--label-type {given.label_type}: the first row of {path} has labels of another type; leave the option out"
         )
     if not label_type:
         label_type = label_type_of(words, label)
     if label_type != settings.SCORES:
         row = replace(row, labels=labels_of(path, words, given.labels))
     else:
-        refuse_given(given, ("labels",), "scores have none; leave it out")
-        row = replace(row, standard=(0.0, 1.0))  # now the reader takes numbers alone
+        refuse_given(given, ("labels",), "scores have no labels; leave the option out")
+        row = replace(row, standard=(0.0, 1.0))  # from now on the reader only accepts numbers
         scores = [example.target for example in read_split(row, folder, "train").examples]
         deviation = float(np.std(scores))
         if not 0 < deviation < math.inf:
-            raise UserError(f"{path}: all {len(scores):,} scores are {scores[0]:g}, so nothing can be learnt from them")
+            raise UserError(
+                f"{path}: all {len(scores):,} scores are {scores[0]:g}, so nothing can be learned from them"
+            )
         row = replace(row, standard=(float(np.mean(scores)), deviation))
     return replace(row, metrics=metrics_of(label_type, row.labels, given.metric))
 
 
 def _type_of_tags(path: Path, tags: set[str]) -> str:
-    """Return entities where tags have the prefixes of the IOB format, and all but one of them do; else tags."""
+    """Return "entities" if tags have the prefixes of the IOB format, which then all but one must have; else "tags"."""
     of_entities = {tag for tag in tags if re.match("[BI]-.", tag)}
     if not of_entities:
         return settings.TAGS
@@ -205,7 +209,7 @@ def _type_of_tags(path: Path, tags: set[str]) -> str:
     if others:
         raise UserError(
             f"{path}: has tags such as {min(of_entities)!r} and {min(others)!r}; write B-TYPE for the first word of an "
-            f"entity, I-TYPE for its other words, and {OUTSIDE} for words outside"
+            f"entity, I-TYPE for its other words, and {OUTSIDE} for words outside of entities"
         )
     return settings.ENTITIES
 
@@ -221,7 +225,7 @@ def _begins_with_list(row: TaskDescription, path: Path) -> bool:
 
 
 def _find_file(folder: Path, split: str) -> str:
-    """Return the name of the one file of a split."""
+    """Return the name of the one file of a split; raise a UserError if there are none or several."""
     wanted = [f"{name}{ending}" for name in FILES[split] for ending in ENDINGS]
     found = [name for name in wanted if (folder / name).is_file()]
     if not found:
@@ -229,10 +233,10 @@ def _find_file(folder: Path, split: str) -> str:
         if split == "dev":
             advice = "; put a tenth of the training rows there"
         raise UserError(
-            f"{folder}: holds no file {' or '.join(FILES[split])} that ends in {', '.join(ENDINGS)}{advice}"
+            f"{folder}: contains no file {' or '.join(FILES[split])} that ends in {', '.join(ENDINGS)}{advice}"
         )
     if len(found) > 1:
-        raise UserError(f"{folder}: holds {' and '.join(found)}; keep one")
+        raise UserError(f"{folder}: contains {' and '.join(found)}; keep only one")
     return found[0]
 
 
@@ -247,13 +251,16 @@ def columns_of(
 
     Args:
         path: the file, for messages.
-        header: the first line's fields.
-        text: columns of texts as given; by default the usual names.
-        label: the label's column as given; by default the usual names.
-        is_labelled: whether there must be a label; else it is None where none is named.
+        header: the fields of the first line.
+        text: names of the columns of the texts; by default the usual names.
+        label: name of the column of the label; by default the usual names.
+        is_labelled: whether a label is required; if not, its name may be None.
+
+    Raises:
+        UserError: a column is not found or named twice.
     """
     known = {name.strip().lower(): name for name in reversed(header)}
-    known |= {name: name for name in header}  # of names that differ in case, the one in lower case
+    known |= {name: name for name in header}  # among names that differ only in case, the one in lower case wins
     texts = tuple(text)
     if not texts:
         usual = next((names for names in TEXT_COLUMNS if known.keys() >= set(names)), ())
@@ -265,24 +272,24 @@ def columns_of(
         wanted.append(label)
     if len(set(wanted)) < len(wanted):
         twice = max(wanted, key=wanted.count)
-        raise UserError(f"{path}: the column {twice!r} is named twice, of texts or of labels; name different ones")
+        raise UserError(f"{path}: the column {twice!r} is named twice, for texts or for labels; name different columns")
 
     if len(texts) in (1, 2) and (label or not is_labelled) and set(wanted) <= set(header):
         return texts, label
     lacking = ", ".join(repr(name) for name in wanted if name not in header)
     if not texts:
-        lacking = "of texts"
+        lacking = "with texts"
     elif not lacking:
-        lacking = "of labels"
+        lacking = "with labels"
     found = ", ".join(f"{name[:40]!r}" for name in header[:MOST_SHOWN])
     example = "text"
-    options = "--text (two of pairs)"
+    options = "--text (two for pairs)"
     if is_labelled:
         example = "text<TAB>label"
         options += " and --label"
     raise UserError(
-        f"{path}, line 1: names no column {lacking}, but {found}. Put a first line there that names the columns, as in "
-        f"{example}; or give their names by {options}"
+        f"{path}, line 1: names no column {lacking}, but {found}. Write a first line that names the columns, such as "
+        f"{example}, or give their names with {options}"
     )
 
 
@@ -294,11 +301,11 @@ def _is_number(word: str) -> bool:
 
 
 def label_type_of(words: Sequence[str], label: str) -> str:
-    """Return scores where most labels are numbers and some are not whole, or the column is called so; else classes.
+    """Return "scores" if most labels are numbers and some are not whole, or if the column is called so; else "classes".
 
     Args:
-        words: names of classes: whole numbers have no fraction there, however they are written.
-        label: the column.
+        words: labels as names of classes, in which whole numbers have no fraction.
+        label: the name of the column.
     """
     numbers = list(filter(_is_number, words))
     has_fraction = not all(re.fullmatch(r"[+-]?\d+", word) for word in numbers)
@@ -309,19 +316,19 @@ def label_type_of(words: Sequence[str], label: str) -> str:
 
 
 def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
-    """Return the classes in their order: as given, else whole numbers by size, words by the alphabet."""
+    """Return the classes in their order: as given, else numbers by size, or words in alphabetical order."""
     there = set(words)
     given = tuple(map(class_name, given))
     if len(there) == 1:
         raise UserError(f"{path}: all {len(words):,} labels are {words[0]!r}; give rows of two classes or more")
     if len(there) > MOST_SHOWN and 2 * len(there) > len(words):
         raise UserError(
-            f"{path}: {len(there):,} different labels in {len(words):,} rows, as {words[0][:40]!r}: is this their "
-            "column? Name it by --label; or if these are numbers to be predicted, give --label-type scores"
+            f"{path}: {len(there):,} different labels in {len(words):,} rows, such as {words[0][:40]!r}; is this the "
+            "right column? Name the column with --label, or give --label-type scores if these are numbers to predict"
         )
     for word in given:
         if word not in there or given.count(word) > 1:
-            raise UserError(f"--labels: {word!r} is there twice, or no row of {path} has it")
+            raise UserError(f"--labels: {word!r} is given twice, or no row of {path} has it")
     if given:
         return given
     if all(map(_is_number, there)):
@@ -330,7 +337,7 @@ def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[s
 
 
 def metrics_of(label_type: str, labels: Sequence[str], chosen: Optional[str]) -> tuple[str, ...]:
-    """Return the names of what is measured, first of what selects epoch and rate."""
+    """Return the names of the metrics, beginning with the one that selects epoch and learning rate."""
     measured = settings.METRICS[label_type]
     known = measured
     if len(labels) == 2 and label_type == settings.CLASSES:
@@ -339,5 +346,5 @@ def metrics_of(label_type: str, labels: Sequence[str], chosen: Optional[str]) ->
     if not chosen:
         return measured
     if chosen not in known:
-        raise UserError(f"--metric {chosen}: {label_type} are measured by {', '.join(known)}")
+        raise UserError(f"--metric {chosen}: for {label_type} the metric must be one of {', '.join(known)}")
     return tuple(dict.fromkeys((chosen, *measured)))

@@ -1,4 +1,4 @@
-"""GLUE: its official files prepared, the paper's table, and the files that gluebenchmark.com takes."""
+"""GLUE: preparation of its official files, the paper's table, and the files for gluebenchmark.com."""
 
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,17 +34,17 @@ from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.json_files import sha256_of
 from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
 
-LONGEST = 512  # ids of an input where nobody says
+LONGEST = 512  # default maximum length of an input in tokens
 HEADER = "index\tprediction"
 
 
 class PublishedTasks(TextsBenchmark):
-    """Tasks of a table that is published with their files."""
+    """Tasks of a published benchmark, whose files are official."""
 
     average = True
 
     def choose_tasks(self, names: Sequence[str]) -> list[str]:
-        """Return the tasks that were named, else the usual ones.
+        """Return the named tasks, or the default ones if none are named.
 
         Raises:
             UserError: a task is unknown, given twice, or cannot be trained.
@@ -52,9 +52,9 @@ class PublishedTasks(TextsBenchmark):
         tasks = [find_task(name, self.tasks, self.name) for name in names or self.usual.tasks]
         for number, task in enumerate(tasks):
             if task in tasks[:number]:
-                raise UserError(f"--tasks: {task.name} is there twice")
+                raise UserError(f"--tasks: {task.name} is given twice")
             if "train" not in task.splits:
-                raise UserError(f"--tasks: {task.name} has no training data; {task.model_of}'s model predicts it")
+                raise UserError(f"--tasks: {task.name} has no training data; the model of {task.model_of} predicts it")
         return [task.name for task in tasks]
 
     def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
@@ -75,7 +75,7 @@ class Glue(PublishedTasks):
     # --- report -------------------------------------------------------------------------------------------------------
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
-        """Return the baseline and LazyFormer's Table 1; PAR's Table 4 too where the grid is of its two tasks alone."""
+        """Return the baseline and LazyFormer's Table 1, and PAR's Table 4 if the grid has no tasks but those."""
         rows = [*super().other_rows(results), *paper_numbers.PAPER_ROWS]
         if self._is_pars(results):
             rows += paper_numbers.PAR_ROWS
@@ -85,29 +85,31 @@ class Glue(PublishedTasks):
         return set(results.grid.tasks) <= set(self.protocols["par"].tasks)
 
     def notes(self, results: Results) -> Iterator[str]:
-        """Yield what a reader needs to compare the numbers with others, a sentence or two each."""
+        """Yield notes of a sentence or two that a reader needs to compare the scores with others."""
         yield (
-            "A score is the median over seeds at each learning rate, and of these medians the best; MNLI-mm stands at "
-            "the rate that MNLI-m chose. CoLA: Matthews' correlation, STS: Pearson's, all others accuracy; times 100."
+            "A score is the best over the learning rates of the median over seeds; MNLI-mm uses the learning rate "
+            "selected on MNLI-m. CoLA has Matthews' correlation, STS Pearson's, and all others accuracy, times 100."
         )
         yield (
-            "Avg. is the mean of the paper's nine numbers, MNLI-m and -mm counted apart, and stands only where all "
-            "nine are complete. Rows marked (paper) are those of LazyFormer, arXiv 2102.12702, Table 1: theirs, not "
-            "measured here."
+            "Avg. is the mean of the paper's nine scores, with MNLI-m and -mm counted separately; it is shown only if "
+            "all nine are complete. Rows marked (paper) are quoted from LazyFormer, arXiv 2102.12702, Table 1; they "
+            "were not measured here."
         )
         if self._is_pars(results):
             yield (
-                "The last rows are those of PAR Transformer, arXiv 2009.04534, Table 4: medians of five runs; "
-                "DistilBERT's are of its own paper."
+                "The last rows are quoted from PAR Transformer, arXiv 2009.04534, Table 4: medians of five runs; "
+                "DistilBERT's are from its own paper."
             )
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
-        """Write every file that the runs can make: a line per row of a test set, its number and the answer.
+        """Write all submission files that the runs can make, with the number and the prediction of each test row.
 
         Raises:
-            UserError: no data of a task; no checkpoint, head, tokenizer or test file; another dictionary.
+            UserError: the data of a task, a checkpoint, head, tokenizer or test file is missing, or the dictionary of
+                the
+                model differs from that of the data.
         """
         lines = []
         chosen = [find_task(name).name for name in wanted.tasks]
@@ -125,8 +127,8 @@ class Glue(PublishedTasks):
                 lines.append(f"{submission_file(task, 'test')}: no data of {task.name}, so it is left out")
             else:
                 raise UserError(
-                    f"{source}: holds no folder {task.folder}; give the one with "
-                    f"{task.name}'s {task.splits['test'].file} by --data, or choose other tasks by --tasks"
+                    f"{source}: contains no folder {task.folder}; give the folder that has "
+                    f"{task.name}'s {task.splits['test'].file} with --data, or choose other tasks with --tasks"
                 )
         missing = [name for name in SUBMISSION_FILES if not (folder / name).exists()]
         if missing:
@@ -142,24 +144,24 @@ def prepare_tasks(
     table: Mapping[str, TaskDescription] = TASKS,
     what: str = Glue.name,
 ) -> list[PreparedTask]:
-    """Prepare the wanted tasks, or else those that have a folder in the data, in OUT/tasks; reuse what is there.
+    """Prepare the requested tasks, or else those that have a folder in the data, in OUT/tasks; reuse existing ones.
 
     Args:
-        wanted: names official files, a tokenizer's folder and tasks.
+        wanted: settings with official files, a tokenizer's folder and tasks.
         table: the known tasks.
-        what: the name of these, for messages.
+        what: the name of the benchmark, for messages.
 
     Raises:
-        UserError: a folder or all files of a task are missing, a row is wrong (file and line), or the task was
-            prepared before in another way. Tasks that were finished before stay.
+        UserError: a folder or all files of a task are missing, a row is wrong (with file and line), or the task was
+            prepared before with other settings. Tasks that were finished before the error remain.
     """
     tasks = [find_task(name, table, what) for name in dict.fromkeys(wanted.tasks)]
     if not tasks:
         tasks = [task for task in table.values() if (wanted.data / task.folder).is_dir()]
     if not tasks:
         folders = ", ".join(task.folder for task in table.values())
-        raise UserError(f"{wanted.data}: holds no folder of a {what} task; known are {folders}")
-    for task in tasks:  # reports every missing folder before anything is encoded
+        raise UserError(f"{wanted.data}: contains no folder of a {what} task; known folders are {folders}")
+    for task in tasks:  # reports missing folders before anything is encoded
         folder = wanted.data / task.folder
         if not folder.is_dir():
             raise UserError(
@@ -167,7 +169,7 @@ def prepare_tasks(
             )
         files = [split.file for split in task.splits.values()]
         if not any((folder / file).is_file() for file in files):
-            raise UserError(f"{folder}: holds none of {', '.join(files)}; put {task.name}'s official files there")
+            raise UserError(f"{folder}: contains none of {', '.join(files)}; put {task.name}'s official files there")
 
     tokenizer = load_tokenizer(wanted.tokenizer)
     prepared = []
@@ -179,7 +181,7 @@ def prepare_tasks(
 
 
 def settings_of(wanted: GridSettings, task: TaskDescription, source: Path) -> dict[str, Any]:
-    """Return everything that decides the prepared data of a task whose files lie in `source`."""
+    """Return all settings that determine the prepared data of a task with its files in `source`."""
     paths = [source / split.file for split in task.splits.values()]
     return {
         "format_version": PreparedTask.FORMAT_VERSION,
@@ -197,17 +199,17 @@ def prepare_task(
     settings: dict[str, Any],
     tokenizer: TextTokenizer,
 ) -> PreparedTask:
-    """Prepare the files of a task, or reuse what was prepared before.
+    """Prepare the files of a task, or reuse data that was prepared before.
 
     Args:
         source: the folder of the files.
         folder: the folder to write.
         task: the task.
-        settings: everything that decides the prepared data.
+        settings: all settings that determine the prepared data.
         tokenizer: the tokenizer.
 
     Raises:
-        UserError: a row is wrong (file and line), or the folder was prepared in another way.
+        UserError: a row is wrong (with file and line), or the folder was prepared with other settings.
     """
     prepared_class = PreparedTask
     if task.is_custom:
@@ -217,7 +219,7 @@ def prepare_task(
         return before
     files = {}
     missing = []
-    for split, layout in task.splits.items():  # reports wrong rows before any is encoded
+    for split, layout in task.splits.items():  # reports wrong rows before anything is encoded
         if layout.file in settings["files"]:
             files[split] = labelled_files.read_split(task, source, split)
         else:
@@ -244,7 +246,7 @@ def _write(
     tokenizer: TextTokenizer,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write a split, FOLDER/SPLIT, and return its entry in the manifest."""
+    """Write a split to FOLDER/SPLIT, and return its entry in the manifest."""
     inputs, counts = encode_split(tokenizer, file, settings["max_length"])
     if task.tags_words:
         shutil.copy(file.path, prefix.parent)
@@ -277,12 +279,12 @@ def _write(
 
 
 def overview(prepared: Sequence[PreparedTask], positions: Collection[int] = ()) -> str:
-    """Return a table of the prepared data, a row per split, with remarks for the user under it.
+    """Return a table of the prepared data with one row per split, followed by remarks for the user.
 
     Args:
-        prepared: tasks of one length.
-        positions: the positions of the models that will read them: rows that are cut are counted at the length that
-            each reads.
+        prepared: tasks that were prepared with the same maximum length.
+        positions: numbers of positions of the models that will read them; for each the table counts the rows that are
+            cut.
     """
     longest = prepared[0].longest
     lengths = sorted({min(longest, each) for each in positions or [longest]})
@@ -311,10 +313,10 @@ def overview(prepared: Sequence[PreparedTask], positions: Collection[int] = ()) 
 
 
 def remarks(prepared: PreparedTask) -> list[str]:
-    """Return remarks for the user on a task's files: missing ones, skipped rows, an unofficial number of rows."""
+    """Return remarks for the user on a task's files: missing files, skipped rows, an unofficial number of rows."""
     task = prepared.task
     manifest = prepared.manifest
-    lines = [f"{manifest['data']}/{file}: is not there" for file in manifest["missing_files"]]
+    lines = [f"{manifest['data']}/{file} does not exist" for file in manifest["missing_files"]]
     for split, counts in manifest["splits"].items():
         file = f"{manifest['data']}/{counts['file']}"
         official = task.splits[split].rows
@@ -322,7 +324,7 @@ def remarks(prepared: PreparedTask) -> list[str]:
         if official not in (0, counts["rows"]):
             lines.append(
                 f"{file}: ends at line {counts['last_line']:,} and has {counts['rows']:,} rows, but the official file "
-                f"has {official:,}; is it cut off, or another version?"
+                f"has {official:,}; is it truncated, or another version?"
             )
     return lines
 
@@ -336,7 +338,7 @@ def leaderboard_splits(task: TaskDescription) -> list[str]:
 
 
 def submission_file(task: TaskDescription, split: str) -> str:
-    """Return the leaderboard's name for a test set: that of its task; MNLI has a matched and a mismatched one."""
+    """Return the leaderboard's file name for a test split; MNLI has a matched and a mismatched one."""
     if len(leaderboard_splits(task)) == 1:
         return f"{task.name}.tsv"
     return {"test": f"{task.name}-m.tsv", "test1": f"{task.name}-mm.tsv"}[split]
@@ -346,27 +348,27 @@ SUBMISSION_FILES = tuple(submission_file(task, split) for task in TASKS.values()
 
 
 def predict_task(task: TaskDescription, run: Path, data: Path, folder: Path, wanted: PredictSettings) -> list[str]:
-    """Write the predictions of each test split of a task, in the order of its rows.
+    """Write the predictions for each test split of a task, in the order of its rows.
 
     Args:
         task: the task.
         run: the folder of the run whose model predicts.
-        data: the task's data, official or prepared.
+        data: the data of the task, official or prepared.
         folder: the folder to write into.
-        wanted: options of the command.
+        wanted: the options of the command.
 
     Returns:
-        A line per file, and on rows that were cut.
+        One line per file, and one about rows that were cut.
 
     Raises:
-        UserError: no checkpoint, no head in it that fits, no tokenizer, or a file that is missing or wrong.
+        UserError: the checkpoint, a fitting head, the tokenizer or a file is missing, or a file is wrong.
     """
     checkpoint = kept_checkpoint(run)
     state = checkpoints.load(checkpoint)
     head = heads_in_checkpoint(state["model"]).get(task.head_name)
     if head is None or head.outputs != task.num_classes:
         raise UserError(
-            f"{checkpoint}: has no classification head {task.head_name!r} of {task.name}; give one fine-tuned for it"
+            f"{checkpoint} has no classification head {task.head_name!r} of {task.name}; give one fine-tuned for it"
         )
     if PreparedTask.is_at(data):
         tokenizer_folder = PreparedTask.load(data).tokenizer_folder
@@ -399,7 +401,7 @@ def predict_task(task: TaskDescription, run: Path, data: Path, folder: Path, wan
         said = f"{file}: {len(words):,} rows"
         official = task.splits[split].rows
         if len(words) != official:
-            said += f", but the official test set has {official:,}: the leaderboard will refuse it"
+            said += f", but the official test set has {official:,}; the leaderboard will reject the file"
         lines.append(said)
         if objective.cut[split]:
             lines.append(f"{file}: {told_cut(objective.cut[split], len(dataset), objective.longest, 'rows')}")
@@ -407,16 +409,16 @@ def predict_task(task: TaskDescription, run: Path, data: Path, folder: Path, wan
 
 
 def prediction_words(task: TaskDescription, logits: np.ndarray) -> list[str]:
-    """Return the labels of logits (N, classes), or scores in the task's range with three decimals.
+    """Return the labels for logits (N, classes), or scores in the task's range with three decimals.
 
     Raises:
-        UserError: a score is no number.
+        UserError: a score is not a number.
     """
     if not task.is_regression:
         return [task.labels[number] for number in logits.argmax(-1)]
     scores = logits[:, 0]
     if not np.isfinite(scores).all():
-        raise UserError(f"{task.name}: the model predicts {scores[~np.isfinite(scores)][0]}; train it anew")
+        raise UserError(f"{task.name}: the model predicts {scores[~np.isfinite(scores)][0]}; train it again")
     return [f"{score:.3f}" for score in np.clip(scores, *task.score_range)]
 
 

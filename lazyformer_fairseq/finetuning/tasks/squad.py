@@ -1,7 +1,10 @@
 """SQuAD v1.1: spans of a text that answer questions (PAR, section 3.2 and Table 4).
 
-The paper prints the metric, F1 on the development set, and that it is the median of five runs. It does not print the
-rest: epochs, rate, warm-up and sizes of windows are those of BERT's run_squad.py, the batch that of BERT's paper.
+The paper prints the metric, F1 on the development set, and that it is the median of five runs, but not the other
+settings.
+Epochs, learning rate, warm-up and sizes of windows are therefore those of BERT's run_squad.py, and the batch size is
+that of
+BERT's paper.
 """
 
 import itertools
@@ -38,17 +41,17 @@ from lazyformer_fairseq.training.objectives.spans import SpansObjective
 PAPER_F1 = {"DistilBERT": 86.9, "BERT Base": 88.4, "PAR BERT Base": 87.4}
 PREDICTIONS = "predictions.json"
 N_BEST = "nbest_predictions.json"
-FIELDS = ("text", "probability", "score", "start", "end")  # of an answer in it
+FIELDS = ("text", "probability", "score", "start", "end")  # fields of an answer in N_BEST
 
 WORD = re.compile(r"\w+(?:['’]\w+)?")
 SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s")
 
 
 def baseline_of(file: SquadFile) -> dict[str, float]:
-    """Return exact match and F1, 0.0 to 1.0, of answers without a model: a sentence of the context for each question.
+    """Return exact match and F1, as fractions, of answers without a model: one sentence of the context per question.
 
-    It is the one that shares most words with the question, rare ones above all, as the sliding window of Richardson et
-    al. (2013), which SQuAD's authors have as a baseline too (Rajpurkar et al., 2016, section 5.1).
+    The sentence is the one that shares most words with the question, weighted by rarity, as in the sliding window of
+    Richardson et al. (2013), which SQuAD's authors also use as a baseline (Rajpurkar et al., 2016, section 5.1).
     """
 
     def words(text: str) -> set[str]:
@@ -70,7 +73,7 @@ def baseline_of(file: SquadFile) -> dict[str, float]:
     return score(file, best)
 
 
-SQUAD = SimpleNamespace(  # as finetuning.results.ScoredTask says
+SQUAD = SimpleNamespace(  # a finetuning.results.ScoredTask
     name="SQuAD",
     splits={split: SimpleNamespace(file=file, rows=OFFICIAL_QUESTIONS[split]) for split, file in SPLITS.items()},
     metrics=("f1", "exact_match"),
@@ -79,7 +82,7 @@ SQUAD = SimpleNamespace(  # as finetuning.results.ScoredTask says
 
 
 class Squad(Benchmark):
-    """SQuAD alone. Its windows are ten times as long as GLUE's rows, so that fewer are worth resuming."""
+    """SQuAD; its windows are ten times as long as GLUE's rows, so runs with fewer rows are worth resuming."""
 
     name = "SQuAD"
     key = "squad"
@@ -94,7 +97,7 @@ class Squad(Benchmark):
     baseline_name = "sentence that shares most with the question"
 
     def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:  # noqa: ARG002  windows must fit
-        """Prepare the official files into OUT/data, or reuse what is there, and return an overview."""
+        """Prepare the official files in OUT/data, or reuse existing data, and return an overview."""
         prepared = prepared_squad.prepare_squad(
             {split: wanted.data / name for split, name in SPLITS.items()},
             wanted.tokenizer,
@@ -105,19 +108,22 @@ class Squad(Benchmark):
         return prepared_squad.overview(prepared)
 
     def longest_input(self, wanted: GridSettings, prepared: Optional[PreparedSquad] = None) -> int:
-        """Return the tokens of a window."""
+        """Return the length of a window in tokens."""
         if prepared is not None:
             return prepared.longest
         return prepared_squad.window_settings(wanted.max_length).max_length
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedSquad]:  # noqa: ARG002  all there is
-        """Return the prepared data, checked."""
+        """Return the prepared data after checking it; raise a UserError if it is missing or lacks answers."""
         if not PreparedSquad.is_at(folder):
-            raise UserError(f"{folder}: not prepared; give the official files by --data")
+            raise UserError(f"{folder}: not prepared; give the official files with --data")
         prepared = PreparedSquad.load(folder)
         for split in SPLITS:
             if not prepared.read(split).windows.has_targets:
-                raise UserError(f"{folder}: some questions of {split}.json have no answers; prepare one that has them")
+                raise UserError(
+                    f"{folder}: some questions of {split}.json have no answers; prepare a file in which all have "
+                    "answers"
+                )
         return {SQUAD.name: prepared}
 
     def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedSquad]) -> dict[str, Any]:  # noqa: ARG002
@@ -125,11 +131,11 @@ class Squad(Benchmark):
         return {name: prepared[SQUAD.name].manifest[name] for name in ("stride", "max_question_length")}
 
     def num_examples(self, run: Run) -> int:
-        """Return how many windows an epoch has."""
+        """Return the number of windows per epoch."""
         return run.data.manifest["splits"]["train"]["windows"]
 
     def objective(self, run: Run) -> SpansObjective:
-        """Return the spans of answers."""
+        """Return the objective of predicting the spans of answers."""
         prepared: PreparedSquad = run.data
         settings = {
             "data": str(prepared.folder),
@@ -145,35 +151,35 @@ class Squad(Benchmark):
         )
 
     def baseline(self, run: Run, split: str) -> dict[str, float]:
-        """Return the metrics of sentences of the context."""
+        """Return the metrics of answering with sentences of the context."""
         return baseline_of(run.data.read(split).file)
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
-        """Return the baseline, and the models of PAR's Table 4."""
+        """Return the rows of the baseline and of the models in PAR's Table 4."""
         papers = [TableRow(f"{name} (paper)", None, {"F1": f1}) for name, f1 in PAPER_F1.items()]
         return [*super().other_rows(results), *papers]
 
     def notes(self, results: Results) -> Iterator[str]:  # noqa: ARG002
-        """Yield what a reader needs to compare the numbers with others, a sentence or two each."""
+        """Yield notes of a sentence or two that a reader needs to compare the scores with others."""
         yield (
-            "A score is the median over seeds at each learning rate, and of these medians the best by F1; exact match "
-            "stands at the same rate. Both as the official evaluation of version 1.1 defines them, times 100."
+            "A score is the best F1 over the learning rates of the median over seeds; exact match is that at the same "
+            "learning rate. Both follow the official evaluation of version 1.1, times 100."
         )
         yield (
-            "Rows marked (paper) are those of PAR, arXiv 2009.04534, Table 4: medians of five runs on the official "
-            "development set, F1 alone; theirs, not measured here."
+            "Rows marked (paper) are quoted from PAR, arXiv 2009.04534, Table 4: F1 only, medians of five runs on the "
+            "official development set. They were not measured here."
         )
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
         """Write predictions.json, for the official evaluation, and nbest_predictions.json, with probabilities.
 
         Args:
-            runs: SQuAD's run, or a checkpoint.
+            runs: the run for SQuAD, or a checkpoint.
             folder: the folder to write into.
-            wanted: options of the command.
+            wanted: the options of the command.
 
         Raises:
-            UserError: whatever is wrong with the file, the checkpoint or its tokenizer.
+            UserError: the file of questions, the checkpoint or its tokenizer is missing or wrong.
         """
         run = runs.get(SQUAD.name)
         if run is None:
@@ -185,7 +191,7 @@ class Squad(Benchmark):
         if file is None and len(run.absolute().parents) > 3:
             file = run.absolute().parents[3] / self.prepared_in / "valid.json"  # OUT in OUT/runs/MODEL/TASK/RUN
         if file is None or not file.is_file():
-            raise UserError(f"{file}: no such file; give the questions too, by --data dev-v1.1.json")
+            raise UserError(f"{file}: no such file; give the questions too, with --data dev-v1.1.json")
 
         read = read_squad(file, wanted.skip_mistakes, needs_answers=False)
         loaded, objective, settings = load_squad_model(checkpoint, wanted)
@@ -201,7 +207,7 @@ class Squad(Benchmark):
         texts = {}
         n_best = {}
         for question, found in zip(read.questions, answers, strict=True):
-            texts[question.id] = ""  # its context has no token of text
+            texts[question.id] = ""  # remains if the context has no token of text
             if found:
                 texts[question.id] = found[0].text
             n_best[question.id] = [{name: getattr(answer, name) for name in FIELDS} for answer in found]
@@ -222,17 +228,17 @@ def load_squad_model(
     checkpoint: Path,
     wanted: PredictSettings,
 ) -> tuple[inference.TrainedModel, SpansObjective, question_windows.WindowSettings]:
-    """Return a model in evaluation mode, on the GPU if there is one, how it reads windows, and their sizes.
+    """Return a model in evaluation mode, on the GPU if there is one, with its objective and its sizes of windows.
 
     Raises:
-        UserError: no span head in the checkpoint, no tokenizer.
+        UserError: the checkpoint has no span head or no tokenizer.
     """
     state = checkpoints.load(checkpoint)
     task = state["cfg"].get("task") or {}
     name = task.get("squad_head_name") or "squad"
     head = heads_in_checkpoint(state["model"]).get(name)
     if head is None or head.type != SPAN:
-        raise UserError(f"{checkpoint}: has no span head {name!r}; give a checkpoint fine-tuned on SQuAD")
+        raise UserError(f"{checkpoint} has no span head {name!r}; give a checkpoint fine-tuned on SQuAD")
     folder = find_tokenizer_folder(wanted.tokenizer or checkpoint)
     loaded = loading.load_state(state, checkpoint, load_tokenizer(folder))
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -243,7 +249,7 @@ def load_squad_model(
         max_question_length=task.get("max_question_tokens") or USUAL.max_question_length,
     )
     objective = SpansObjective(
-        read=PreparedSquad(checkpoint.parent, {}).read,  # answers are predicted for another file
+        read=PreparedSquad(checkpoint.parent, {}).read,  # never used: answers are predicted for another file
         tokenizer_folder=folder,
         task_settings={},
         head_name=name,

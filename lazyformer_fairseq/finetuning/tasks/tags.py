@@ -1,4 +1,4 @@
-"""A custom task of words: train.conll and dev.conll in a folder have a tag for each word."""
+"""A custom task on words: train.conll and dev.conll in a folder have a tag per word."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -17,29 +17,31 @@ from lazyformer_fairseq.training.objectives.tags import TagsObjective
 
 
 class TaggedWords(CustomTask):
-    """Tags of words, such as names and parts of speech."""
+    """A custom task of tagging words, for example with names or parts of speech."""
 
     options = frozenset(("max_length", "max_train_rows", "glue_head", "metric"))
     baseline_name = "most frequent tag of each word"
     TEXTS = f"texts{CONLL}"
 
     def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedCustomTask]) -> dict[str, Any]:
-        """Return the dropout of the head, and the task.
+        """Return the dropout of the head and the description of the task.
 
         Raises:
-            UserError: another head than a linear one is asked for.
+            UserError: a head is requested that is not linear.
         """
         found = super().extra_settings(given, prepared)
         if given.glue_head and found["head"] != "linear":
-            raise UserError(f"--glue-head {given.glue_head}: tags have a linear head; give linear:0.1 for its dropout")
+            raise UserError(
+                f"--glue-head {given.glue_head}: tags need a linear head; give linear:0.1 to set its dropout"
+            )
         return found
 
     def objective(self, run: Run) -> TagsObjective:
-        """Return the tags."""
+        """Return the objective of predicting tags."""
         return TagsObjective(**self.arguments_of(run))
 
     def baseline(self, run: Run, split: str) -> dict[str, float]:
-        """Return the metrics of each word's most frequent tag in training; new words get the most frequent one."""
+        """Return the metrics of tagging words with their most frequent training tags; new words get the overall one."""
         tags_of: dict[str, Counter[int]] = defaultdict(Counter)
         examples = read_split(self.row, run.data.folder, "train").examples
         for index in drawn_rows(len(examples), run.train_rows):

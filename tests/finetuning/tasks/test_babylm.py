@@ -93,10 +93,10 @@ def test_the_whole_way_from_files_to_the_table_resumed_and_predicted(toy_babylm,
     words = ["finetune", f"m={START}", "--task", "babylm", "--data", toy_babylm, "--output", tmp_path / "out"]
     options = "--lrs 1e-2 --epochs 12,wsc=1 --batch-size 8 --gpus none --workers 1".split()
     said = invoke(*words, *options)
-    assert f"note: BabyLM-BoolQ is left out, for {toy_babylm} holds no boolq.train.jsonl to train on" in said
+    assert f"note: BabyLM-BoolQ is left out, because {toy_babylm} contains no boolq.train.jsonl to train on" in said
     assert "| model" in said and "rte.train.jsonl: ends at line 96 and has 96 rows, but the official file" in said
     report = (tmp_path / "out" / "report" / "babylm.md").read_text()
-    assert report.startswith("m has ") and " in the mean of 2 scores, against 50.00 of an answer" in report
+    assert report.startswith("m scores ") and " in the mean of 2 scores, against 50.00 for the baseline" in report
     header, _, ours = report.split("development sets, percent\n\n")[1].splitlines()[:3]
     assert [cell.strip() for cell in header.split("|")[1:-1]] == ["model", "updates", "RTE", "WSC", "Avg."]
     rte, wsc, average = (float(cell) for cell in ours.split("|")[3:-1])
@@ -110,7 +110,7 @@ def test_the_whole_way_from_files_to_the_table_resumed_and_predicted(toy_babylm,
     assert "runs: 2 of 2 runs are finished" in again and "[1/2]" not in again
     (run,) = (tmp_path / "out" / "runs" / "m" / "BabyLM-RTE").iterdir()
     said = invoke("predict", run, toy_babylm / "rte.valid.jsonl", "--output", tmp_path / "rte.jsonl")
-    assert "rte.jsonl: 24 rows\nby the file's own labels: accuracy 100.00" in said
+    assert "rte.jsonl: 24 rows\nscores against the labels of the file: accuracy 100.00" in said
     (run,) = (tmp_path / "out" / "runs" / "m" / "BabyLM-WSC").iterdir()
     assert "2 rows" in invoke("predict", run, toy_babylm / "wsc.valid.jsonl", "--output", tmp_path / "wsc.jsonl")
     assert "give the texts too" in refusal("predict", tmp_path / "out", "--output", tmp_path / "none")
@@ -118,7 +118,7 @@ def test_the_whole_way_from_files_to_the_table_resumed_and_predicted(toy_babylm,
 
 def test_what_cannot_be_trained_is_refused(toy_babylm, tmp_path):
     words = ["finetune", f"m={START}", "--task", "babylm", "--output", tmp_path / "out", "--data", toy_babylm]
-    assert f"{toy_babylm}: holds no training file of BabyLM-BoolQ; give" in refusal(*words, "--tasks", "boolq")
+    assert f"{toy_babylm}: contains no training file of BabyLM-BoolQ; give" in refusal(*words, "--tasks", "boolq")
     assert "'STS-B' is not a BabyLM task; known tasks are BabyLM-BoolQ" in refusal(*words, "--tasks", "STS-B")
     assert "--protocol par: BabyLM has babylm" in refusal(*words, "--protocol", "par")
     assert not (tmp_path / "out").exists()
@@ -137,9 +137,11 @@ def test_the_verdict_compares_models_on_the_scores_that_all_have(tmp_path, monke
         write_result(tmp_path, RunKey(model, task, 2e-5, 1), score, baseline=0.5)
     first = write_report(tmp_path, tmp_path / "report").splitlines()[0]
     assert first == (
-        "lazy has 70.00 in RTE (accuracy), against 60.00 of bert and 50.00 of an answer that needs no model. "
+        "lazy scores 70.00 in RTE (accuracy), against 60.00 for bert and 50.00 for the baseline, which needs no model. "
         "Runs are missing, so this may change."
     )
     write_result(tmp_path, RunKey("bert", "CoLA", 2e-5, 1), 0.4, baseline=0.5)
     first = write_report(tmp_path, tmp_path / "report").splitlines()[0]
-    assert first.startswith("bert has 50.00 in the mean of 2 scores, against 40.00 of lazy and 50.00 of an answer")
+    assert first.startswith(
+        "bert scores 50.00 in the mean of 2 scores, against 40.00 for lazy and 50.00 for the baseline"
+    )

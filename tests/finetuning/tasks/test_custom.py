@@ -90,7 +90,10 @@ def run_of_moods(moods) -> Path:
 
 def test_classes_keep_their_names_to_predictions_and_exports(moods, run_of_moods, tmp_path):
     said = invoke("predict", moods / "out", moods / "moods" / "dev.tsv", "--output", tmp_path / "all.tsv")
-    assert "all.tsv: 21 rows\nby the file's own labels: accuracy 100.00, macro_f1 100.00, matthews 100.00" in said
+    assert (
+        "all.tsv: 21 rows\nscores against the labels of the file: accuracy 100.00, macro_f1 100.00, matthews 100.00"
+        in said
+    )
     first, *rows = [line.split("\t") for line in (tmp_path / "all.tsv").read_text().splitlines()]
     assert first == ["text", "label", "prediction", "probability"]
     assert [(row[0], row[2]) for row in rows] == sentences(21) and all(0.34 < float(row[3]) <= 1 for row in rows)
@@ -198,7 +201,7 @@ def test_columns_the_order_of_labels_and_the_metric_are_options(tmp_path):
     stars = choose_benchmark(None, settings_of(tmp_path, tmp_path / "stars", labels=("1", "0"))).row
     assert stars.labels == ("1", "0") and not stars.is_regression, "a score, unless labels are given"
     for options, words in (
-        ({"labels": ("1", "2")}, "--labels: '2' is there twice, or no row"),
+        ({"labels": ("1", "2")}, "--labels: '2' is given twice, or no row"),
         ({"labels": ("1", "0"), "label_type": "scores"}, "--labels: scores have none"),
     ):
         with pytest.raises(UserError, match=words):
@@ -212,7 +215,7 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
 @pytest.mark.parametrize(
     ("train", "dev", "options", "words"),
     [
-        ("a b\tx\nc d\ty\n", GOOD, "", r"train.tsv, line 1: names no column of texts, but 'a b', 'x'. Put a"),
+        ("a b\tx\nc d\ty\n", GOOD, "", r"train.tsv, line 1: names no column with texts, but 'a b', 'x'. Put a"),
         ("text\tmood\na\tx\n", GOOD, "", "line 1: names no column of labels, but 'text', 'mood'.*--label"),
         (GOOD, "a b\tx\n", "", r"dev.tsv, line 1: the header lacks 'text', 'label'"),
         (GOOD, "text\tlabel\na\tz\n", "", r"dev.tsv, line 2: label 'z' is none of bad's labels x, y.*mend the row"),
@@ -222,14 +225,14 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         ("text\tlabel\na\tx\n\ty\n", GOOD, "", "train.tsv, line 3: a sentence is empty"),
         ("text\tlabel\na\t1.5\nb\t2.5\nc\tn/a\n", GOOD, "", "score 'n/a' is no number.*--label-type classes.*mend"),
         ("text\tscore\na\t1\nb\tinf\n", GOOD, "", "train.tsv, line 3: score 'inf' is no number"),
-        ("text\tlabel\na\t2\nb\t2\n", GOOD, "--label-type scores", "all 2 scores are 2, so nothing can be learnt"),
-        ("", GOOD, "", "train.tsv: is empty; write a line of names"),
+        ("text\tlabel\na\t2\nb\t2\n", GOOD, "--label-type scores", "all 2 scores are 2, so nothing can be learned"),
+        ("", GOOD, "", "train.tsv: this file is empty; write a line with the names"),
         ("text\tlabel\n", GOOD, "", "train.tsv: has no row of data"),
         (GOOD, "", "", "dev.tsv: is empty"),
-        (GOOD, None, "", "holds no file dev or valid that ends in .tsv, .csv, .jsonl, .conll; put a tenth"),
-        (GOOD, GOOD, "--metric spearman", "--metric spearman: two classes are measured by accuracy"),
+        (GOOD, None, "", "contains no file dev or valid that ends in .tsv, .csv, .jsonl, .conll; put a tenth"),
+        (GOOD, GOOD, "--metric spearman", "--metric spearman: for two classes the metric must be one of accuracy"),
         (GOOD, GOOD, "--text 3 --label 2", "names no column '3', '2', but 'text', 'label'"),
-        (GOOD, GOOD, "--text text --label text", "the column 'text' is named twice, of texts or of labels"),
+        (GOOD, GOOD, "--text text --label text", "the column 'text' is named twice, for texts or for labels"),
         ("text\tlabel\tlabel\na\tx\ty\n", GOOD, "", r"train.tsv, line 1: 2 columns are called 'label' \(columns 2, 3"),
         (GOOD, "text\tlabel\ttext\na\tx\tb\n", "", r"dev.tsv, line 1: 2 columns are called 'text' \(columns 1, 3\)"),
         ("text\tlabel\na\tx\nb\tNaN\n", GOOD, "", "train.tsv, line 3: the label 'NaN' stands for a missing one; mend"),
@@ -262,7 +265,7 @@ def test_what_is_wrong_in_files_is_said_with_file_row_and_remedy(tmp_path, train
          r"""train.jsonl, line 2: label 'x' is no list of labels, as other rows have, such as \["joy"\]; mend"""),
         ("train.tsv", 'text\tlabel\na\t[]\nb\t["x", null]\n', "train.tsv, line 3: the label is empty; mend"),
         (JSONL, '{"text": "a", "label": [["x"]]}\n', "line 1: the label .*x.* is a list"),
-        (JSONL, '{"text": "a", "label": []}\n', "all lists of labels are empty, so nothing can be learnt"),
+        (JSONL, '{"text": "a", "label": []}\n', "all lists of labels are empty, so nothing can be learned"),
         (JSONL, '{"text": "a", "label": ["x"]}\n{"text": "a", "label": []}\n', "all 1 labels are 'x'"),
         (JSONL, '{"text": ["a", "b"], "label": "x"}\n', "line 1: the field 'text' is a list, .*; write one text"),
         (JSONL, '{"text": "a", "label": "x", "label": "y"}\n', "line 1: .*key 'label' is there twice"),
@@ -402,7 +405,7 @@ def test_a_development_set_of_one_class_is_named_beside_its_score(cut_short, tmp
     assert f"note: {sentence}\n" in said and f"- {sentence}\n" in markdown and f"- {sentence}\n" in said
     assert len(re.findall(r"\| m .* \d+\.\d\d \(one class\) ", said)) == 4, "in both tables, of every metric"
     marks = invoke("predict", folder / "out", folder / "long" / "dev.tsv", "--output", tmp_path / "x.tsv")
-    assert "all these labels are 'calm', so these numbers say nothing" in marks
+    assert "all labels of the file are 'calm', so these scores are meaningless" in marks
     (result,) = Path(shutil.copytree(folder / "out", tmp_path / "damaged")).rglob("result.json")
     known = json.loads(next((folder / "out").rglob("result.json")).read_text())["splits"][0]
     for splits in ([1], [{"file": "dev.tsv"}], [{**known, "cut": "6"}]):
@@ -448,8 +451,8 @@ def test_rows_without_a_text_keep_their_place_and_get_no_answer(moods, run_of_mo
     said = invoke("predict", run_of_moods, file)
     assert not left.exists(), "a killed one's rest"
     line = 2 if ending == "jsonl" else 3
-    assert f"3 of 5 rows have no text and got no prediction, the first in line {line}\n" in said
-    assert "by the file's own labels in 2 of the rows: accuracy" in said
+    assert f"3 of 5 rows have no text and received no prediction, the first in line {line}\n" in said
+    assert "scores against the labels of the file in 2 of the rows: accuracy" in said
     text = (tmp_path / f"gaps.predictions.{ending}").read_text()
     if ending == "jsonl":
         found = [json.loads(line) for line in text.splitlines()]
@@ -464,7 +467,7 @@ def test_rows_without_a_text_keep_their_place_and_get_no_answer(moods, run_of_mo
         answers = model.predict(texts)
     assert [answer.label for answer in answers] == [row["prediction"] or None for row in found]
     none = write(tmp_path / f"none.{ending}", ("id", "text"), ("1", ""), ("2", " "))
-    assert f"none.{ending}: has no text in it" in refusal("predict", run_of_moods, none)
+    assert f"none.{ending}: contains no text" in refusal("predict", run_of_moods, none)
 
 
 @pytest.mark.parametrize(
@@ -477,7 +480,9 @@ def test_a_field_that_tsv_cannot_hold_is_refused_before_any_prediction(run_of_mo
     header = [] if name == "x.txt" else [("text",)]
     file = write(tmp_path / name, *header, *((text,) for text in texts))
     said = refusal("predict", run_of_moods, file, "--output", tmp_path / "x.tsv")
-    assert f"{name}, line {line}: a field holds {sign!r}, which no field of a .tsv file can; give an --output" in said
+    assert (
+        f"{name}, line {line}: a field contains {sign!r}, which a .tsv file cannot represent; give an --output" in said
+    )
     invoke("predict", run_of_moods, file, "--output", tmp_path / "y.csv")
     with (tmp_path / "y.csv").open(newline="") as written:
         assert [row["text"] for row in csv.DictReader(written)] == texts
@@ -504,9 +509,14 @@ def test_predict_looks_at_all_objects_and_names_what_they_have_in_place_of_a_tex
     file = tmp_path / "x.jsonl"
     file.write_text("".join(f"{json.dumps(each)}\n" for each in objects))
     said = invoke("predict", run_of_moods, file)
-    assert "3 of 6 rows have no text and got no prediction, the first in line 1; some rows lack 'text' and have" in said
-    assert "and have 'id', 'txt': is a name misspelt?" in said
-    assert "by the file's own labels in 2 of the rows: accuracy" in said, "the label, which the first object lacks"
+    assert (
+        "3 of 6 rows have no text and received no prediction, the first in line 1; some rows lack 'text' and have"
+        in said
+    )
+    assert "and have 'id', 'txt'; is a name misspelt?" in said
+    assert "scores against the labels of the file in 2 of the rows: accuracy" in said, (
+        "the label, which the first object lacks"
+    )
     found = [json.loads(line) for line in (tmp_path / "x.predictions.jsonl").read_text().splitlines()]
     assert [{name: row[name] for name in own} for row, own in zip(found, objects, strict=True)] == objects
     invoke("predict", run_of_moods, file, "--output", tmp_path / "y.csv")
@@ -514,19 +524,19 @@ def test_predict_looks_at_all_objects_and_names_what_they_have_in_place_of_a_tex
         assert next(csv.reader(written)) == ["id", "text", "label", "txt", "prediction", "probability"]
     for content, words in (
         ('{"text": ["a", "b"]}\n', "line 1: the field 'text' is a list"),
-        ('{"text": ""}\n{"txt": "a"}\n', "has no text in it; some rows lack 'text' and have 'txt'"),
+        ('{"text": ""}\n{"txt": "a"}\n', "contains no text; some rows lack 'text' and have 'txt'"),
     ):
         file.write_text(content)
         assert words in refusal("predict", run_of_moods, file, "--output", tmp_path / "z.jsonl")
     file.write_text('{"text": "anna", "label": "sad"}\n{"text": "ben", "label": ["sad"]}\n')
     said = invoke("predict", run_of_moods, file, "--output", tmp_path / "z.jsonl")
-    assert f'no marks: {file}, line 2: the label ["sad"] is a list' in said
+    assert f'no scores: {file}, line 2: the label ["sad"] is a list' in said
     for content, output, words in (
         ("text\ttext\na\tb\n", "t.tsv", "2 columns are called 'text'"),
         (
             "text\tid\tid\na\tb\tc\n",
             "t.jsonl",
-            "2 columns are called 'id', and a JSON object has only one field of a name",
+            "2 columns are called 'id', but a JSON object can only have one field of a name",
         ),
     ):
         (tmp_path / "twice.tsv").write_text(content)
@@ -539,16 +549,18 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
     rows = [("id", "text"), *((str(n), text) for n, (text, _) in enumerate(sentences(6)))]
     for name, changed, words in (
         ("short", [*rows, ("7",)], "short.tsv, line 8: found 1 field, needed 2"),
-        ("unnamed", rows[1:], "unnamed.tsv, line 1: names no column of texts"),
-        ("empty", [], "empty.tsv: is empty"),
-        ("none", rows[:1], "none.tsv: has no text in it"),
-        ("pairs", [("premise", "hypothesis"), ("a", "b")], "the model was trained on moods, on single texts"),
-        ("again", [("text", "prediction"), ("a", "b")], "again.tsv, line 1: has a field 'prediction' already"),
+        ("unnamed", rows[1:], "unnamed.tsv, line 1: names no column with texts"),
+        ("empty", [], "empty.tsv: this file is empty"),
+        ("none", rows[:1], "none.tsv: contains no text"),
+        ("pairs", [("premise", "hypothesis"), ("a", "b")], "the model was trained on moods, a task of single texts"),
+        ("again", [("text", "prediction"), ("a", "b")], "again.tsv, line 1: there is a field 'prediction' already"),
     ):
         write(Path(f"{name}.tsv"), *changed)
         assert words in refusal("predict", run_of_moods, f"{name}.tsv")
     Path("late.jsonl").write_text('{"text": "a"}\n{"text": "b", "probability": 1}\n')
-    assert "late.jsonl, line 2: has a field 'probability' already" in refusal("predict", run_of_moods, "late.jsonl")
+    assert "late.jsonl, line 2: there is a field 'probability' already" in refusal(
+        "predict", run_of_moods, "late.jsonl"
+    )
     assert "names no column '1', but 'text'" in refusal("predict", run_of_moods, "late.jsonl", "--text", "1")
     assert "give --output" in refusal("predict", run_of_moods)
     assert "name a file that ends in" in refusal("predict", run_of_moods, "short.tsv", "--output", "short.txt")
@@ -568,7 +580,7 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
         assert "stopped; nothing was written" in invoke("predict", run_of_moods, "short.tsv", code=130)
     assert not list(tmp_path.glob("*predictions*"))
     write(Path("unseen.tsv"), ("text", "label"), ("anna", "angry"))
-    assert "no marks: unseen.tsv, line 2: label 'angry'" in invoke("predict", run_of_moods, "unseen.tsv")
+    assert "no scores: unseen.tsv, line 2: label 'angry'" in invoke("predict", run_of_moods, "unseen.tsv")
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_short_rows_and_missing_files_are_reported_and_the_rest_is_read(copied):
     counts = qqp.manifest["splits"]["train"]
     assert (counts["rows"], counts["short_rows"], counts["short_lines"]) == (64, 2, [4, 67])
     assert "2 rows with too few fields left out (line 4, 67)" in glue_task.remarks(qqp)[0]
-    assert glue_task.remarks(qnli)[0] == f"{wanted.data}/QNLI/train.tsv: is not there"
+    assert glue_task.remarks(qnli)[0] == f"{wanted.data}/QNLI/train.tsv does not exist"
     with pytest.raises(UserError, match="train.tsv was not there when QNLI was prepared"):
         qnli.read("train", None, 2)
 
@@ -150,7 +150,7 @@ def test_a_wrong_row_leaves_nothing(copied, file, change, message):
 def test_missing_folders_are_told_before_anything_is_done(wanted, copied, tmp_path):
     with pytest.raises(UserError, match=f"{tmp_path}/data/RTE: no such folder"):
         prepared_of(copied("CoLA"), "CoLA", "RTE")
-    with pytest.raises(UserError, match="holds no folder of a GLUE task"):
+    with pytest.raises(UserError, match="contains no folder of a GLUE task"):
         glue_task.prepare_tasks(replace(wanted, data=tmp_path))
     assert not wanted.output.exists()
 
@@ -255,7 +255,7 @@ def test_rows_keep_their_order_whatever_the_batches(glue, data_folder, tmp_path,
     predict([run], tmp_path / "prepared", PredictSettings())  # finds what is prepared in the grid's folder
     assert read(tmp_path / "prepared" / "CoLA.tsv") == one_by_one
     assert lines == [
-        f"{target}: CoLA.tsv: 30 rows, but the official test set has 1,063: the leaderboard will refuse it",
+        f"{target}: CoLA.tsv: 30 rows, but the official test set has 1,063; the leaderboard will reject the file",
         f"{target}: missing {', '.join(name for name in glue_task.SUBMISSION_FILES if name != 'CoLA.tsv')}",
     ]
 
@@ -301,7 +301,7 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_written(glue, data_fold
         return str(caught.value)
 
     assert "give one run per task" in message(runs=[run, run])
-    assert f"{tmp_path}: holds no folder CoLA" in message(data=tmp_path)
+    assert f"{tmp_path}: contains no folder CoLA" in message(data=tmp_path)
     (tmp_path / "glue" / "CoLA").mkdir(parents=True)
     assert f"{tmp_path}/glue/CoLA/test.tsv: cannot be read" in message(data=tmp_path / "glue")
 

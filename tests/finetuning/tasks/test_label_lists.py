@@ -52,13 +52,13 @@ def trained(tmp_path_factory) -> Path:
 
 def test_lists_are_learnt_and_come_back_from_predict_and_exports(trained, tmp_path):
     said = (trained / "said").read_text()
-    assert "words: lists of 3 labels, calm, glad, sad; micro_f1 selects epoch and rate" in said
+    assert "words: lists of 3 labels, calm, glad, sad; micro_f1 selects epoch and learning rate" in said
     (result,) = (trained / "out").rglob("result.json")
     marks = json.loads(result.read_text())["metrics"]["dev"]
     assert marks == {"micro_f1": 1, "macro_f1": 1}, "it learns nothing that could be tested"
 
     said = invoke("predict", trained / "out", trained / "words" / "dev.csv", "--output", tmp_path / "x.jsonl")
-    assert "x.jsonl: 24 rows\nby the file's own labels: micro_f1 100.00, macro_f1 100.00" in said
+    assert "x.jsonl: 24 rows\nscores against the labels of the file: micro_f1 100.00, macro_f1 100.00" in said
     found = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert [row["prediction"] for row in found] == [row["label"] for row in rows(24)]
     for row in found:
@@ -146,10 +146,12 @@ def test_targets_and_lists_stand_for_each_other(labels):
 def test_what_options_say_otherwise_is_refused(trained, tmp_path):
     words = ["finetune", f"m={START}", "--data", trained / "words", "--output", tmp_path / "out"]
     assert "--label-type classes: the first row of" in refusal(*words, "--label-type", "classes")
-    assert "--metric accuracy: lists are measured by micro_f1, macro_f1" in refusal(*words, "--metric", "accuracy")
-    assert "--labels: 'joy' is there twice, or no row of" in refusal(*words, "--labels", "calm,joy")
+    assert "--metric accuracy: for lists the metric must be one of micro_f1, macro_f1" in refusal(
+        *words, "--metric", "accuracy"
+    )
+    assert "--labels: 'joy' is given twice, or no row of" in refusal(*words, "--labels", "calm,joy")
     bad = trained / "words" / "unseen.jsonl"
     bad.write_text('{"text": "anna", "label": ["calm"]}\n{"text": "ben", "label": ["ben"]}\n')
-    assert f"no marks: {bad}, line 2: label 'ben' is none of" in invoke(
+    assert f"no scores: {bad}, line 2: label 'ben' is none of" in invoke(
         "predict", trained / "out", bad, "--output", tmp_path / "y.jsonl"
     )

@@ -109,10 +109,10 @@ GOOD = "Anna B-PER\nsees O\n\nBen B-PER\n"
         ("", GOOD, "", "train.conll: has no row of data; write a word and its tag per line"),
         (GOOD, "-DOCSTART- O\n\n", "", "dev.conll: has no row of data; write a word"),
         (b"Anna B-PER\nM\xfcller B-PER\n", GOOD, "", "train.conll, line 2: not UTF-8 text"),
-        (GOOD, None, "", "holds no file dev or valid that ends in .tsv, .csv, .jsonl, .conll; put a tenth"),
+        (GOOD, None, "", "contains no file dev or valid that ends in .tsv, .csv, .jsonl, .conll; put a tenth"),
         ("Anna O\nBen O\n", GOOD, "", "train.conll: all 2 labels are 'O'; give rows of two"),
         ("Anna S-PER\nBen B-PER\nA I-PER\n", GOOD, "", "train.conll: has tags such as 'B-PER' and 'S-PER'; write B-T"),
-        (GOOD, GOOD, "--metric f1", "--metric f1: entities are measured by entity_f1, accuracy"),
+        (GOOD, GOOD, "--metric f1", "--metric f1: for entities the metric must be one of entity_f1, accuracy"),
         (GOOD, GOOD, "--label-type classes", "--label-type: does not apply to bad"),
     ],
 )  # fmt: skip
@@ -209,7 +209,7 @@ def test_the_baseline_is_each_words_most_frequent_tag(names, run_of_names):
 
 def test_predictions_are_a_last_column_or_lines_of_words_and_tags(names, run_of_names, tmp_path):
     said = invoke("predict", names / "out", names / "names" / "valid.conll", "--output", tmp_path / "valid.conll")
-    assert "valid.conll: 12 rows\nby the file's own tags in 12 of the rows: entity_f1 " in said
+    assert "valid.conll: 12 rows\nscores against the tags of the file in 12 of the rows: entity_f1 " in said
     own = (names / "names" / "valid.conll").read_text().splitlines()
     lines = (tmp_path / "valid.conll").read_text().splitlines()
     assert [line.rpartition(" ")[0] for line in lines] == own
@@ -226,7 +226,7 @@ def test_predictions_are_a_last_column_or_lines_of_words_and_tags(names, run_of_
     assert first == {"text": "anna  sees the river", "prediction": ["B-PER", "O", "B-LOC", "I-LOC"]}
     (tmp_path / "y.conll").write_text("anna B-PER\nsees\n\nben B-LORD\n")
     said = invoke("predict", run_of_names, tmp_path / "y.conll")
-    assert f"no marks: {tmp_path / 'y.conll'}, line 2: the label is empty" in said
+    assert f"no scores: {tmp_path / 'y.conll'}, line 2: the label is empty" in said
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -257,10 +257,12 @@ def test_words_that_are_cut_off_are_counted_and_one_tag_alone_is_named(run_of_na
     write(tmp_path / "long.conll", [("anna", "O")] * 100, [("ben", "O")])
     said = invoke("predict", run_of_names, tmp_path / "long.conll")
     assert "1 of 2 rows is longer than the 64 tokens" in said
-    cut = int(re.search(r"(\d+) of 101 words have no token in what the model reads, and got the tag O", said)[1])
+    cut = int(
+        re.search(r"(\d+) of 101 words have no token among those that the model reads, and received the tag O", said)[1]
+    )
     (long,) = load(run_of_names).predict_rows(["anna " * 100])
     assert long.cut_words == cut > 0 and long.label[-cut:] == ["O"] * cut and long.label[-cut - 1] != "O"
-    assert "all these tags are 'O', so these numbers say nothing" in said
+    assert "all tags of the file are 'O', so these scores are meaningless" in said
 
 
 def test_rows_and_dropout_are_those_that_options_ask_for_and_one_tag_alone_is_marked(tmp_path):
@@ -277,7 +279,7 @@ def test_rows_and_dropout_are_those_that_options_ask_for_and_one_tag_alone_is_ma
     assert record["model"]["pooler_dropout"] == 0.3 and record["task"]["max_train_rows"] == 8
     for head in ("dense:0.1", "dense"):
         said = refusal("finetune", START, "--output", tmp_path / "out", "--glue-head", head)
-        assert f"--glue-head {head}: tags have a linear head; give linear:0.1" in said
+        assert f"--glue-head {head}: tags need a linear head; give linear:0.1" in said
 
 
 def test_python_and_exports_tag_alike(run_of_names, tmp_path):

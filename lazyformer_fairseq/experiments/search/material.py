@@ -1,4 +1,4 @@
-"""Models and objectives of a search, as fairseq-train would build them of the same options."""
+"""The models and objectives of a search, built as fairseq-train would build them from the same options."""
 
 import difflib
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
 
-# By task: options of the models and of the data, the architectures, and the name of the defaults.
+# By task: the options of models, the options of data, the table of architectures, and the generic architecture.
 OPTIONS_OF_TASK = {
     "masked-lm": (MaskedLMOptions, MaskedTextOptions, ARCHITECTURES, "lazyformer"),
     "language-model": (CausalLMOptions, StreamOptions, CAUSAL_ARCHITECTURES, "lazyformer_lm"),
@@ -43,29 +43,35 @@ SET_BY_SEARCH = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--see
 
 
 def read_given(task: str, arch: str, given: Sequence[str], recipe: str) -> tuple[Options, dict[str, Any]]:
-    """Return the model's options, and the data's by name: those of arch, recipe, and words such as ``--dropout 0.1``.
+    """Return the options of models and, by name, those of the data, from arch, recipe and user, in rising precedence.
+
+    Args:
+        task: the name of the task.
+        arch: the name of the arch.
+        given: the user's options as words, such as ``--dropout 0.1``.
+        recipe: the name of the recipe.
 
     Raises:
-        UserError: the arch does not fit the task, or an option is unknown or its value none.
+        UserError: the arch does not fit the task, an option is unknown, or a value is wrong.
     """
     for word in given:
         if word.split("=")[0] in SET_BY_SEARCH:
-            raise UserError(f"{word}: the search sets it itself (see lazyformer search --help)")
+            raise UserError(f"{word}: the search sets this option itself; leave it out (see lazyformer search --help)")
     model_options, data_options, rows, generic = OPTIONS_OF_TASK[task]
     fitting = (generic, *rows)
     if arch not in fitting:
         close = difflib.get_close_matches(arch, fitting)
         known = dict.fromkeys([*close, *(name for name in fitting if not name.endswith("_tiny"))])
         raise UserError(
-            f"--arch {arch}: no architecture for --task {task}; choose from {', '.join(known)}, or the tiny twin of one"
+            f"--arch {arch}: no architecture for --task {task}; choose from {', '.join(known)}, or their tiny twins"
         )
     try:
         words = read_words(given, model_options, data_options)
     except UserError as error:
         raise UserError(
-            f"{error}; options that lazyformer search does not have itself go to the model and its data"
+            f"{error}; options that lazyformer search does not know itself are passed to the model and its data"
         ) from None
-    of_recipe = {**RECIPES[recipe].options, "length_schedule": ""}  # a search has blocks of one length
+    of_recipe = {**RECIPES[recipe].options, "length_schedule": ""}  # in a search, all blocks have the same length
     if arch in rows:
         of_arch = rows[arch].options()
     else:
@@ -76,16 +82,22 @@ def read_given(task: str, arch: str, given: Sequence[str], recipe: str) -> tuple
 
 
 class Material:
-    """The models and objectives of a search; raises a UserError as the data and :func:`read_given` do.
+    """The models and objectives of a search.
+
+    Args:
+        settings: the settings of the search.
 
     Attributes:
-        options: options of the models.
-        text: options of the data by name.
-        training_lengths: T and M in training; M is 0 for encoders.
-        predicted_share: share of a sequence's tokens that are predicted in training.
-        sizes: options of `lazyformer compare` for the same text, beside widths and batch size.
-        latency_tokens: T for measuring latency: as the settings say, else the training's.
-        latency_memory: M for measuring latency.
+        options: the options of the models.
+        text: the options of the data, by name.
+        training_lengths: the lengths T of a sequence and M of its memory in training; M is 0 for encoders.
+        predicted_share: the share of the tokens of a sequence that are predicted in training.
+        sizes: the options of `lazyformer compare` for the same text, without widths and batch size.
+        latency_tokens: the length T at which latency is measured; that of training unless the settings give one.
+        latency_memory: the length M of the memory with which latency is measured.
+
+    Raises:
+        UserError: the options are wrong, see :func:`read_given`, or change masks or lengths during training.
     """
 
     def __init__(self, settings: SearchSettings):
@@ -100,7 +112,9 @@ class Material:
                     what = f"--mask-prob {text.mask_prob}"
                 else:
                     what = "--length-schedule"
-                raise UserError(f"{what}: a search has one share of masks, and one length, for all updates")
+                raise UserError(
+                    f"{what}: in a search, the share of masked tokens and the length are the same for all updates"
+                )
             self.training_lengths = (text.tokens_per_sample, 0)
             self.predicted_share = first
             self.sizes = {
@@ -120,22 +134,22 @@ class Material:
 
     @cached_property
     def dictionary(self) -> Dictionary:
-        """The symbols of the text."""
+        """The dictionary of the text."""
         return self.objective(self.settings.baseline).dictionary
 
     def objective(self, pattern: str) -> Union[MaskedLMObjective, StreamLMObjective]:
-        """Return the objective of a model of a pattern."""
+        """Return the objective of the model with the given pattern."""
         network = Network(replace(self.options, sublayer_pattern=pattern))
         return self.compared.objective_of(network, self.text, self.settings.seed, self.settings.max_updates)
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
-        """Build a fresh seeded model of any pattern, on the search's device; return it and its stack."""
+        """Build a new, seeded model of a pattern on the device of the search, and return it with its stack."""
         torch.manual_seed(self.settings.seed)
         model = self.objective(pattern).build_model().to(self.settings.device)
         return model, next(module for module in model.modules() if isinstance(module, Stack))
 
     def supernet_objective(self) -> SupernetObjective:
-        """Return the objective of a supernet of the candidates, with as many layers as the baseline."""
+        """Return the objective of the supernet, which has the candidates in as many layers as the baseline has."""
         settings = self.settings
         objective = self.objective(supernet_pattern(settings.candidates, settings.layers))
         if isinstance(objective, MaskedLMObjective):
@@ -148,11 +162,11 @@ class Material:
 
     @cached_property
     def network_sizes(self) -> Sizes:
-        """The sizes of a model's network."""
+        """The sizes that all models of the search share."""
         return self.build_model(self.settings.baseline)[1].sizes
 
     def relative_flops(self, pattern: str) -> float:
-        """Return the FLOPs of a training update of a pattern, in those of the baseline."""
+        """Return the FLOPs of an update of a pattern, relative to those of the baseline."""
         predicted = round(self.predicted_share * self.training_lengths[0])
         of_pattern, of_baseline = (
             count_flops(each, self.network_sizes, *self.training_lengths, predicted=predicted)
@@ -162,7 +176,7 @@ class Material:
 
     @cached_property
     def compared(self) -> ComparedTask:
-        """The task of a comparison that trains and validates whole patterns in the same way."""
+        """The task of a comparison, which trains and validates patterns outside a supernet."""
         settings = self.settings
         rates: tuple[float, ...] = ()
         if settings.lr:

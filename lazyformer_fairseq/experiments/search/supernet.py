@@ -1,4 +1,4 @@
-"""The supernet: the model itself, every sublayer a weighted sum of candidates (PAR Transformer, section 2.1)."""
+"""The supernet: a model whose every layer is a weighted sum of candidate sublayers (PAR Transformer, section 2.1)."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -23,13 +23,17 @@ from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
 
 
 def supernet_pattern(candidates: tuple[str, ...], layers: int) -> str:
-    """Return the pattern of a model that holds the candidates of all layers one after the other.
+    """Return the pattern of a model in which the candidates of all layers follow one another.
 
-    In each layer those that read come first (the first layer has none), so that each reads from the layer below, and a
-    sublayer keeps what it hands on only where a layer above may read it.
+    In each layer, the candidates that read from another sublayer come first, so that they read from the layer below and
+    a sublayer keeps its state only if a layer above may read it. The first layer has no such candidates.
+
+    Args:
+        candidates: the names of the candidates of each layer.
+        layers: the number of layers.
 
     Raises:
-        UserError: there are no layers, or candidates read what cannot be mixed.
+        UserError: there are no layers, or a candidate reads something that cannot be mixed.
     """
     if layers < 1:
         raise UserError(f"--sublayers {layers}: a search needs at least one layer")
@@ -40,10 +44,10 @@ def supernet_pattern(candidates: tuple[str, ...], layers: int) -> str:
 
 
 def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
-    """Raise a UserError for an ``l`` that would read a distribution over other things than tokens.
+    """Raise a UserError if the state that a candidate reads cannot be mixed.
 
-    Likewise for a ``k`` that would read keys of several sublayers, or keys whose scores have learned parts of their
-    own.
+    This concerns an ``l`` that would read a distribution that is not over tokens alone, and a ``k`` that would read
+    keys of several sublayers, or keys whose scores have additional learned parts.
     """
     readers = {sublayer.kind.reads: sublayer.text for sublayer in sublayers}
     lazy = readers.get(DISTRIBUTION)
@@ -52,7 +56,7 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
         if lazy and DISTRIBUTION in sublayer.kind.hands_on and not is_mixed:
             raise UserError(
                 f"--candidates: {lazy} beside {sublayer.text}: a search mixes the distributions that {lazy} reuses, "
-                f"and that of {sublayer.text} is not one over tokens alone; leave one of the two out"
+                f"but that of {sublayer.text} is not over tokens alone; leave one of the two out"
             )
     consumer = readers.get(KEYS_AND_VALUES)
     if consumer is None:
@@ -61,19 +65,19 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
     if len(producers) > 1:
         raise UserError(
             f"--candidates: {consumer} beside {' and '.join(producer.text for producer in producers)}: a search mixes "
-            f"the keys and values that {consumer} reads, and those of several sublayers do not mix; keep one, or leave "
-            f"{consumer} out"
+            f"the keys and values that {consumer} reads, but those of several sublayers cannot be mixed; keep only one "
+            f"of these, or leave {consumer} out"
         )
     for producer in producers:
         if any(row.has_own_scores for row in chosen_variants(producer.values)):
             raise UserError(
                 f"--candidates: {consumer} beside {producer.text}: a search mixes the keys and values that {consumer} "
-                f"reads, and not what each {producer.text} adds to their scores; leave one of the two out"
+                f"reads, but not what each {producer.text} adds to their scores; leave one of the two out"
             )
 
 
 def in_building_order(candidates: Iterable[str]) -> list[str]:
-    """Return identity, then what reads, then the others, each in the order given."""
+    """Return identity, then candidates that read from another sublayer, then the others, each in the order given."""
 
     def place(name: str) -> int:
         kind = read_sublayer(name).kind
@@ -87,16 +91,17 @@ def in_building_order(candidates: Iterable[str]) -> list[str]:
 
 
 class Architecture(nn.Module):
-    """The parameters that weigh the candidates of all layers, uniform at first (PAR Transformer, section 2.2).
+    """The parameters that weight the candidates of all layers, uniformly at first (PAR Transformer, section 2.2).
 
     Args:
-        layers: L.
-        candidates: names, K of them.
+        layers: the number of layers, L.
+        candidates: the names of the candidates; K is their number.
 
     Attributes:
         logits: the parameter, (L, K).
-        allowed: (L, K); False in the first layer for kinds that read, as nothing is below: their weight is exactly 0.
-        temperature: the temperature of the Gumbel-softmax, which the search lowers.
+        allowed: whether a layer has a candidate, (L, K). In the first layer, it is False for candidates that read from
+            another sublayer, since there is none below; their weight is exactly 0.
+        temperature: the temperature of the Gumbel-softmax, which the search lowers over time.
     """
 
     def __init__(self, layers: int, candidates: tuple[str, ...]):
@@ -109,20 +114,23 @@ class Architecture(nn.Module):
         self.temperature = 1.0
 
     def forward(self) -> Tensor:
-        """Return the weights m (L, K) of equation 4, whose rows sum to 1.
+        """Return the weights m of equation 4, (L, K), whose rows sum to 1.
 
-        In training each call draws them anew by Gumbel-softmax; in evaluation they are the probabilities.
+        In training, each call draws new ones by Gumbel-softmax; in evaluation, they are the probabilities.
         """
         if not self.training:
             return self.probabilities()
         return F.gumbel_softmax(self._masked(), tau=self.temperature, dim=-1)
 
     def probabilities(self) -> Tensor:
-        """Return the probability (L, K) that each candidate is sampled."""
+        """Return the probability of sampling each candidate in each layer, (L, K)."""
         return self._masked().softmax(dim=-1)
 
     def entropy(self) -> float:
-        """Return the mean entropy of a layer in bits: log2 K at first (less without ``l``), 0 when all is decided."""
+        """Return the entropy of the probabilities in bits, averaged over layers.
+
+        It is about log2 K at first, and 0 when every layer has decided on a candidate.
+        """
         probabilities = self.probabilities().detach()
         return -float(torch.xlogy(probabilities, probabilities).sum(dim=-1).mean()) / math.log(2)
 
@@ -131,23 +139,24 @@ class Architecture(nn.Module):
 
 
 class Mixture(nn.Module):
-    """One layer: the sum of its candidates' outputs, each times its weight (equation 4).
+    """One layer of a supernet: the sum of its candidates' outputs, each multiplied by its weight (equation 4).
 
-    With lazy candidates it also carries a distribution: P_i = m_s P_s + (1 - m_s) P_(i-1), where its own ``s``
-    computes P_s and P_(i-1) comes from below. The first layer has only P_s. If several candidates compute a
-    distribution, P_s is their weighted mean, and m_s the sum of their weights. Rows sum to 1, unless an attention
-    variant projects positions. What reads a mixture has plain values, whatever the variants in it want of those that
-    read them alone.
+    If there are lazy candidates, the layer also hands on a distribution: P_i = m_s P_s + (1 - m_s) P_(i-1), where P_s
+    is computed by its own ``s`` and P_(i-1) comes from the layer below. The first layer has only P_s. If several
+    candidates compute a distribution, P_s is their weighted mean and m_s is the sum of their weights. Rows sum to 1,
+    unless an attention variant projects positions. A sublayer that reads a mixture computes its values in the plain
+    way, even if the attention variants in the mixture require something else of sublayers that read them alone.
 
-    With candidates that read keys and values it carries these in the same way: K_i = m_s K_s + (1 - m_s) K_(i-1).
-    Softmax is not linear, so this is no mean of patterns' outputs; where weights are 0 and 1 it is the pattern's.
+    If there are candidates that read keys and values, the layer hands on a mixture of these in the same way: K_i = m_s
+    K_s + (1 - m_s) K_(i-1). Because softmax is not linear, the output is not a mean of the outputs of patterns; if all
+    weights are 0 or 1, it is the output of that pattern.
 
     Args:
-        sublayers: its candidates by name.
-        candidates: names of the candidates of all layers, in the order of :attr:`weights`.
+        sublayers: the candidates of this layer, by name.
+        candidates: the names of the candidates of all layers, in the order of :attr:`weights`.
 
     Attributes:
-        weights: (K,); :class:`Supernet` sets them for each forward pass.
+        weights: the weights of the candidates, (K,), which :class:`Supernet` sets for each forward pass.
     """
 
     attends = True
@@ -172,7 +181,10 @@ class Mixture(nn.Module):
         shared: Context,
         memory_BMC: Optional[Tensor] = None,
     ) -> tuple[Tensor, SharedState]:
-        """Return what a :class:`~lazyformer_fairseq.modules.sublayers.feed_forward.ResidualSublayer` does."""
+        """Return the output and the state that the layer hands on.
+
+        The interface is that of :class:`~lazyformer_fairseq.modules.sublayers.feed_forward.ResidualSublayer`.
+        """
         weight = dict(zip(self.candidates, self.weights.to(x_BTC.dtype).unbind(), strict=True))
         mixed: Optional[Tensor] = None
         own: list[tuple[Tensor, Tensor]] = []
@@ -193,23 +205,24 @@ class Mixture(nn.Module):
         return mixed, carried
 
     def candidate(self, name: str) -> nn.Module:
-        """Return the sublayer of this name."""
+        """Return the candidate of the given name."""
         return self.sublayers[_key(name)]
 
 
 def _key(name: str) -> str:
-    """Return the key of a candidate's module; module names cannot have dots."""
+    """Return the key of a candidate's module, without dots, which module names cannot have."""
     return name.replace(".", "_")
 
 
 class MixedDistribution(StoredDistribution):
-    """A distribution whose rows need not sum to 1, as those of Linformer over tokens do not.
+    """A distribution whose rows need not sum to 1; those of Linformer over tokens do not.
 
-    A bias of values is added behind the product with it, as in Linformer; with rows that sum to 1 that is the same.
+    The bias of the values is added after multiplication with the distribution, as in Linformer. If the rows sum to 1,
+    this makes no difference.
     """
 
     def project(self, x_BTC: Tensor, v_proj: Linear, num_heads: int) -> tuple[Tensor, ReusableAttention]:
-        """Return the values of an ``l`` without their bias, and what weighs them and adds it."""
+        """Return the values of an ``l`` without their bias, and the distribution that weights them and adds it."""
         if v_proj.bias is None:
             return v_proj(x_BTC), self
         v_BTC = multiply_by_part(v_proj, x_BTC, 0, v_proj.out_features, has_bias=False)
@@ -221,7 +234,7 @@ class _BiasedDistribution(NamedTuple):
     bias: Tensor  # (N, 1, D)
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """P V + b (B, N, T, D)."""
+        """Return P V + b, (B, N, T, D)."""
         return self.distribution.attend(v_BNKD, dropout) + self.bias
 
 
@@ -230,7 +243,8 @@ def _carried(below: Optional[MixedDistribution], own: list[tuple[Tensor, Tensor]
     if len(own) > 1:
         shares = torch.stack([share for _, share in own])
         weight = shares.sum()
-        shares = shares + torch.finfo(shares.dtype).eps ** 2  # all may be 0, where something else is as good as certain
+        # All shares may be 0 if another candidate has nearly all the weight.
+        shares = shares + torch.finfo(shares.dtype).eps ** 2
         probabilities = sum(each * share for (each, _), share in zip(own, shares / shares.sum(), strict=True))
     if below is None:
         return MixedDistribution(probabilities)
@@ -248,40 +262,50 @@ def _carried_keys(below: Optional[Attention], own: Attention, weight: Tensor) ->
 
 
 class Supernet(nn.Module):
-    """A model of :func:`supernet_pattern` whose stack, `network`, gets its sublayers gathered into mixtures."""
+    """A model of :func:`supernet_pattern` in which the sublayers of each layer are replaced by their mixture.
+
+    Args:
+        model: the model.
+        network: the stack of its sublayers, which is changed.
+        architecture: the parameters that weight the candidates.
+
+    Raises:
+        UserError: the stack recomputes activations, which a mixture does not support.
+    """
 
     def __init__(self, model: nn.Module, network: Stack, architecture: Architecture):
         super().__init__()
         if network.reversible or network.checkpoints:
             raise UserError(
-                "--reversible, --checkpoint-activations: layers of a supernet mix what sublayers hand on, so that none "
-                "is computed anew; leave them out"
+                "--reversible, --checkpoint-activations: a supernet cannot recompute activations, because its layers "
+                "mix the state that sublayers hand on; leave these options out"
             )
         self.model = model
         self.architecture = architecture
         self.mixtures = _into_layers(network.sublayers, architecture)
         network.sublayers = nn.ModuleList(self.mixtures)
-        if getattr(network, "embedding_norm", False):  # of every candidate; behind an identity its pattern has it
+        # A norm of the embeddings replaces the input norm of every candidate of the first layer.
+        if getattr(network, "embedding_norm", False):
             for candidate in self.mixtures[0].sublayers.values():
                 leave_out_first_norm([candidate], network.normalize_before)
         if any(mixture.carries for mixture in self.mixtures):
-            network.attention_backend = "eager"  # mixing needs stored distributions
+            network.attention_backend = "eager"  # mixing needs distributions in memory
 
     def forward(self, *args, **kwargs) -> Any:
-        """Return the model's output, with weights drawn for this pass."""
+        """Return the output of the model, with weights of the candidates drawn for this forward pass."""
         for mixture, weights in zip(self.mixtures, self.architecture().unbind(), strict=True):
             mixture.weights = weights
         return self.model(*args, **kwargs)
 
     def learn(self, architecture: bool) -> None:
-        """Send gradients to the architecture or to everything else; the other side costs nothing."""
+        """Enable gradients for the architecture alone, or for the model alone, so that the other side costs nothing."""
         for parameter in self.model.parameters():
             parameter.requires_grad_(not architecture)
         self.architecture.logits.requires_grad_(architecture)
 
 
 def _into_layers(sublayers: nn.ModuleList, architecture: Architecture) -> list[Mixture]:
-    """Gather the sublayers of a :func:`supernet_pattern` by layer."""
+    """Return the mixture of each layer, given the sublayers of a :func:`supernet_pattern`."""
     parts = iter(sublayers)
     mixtures = []
     for allowed in architecture.allowed.tolist():

@@ -1,6 +1,7 @@
-"""The objective of a supernet: its weights learn from one part of the training text, its architecture from the rest.
+"""The objective of a supernet.
 
-The two take turns, update by update (PAR Transformer, section 2.2).
+The weights learn from one part of the training text and the architecture from the rest. They take turns, update by
+update (PAR Transformer, section 2.2).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,17 +25,18 @@ from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
 from lazyformer_fairseq.training.processes import ALONE, Processes
 
-# The two sides that learn, by which the parts of the text are named.
+# The two sides that learn, after which the parts of the text are named.
 WEIGHTS = "weights"
 ARCHITECTURE = "architecture"
-SIDE = "side"  # the key of a batch that says whose it is
-ARCHITECTURE_SHARE = 0.2  # of the training data is held apart for the architecture
+SIDE = "side"  # the key of a batch that holds its side
+ARCHITECTURE_SHARE = 0.2  # the share of the training data that is reserved for the architecture
 
 
 def side_at(update: int, constant_updates: int) -> str:
-    """Return the side that learns in an update, counted from 0.
+    """Return the side that learns in an update, where updates are counted from 0.
 
-    After the constant phase every n-th update is one of the architecture, where n is the inverse of its data's share.
+    After the constant updates, every n-th update is one of the architecture, where n is the inverse of its share of the
+    data.
     """
     every = round(1 / ARCHITECTURE_SHARE)
     if update >= constant_updates and update % every == every - 1:
@@ -43,7 +45,12 @@ def side_at(update: int, constant_updates: int) -> str:
 
 
 def part_of(side: str, count: int, what: str) -> range:
-    """Return the numbers of the blocks or tokens that a side learns from; the last ones are the architecture's.
+    """Return the range of blocks or tokens from which a side learns; the last ones belong to the architecture.
+
+    Args:
+        side: WEIGHTS or ARCHITECTURE.
+        count: the number of all blocks or tokens.
+        what: the word "blocks" or "tokens", for the error message.
 
     Raises:
         UserError: a part would be empty.
@@ -51,8 +58,8 @@ def part_of(side: str, count: int, what: str) -> range:
     border = count - round(count * ARCHITECTURE_SHARE)
     if not 0 < border < count:
         raise UserError(
-            f"the training data's {count} {what} make no second part of {ARCHITECTURE_SHARE:.0%} for the architecture; "
-            "give more text"
+            f"the training data has too little text ({count} {what}) to reserve {ARCHITECTURE_SHARE:.0%} of it for the "
+            "architecture; give more text"
         )
     if side == WEIGHTS:
         return range(border)
@@ -61,7 +68,7 @@ def part_of(side: str, count: int, what: str) -> range:
 
 @dataclass
 class BlocksPart(MaskedLMObjective):
-    """Masked language modelling on the blocks of one side; of several shards it reads the first alone."""
+    """Masked language modelling on the blocks of one side, which come from the first of several shards."""
 
     side: str = WEIGHTS
 
@@ -79,26 +86,26 @@ class StreamsPart(StreamLMObjective):
     side: str = WEIGHTS
 
     def tokens(self, split: str) -> np.ndarray:
-        """Open the part of a text that this side learns from."""
+        """Open the part of a split from which this side learns."""
         if item_length(self.data):
-            raise UserError(f"{self.data}: holds images, and a search divides a text; give one that holds a text")
+            raise UserError(f"{self.data}: holds images, but a search needs text that it can divide; give text data")
         tokens = super().tokens(split)
         part = part_of(self.side, len(tokens), "tokens")
         return tokens[part.start : part.stop]
 
 
 class BatchesInTurn:
-    """The batches of the two sides, in the order in which a supernet's updates read them, without end.
+    """An endless iterable over the batches of both sides, in the order in which the updates of a supernet read them.
 
-    An update at the end of a side's epoch may have fewer batches than others; empty ones then stand for the rest.
+    If an update at the end of a side's epoch has too few batches, empty ones fill it up.
 
     Args:
         sides: the batches of each side.
-        per_update: batches per update.
-        constant_updates: updates of the weights alone, at the beginning.
+        per_update: the number of batches per update.
+        constant_updates: the number of updates of the weights alone, at the beginning.
 
     Attributes:
-        updates: updates whose batches were read.
+        updates: the number of updates whose batches have been read.
     """
 
     shuffle = True
@@ -111,7 +118,7 @@ class BatchesInTurn:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the weights' text."""
+        """The current epoch on the text of the weights."""
         return self.sides[WEIGHTS].epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -129,12 +136,12 @@ class BatchesInTurn:
                 yield {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the text of each side."""
+        """Return the position in the text of each side, and the number of updates."""
         sides = {side: batches.state_dict() for side, batches in self.sides.items()}
         return {**sides[WEIGHTS], "updates": self.updates, "sides": sides}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the last update whose batches were read."""
+        """Continue after the last update whose batches have been read."""
         self.updates = state["updates"]
         for side, batches in self.sides.items():
             batches.load_state_dict(state["sides"][side])
@@ -142,10 +149,10 @@ class BatchesInTurn:
 
 @dataclass
 class SupernetObjective(Objective):
-    """The objective of a supernet whose two sides learn in turn.
+    """The objective of a supernet whose weights and architecture learn in turn.
 
     Attributes:
-        sides: the objective of each side; that of the weights builds the model whose sublayers are mixed.
+        sides: the objective of each side; that of the weights builds the model that becomes the supernet.
         search: the settings of the search.
     """
 
@@ -162,16 +169,16 @@ class SupernetObjective(Objective):
         return self.sides[WEIGHTS].dictionary
 
     def build_model(self) -> Supernet:
-        """Build the supernet with fresh weights, and an architecture that prefers no candidate."""
+        """Build the supernet with new weights and an architecture that prefers no candidate."""
         model = self.sides[WEIGHTS].build_model()
         network = next(module for module in model.modules() if isinstance(module, Stack))
         return Supernet(model, network, Architecture(self.search.layers, self.search.candidates))
 
     def batches(self, processes: Processes = ALONE) -> BatchesInTurn:
-        """Return the batches of both sides in turn.
+        """Return the batches of both sides, in turn.
 
         Raises:
-            UserError: there is too little text, or it does not fit the model.
+            UserError: there is too little text, or the text does not fit the model.
         """
         sides = {side: objective.batches(processes) for side, objective in self.sides.items()}
         return BatchesInTurn(sides, self.search.update_freq, self.search.constant_updates)
@@ -181,34 +188,34 @@ class SupernetObjective(Objective):
         return self.sides[WEIGHTS].data_folders()
 
     def at_update(self, batch: Batch, update: int) -> Batch:
-        """Return a batch as its side reads it."""
+        """Prepare a batch for an update, as the objective of its side does."""
         return self.sides[batch[SIDE]].at_update(batch, update)
 
     def loss(self, model: Supernet, batch: Batch) -> tuple[Tensor, Number, dict[str, Any]]:
-        """Compute the loss of a batch by the objective of its side."""
+        """Compute the loss of a batch with the objective of its side."""
         return self.sides[batch[SIDE]].loss(model, batch)
 
     def scalars(self, logs: Sequence[Log]) -> dict[str, Scalar]:
-        """Return what the sides' objectives log."""
+        """Return the values that the objectives of the sides log."""
         return self.sides[WEIGHTS].scalars(logs)
 
     def forget(self) -> None:
-        """Drop what an update that was skipped has left behind."""
+        """Drop the state that a skipped update has left behind."""
         for objective in self.sides.values():
             objective.forget()
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that checkpoints keep."""
+        """Return the settings that are stored in checkpoints."""
         settings = self.sides[WEIGHTS].settings()
         own = {"_name": "supernet", "candidates": list(self.search.candidates), "layers": self.search.layers}
         turns = {"constant_updates": self.search.constant_updates, "architecture_share": ARCHITECTURE_SHARE}
         return settings | {"model": settings["model"] | own, "task": settings["task"] | turns}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what each side carries from batch to batch."""
+        """Return the state that each side carries from batch to batch."""
         return {"sides": {side: objective.state_dict() for side, objective in self.sides.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
+        """Restore the state that each side carries from batch to batch."""
         for side, objective in self.sides.items():
             objective.load_state_dict(state["sides"][side])

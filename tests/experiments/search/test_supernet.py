@@ -131,7 +131,7 @@ def test_a_certain_choice_of_projected_positions_is_the_network_of_that_pattern(
 @pytest.mark.parametrize(
     ("candidates", "why"),
     [
-        (("s", "s[window=4]", "k"), "k beside s and s.window=4.: .* those of several sublayers do not mix"),
+        (("s", "s[window=4]", "k"), "k beside s and s.window=4.: .* those of several sublayers cannot be mixed"),
         (("s[entmax=1.5]", "k"), "k beside s.entmax=1.5.: .* not what each s.entmax=1.5. adds"),
     ],
 )

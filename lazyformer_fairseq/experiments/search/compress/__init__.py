@@ -1,1 +1,1 @@
-"""Searches a pattern that starts from a trained encoder: each sublayer's changes scored, none trained."""
+"""The search for faster patterns that start from a trained encoder, which scores single changes and trains nothing."""

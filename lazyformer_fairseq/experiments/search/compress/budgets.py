@@ -1,6 +1,7 @@
-"""For each budget of latency the pattern with the least loss: few are selected by sums of scores, and these measured.
+"""The search for the pattern with the lowest loss within each latency budget.
 
-Each loss is measured once and kept in a file, so that a search that was stopped goes on.
+A few patterns are selected by their sums of scores, and only these are measured. Each loss is measured once and stored
+in a file, so that a search that was stopped can resume.
 """
 
 import math
@@ -20,17 +21,17 @@ from lazyformer_fairseq.storage.checked import Amount, Finite
 from lazyformer_fairseq.storage.json_files import read_checked_as, write_checked_json
 from lazyformer_fairseq.training.warm_start.losses import Batches, BlockLosses, Scorer
 
-TICKS = 4000  # of the trained model: prices are exact to an eighth of a thousandth of its latency
-BETWEEN = " "  # of a pattern's places, in the file
+TICKS = 4000  # latency of the trained model in ticks; rounding errs by at most 1/8000 of it per price
+BETWEEN = " "  # separates the places of a pattern in the file
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A pattern's loss, in bits per masked token.
+    """The loss of a pattern relative to the trained model, in bits per masked token.
 
     Attributes:
-        above: the trained model's own.
-        error: standard error of `above`, over blocks of text.
+        above: the loss of the pattern minus that of the trained model.
+        error: the standard error of `above`, over blocks of text.
     """
 
     above: Finite
@@ -39,17 +40,21 @@ class Measured:
 
 @dataclass(frozen=True)
 class Kept:
-    """The content of the file."""
+    """The content of the file of losses.
+
+    Attributes:
+        patterns: the losses by pattern, whose places are joined by BETWEEN.
+    """
 
     patterns: dict[str, Measured]
 
 
 class Losses:
-    """Losses of patterns, each measured when it is not known yet.
+    """The losses of patterns, each of which is measured only once.
 
     Args:
-        path: the file that keeps them, which an earlier run may have begun.
-        scorer: the model and text that losses are measured with.
+        path: the file in which the losses are stored, possibly begun by an earlier run.
+        scorer: the scorer, which has the trained model and the text.
         candidates: the candidates of all places.
     """
 
@@ -65,21 +70,21 @@ class Losses:
 
     @cached_property
     def original(self) -> BlockLosses:
-        """The trained model's own losses, measured when first needed."""
+        """The losses of the trained model itself, measured when they are first needed."""
         return self.by_block(self.candidates.original)
 
     def __getitem__(self, by_place: ByPlace) -> Measured:
         return self.known[by_place]
 
     def measure(self, patterns: Iterable[ByPlace], description: str) -> None:
-        """Measure those that are not known."""
+        """Measure the patterns whose losses are not known yet."""
         missing = [each for each in dict.fromkeys(patterns) if each not in self.known]
         for by_place in Progress(missing, desc=description, unit=" patterns"):
             self.known[by_place] = compare(self.by_block(by_place), self.original)
             self._write()
 
     def by_block(self, by_place: ByPlace) -> BlockLosses:
-        """Measure the losses of a pattern on the blocks of the text."""
+        """Measure the losses of a pattern on each block of the text."""
         return losses_of(self.scorer, self.candidates, by_place)
 
     def _write(self) -> None:
@@ -88,7 +93,7 @@ class Losses:
 
 
 def losses_of(scorer: Scorer, candidates: Candidates, by_place: ByPlace) -> BlockLosses:
-    """Measure the losses of a pattern that starts from the trained model."""
+    """Measure the losses, on each block of text, of a pattern that starts from the weights of the trained model."""
     return scorer.by_block(candidates.pattern(by_place), candidates.origins(by_place))
 
 
@@ -98,13 +103,16 @@ def measure_on_other_text(
     scorer: Scorer,
     used: Batches,
 ) -> dict[ByPlace, Measured]:
-    """Measure patterns that were selected by their losses on text that had no part in it; none where there is no more.
+    """Measure selected patterns on text that had no part in their selection.
 
     Args:
         patterns: the patterns that were selected.
         candidates: the candidates of all places.
-        scorer: a scorer with more text.
-        used: the batches of that text which are left out.
+        scorer: a scorer with more text than was used for the selection.
+        used: the batches of that text that were used for the selection, and are left out.
+
+    Returns:
+        The losses by pattern; empty if there is no other text.
     """
     before = {int(block) for batch in used for block in batch["id"]}
     blocks = [int(block) for batch in scorer.text for block in batch["id"]]
@@ -122,7 +130,7 @@ def measure_on_other_text(
 
 
 def compare(one: BlockLosses, original: BlockLosses) -> Measured:
-    """Return how far a loss is above another on the same tokens; the error is that of a ratio over random blocks."""
+    """Return the difference of two losses on the same tokens, with its standard error as a ratio over random blocks."""
     gains = (one.nats - original.nats) / math.log(2)
     words = original.words
     count = len(words)
@@ -132,7 +140,10 @@ def compare(one: BlockLosses, original: BlockLosses) -> Measured:
 
 
 def in_ticks(prices: Prices, candidates: Candidates) -> dict[str, int]:
-    """Return prices in whole ticks, TICKS of which the trained model has but for rounding; each with READ and REST."""
+    """Return prices in whole ticks, of which the trained model takes about TICKS.
+
+    The result has the prices of all sublayers, both alone and with READ, and that of REST.
+    """
     tick = latency_of(prices, candidates.pattern(candidates.original)) / TICKS
     found = {REST: round(prices.get(REST, 0.0) / tick)}
     for text in candidates.sublayers:
@@ -143,15 +154,15 @@ def in_ticks(prices: Prices, candidates: Candidates) -> dict[str, int]:
 
 @dataclass
 class Budgets:
-    """A search, from scores to patterns.
+    """The steps of a search, from scores of single changes to the best pattern of each budget.
 
     Attributes:
         candidates: the candidates of all places.
         losses: the losses of patterns.
-        ticks: the prices, see :func:`in_ticks`.
-        limits: the limit of each budget, in ticks.
+        ticks: the prices in ticks, see :func:`in_ticks`.
+        limits: the latency limit of each budget, in ticks.
         scores: the scores of single changes; empty before :meth:`score`.
-        searched: the patterns that were measured, in the keys.
+        searched: the patterns that were measured, as keys.
     """
 
     candidates: Candidates
@@ -163,36 +174,36 @@ class Budgets:
 
     @cached_property
     def scorings(self) -> list[Scoring]:
-        """The patterns by which single changes are scored."""
+        """The patterns whose losses determine the scores of single changes."""
         return list_scorings(self.candidates)
 
     def latency(self, by_place: ByPlace) -> int:
-        """Return the predicted latency in ticks."""
+        """Return the predicted latency of a pattern in ticks."""
         return int(latency_of(self.ticks, self.candidates.pattern(by_place)))
 
     def refuse_too_small(self, shares: Sequence[float]) -> None:
-        """Raise a UserError where no pattern is as fast as one of the budgets."""
+        """Raise a UserError if no pattern is within one of the budgets, which are given as shares for the message."""
         nothing = dict.fromkeys((scoring.placed for scoring in self.scorings), 0.0)
         for share, found in zip(shares, select(self.candidates, nothing, self.ticks, self.limits), strict=True):
             if not found:
                 raise UserError(
-                    f"--budgets {share:g}: no selection of --candidates makes the model so fast; give a larger budget, "
-                    "or identity among the candidates"
+                    f"--budgets {share:g}: no combination of the --candidates makes the model that fast; give a larger "
+                    "budget, or identity among the candidates"
                 )
 
     def score(self) -> None:
-        """Measure every change."""
+        """Measure every single change, and compute the scores from the losses."""
         self._measure([scoring.by_place for scoring in self.scorings], "scoring changes")
         above = {scoring.by_place: self.losses[scoring.by_place].above for scoring in self.scorings}
         self.scores = scores_of(self.candidates, self.scorings, above)
 
     def find(self, top: int) -> None:
-        """Measure the `top` patterns of each budget by their sums."""
+        """Measure the `top` patterns of each budget with the smallest sums of scores."""
         selected = select(self.candidates, self.scores, self.ticks, self.limits, top)
         self._measure([each.by_place for found in selected for each in found], "measuring sums")
 
     def find_again(self, top: int) -> None:
-        """Make a second round, in which the changes of each budget's best pattern are scored where they stand."""
+        """Search a second time, after scoring the changes of each budget's best pattern again within that pattern."""
         bests = [self.best(limit) for limit in self.limits]
         undone = [self._undone(best) for best in bests]
         self._measure([each for changes in undone for each in changes.values()], "scoring again")
@@ -206,7 +217,7 @@ class Budgets:
         self._measure([each.by_place for each in selected], "measuring sums")
 
     def best(self, limit: int) -> ByPlace:
-        """Return the pattern with the least loss of all that were measured and stay within the limit."""
+        """Return the pattern with the lowest loss among those that were measured and are within a limit in ticks."""
         fitting = [each for each in self.searched if self.latency(each) <= limit]
         return min(fitting, key=lambda each: self.losses[each].above)
 
@@ -215,7 +226,7 @@ class Budgets:
         self.losses.measure(patterns, description)
 
     def _undone(self, by_place: ByPlace) -> dict[int, ByPlace]:
-        """Return by place the pattern without its change there, where it has one and can stand without."""
+        """Return the patterns that undo one change of a pattern, by the place of the change, if they are possible."""
         found = {}
         for place, original in enumerate(self.candidates.original):
             without = (*by_place[:place], original, *by_place[place + 1 :])

@@ -1,7 +1,7 @@
-"""The sublayers that may stand at each place of a trained encoder: its own, and candidates that could replace them.
+"""The sublayers that may stand at each place of a trained encoder: its own, and candidates that may replace them.
 
-Places are those of the trained model's sublayers. ``by_place`` names a pattern by them: the text of each sublayer, that
-of identity where it goes.
+The places are those of the trained model's sublayers. ``by_place`` describes a pattern by the text of the sublayer at
+each place, which is that of identity if the sublayer is removed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,17 +16,17 @@ from lazyformer_fairseq.patterns.kinds import ENCODER, kinds
 from lazyformer_fairseq.training.warm_start.start import NONE, can_start_fresh, likeness
 
 ByPlace = tuple[str, ...]
-WINDOW = "window"  # a setting that costs no weights
-WINDOW_SHARES = (16, 8, 4)  # windows of these parts of the longest input
+WINDOW = "window"  # a setting that does not change the weights
+WINDOW_SHARES = (16, 8, 4)  # windows are the longest input divided by these
 
 
 class Placed(NamedTuple):
-    """A sublayer of a pattern.
+    """A sublayer of a pattern at its place.
 
     Attributes:
-        place: the place of the trained model's sublayer that it replaces or is.
+        place: the place in the trained model.
         text: the text of the sublayer.
-        producer: the place that it reads from; None where it reads nothing.
+        producer: the place from which it reads; None if it reads from no other sublayer.
     """
 
     place: int
@@ -39,18 +39,23 @@ class Candidates:
     """The sublayers that may stand at each place.
 
     Attributes:
-        options: the sublayers by place, the trained model's own first, each without consumers and producer.
+        options: the sublayers for each place, each without consumers and producer; the first one is the trained
+            model's own.
     """
 
     options: tuple[tuple[PlannedSublayer, ...], ...]
 
     @classmethod
     def of(cls, trained: Sequence[PlannedSublayer], candidates: Sequence[PlannedSublayer]) -> "Candidates":
-        """Return the candidates that each place can take.
+        """Return the candidates that may stand at each place.
 
-        Identity goes everywhere. A sublayer goes where it takes the old weights, by
-        :func:`~lazyformer_fairseq.training.warm_start.start.likeness`. One that reads and hands on nothing, such as
-        ``f``, may also replace an attention, and adds nothing before it learns.
+        Identity may stand everywhere. Another sublayer may stand where it can take over the old weights, according to
+        :func:`~lazyformer_fairseq.training.warm_start.start.likeness`. A sublayer that neither reads from others nor
+        hands anything on, such as ``f``, may also replace attention; its output is zero until it is trained.
+
+        Args:
+            trained: the sublayers of the trained model.
+            candidates: the sublayers that may replace them.
         """
         options = []
         for sublayer in trained:
@@ -60,12 +65,12 @@ class Candidates:
 
     @cached_property
     def original(self) -> ByPlace:
-        """The trained model's pattern."""
+        """The pattern of the trained model."""
         return tuple(options[0].text for options in self.options)
 
     @cached_property
     def sublayers(self) -> dict[str, PlannedSublayer]:
-        """All sublayers that may stand somewhere, by text, without identity."""
+        """All sublayers that may stand at any place, by text, without identity."""
         return {each.text: each for options in self.options for each in options if not each.kind.is_identity}
 
     @cached_property
@@ -74,18 +79,18 @@ class Candidates:
         return tuple({each.text: each for each in options} for options in self.options)
 
     def kept(self, by_place: ByPlace) -> Iterator[tuple[int, PlannedSublayer]]:
-        """Yield the sublayers that stay, with their places."""
+        """Yield the sublayers of a pattern that are not identity, with their places."""
         for place, text in enumerate(by_place):
             planned = self.by_text[place][text]
             if not planned.kind.is_identity:
                 yield place, planned
 
     def pattern(self, by_place: ByPlace) -> str:
-        """Return a pattern written out, without what goes."""
+        """Return a pattern written out, without removed sublayers."""
         return "".join(planned.text for _, planned in self.kept(by_place))
 
     def origins(self, by_place: ByPlace) -> list[str]:
-        """Return for each sublayer of a pattern the old one that it starts from, as ``--from-sublayers`` takes them."""
+        """Return the old sublayer from which each sublayer of a pattern starts, in the form of ``--from-sublayers``."""
         origins = []
         for place, planned in self.kept(by_place):
             if likeness(self.options[place][0], planned):
@@ -95,11 +100,14 @@ class Candidates:
         return origins
 
     def is_possible(self, by_place: ByPlace) -> bool:
-        """Return whether it makes an encoder: it is not empty, and each consumer has what it reads below it."""
+        """Return whether a pattern makes an encoder.
+
+        It must not be empty, and each sublayer that reads from another one must have such a sublayer below it.
+        """
         return is_possible(self.pattern(by_place), ENCODER)
 
     def placed(self, by_place: ByPlace) -> list[Placed]:
-        """Return one sublayer for each place of a possible pattern, those that go among them."""
+        """Return the sublayers of a possible pattern at all places, including removed ones."""
         kept = list(self.kept(by_place))
         read_from = places_read([planned for _, planned in kept])
         producers = {}
@@ -120,11 +128,11 @@ def _can_become(old: PlannedSublayer, new: PlannedSublayer) -> bool:
 
 
 def default_candidates(trained: Sequence[PlannedSublayer], longest: int) -> list[PlannedSublayer]:
-    """Return every kind that takes the weights of one of these sublayers, with windows where it has them, and identity.
+    """Return identity and every kind that can take over the weights of a trained sublayer, also with windows.
 
     Args:
-        trained: the sublayers.
-        longest: tokens that the model reads; windows are a sixteenth, an eighth and a quarter of it to either side.
+        trained: the sublayers of the trained model.
+        longest: the length of the longest input; windows are a sixteenth, an eighth and a quarter of it to either side.
     """
     windows = dict.fromkeys(max(1, longest // share) for share in WINDOW_SHARES)
     found = []
@@ -138,13 +146,13 @@ def default_candidates(trained: Sequence[PlannedSublayer], longest: int) -> list
 
 
 def read_encoder_candidates(words: Sequence[str]) -> list[PlannedSublayer]:
-    """Read candidates as written in a pattern, or by name, each once.
+    """Parse candidates, given as in a pattern or by the name of their kind, and remove duplicates.
 
     Raises:
-        UserError: one is no sublayer, or not for encoders.
+        UserError: a word is not a sublayer, or not one for encoders.
     """
     found = read_sublayers(words)
     for candidate in found:
         if ENCODER not in candidate.kind.modules:
-            raise UserError(f"--candidates: {candidate.text}: {candidate.kind.name} is not for encoders")
+            raise UserError(f"--candidates: {candidate.text}: {candidate.kind.name} is not for encoders; leave it out")
     return found

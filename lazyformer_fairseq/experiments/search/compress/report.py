@@ -1,4 +1,4 @@
-"""The report of a search from a trained encoder: a page and a picture."""
+"""The report of a search that starts from a trained encoder: a page and a picture."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,11 +10,11 @@ from lazyformer_fairseq.report.numbers import with_spread
 from lazyformer_fairseq.report.page import Block, write_page
 from lazyformer_fairseq.report.tables import markdown_table
 
-LINEAR = 0.05  # bits: from here on axes and colours go by ratios
+LINEAR = 0.05  # bits above which the axis of losses is logarithmic
 
 
 def write_report(result: Mapping[str, Any], path: Path) -> None:
-    """Write ``report.md`` and ``losses.png`` into a folder."""
+    """Write ``report.md`` and ``losses.png`` to the folder `path`."""
     _draw_losses(result, path / "losses.png")
     write_page(_page(result, path), path, "report")
 
@@ -23,21 +23,21 @@ def _page(result: Mapping[str, Any], path: Path) -> list[Block]:
     original = result["original"]
     return [
         "# Patterns from a trained model",
-        f"`{compact(original['pattern'])}`: {original['bits']:.3f} bits per masked token, on "
-        f"{result['masked_tokens']:,} of them in {result['blocks']} blocks of held-out text; {_milliseconds(original)} "
-        f"ms at batch 1 and {result['latency_tokens']} tokens. Nothing is trained here: losses are those before any "
-        "update.",
+        f"The trained model, `{compact(original['pattern'])}`, has a loss of {original['bits']:.3f} bits per masked "
+        f"token, measured on {result['masked_tokens']:,} masked tokens in {result['blocks']} blocks of held-out text. "
+        f"A forward pass takes {_milliseconds(original)} ms at batch size 1 and {result['latency_tokens']} tokens. "
+        "The search trains nothing; all losses are those before any update.",
         budgets_table(result),
-        "On other text: on as much text that had no part in the selection.",
+        "Losses on other text are measured on as much text that had no part in the selection.",
         f"The search measured {len(result['measured'])} patterns. `lazyformer pretrain {path / 'models'}/BUDGET DATA` "
-        "trains the one of a budget further.",
-        "## What each change costs alone",
+        "trains the model of a budget further.",
+        "## Loss of each change alone, in bits above the original",
         _changes_table(result),
     ]
 
 
 def budgets_table(result: Mapping[str, Any]) -> str:
-    """Return a row for each budget: the pattern found, its latency and loss."""
+    """Return the table of the pattern found for each budget, with its latency and loss."""
     return markdown_table([_row(each) for each in result["budgets"]], left=("pattern",))
 
 
@@ -69,7 +69,10 @@ def _milliseconds(row: Mapping[str, Any]) -> str:
 
 
 def _changes_table(result: Mapping[str, Any]) -> str:
-    """Return bits above the original by place and change; a change that needs others is in ``result.json`` alone."""
+    """Return the table of the scores of single changes, in bits above the original, by place and change.
+
+    Changes that require other changes are only in ``result.json``.
+    """
     alone = [each for each in result["changes"] if each["is_alone"]]
     headers = {each["becomes"]: f"`{each['becomes']}`" for each in alone}
     if "-" in headers:
@@ -83,11 +86,11 @@ def _changes_table(result: Mapping[str, Any]) -> str:
 
 
 def _draw_losses(result: Mapping[str, Any], path: Path) -> None:
-    """Draw bits above the original against predicted latency: of what was found, and of all that was measured."""
+    """Draw the loss of all measured patterns and of those found, in bits above the original, against latency."""
     with picture(path, panel=(7, 4.5)) as ((axis,),):
         for is_scored, colour, label in (
-            (True, COLOURS[5], "measured for scores"),
-            (False, COLOURS[0], "measured as promising"),
+            (True, COLOURS[5], "single changes"),
+            (False, COLOURS[0], "promising combinations"),
         ):
             rows = [row for row in result["measured"] if row["is_scored"] == is_scored]
             axis.scatter(_percent(rows), [row["above"] for row in rows], s=8, color=colour, label=label, linewidths=0)

@@ -1,4 +1,7 @@
-"""A search from a trained encoder in its folder. Every file there is complete or absent; a rerun measures the rest."""
+"""Run a search that starts from a trained encoder in its folder.
+
+Every file in the folder is either complete or absent, and a rerun measures only what is missing.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -39,12 +42,13 @@ SCORES = "scores.json"
 
 @dataclass(frozen=True)
 class Original:
-    """The model that a search starts from.
+    """The trained model from which a search starts.
 
     Attributes:
         trained: its weights and settings.
         tokenizer: its tokenizer.
-        latency_tokens: the tokens of the sequence that latency is measured with.
+        latency_tokens: the length of the sequence with which latency is measured.
+        latency_memory: always 0, since encoders have no memory.
     """
 
     trained: Trained
@@ -54,27 +58,27 @@ class Original:
 
     @property
     def dictionary(self) -> Any:
-        """The model's dictionary."""
+        """The dictionary of the model."""
         return self.trained.dictionary
 
     @property
     def device(self) -> str:
-        """The device where latency is measured."""
+        """The device on which latency is measured: a GPU if there is one."""
         if torch.cuda.is_available():
             return "cuda"
         return "cpu"
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Encoder]:
-        """Build the encoder in another pattern, with fresh weights; return it and its stack."""
+        """Build the encoder with another pattern and new weights, and return it with its stack."""
         model = loading.model_of(replace(self.trained.cfg, sublayer_pattern=pattern), self.dictionary).to(self.device)
         return model, model.encoder.sentence_encoder
 
 
 def load_original(path: Path) -> Original:
-    """Load the masked-LM encoder of a checkpoint, or of a folder of checkpoints, and its tokenizer.
+    """Load a masked-LM encoder and its tokenizer from a checkpoint or a folder of checkpoints.
 
     Raises:
-        UserError: it is damaged or unsafe, a causal model, or none of this package's.
+        UserError: the checkpoint is damaged or unsafe, or its model is causal or not one of this package.
     """
     checkpoint = checkpoint_at(path)
     try:
@@ -82,13 +86,13 @@ def load_original(path: Path) -> Original:
     except UserError as error:
         if (checkpoint.parent / checkpoints.CONFIG_FILE).is_file():
             raise UserError(
-                f"{error}\nA BERT of the Hub becomes a checkpoint of this package first: lazyformer import"
+                f"{error}\nConvert a BERT of the Hub to a checkpoint of this package first, with lazyformer import"
             ) from None
         raise
     if loading.is_causal(state):
         raise UserError(
-            f"{checkpoint}: is a causal language model; search compress takes masked-LM encoders, for only their "
-            "weights can start another pattern (docs/huggingface.md)"
+            f"{checkpoint}: is a causal language model; search compress takes only masked-LM encoders, because only "
+            "their weights can start another pattern (docs/huggingface.md)"
         )
     tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")
     model = loading.build(state, tokenizer.dictionary, checkpoint)
@@ -96,16 +100,21 @@ def load_original(path: Path) -> Original:
 
 
 def run_compress(settings: CompressSettings, original: Original, path: Path) -> dict[str, Any]:
-    """Search in the folder `path`, go on with a search that was stopped there, or return a finished one's result.
+    """Search in the folder `path`, resume a stopped search there, or return the result of a finished one.
+
+    Args:
+        settings: the settings of the search.
+        original: the model from which it starts.
+        path: the folder.
 
     Returns:
         The content of result.json.
 
     Raises:
-        UserError: the folder holds a search of other settings, or other things; the text is too short or of another
-            dictionary; or no pattern is as fast as a budget says.
+        UserError: the folder holds a search with other settings or anything else, the text is too short or has another
+            dictionary, or no pattern is within a budget.
     """
-    # The text to search with, and twice as much, which begins with the same blocks.
+    # The text for the search, and twice as much text, which begins with the same blocks.
     longest = original.trained.cfg.max_positions
     text, more = (
         read_text(Path(settings.text), original.tokenizer, longest, times * settings.tokens) for times in (1, 2)
@@ -149,7 +158,7 @@ def _patterns(
     found: Mapping[float, ByPlace],
     on_other_text: Mapping[ByPlace, Measured],
 ) -> dict[str, Any]:
-    """Return the part of the result about patterns: what was found and all that was measured."""
+    """Return the part of the result about patterns: those that were found, and all that were measured."""
     candidates = budgets.candidates
     losses = budgets.losses.original
     own = candidates.pattern(candidates.original)
@@ -179,7 +188,7 @@ def _patterns(
             "measured_share": measured["median"] / milliseconds[own]["median"],
         }
 
-    scored = {scoring.by_place for scoring in budgets.scorings}  # others were measured for their promising sums
+    scored = {scoring.by_place for scoring in budgets.scorings}  # the other patterns were measured for their sums
     return {
         "unit": "bits per masked token",
         "original": {**describe_timed(candidates.original), "bits": losses.bits},
@@ -192,7 +201,7 @@ def _patterns(
 
 
 def _changes(budgets: Budgets) -> list[dict[str, Any]]:
-    """Return the scores, with the error of the pattern that each was measured by."""
+    """Return the score of each change, with the standard error of the pattern from which it was computed."""
     rows = []
     original = budgets.candidates.original
     for scoring in budgets.scorings:
@@ -220,7 +229,7 @@ def _write_start(
     original: Original,
     path: Path,
 ) -> None:
-    """Write the model of a budget as `lazyformer import` does, before any update."""
+    """Write the untrained model of a budget, in the format of `lazyformer import`."""
     folder = path / "models" / f"{row['budget']:g}"
     if folder.exists():
         return

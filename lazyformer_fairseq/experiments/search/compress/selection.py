@@ -1,7 +1,7 @@
-"""Scores of single changes of a trained encoder, and the patterns with the least sums of scores under a budget.
+"""The scores of single changes of a trained encoder, and the patterns with the smallest sums of scores within a budget.
 
-The best patterns are found exactly by dynamic programming, from the lowest place to the highest. What a sublayer costs
-depends on what is handed on from below, so that is the state.
+The best patterns are found exactly, by dynamic programming from the lowest place to the highest. The state of the
+program is what the sublayers below hand on, because the cost of a sublayer depends on it.
 """
 
 from bisect import insort
@@ -14,15 +14,17 @@ from lazyformer_fairseq.experiments.search.compress.candidates import ByPlace, C
 from lazyformer_fairseq.experiments.search.latency import READ, REST
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
-REACH = 4  # an ``l`` or ``k`` may read from so many ``s`` below, the nearest first
+REACH = 4  # the number of nearest ``s`` below from which an ``l`` or ``k`` may read
 
-# Bits above the trained model's loss. A sublayer without a score cannot be selected.
+# Bits above the loss of the trained model. A sublayer without a score cannot be selected.
 Scores = Mapping[Placed, float]
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """A pattern to measure, whose loss beyond the other changes in it is the score of one sublayer.
+    """A pattern to measure in order to score one of its sublayers.
+
+    The score is the part of the pattern's loss that its other changes do not explain.
 
     Attributes:
         placed: the sublayer that is scored.
@@ -34,12 +36,18 @@ class Scoring:
 
 
 def list_scorings(candidates: Candidates, reach: int = REACH) -> list[Scoring]:
-    """Return one for each sublayer that may be selected, from the bottom up.
+    """Return a scoring for each sublayer that may be selected, from the lowest place up.
 
-    A sublayer that reads nothing is scored alone. One that reads is scored for each place that it may read from, up to
-    `reach` such places below. Those in between then read from there too (or go, where they cannot): with an ``s``
-    below, an ``l`` at the next attention is a lazy block of two, an ``l`` at the one above it a block of three, and its
-    score is what the third costs more. So the sum over a lazy block is the loss of that block, not a guess.
+    A sublayer that reads from no other is scored alone. A sublayer that reads from another one is scored for each place
+    that it may read from, up to `reach` such places below. The attention sublayers in between then read from the same
+    place, or are removed if they cannot. For example, above an ``s``, an ``l`` in place of the next attention makes a
+    lazy block of two layers. An ``l`` in place of the attention after that makes a block of three, and its score is the
+    additional loss of the third layer. The sum of scores over a lazy block is therefore the measured loss of the block,
+    not an estimate.
+
+    Args:
+        candidates: the candidates of all places.
+        reach: the largest number of places that a sublayer may read from.
     """
     found = []
     for place, options in enumerate(candidates.options):
@@ -56,12 +64,15 @@ def list_scorings(candidates: Candidates, reach: int = REACH) -> list[Scoring]:
 
 
 def _handing_on(candidates: Candidates, place: int, what: str) -> Optional[str]:
-    """Return a place's first option that hands this on; None where none does."""
+    """Return the first option of a place that hands on `what`, or None if there is none."""
     return next((each.text for each in candidates.options[place] if what in each.kind.hands_on), None)
 
 
 def _pattern(candidates: Candidates, place: int, option: PlannedSublayer, producer: Optional[int]) -> Optional[ByPlace]:
-    """Return the trained model's pattern with one option in it, which reads from a place; None where it cannot."""
+    """Return the pattern of the trained model with one option in it, which reads from the place `producer`.
+
+    It is None if the option cannot read from there.
+    """
     by_place = list(candidates.original)
     by_place[place] = option.text
     if producer is None:
@@ -83,12 +94,14 @@ def scores_of(
     scorings: Sequence[Scoring],
     above: Mapping[ByPlace, float],
 ) -> dict[Placed, float]:
-    """Return scores from measured losses: of each pattern what the other changes in it leave unexplained.
+    """Return the scores of sublayers from the measured losses of patterns.
+
+    Each score is the part of a pattern's loss that the scores of the other changes in the pattern do not explain.
 
     Args:
         candidates: the candidates of all places.
-        scorings: what :func:`list_scorings` returned, in its order.
-        above: how many bits the loss of each pattern is above the trained model's.
+        scorings: the result of :func:`list_scorings`, in its order.
+        above: the loss of each pattern, in bits above that of the trained model.
     """
     scores: dict[Placed, float] = {}
     for scoring in scorings:
@@ -102,7 +115,7 @@ def scores_of(
 
 
 def summed(candidates: Candidates, scores: Scores, by_place: ByPlace) -> Optional[float]:
-    """Return the sum of a possible pattern's scores; None where a sublayer has none."""
+    """Return the sum of the scores of a possible pattern, or None if a sublayer has no score."""
     placed = candidates.placed(by_place)
     if not all(each in scores for each in placed):
         return None
@@ -110,13 +123,13 @@ def summed(candidates: Candidates, scores: Scores, by_place: ByPlace) -> Optiona
 
 
 class Producer(NamedTuple):
-    """The newest sublayer that hands something on.
+    """The latest sublayer below that hands on a certain thing.
 
     Attributes:
-        what: it hands on.
-        place: its place.
-        text: its text.
-        is_read: whether keeping it for consumers is paid already.
+        what: the name of the thing.
+        place: the place of the sublayer.
+        text: the text of the sublayer.
+        is_read: whether the cost of keeping the thing for other sublayers has already been counted.
     """
 
     what: str
@@ -129,7 +142,13 @@ State = tuple[Producer, ...]  # at most one for each `what`, sorted
 
 
 class Selected(NamedTuple):
-    """A pattern, or its lower part; the sum of its scores; its ticks."""
+    """A pattern, or the lower part of one.
+
+    Attributes:
+        by_place: the pattern.
+        score: the sum of its scores.
+        ticks: its latency in ticks.
+    """
 
     by_place: ByPlace
     score: float
@@ -138,7 +157,7 @@ class Selected(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """The scores and ticks of sublayers; see :func:`select`."""
+    """The scores and prices of sublayers; :func:`select` explains the attributes."""
 
     candidates: Candidates
     scores: Scores
@@ -150,7 +169,13 @@ class Costs:
         place: int,
         option: PlannedSublayer,
     ) -> Optional[tuple[dict[str, Producer], float, int]]:
-        """Return what is handed on above an option, and its score and ticks; None where it is not possible."""
+        """Return the state above an option, and the option's score and ticks; None if the option is not possible.
+
+        Args:
+            producers: the state below the option: the latest producer of each thing that is handed on.
+            place: the place of the option.
+            option: the sublayer.
+        """
         handed_on = dict(producers)
         if option.kind.is_identity:
             cost = 0
@@ -183,19 +208,20 @@ def select(
     limits: Sequence[int],
     count: int = 1,
 ) -> list[list[Selected]]:
-    """Return for each limit the `count` patterns with the least sums whose ticks stay within it, the least first.
+    """Return the `count` patterns with the smallest sums of scores within each limit, the smallest first.
 
-    No pattern is left out but those with a sublayer that has no score, and the empty one.
+    All patterns are considered except the empty one and those with a sublayer that has no score.
 
     Args:
         candidates: the candidates of all places.
         scores: the scores of sublayers.
-        ticks: prices as whole numbers: of sublayers alone, with READ where another one reads them, and of the REST.
+        ticks: prices as whole numbers: of sublayers alone, of sublayers with READ if another one reads from them, and
+            of the REST.
         limits: the limits, in ticks.
         count: the number of patterns per limit.
     """
     costs = Costs(candidates, scores, ticks)
-    last_consumer: dict[int, int] = {}  # from there on nobody needs to know of a place
+    last_consumer: dict[int, int] = {}  # the highest place that may read from each place, which is forgotten above it
     for placed in scores:
         if placed.producer is not None:
             last_consumer[placed.producer] = max(placed.place, last_consumer.get(placed.producer, 0))
@@ -214,7 +240,7 @@ def select(
                 for part in lower_parts:
                     longer = Selected((*part.by_place, option.text), part.score + score, part.ticks + cost)
                     following[tuple(sorted(needed))].append(longer)
-        # One of the patterns that are kept may be the empty one.
+        # One more than needed, because one of the patterns may be the empty one.
         by_state = {state: _undominated(parts, count + 1) for state, parts in following.items()}
 
     found = [each for parts in by_state.values() for each in parts if candidates.pattern(each.by_place)]
@@ -223,9 +249,9 @@ def select(
 
 
 def _undominated(parts: list[Selected], count: int) -> list[Selected]:
-    """Return the parts of one state than which fewer than `count` others are as fast and have as small a sum."""
+    """Return the parts of a state that are dominated by fewer than `count` others, which are as fast and as good."""
     kept = []
-    least: list[float] = []  # the `count` least sums of those that are as fast
+    least: list[float] = []  # the `count` smallest sums of parts that are as fast
     for part in sorted(parts, key=lambda each: (each.ticks, each.score)):
         if len(least) < count or part.score < least[-1]:
             kept.append(part)

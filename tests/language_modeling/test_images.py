@@ -248,7 +248,7 @@ def test_a_batch_has_whole_images_each_from_the_start_on():
     [
         ("--tgt-len 16", "--tgt-len 16: these images have 64 pixels"),
         ("--mem-len 8 --sublayer-pattern sf", "--mem-len 8: an image remembers no other one"),
-        ("--mem-len 8", r"--mem-len 8 is not for s\[.*absolute positions count from"),
+        ("--mem-len 8", r"--mem-len 8 cannot be used with s\[.*absolute positions are counted from"),
         ("--batch-size 1000 --sequences-per-update 1000", "96 images in batches of 1000"),
         ("--sublayer-pattern s[positions=absolute,length=63]", "64 tokens, but .* table of positions has 63"),
     ],

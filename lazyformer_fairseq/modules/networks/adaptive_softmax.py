@@ -1,6 +1,7 @@
-"""Adaptive word embeddings and softmax: bands of words by frequency, the first computed at once, others where needed.
+"""Adaptive embeddings and adaptive softmax, which split the vocabulary into bands of words by frequency.
 
-The rarer a band, the narrower its vectors (Baevski and Auli, 2019; the softmax: Grave et al., 2017).
+The softmax computes the scores of the first band for every token, and those of other bands only for tokens that need
+them (Grave et al., 2017). The rarer the words of a band, the narrower its vectors (Baevski and Auli, 2019).
 """
 
 import itertools
@@ -17,17 +18,17 @@ from lazyformer_fairseq.modules.processor import has_numbers
 
 
 def band_sizes(vocab_size: int, cutoffs: Sequence[int]) -> list[int]:
-    """Return how many words each band has: ids begin with the most frequent word, and each cut-off starts a new band.
+    """Return the number of words in each band.
 
     Args:
-        vocab_size: V.
-        cutoffs: increasing, between 0 and V; empty for one band.
+        vocab_size: V. Ids are sorted by frequency, the most frequent word first.
+        cutoffs: the first id of each band but the first; increasing, and between 0 and V. Empty for one band.
 
     Raises:
-        UserError: cut-offs do not increase, or do not lie between 0 and V.
+        UserError: the cut-offs do not increase, or do not lie between 0 and V.
     """
     given = ",".join(map(str, cutoffs))
-    advice = "give others by --adaptive-softmax-cutoff, or '' for one band"
+    advice = "set other cut-offs with --adaptive-softmax-cutoff, or '' for one band"
     for lower, upper in itertools.pairwise([0, *cutoffs]):
         if upper <= lower:
             raise UserError(f"adaptive softmax cut-offs {given}: {upper} is not above {lower}; {advice}")
@@ -39,13 +40,15 @@ def band_sizes(vocab_size: int, cutoffs: Sequence[int]) -> list[int]:
 
 
 class Band(nn.Module):
-    """The vectors of words that follow each other in rank, for input and output alike; V_b W (+ C W) parameters.
+    """The vectors of a band of words with consecutive ids, which serve for input and output.
+
+    A band has V_b W parameters, and C W more if it has a projection.
 
     Args:
-        start: id of its first word.
-        size: V_b, number of its words.
-        width: W, of its vectors.
-        embed_dim: C; where it differs from `width`, a projection maps one to the other and back.
+        start: the id of the first word.
+        size: V_b, the number of words.
+        width: W, the width of the vectors.
+        embed_dim: C. If it differs from `width`, a projection maps vectors to C dimensions, and features back to W.
     """
 
     def __init__(self, start: int, size: int, width: int, embed_dim: int):
@@ -58,14 +61,14 @@ class Band(nn.Module):
             self.projection = nn.Parameter(torch.empty(embed_dim, width))
 
     def embed(self, ranks: Tensor) -> Tensor:
-        """Return vectors (..., C) of ids that count from `start`."""
+        """Return the vectors (..., C) of words, given their ids minus `start`."""
         vectors = F.embedding(ranks, self.table)
         if self.projection is None:
             return vectors
         return F.linear(vectors, self.projection)
 
     def scores(self, features: Tensor, bias: Tensor) -> Tensor:
-        """Return scores (..., V_b) of the band's words from features (..., C), plus `bias` (V_b)."""
+        """Return the scores (..., V_b) of the words of the band from features (..., C) and a bias (V_b)."""
         if self.projection is None:
             narrow = features
         else:
@@ -74,16 +77,17 @@ class Band(nn.Module):
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Embeddings by band, times sqrt(C).
+    """An embedding in bands, whose vectors are multiplied by sqrt(C).
 
     Args:
         vocab_size: V.
         embed_dim: C.
-        cutoffs: ids that start a new band, see :func:`band_sizes`; empty for one band.
-        div_val: band b is C / div_val^b wide; 1 for the same width everywhere, and no projections.
+        cutoffs: the first id of each band but the first, see :func:`band_sizes`; empty for one band.
+        div_val: the factor by which each band is narrower than the one before: band b has the width C / div_val^b. With
+            1 all bands have the width C and no projections.
 
     Raises:
-        UserError: the cut-offs do not fit the vocabulary, or `div_val` the width.
+        UserError: the cut-offs do not fit the vocabulary, or `div_val` does not divide C often enough.
     """
 
     def __init__(self, vocab_size: int, embed_dim: int, cutoffs: Sequence[int] = (), div_val: int = 1):
@@ -91,8 +95,8 @@ class AdaptiveEmbedding(nn.Module):
         sizes = band_sizes(vocab_size, cutoffs)
         if div_val < 1 or embed_dim % div_val ** (len(sizes) - 1):
             raise UserError(
-                f"--adaptive-softmax-factor {div_val}: {embed_dim} embedding dimensions cannot be divided by it "
-                f"{len(sizes) - 1} times, once for each cut-off"
+                f"--adaptive-softmax-factor {div_val}: embedding dimension {embed_dim} must be divisible by it once "
+                f"per cut-off; the number of cut-offs is {len(sizes) - 1}"
             )
         self.embed_dim = embed_dim
         starts = [0, *cutoffs]
@@ -102,14 +106,18 @@ class AdaptiveEmbedding(nn.Module):
         self.bands = cast(Sequence[Band], bands)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Return vectors (B, T, C). An id beyond the vocabulary raises IndexError."""
+        """Return the vectors (B, T, C) of ids.
+
+        Raises:
+            IndexError: an id is outside the vocabulary (on a CPU).
+        """
         by_band = []
         for number, band in enumerate(self.bands):
             ranks = tokens_BT - band.start
             is_here = ranks >= 0
             if number + 1 < len(self.bands):
                 is_here = is_here & (ranks < band.size)
-            # Every band looks up every word, other bands' words as its first: picking its own would make a GPU wait.
+            # Every band looks up all ids, those of other bands as its first word: selecting would make a GPU wait.
             vectors = band.embed(ranks.where(is_here, 0))
             by_band.append(vectors.masked_fill(~is_here.unsqueeze(-1), 0))
         embedded = sum(by_band[1:], by_band[0])
@@ -117,14 +125,15 @@ class AdaptiveEmbedding(nn.Module):
 
 
 class AdaptiveSoftmax(nn.Module):
-    """log P(word) = log P(word or its band | head) + log P(word | band), tied to the embedding's tables.
+    """An adaptive softmax, whose tables are those of the embedding unless it has its own.
 
-    The head chooses between the first band's words and the other bands. V + (bands - 1) (C + 1) parameters: a bias
-    for each word; a vector and a bias for each band but the first.
+    A head chooses among the words of the first band and the other bands. The log-probability of a word in another band
+    is log P(band | head) + log P(word | band). Apart from the tables there are V + (bands - 1) (C + 1) parameters: a
+    bias for each word, and a vector and a bias for each band but the first.
 
     Args:
-        embedding: whose bands this serves. It owns the tables, so each call passes it again.
-        own: tables of its own in place of those, of equal sizes; None to share them.
+        embedding: the embedding with the same bands. It owns the tables, so every call passes it again.
+        own: separate tables of the same sizes; None to share those of the embedding.
     """
 
     def __init__(self, embedding: AdaptiveEmbedding, own: Optional[AdaptiveEmbedding] = None):
@@ -140,15 +149,14 @@ class AdaptiveSoftmax(nn.Module):
             self.band_bias = nn.Parameter(torch.zeros(others))
 
     def negative_log_likelihood(self, features: Tensor, target: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Return -log P of the targets, in nats. A band beyond the first computes scores only for targets of its own.
+        """Return -log P of the targets in nats, (P,) in single precision or better.
+
+        Bands other than the first compute scores only for their own targets.
 
         Args:
-            features: (P, C) of P positions.
-            target: ids (P,).
-            embedding: the tables.
-
-        Returns:
-            (P,) in float32.
+            features: the features (P, C) of P positions.
+            target: the ids (P,) of the targets.
+            embedding: the embedding whose tables are shared.
         """
         first, *others = (self.own or embedding).bands
         biases = self.bias.split(self.sizes)
@@ -161,14 +169,14 @@ class AdaptiveSoftmax(nn.Module):
             in_head = in_head.masked_fill(is_here, first.size + number)
             rows_by_band.append(_rows(is_here, band, sum(self.sizes)))
         nll = _nats(self.first_scores(features, embedding), in_head)
-        # Empty bands too: in training on several GPUs every weight needs a gradient, even one of zeros.
+        # This includes bands without targets: DDP needs a gradient for every weight, even if it is zero.
         for band, bias, rows in zip(others, biases[1:], rows_by_band, strict=True):
             within = _nats(band.scores(features[rows], bias), target[rows] - band.start)
             nll = nll.index_add(0, rows, within)
         return nll
 
     def log_probabilities(self, features: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Return log P of all words, (..., V) in float32, from features (..., C)."""
+        """Return log P of all words (..., V), in single precision or better, from features (..., C)."""
         first, *others = (self.own or embedding).bands
         head = _log_softmax(self.first_scores(features, embedding))
         parts = [head[..., : first.size]]
@@ -178,7 +186,7 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def first_scores(self, features: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Return scores (..., V_0 + bands - 1) of the first band's words and of the other bands."""
+        """Return the scores (..., V_0 + bands - 1) of the words of the first band and of the other bands."""
         first = (self.own or embedding).bands[0]
         words = first.scores(features, self.bias[: first.size])
         if self.band_weight is None:
@@ -199,7 +207,10 @@ def _at_least_float32(scores: Tensor) -> Tensor:
 
 
 def _rows(is_here: Tensor, band: Band, vocab_size: int) -> Tensor:
-    """Return the places of a band's targets; of targets without numbers as many as Zipf's law expects."""
+    """Return the indices of the targets in a band.
+
+    If only costs are counted and the targets have no values, there are as many as Zipf's law predicts.
+    """
     if has_numbers(is_here):
         return is_here.nonzero().squeeze(-1)
     share = math.log((band.start + band.size) / band.start) / (math.log(vocab_size) + 0.5772)

@@ -1,4 +1,4 @@
-"""The decoder of a causal language model: adaptive embeddings, then the stack of the pattern."""
+"""The decoder of a causal language model: adaptive embeddings and the stack of sublayers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,30 +25,36 @@ from lazyformer_fairseq.patterns.kinds import CAUSAL, CausalSizes
 
 
 class CausalDecoder(Stack):
-    """Transformer-XL with any pattern of sublayers (Dai et al., 2019; PAR Transformer, section 3.1).
+    """A causal decoder: Transformer-XL with any pattern of sublayers (Dai et al., 2019; PAR Transformer, section 3.1).
 
-    Dropout acts, as in Transformer-XL, on embeddings, on encoded distances, on every sublayer's output and on the
-    features. Pre-norm decoders normalise the features.
+    As in Transformer-XL, dropout applies to the embeddings, to the encoded distances, to the output of every sublayer
+    and to the features. Pre-norm decoders normalise the features.
 
     Args:
-        pattern, embed_dim, ffn_embed_dim, num_heads, options: of the :class:`Stack`; `embed_dim` must be even, for
-            sines and cosines.
+        pattern: see :class:`Stack`.
         vocab_size: V.
-        mem_len: tokens that a StreamMemory keeps from one segment to the next.
-        clamp_len: distances beyond this one count as it; 0 or -1 for no such limit.
-        same_length: every query sees itself and the `mem_len` tokens before it, equally many for all, as in
-            Transformer-XL's code; else the whole memory and the segment up to itself.
-        cutoffs: ids that start a new band of the embedding; empty for one band.
-        div_val: how many times narrower each band is than the one before.
-        scaled_init: whether :func:`init_transformer_xl_weights` draws the last map of each sublayer smaller.
+        embed_dim: C, which must be even because distances are encoded as sines and cosines.
+        ffn_embed_dim: the hidden size of feed-forward sublayers.
+        num_heads: N, which must divide C.
+        mem_len: the number of tokens that a StreamMemory keeps from one segment to the next.
+        clamp_len: the largest distance that is told apart; longer distances are encoded like it. 0 or -1 for no limit.
+        same_length: whether every query sees itself and the `mem_len` tokens before it, the same number for all, as in
+            Transformer-XL's code. If not, a query sees the whole memory and its segment up to itself.
+        cutoffs: the first id of each band of the embedding but the first; empty for one band.
+        div_val: the factor by which each band is narrower than the one before.
+        activation: the activation function of feed-forward sublayers.
+        scaled_init: whether :func:`init_transformer_xl_weights` initialises the last map of each sublayer with smaller
+            weights.
+        options: further arguments of :class:`Stack`.
 
     Attributes:
-        positions: the table of ``s[positions=absolute]``, (length, C), which embeddings get times sqrt(C), as they have
-            it themselves; None where no sublayer asks for it.
-        mem_len, clamp_len, same_length: may be set between two forward passes; weights do not depend on them.
+        positions: the table (length, C) of ``s[positions=absolute]``. Its vectors are multiplied by sqrt(C), as
+            embeddings are, and added to the embeddings. None if no sublayer asks for it.
+        mem_len: see above. This attribute, `clamp_len` and `same_length` may be changed between forward passes; weights
+            do not depend on them.
 
     Raises:
-        ValueError: sizes that do not fit together; the message names them (most are UserErrors).
+        UserError: an option is out of bounds, or options contradict each other.
     """
 
     direction = CAUSAL
@@ -81,7 +87,7 @@ class CausalDecoder(Stack):
         self.position_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
         self.positions: Optional[nn.Parameter] = None
         self.sublayers = self.build_sublayers()
-        # What nothing reads needs no gradient: on several GPUs DDP waits for one of every weight that requires it.
+        # A weight that nothing reads must not require a gradient: DDP waits for the gradients of all that do.
         attending = [getattr(sublayer, "inner", sublayer) for sublayer in self.sublayers if sublayer.attends]
         attending = [each for each in attending if getattr(each, "has_scores", True)]
         self.content_bias.requires_grad_(any(getattr(each, "has_queries", True) for each in attending))
@@ -92,7 +98,7 @@ class CausalDecoder(Stack):
 
     @property
     def sizes(self) -> CausalSizes:
-        """Sizes, for counting costs."""
+        """The sizes of the network, for counting costs."""
         bands = self.embedding.bands
         return CausalSizes(
             vocab_size=sum(band.size for band in bands),
@@ -108,19 +114,22 @@ class CausalDecoder(Stack):
         )
 
     def build_sublayer(self, planned: PlannedSublayer) -> nn.Module:
-        """Return one sublayer; as :meth:`Stack.build_sublayer`."""
+        """Return one sublayer as :meth:`Stack.build_sublayer` does, and set the shared table of positions, if any."""
         built = super().build_sublayer(planned)
         self.positions = self.options.common.get(TABLE)
         return built
 
     @property
     def why_no_memory(self) -> str:
-        """Reason why some sublayer cannot attend to a memory, so that a text is read anew for each token; or ""."""
+        """The reason why some sublayer cannot attend to a memory; "" if all can.
+
+        Without a memory, generation reads the whole text again for each new token.
+        """
         return next(filter(None, (why_no_memory(planned.values) for planned in self.plan)), "")
 
     @property
     def mem_len(self) -> int:
-        """Tokens that a memory keeps."""
+        """The number of tokens that a memory keeps from one segment to the next."""
         return self._mem_len
 
     @mem_len.setter
@@ -129,23 +138,26 @@ class CausalDecoder(Stack):
             for row in chosen_variants(planned.values):
                 why = row.why_no_memory(planned.values) or row.why_no_segments
                 if length and why:
-                    raise UserError(f"--mem-len {length} is not for {planned.text}: {why}; give --mem-len 0")
+                    raise UserError(f"--mem-len {length} cannot be used with {planned.text}: {why}; set --mem-len 0")
         self._mem_len = length
 
     @property
     def same_length(self) -> bool:
-        """True if every query sees equally many tokens."""
+        """True if every query sees the same number of tokens."""
         return self._same_length
 
     @same_length.setter
     def same_length(self, is_on: bool) -> None:
         if is_on:
             for planned in self.plan:
-                refuse_features(planned, {"mask"}, "--same-length is not for ")
+                refuse_features(planned, {"mask"}, "--same-length cannot be used with ")
         self._same_length = is_on
 
     def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:
-        """Return the context of T queries over M remembered tokens and themselves; streams have no padding."""
+        """Return the context of a forward pass over a segment (B, T, C) with a memory of `memory_length` tokens.
+
+        Streams have no padding.
+        """
         mask = None
         if self.same_length:
             mask = AttentionMask(((self.num_heads, (Band(self.mem_len, 0),)),))
@@ -168,12 +180,12 @@ class CausalDecoder(Stack):
 
         Args:
             tokens_BT: ids, or embeddings (B, T, C) in their place.
-            memory: of the same B streams up to this segment; holds the segment too when this returns. None for streams
-                that start and end here.
-            return_all: also return the embeddings and the output of each sublayer.
+            memory: the memory of the same streams before this segment, to which the segment is added. None for streams
+                that start and end with this segment.
+            return_all: whether to return the embeddings and the output of each sublayer too.
 
         Returns:
-            Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`).
+            Features (B, T, C), and a list of intermediate states (B, T, C), which is empty unless `return_all`.
         """
         past = StreamMemory() if memory is None else memory
         x = tokens_BT
@@ -192,21 +204,21 @@ class CausalDecoder(Stack):
         return F.dropout(x, self.dropout, self.training), output.states
 
     def _places(self, seen: int, time: int) -> Tensor:
-        """Return vectors (T, C) of the places of T tokens behind those `seen`."""
-        assert self.positions is not None, "s[positions=absolute] has made the table"
+        """Return the position vectors (T, C) of the next T tokens after `seen` tokens."""
+        assert self.positions is not None, "called only with s[positions=absolute]"
         length = self.positions.size(0)
         if seen + time > length:
             raise UserError(
-                f"{seen + time} tokens, but this model's table of positions has {length}: give shorter texts "
-                "(--tgt-len), or train a model with a longer one, s[positions=absolute,length=...]"
+                f"a text has {seen + time} tokens, but this model's table of positions has {length}: use shorter texts "
+                "(--tgt-len), or train a model with a longer table, s[positions=absolute,length=...]"
             )
         return self.positions[seen : seen + time] * math.sqrt(self.embed_dim)
 
     def last_maps(self) -> list[nn.Linear]:
-        """Return the map of each sublayer whose output goes to the residual connection.
+        """Return the last linear map of each sublayer, whose output is added to the residual stream.
 
         Raises:
-            UserError: a sublayer does not say which one.
+            UserError: the class of a sublayer does not tell which map is its last.
         """
         inners = [getattr(sublayer, "inner", None) for sublayer in self.sublayers]
         return [inner.last_map() for inner in inners if inner is not None]
@@ -215,35 +227,42 @@ class CausalDecoder(Stack):
 def _check_sizes(embed_dim: int, ffn_embed_dim: int, num_heads: int, mem_len: int, clamp_len: int) -> None:
     check_heads(embed_dim, num_heads)
     if embed_dim < 2 or embed_dim % 2:
-        raise UserError(f"an embedding dimension of {embed_dim}: must be even and positive, for sines and cosines")
+        raise UserError(
+            f"an embedding dimension of {embed_dim} is not possible: it must be even and positive, because distances "
+            "are encoded as sines and cosines"
+        )
     if ffn_embed_dim < 1:
-        raise UserError(f"feed-forward sublayers {ffn_embed_dim} wide: must be 1 or more")
+        raise UserError(f"the hidden size of feed-forward sublayers must be 1 or more, not {ffn_embed_dim}")
     if mem_len < 0:
         raise UserError(f"--mem-len {mem_len}: must be 0 (no memory) or more")
     if clamp_len < -1:
-        raise UserError(f"--clamp-len {clamp_len}: must be positive, or 0 for no limit to distances")
+        raise UserError(f"--clamp-len {clamp_len}: must be positive, or 0 or -1 for no limit")
 
 
 def refuse_same_length_without_memory(same_length: bool, mem_len: int) -> None:
-    """Raise a UserError, as each query would see itself alone."""
+    """Raise a UserError for `same_length` without a memory, because each query would see only itself."""
     if same_length and not mem_len:
         raise UserError(
-            "--same-length with --mem-len 0: a query sees itself and as many tokens before it as the memory has, so "
-            "here itself alone; give a --mem-len, or leave --same-length out"
+            "--same-length with --mem-len 0: every query sees itself and as many tokens before it as the memory holds, "
+            "which is only itself without a memory; set --mem-len, or leave --same-length out"
         )
 
 
 def init_transformer_xl_weights(module: nn.Module, std: float = 0.02) -> None:
-    """Initialise as Transformer-XL does, for ``module.apply``; its large model's `std` is 0.005.
+    """Initialise a module as Transformer-XL does; call it through ``network.apply``.
 
-    | parameter | value |
+    | parameters | initial values |
     |---|---|
-    | weights of linear maps, embeddings, bands in the head of the softmax, u and v | N(0, std) |
+    | weights of linear maps, embeddings, vectors of bands in the softmax, u and v | N(0, std) |
     | projections of bands | N(0, 0.01) |
-    | biases of linear maps, words and bands; words' vectors in an untied softmax | 0 |
-    | with `scaled_init`: last maps of L sublayers | N(0, std / sqrt(L)), as GPT-2's |
+    | biases of linear maps, words and bands; vectors of words in an untied softmax | 0 |
+    | last maps of L sublayers, with `scaled_init` | N(0, std / sqrt(L)), as in GPT-2 |
     | LayerNorm | weight 1, bias 0 (torch's own; Transformer-XL draws the weight from N(1, std)) |
-    | projections of global tokens | copies of the others |
+    | projections for global tokens | copies of the plain projections |
+
+    Args:
+        module: one module of the network.
+        std: the standard deviation; Transformer-XL's large model has 0.005.
     """
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=std)

@@ -77,8 +77,8 @@ def test_initialisation_is_transformer_xls():
     [
         (dict(num_heads=5), "5 attention heads do not divide .* 12"),
         (dict(num_heads=0), "0 attention heads"),
-        (dict(embed_dim=9, num_heads=3), "embedding dimension of 9: must be even"),
-        (dict(ffn_embed_dim=0), "feed-forward sublayers 0 wide"),
+        (dict(embed_dim=9, num_heads=3), "embedding dimension of 9 .* must be even"),
+        (dict(ffn_embed_dim=0), "feed-forward sublayers must be 1 or more, not 0"),
         (dict(mem_len=-1), "--mem-len -1: must be 0"),
         (dict(clamp_len=-2), "--clamp-len -2"),
         (dict(cutoffs=(15, 9)), "15,9: 9 is not above 15"),
@@ -86,7 +86,7 @@ def test_initialisation_is_transformer_xls():
         (dict(cutoffs=(0, 9)), "0,9: 0 is not above 0"),
         (dict(cutoffs=(9, 17)), "17 is not below the vocabulary's 17 words"),
         (dict(div_val=0), "--adaptive-softmax-factor 0"),
-        (dict(div_val=5, cutoffs=(9, 12)), "--adaptive-softmax-factor 5: 12 .* divided by it 2 times"),
+        (dict(div_val=5, cutoffs=(9, 12)), "--adaptive-softmax-factor 5: .* 12 must be divisible by it .* is 2"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_by_name(options, message):

@@ -66,8 +66,8 @@ def test_all_back_ends_compute_the_same(pattern, name, before):
 @pytest.mark.parametrize(
     ("pattern", "mem_len", "message"),
     [
-        ("sf s[fixed=8]", 8, r"--same-length is not for s\[fixed=8\]: blocks and their summaries"),
-        ("sf", 0, "--same-length with --mem-len 0: .* itself alone"),
+        ("sf s[fixed=8]", 8, r"--same-length cannot be used with s\[fixed=8\]: blocks and their summaries"),
+        ("sf", 0, "--same-length with --mem-len 0: .* only itself"),
     ],
 )
 def test_what_cannot_have_it_is_said(pattern, mem_len, message):

@@ -1,4 +1,4 @@
-"""The causal language model: the decoder of a pattern, and an adaptive softmax that is tied to its embedding."""
+"""The causal language model: a causal decoder and an adaptive softmax."""
 
 from functools import partial
 from typing import Any, ClassVar, Optional
@@ -16,12 +16,12 @@ _SAME_NAMES = ("mem_len", "clamp_len", "same_length", "reversible", "scaled_init
 
 
 def bands_of(options: CausalLMOptions) -> dict[str, Any]:
-    """Return arguments of an :class:`AdaptiveEmbedding` besides vocabulary and width."""
+    """Return the arguments of :class:`AdaptiveEmbedding` that describe the bands of a model's options."""
     return {"cutoffs": parse_cutoffs(options.adaptive_softmax_cutoff), "div_val": options.adaptive_softmax_factor}
 
 
 def softmax_of(options: CausalLMOptions, embedding: AdaptiveEmbedding, vocab_size: int) -> AdaptiveSoftmax:
-    """Return the head of a model of these options: on the tables of its embedding, or on its own."""
+    """Return the softmax that a model's options describe, which shares the embedding's tables or has its own."""
     own = None
     if options.untied_softmax:
         own = AdaptiveEmbedding(vocab_size, embedding.embed_dim, **bands_of(options))
@@ -29,7 +29,7 @@ def softmax_of(options: CausalLMOptions, embedding: AdaptiveEmbedding, vocab_siz
 
 
 def decoder_arguments(options: CausalLMOptions, vocab_size: int) -> dict[str, Any]:
-    """Return arguments of the :class:`CausalDecoder` that a model's options describe."""
+    """Return the arguments of the :class:`CausalDecoder` that a model's options describe."""
     return {
         "pattern": options.sublayer_pattern,
         "vocab_size": vocab_size,
@@ -46,22 +46,25 @@ def decoder_arguments(options: CausalLMOptions, vocab_size: int) -> dict[str, An
 
 
 class CausalLM(nn.Module):
-    """A causal decoder of any pattern and an adaptive softmax, tied to its embedding unless the options say otherwise.
+    """A causal language model of any pattern of sublayers.
+
+    It consists of a causal decoder and an adaptive softmax, whose tables are those of the embedding unless the options
+    say otherwise.
 
     Args:
-        options: of the model.
+        options: the options of the model.
         vocab_size: V.
-        padding_idx: id of the padding symbol, whose loss is 0.
+        padding_idx: the id of the padding symbol, for which the loss is 0.
 
     Attributes:
-        decoder: the CausalDecoder; its `mem_len`, `clamp_len` and `same_length` may be set for evaluation.
+        decoder: the CausalDecoder. Its `mem_len`, `clamp_len` and `same_length` may be changed for evaluation.
         softmax: the AdaptiveSoftmax.
 
     Raises:
-        ValueError: as :class:`CausalDecoder` does.
+        UserError: an option is out of bounds, or options contradict each other.
     """
 
-    per_word: ClassVar[str] = "softmax.bias"  # the weight with a row for each word
+    per_word: ClassVar[str] = "softmax.bias"  # a weight with one row per word
 
     def __init__(self, options: CausalLMOptions, vocab_size: int, padding_idx: int = 1):
         super().__init__()
@@ -85,15 +88,16 @@ class CausalLM(nn.Module):
 
         Args:
             src_tokens: ids (B, T).
-            memory: of these B streams; advances to the end of this segment. None to start and end here.
-            target: ids (B, T), the tokens that follow.
-            features_only: return the decoder's output.
-            return_all_hiddens: also return what every sublayer returned.
+            memory: the memory of the streams before this segment, to which the segment is added. None for streams that
+                start and end with this segment.
+            target: the ids (B, T) of the next tokens.
+            features_only: whether to return the output of the decoder.
+            return_all_hiddens: whether to return the output of every sublayer too.
 
         Returns:
-            With `target` the negative log-likelihood of each token in nats, (B, T) in float32, 0 where the target is
-            padding; without, log-probabilities (B, T, V); or features (B, T, C). And
-            ``{"inner_states": list of (B, T, C)}``.
+            A pair. The first element is the negative log-likelihood (B, T) of each target in nats, in single precision
+            or better and 0 at padding; log-probabilities (B, T, V) if there is no `target`; or features (B, T, C) with
+            `features_only`. The second element is ``{"inner_states": list of (B, T, C)}``.
         """
         features, inner_states = self.decoder(src_tokens, memory, return_all=return_all_hiddens)
         extra = {"inner_states": inner_states}

@@ -1,4 +1,4 @@
-"""Heads on the encoder: BERT's masked-LM head, classification heads, and heads on every token."""
+"""Heads on the encoder: the masked-LM head, heads for classifying texts, and heads that classify every token."""
 
 from collections.abc import Callable
 from typing import ClassVar, Optional
@@ -11,16 +11,18 @@ from lazyformer_fairseq.modules.layer_norm import NormOptions, layer_norm
 
 
 class MaskedLMHead(nn.Module):
-    """Dense, activation, LayerNorm, then a decoder tied to the token embedding, with bias: C^2 + 3 C + V parameters.
+    """BERT's masked-LM head: a dense layer, an activation, LayerNorm, and an output projection to the vocabulary.
+
+    The weight of the output projection is that of the token embedding. The head adds C^2 + 3 C + V parameters.
 
     Args:
         embed_dim: C.
-        embed_tokens: the embedding whose weight (V, C) is the decoder.
-        activation: RoBERTa's is GELU; BERT's that of its feed-forward sublayers.
-        norm: of its norm.
-        linear_bias: whether its dense map has a bias.
-        is_plain: the decoder alone (NeoBERT).
-        is_untied: the decoder has a weight of its own, N(0, 0.02) at first.
+        embed_tokens: the token embedding, with a weight (V, C).
+        activation: the activation function. RoBERTa uses GELU, BERT that of its feed-forward sublayers.
+        norm: the options of the norm.
+        linear_bias: whether the dense layer has a bias.
+        is_plain: whether to use the output projection alone (NeoBERT).
+        is_untied: whether the output projection has a weight of its own, initialised from N(0, 0.02).
     """
 
     def __init__(
@@ -46,15 +48,15 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(embed_tokens.weight.new_zeros(embed_tokens.num_embeddings))
 
     def forward(self, features: Tensor, masked_tokens: Optional[Tensor] = None) -> Tensor:
-        """Return logits from features (B, T, C).
+        """Return logits from features.
 
         Args:
-            features: of the encoder.
-            masked_tokens: positions to give logits at: their indices among the B * T, int64 (M,), or a boolean (B, T),
-                whose count makes the caller wait for a GPU.
+            features: the features (B, T, C) of the encoder.
+            masked_tokens: the positions whose logits are wanted, either as indices among the B * T positions, int64
+                (M,), or as a boolean mask (B, T), which waits for a GPU. None for all positions.
 
         Returns:
-            (B, T, V), or (M, V) at the M positions asked for.
+            Logits (B, T, V), or (M, V) for M positions.
         """
         if masked_tokens is not None:
             features = features.flatten(0, 1).index_select(0, as_positions(masked_tokens))
@@ -64,19 +66,19 @@ class MaskedLMHead(nn.Module):
 
 
 def as_positions(masked_tokens: Tensor) -> Tensor:
-    """Return indices among the B * T positions, int64 (M,), from such indices or a boolean (B, T)."""
+    """Return indices among the B * T positions, int64 (M,), given such indices or a boolean mask (B, T)."""
     if masked_tokens.dtype == torch.bool:
         return masked_tokens.flatten().nonzero().squeeze(1)
     return masked_tokens
 
 
 class ClassificationHead(nn.Module):
-    """RoBERTa's head on the first token: dropout, dense, tanh, dropout, projection.
+    """RoBERTa's classification head on the first token: dropout, dense layer, tanh, dropout, output projection.
 
     Args:
         embed_dim: C.
-        num_classes: outputs; 1 for regression.
-        dropout: before both linear maps.
+        num_classes: the number of outputs; 1 for regression.
+        dropout: the dropout before each of the two linear maps.
     """
 
     def __init__(self, embed_dim: int, num_classes: int, dropout: float = 0.0):
@@ -92,9 +94,10 @@ class ClassificationHead(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """One linear map of the first token: what LazyFormer's authors published first (github.com/guolinke/TUPE, 4442138).
+    """A classification head of one linear map on the first token.
 
-    Arguments as for :class:`ClassificationHead`.
+    It is the head of the code that LazyFormer's authors published first (github.com/guolinke/TUPE, 4442138). The
+    arguments are those of :class:`ClassificationHead`.
     """
 
     def __init__(self, embed_dim: int, num_classes: int, dropout: float = 0.0):
@@ -108,15 +111,15 @@ class LinearHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """A linear map of every token: logits of its classes (Devlin et al., 2019, 5.3).
+    """A head that classifies every token with a linear map (Devlin et al., 2019, section 5.3).
 
     Args:
         embed_dim: C.
-        num_classes: outputs.
-        dropout: before the map.
+        num_classes: the number of outputs per token.
+        dropout: the dropout before the linear map.
 
     Attributes:
-        MAP: the map's name, by which checkpoints tell such heads apart.
+        MAP: the name of the linear map, by which heads on every token are told apart in checkpoints.
     """
 
     MAP: ClassVar[str] = "token_proj"
@@ -128,7 +131,7 @@ class TokenHead(nn.Module):
 
     @property
     def out_proj(self) -> nn.Linear:
-        """The map."""
+        """The linear map."""
         return getattr(self, self.MAP)
 
     def forward(self, features_BTC: Tensor) -> Tensor:
@@ -137,13 +140,15 @@ class TokenHead(nn.Module):
 
 
 class SpanHead(TokenHead):
-    """A token's logits of being the start and the end of an answer (Devlin et al., 2019, 4.2)."""
+    """A head with two logits per token, for the start and the end of an answer (Devlin et al., 2019, section 4.2)."""
 
     MAP = "span_proj"
 
 
 class Pooler(nn.Module):
-    """BERT's pooler: dense and tanh on the first token. It is the pre-trained part of a :class:`ClassificationHead`.
+    """BERT's pooler: a dense layer and tanh on the first token.
+
+    It is the pre-trained part of a :class:`ClassificationHead`.
 
     Args:
         embed_dim: C.
@@ -154,24 +159,24 @@ class Pooler(nn.Module):
         self.dense = nn.Linear(embed_dim, embed_dim)
 
     def forward(self, features_BTC: Tensor) -> Tensor:
-        """Return (B, C) from the features of the first token, ``<s>``."""
+        """Return the pooled features (B, C), computed from those of the first token, ``<s>``."""
         return self.dense(features_BTC[:, 0]).tanh()
 
 
 CLASSIFICATION_HEADS = {"dense": ClassificationHead, "linear": LinearHead}
 SPAN = "span"
 TAGS = "tags"
-HEADS = {**CLASSIFICATION_HEADS, SPAN: SpanHead, TAGS: TokenHead}  # that models keep by name
+HEADS = {**CLASSIFICATION_HEADS, SPAN: SpanHead, TAGS: TokenHead}  # all types of heads that a model registers by name
 
 
 def outputs_of(head: nn.Module) -> int:
-    """Return how many logits a head of :data:`HEADS` gives; 0 for others, as a pooler."""
+    """Return the number of logits of a head of :data:`HEADS`; 0 for other modules, such as a pooler."""
     last = getattr(head, "out_proj", None)
     if last is not None:
         return last.out_features
     return 0
 
 
-# Names among a model's classification heads.
+# Names of special heads among a model's classification heads.
 POOLER = "pooler"
-NEXT_SENTENCE = "next_sentence"  # a dense head of two classes: BERT's pooler and what stands on it in pre-training
+NEXT_SENTENCE = "next_sentence"  # a dense head with two classes: BERT's pooler and its next-sentence classifier

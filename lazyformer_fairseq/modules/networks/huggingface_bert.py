@@ -1,4 +1,4 @@
-"""Hugging Face's BERT and ModernBERT, as others ship them, behind the interface of our masked language model."""
+"""Hugging Face's BERT and ModernBERT with the interface of our masked language model."""
 
 import sys
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import PACKAGE
 from lazyformer_fairseq.options import LENGTH, PROPORTION, option
 
-STACKED = {"Wqkv": 3, "Wi": 2}  # maps of ModernBERT that are several, one above the other
-# fairseq's <s> and </s>: transformers warns of the published ids, which a small vocabulary does not have.
+STACKED = {"Wqkv": 3, "Wi": 2}  # linear maps of ModernBERT that stack several maps, with their number
+# The ids of fairseq's <s> and </s>. With the published ids transformers warns if the vocabulary is too small for them.
 FRAME = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
 
 
@@ -21,45 +21,46 @@ FRAME = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id"
 class HuggingFaceBertOptions:
     """Options of :class:`HuggingFaceBert`."""
 
-    model_type: str = option("bert", "transformers' name of the model", choices=("bert", "modernbert"))
-    encoder_layers: int = option(12, "layers, each of self-attention and feed-forward")
+    model_type: str = option("bert", "name of the model type in transformers", choices=("bert", "modernbert"))
+    encoder_layers: int = option(12, "number of layers, each with self-attention and a feed-forward")
     encoder_embed_dim: int = option(768, "embedding dimension", bounds=LENGTH)
-    encoder_ffn_embed_dim: int = option(3072, "width of the feed-forward sublayers", bounds=LENGTH)
+    encoder_ffn_embed_dim: int = option(3072, "hidden size of the feed-forward sublayers", bounds=LENGTH)
     encoder_attention_heads: int = option(12, "number of attention heads", bounds=LENGTH)
     dropout: float = option(0.1, "dropout on embeddings and sublayer outputs", bounds=PROPORTION)
     attention_dropout: float = option(
         0.0,
-        "dropout on attention distributions; BERT's is 0.1, for which torch's attention is not fused on a CPU",
+        "dropout on attention distributions; BERT's is 0.1, with which torch's attention is not fused on a CPU",
         bounds=PROPORTION,
     )
-    max_positions: int = option(512, "longest sequence, <s> and </s> included", bounds=LENGTH)
+    max_positions: int = option(512, "longest sequence in tokens, including <s> and </s>", bounds=LENGTH)
 
 
 class HuggingFaceBert(nn.Module):
-    """transformers' BertForMaskedLM, or ModernBertForMaskedLM, on torch's fused attention, initialised by its own code.
+    """BertForMaskedLM or ModernBertForMaskedLM of transformers, with torch's fused attention.
 
-    Its masked-LM head gets the masked positions alone, as that of our models; by itself it computes all logits. A
-    BERT's table of token types, a row of which every token gets, stays as it is. Post-norm, absolute positions, no
-    pooler. A ModernBERT has the sizes given, all else as published: one layer of three sees all, the others 128 tokens.
+    The model is initialised by the code of transformers. The masked-LM head is applied only to masked positions, as in
+    our models; transformers itself computes the logits at all positions. A BERT is post-norm and has absolute positions
+    and no pooler; its token types are kept, and every token has type 0. A ModernBERT has the given sizes and is
+    otherwise as published: one layer in three sees all tokens, the others see windows of 128 tokens.
 
     Args:
-        options: sizes and dropout.
+        options: the sizes and dropouts, as in :class:`HuggingFaceBertOptions`.
         vocab_size: V.
-        padding_idx: id of the padding symbol.
+        padding_idx: the id of the padding symbol.
 
     Raises:
-        UserError: transformers is missing, or the sizes do not fit together.
+        UserError: transformers is not installed, or the number of heads does not divide the embedding dimension.
     """
 
     takes_positions = True
 
     def __init__(self, options: Any, vocab_size: int, padding_idx: int = 1):
         if not has_transformers():
-            raise UserError(f"--arch huggingface_bert: needs transformers; pip install '{PACKAGE}[bench]'")
+            raise UserError(f"--arch huggingface_bert needs transformers; install it: pip install '{PACKAGE}[bench]'")
         if options.encoder_embed_dim % options.encoder_attention_heads:
             raise UserError(
-                f"--encoder-attention-heads {options.encoder_attention_heads}: does not divide --encoder-embed-dim "
-                f"{options.encoder_embed_dim}"
+                f"--encoder-attention-heads {options.encoder_attention_heads} does not divide --encoder-embed-dim "
+                f"{options.encoder_embed_dim}; choose a number of heads that does"
             )
         super().__init__()
         with without_broken_torchaudio():
@@ -97,22 +98,22 @@ class HuggingFaceBert(nn.Module):
         has_padding: Optional[bool] = None,
         **_more: Any,
     ) -> tuple[Tensor, dict]:
-        """Encode, and return logits, as `MaskedLM.forward`.
+        """Encode sequences, and return logits or features, as `MaskedLM.forward` does.
 
         Args:
             src_tokens: ids (B, T).
             src_lengths: unused.
-            features_only: return the encoder's output.
-            masked_tokens: places among the B * T, int64 (M,): logits at these alone.
-            has_padding: whether any sequence is padded; None to look.
+            features_only: whether to return the output of the encoder.
+            masked_tokens: the indices among the B * T positions, int64 (M,), whose logits are wanted; None for all.
+            has_padding: whether any sequence is padded. None to find out, which waits for a GPU.
 
         Returns:
-            Logits (B, T, V) or (M, V), or features (B, T, C); and an empty dict.
+            Logits (B, T, V) or (M, V), or features (B, T, C), and an empty dictionary.
         """
         seen_BT = src_tokens.ne(self.padding_idx)
         if has_padding is None:
             has_padding = not bool(seen_BT.all())
-        # Without a mask torch need not look for one, and its fastest kernels serve.
+        # Without a mask, torch can use its fastest kernels.
         features = self.bert.base_model(src_tokens, attention_mask=seen_BT if has_padding else None).last_hidden_state
         if features_only:
             return features, {}
@@ -121,14 +122,14 @@ class HuggingFaceBert(nn.Module):
         return self.logits(features), {}
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return logits (..., V) from the encoder's output (..., C)."""
+        """Return logits (..., V) from the output of the encoder (..., C)."""
         if hasattr(self.bert, "cls"):
             return self.bert.cls(features)
         return self.bert.decoder(self.bert.head(features))
 
 
 def has_transformers() -> bool:
-    """Return whether Hugging Face's package can be imported."""
+    """Return whether Hugging Face's transformers can be imported."""
     try:
         with without_broken_torchaudio():
             from transformers import BertForMaskedLM  # noqa: F401
@@ -139,16 +140,17 @@ def has_transformers() -> bool:
 
 @contextmanager
 def without_broken_torchaudio() -> Iterator[None]:
-    """Hide a broken torchaudio: transformers imports it wherever it is installed, though BERT does not need it.
+    """Hide a torchaudio that cannot be loaded, for imports of transformers.
 
-    The torchaudio that fairseq requires is a CUDA build, which does not load beside a CPU build of torch.
+    Transformers imports torchaudio whenever it is installed, although BERT does not need it. The torchaudio that
+    fairseq requires is a CUDA build, which cannot be loaded with a CPU build of torch.
     """
     try:
         import torchaudio  # noqa: F401
     except ImportError:
         pass
     except OSError:
-        sys.modules["torchaudio"] = None  # type: ignore[assignment]  # tells importlib that there is none
+        sys.modules["torchaudio"] = None  # type: ignore[assignment]  # makes imports of it fail
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The masked language model: the encoder of a pattern, its masked-LM head, and heads for classes, spans and tags."""
+"""The masked language model: an encoder, its masked-LM head, and heads for classes, spans and tags."""
 
 import logging
 from collections.abc import Sequence
@@ -16,23 +16,28 @@ logger = logging.getLogger(__name__)
 
 
 class MaskedLM(nn.Module):
-    """A masked language model over an encoder of lazy, PAR or any other pattern, with heads for classes and spans.
+    """A masked language model of any pattern of sublayers, with further heads for classes, spans and tags.
 
-    Its weights have the names that checkpoints have: ``encoder.sentence_encoder``, ``encoder.lm_head``,
+    Weights have the names of fairseq's checkpoints: ``encoder.sentence_encoder``, ``encoder.lm_head`` and
     ``classification_heads``.
 
     Args:
-        options: of the model.
+        options: the options of the model.
         vocab_size: V.
-        padding_idx: id of the padding symbol.
+        padding_idx: the id of the padding symbol.
+
+    Attributes:
+        takes_positions: whether losses may pass `masked_tokens` as indices among the B * T positions.
+        takes_documents: whether batches may have several documents per sequence.
+        takes_permuted: whether the tokens of batches may be permuted.
 
     Raises:
-        ValueError: as :class:`Encoder` does.
+        UserError: an option is out of bounds, or options contradict each other.
     """
 
-    per_word: ClassVar[str] = "encoder.sentence_encoder.embed_tokens.weight"  # the weight with a row for each word
-    takes_positions = True  # for a loss: `masked_tokens` may be places among the B * T
-    takes_documents = takes_permuted = True  # for whoever makes batches
+    per_word: ClassVar[str] = "encoder.sentence_encoder.embed_tokens.weight"  # a weight with one row per word
+    takes_positions = True
+    takes_documents = takes_permuted = True
 
     def __init__(self, options: MaskedLMOptions, vocab_size: int, padding_idx: int = 1):
         super().__init__()
@@ -59,28 +64,32 @@ class MaskedLM(nn.Module):
         turns: Optional[Tensor] = None,
         **_more: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Encode, and apply the requested head.
+        """Encode sequences, and apply the requested head.
 
         Args:
             src_tokens: ids (B, T).
             src_lengths: unused; fairseq's tasks pass it.
-            features_only: return the encoder's output.
-            masked_tokens: logits at these positions alone: places among the B * T, int64 (M,), or a boolean (B, T).
-            classification_head_name: return this head's logits; with `masked_tokens` beside those.
-            return_all_hiddens: also return what every sublayer returned.
-            has_padding: whether any sequence is padded, and on the right alone. Whoever made the batch can tell; if
-                None, padding may stand anywhere, and the model must wait for the GPU to find out.
-            global_positions: see :class:`~lazyformer_fairseq.modules.networks.encoder.TokenInfo`, also for the rest.
-            token_types: of each token.
-            documents: lengths of documents of each sequence.
-            positions_begin_anew: whether the positions of each document do.
-            positions: of permuted tokens.
-            turns: of permuted tokens.
+            features_only: whether to return the output of the encoder.
+            masked_tokens: the positions whose masked-LM logits are wanted, as indices among the B * T positions, int64
+                (M,), or as a boolean mask (B, T); None for all.
+            classification_head_name: the name of a head whose logits are wanted, in place of those of the masked-LM
+                head, or in addition to them if there are `masked_tokens`.
+            return_all_hiddens: whether to return the output of every sublayer too.
+            has_padding: whether any sequence is padded, which is then on the right only. None if this is not known:
+                padding may then be anywhere, and finding out waits for a GPU.
+            global_positions: True at global tokens (B, T). This and all further arguments are described in
+                :class:`~lazyformer_fairseq.modules.networks.encoder.TokenInfo`.
+            token_types: the type of each token (B, T).
+            documents: for each sequence, the lengths of its documents.
+            positions_begin_anew: whether the positions of each document start at 0.
+            positions: the positions of permuted tokens (B, T).
+            turns: the turns of permuted tokens (B, 3, T).
 
         Returns:
-            Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits: (B, classes), of every token
-            (B, T, classes); and ``{"inner_states": list of (B, T, C)}``, with a head's logits as ``head_logits`` where
-            it is asked for beside masked tokens.
+            A pair. The first element is masked-LM logits (B, T, V) or (M, V), features (B, T, C) with `features_only`,
+            or the logits of the requested head, (B, classes), or (B, T, classes) for heads on every token. The second
+            element is a dictionary with ``inner_states``, a list of (B, T, C), and with ``head_logits`` if a head and
+            masked tokens are both requested.
         """
         head = None
         wanted = None
@@ -119,7 +128,7 @@ class MaskedLM(nn.Module):
         return self.encoder.lm_head(output, masked_tokens), {**extra, "head_logits": head(features)}
 
     def _first_of_texts(self, src_tokens: Tensor, has_padding: Optional[bool]) -> Tensor:
-        """Return the places of all `<s>` among the B * T, (B,)."""
+        """Return the indices (B,), among the B * T positions, of the first token of each sequence, ``<s>``."""
         batch, time = src_tokens.shape
         starts = torch.arange(batch, device=src_tokens.device) * time
         if has_padding is not None:
@@ -128,19 +137,21 @@ class MaskedLM(nn.Module):
 
     @property
     def compiles(self) -> bool:
-        """True if training goes through torch.compile."""
+        """True if training runs the sublayers through torch.compile."""
         return self.encoder.sentence_encoder.compiles
 
     def max_positions(self) -> int:
-        """Return the longest sequence, in tokens."""
+        """Return the length of the longest sequence in tokens."""
         return self.encoder.sentence_encoder.max_positions
 
     def register_classification_head(self, name: str, num_classes: int, head_type: str = "dense") -> None:
-        """Add the head `name` with fresh weights, or replace one of another size or type.
+        """Add a classification head with fresh weights, unless there is one of this name, size and type already.
+
+        A head of the same name with another size or type is replaced.
 
         Args:
-            name: of the head.
-            num_classes: its outputs.
+            name: the name of the head.
+            num_classes: the number of outputs.
             head_type: a key of :data:`~lazyformer_fairseq.modules.networks.heads.HEADS`.
         """
         previous = dict(self.classification_heads.items()).get(name)
@@ -148,7 +159,7 @@ class MaskedLM(nn.Module):
             if type(previous) is heads.HEADS[head_type] and heads.outputs_of(previous) == num_classes:
                 return
             logger.warning(
-                "classification head %s: %d outputs (%s) replace its %d, weights start anew",
+                "classification head %s: a head with %d outputs (%s) replaces the one with %d; its weights are new",
                 name,
                 num_classes,
                 head_type,
@@ -158,11 +169,11 @@ class MaskedLM(nn.Module):
         self.classification_heads[name] = head.apply(init_bert_weights)
 
     def register_pooler(self) -> None:
-        """Add a pooler with fresh weights, as the head that is called so."""
+        """Add a pooler with fresh weights, as the head named :data:`heads.POOLER`."""
         self.classification_heads[heads.POOLER] = heads.Pooler(self.cfg.encoder_embed_dim).apply(init_bert_weights)
 
     def register_next_sentence_head(self) -> None:
-        """Add BERT's head that tells whether the second text of a pair follows the first: a pooler and two classes."""
+        """Add BERT's head that predicts whether the second text of a pair follows the first, with fresh weights."""
         self.register_classification_head(heads.NEXT_SENTENCE, 2)
 
 
@@ -180,7 +191,7 @@ _SAME_NAMES = (
 
 
 def encoder_arguments(options: MaskedLMOptions, vocab_size: int, padding_idx: int) -> dict[str, Any]:
-    """Return arguments of the :class:`Encoder` that a model's options describe."""
+    """Return the arguments of the :class:`Encoder` that a model's options describe."""
     return {
         "pattern": options.sublayer_pattern,
         "vocab_size": vocab_size,
@@ -205,7 +216,7 @@ class _EncoderWithHead(nn.Module):
         self.sentence_encoder.compiles = options.compile
         self.sentence_encoder.checkpoints = options.checkpoint_activations
         embed_tokens = self.sentence_encoder.embed_tokens
-        assert embed_tokens is not None, "an encoder with a vocabulary has them"
+        assert embed_tokens is not None, "an encoder with a vocabulary has embeddings"
         self.lm_head = heads.MaskedLMHead(
             options.encoder_embed_dim,
             embed_tokens,

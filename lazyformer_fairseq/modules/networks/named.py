@@ -1,4 +1,4 @@
-"""A named architecture as a network, of plain torch."""
+"""Builders of networks from named architectures or from options, in plain torch."""
 
 from typing import Any, Union, cast
 
@@ -8,22 +8,22 @@ from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedL
 
 
 def build(arch: str, vocab_size: int, padding_idx: int = 1, **options: Any) -> Union[MaskedLM, CausalLM]:
-    """Return a model of a row of the table of architectures, with fresh weights.
+    """Return a model of a named architecture, with fresh weights.
 
     Args:
-        arch: its name, as fairseq-train's ``--arch``.
+        arch: the name of the architecture, as for ``--arch`` of fairseq-train.
         vocab_size: V.
-        padding_idx: id of the padding symbol.
-        options: in place of the row's, by name, such as ``sublayer_pattern="M2x6"``.
+        padding_idx: the id of the padding symbol.
+        options: options that replace those of the architecture, by name, such as ``sublayer_pattern="M2x6"``.
 
     Raises:
-        UserError: no such name or option, a value that none can have, or sizes that do not fit together.
+        UserError: there is no such architecture or option, a value is not valid, or options contradict each other.
     """
     return network(options_of_arch(arch, **options), vocab_size, padding_idx)
 
 
 def network(options: Options, vocab_size: int, padding_idx: int = 1) -> Union[MaskedLM, CausalLM]:
-    """Return the model of these options, or of fairseq's config of them, with fresh weights."""
+    """Return a model with fresh weights, built from its options or from fairseq's config with the same fields."""
     if hasattr(options, "encoder_embed_dim"):
         return MaskedLM(cast(MaskedLMOptions, options), vocab_size, padding_idx)
     return CausalLM(cast(CausalLMOptions, options), vocab_size, padding_idx)

@@ -1,4 +1,4 @@
-"""The loss that sublayers of a stack add by themselves: of learned spans, and of experts to be used equally."""
+"""The losses that sublayers of a stack add to the objective: the penalty on spans and the balance of experts."""
 
 from typing import Optional, Union
 
@@ -11,7 +11,10 @@ from lazyformer_fairseq.modules.sublayers.feed_forward import EXPERTS, Told
 
 
 def take_told(network: Stack) -> Optional[Told]:
-    """Return the weighted loss and the counts of the experts in the last pass of training, summed; only once."""
+    """Return the auxiliary outputs of all experts in the last forward pass in training, summed, and forget them.
+
+    The loss is multiplied by the weight `experts_loss` of the network. None if there are no experts, or no outputs.
+    """
     told = [experts.take_told() for experts in network.options.common.get(EXPERTS, ())]
     told = [each for each in told if each is not None]
     if not told:
@@ -21,7 +24,7 @@ def take_told(network: Stack) -> Optional[Told]:
 
 
 def own_loss(network: Stack) -> Union[Tensor, float]:
-    """Return what learned spans and experts of the last pass add to the loss per token, in nats."""
+    """Return what learned spans and the experts of the last forward pass add to the loss per token, in nats."""
     loss = sum(span.penalty() for span in network.options.common.get(SPANS, ()))
     told = take_told(network)
     if told is not None:

@@ -1,7 +1,7 @@
-"""Recomputation in the backward pass: gradient checkpointing, and reversible layers.
+"""Recomputation of activations in the backward pass: gradient checkpointing and reversible layers.
 
-Both work on *runs* of sublayers that hand nothing on to other runs: a lazy block, an ``s`` with all that read from it,
-is one. So no distribution outlives its run.
+Both work on *runs* of sublayers that hand nothing on to other runs. For example, an ``s`` and all sublayers that read
+from it are in one run. No attention distribution therefore has to be kept beyond its run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +27,8 @@ class Unit(NamedTuple):
     """Neighbouring sublayers that are recomputed together.
 
     Attributes:
-        sublayers: modules, the lowest first.
-        past: inputs (B, M, C) of each in the previous segments, None where there are none; None without a memory.
+        sublayers: the modules, the lowest first.
+        past: the memory (B, M, C) of each sublayer, or None for a sublayer without; None if there is no memory.
     """
 
     sublayers: Sequence[nn.Module]
@@ -43,7 +43,13 @@ def units_of(
     sublayers: Sequence[nn.Module],
     past: Optional[Sequence[Optional[Tensor]]],
 ) -> list[Unit]:
-    """Return the units at these places of a network."""
+    """Return one unit per group of sublayers.
+
+    Args:
+        places: the indices of the sublayers in each group.
+        sublayers: all sublayers of the network.
+        past: the memory of each sublayer; see :class:`Unit`.
+    """
     units = []
     for group in places:
         of_group = None
@@ -54,7 +60,7 @@ def units_of(
 
 
 def runs_of(sublayers: Sequence[PlannedSublayer]) -> list[list[int]]:
-    """Return the places of a plan in the shortest runs of which none reads from another."""
+    """Split a plan into the shortest runs such that no run reads from another; return the indices in each run."""
     read = places_read(sublayers)
     last_reader = {giver: place for place, giver in enumerate(read) if giver is not None}
     found: list[list[int]] = []
@@ -68,7 +74,11 @@ def runs_of(sublayers: Sequence[PlannedSublayer]) -> list[list[int]]:
 
 
 def segments_of(sublayers: Sequence[PlannedSublayer], direction: str) -> list[list[int]]:
-    """Return runs, where a sublayer of single tokens joins the run before it that mixes tokens: layers, mostly."""
+    """Split a plan into segments, which are mostly layers; return the indices in each segment.
+
+    A segment is a run, joined by the following sublayer if the run ends with a sublayer that mixes tokens and the
+    following one does not.
+    """
     mixes = [each.kind.reads is not None or each.kind.module(direction).attends for each in sublayers]
     found: list[list[int]] = []
     for run in runs_of(sublayers):
@@ -80,15 +90,17 @@ def segments_of(sublayers: Sequence[PlannedSublayer], direction: str) -> list[li
 
 
 def check_reversible(sublayers: Sequence[PlannedSublayer], direction: str, normalize_before: bool) -> None:
-    """Raise a UserError if a reversible network cannot have these sublayers."""
+    """Raise a UserError if a reversible network cannot have these sublayers, or is post-norm."""
     if not normalize_before:
         part = "encoder" if direction == ENCODER else "decoder"
-        raise UserError(f"--reversible: a post-norm cannot be undone; give --{part}-normalize-before too")
+        raise UserError(f"--reversible: a post-norm cannot be undone; set --{part}-normalize-before too")
     for planned in sublayers:
         if not planned.kind.module(direction).is_residual:
             raise UserError(f"--reversible: {planned.text} has no residual connection; leave it out of the pattern")
         if planned.values.get("experts"):
-            raise UserError(f"--reversible: {planned.text} would not learn to use its experts equally; leave one out")
+            raise UserError(
+                f"--reversible: {planned.text} would not learn to use its experts equally; leave out one of the two"
+            )
 
 
 def run_checkpointed(
@@ -101,17 +113,17 @@ def run_checkpointed(
     checkpoint: Callable[..., StackOutput],
     writes_once: bool,
 ) -> StackOutput:
-    """Run units of which autograd keeps only the inputs.
+    """Run units under gradient checkpointing, so that autograd keeps only their inputs.
 
     Args:
-        units: sublayers, the lowest first.
-        x_BTC: input of the first.
-        shared: context of this pass.
-        run: :func:`~lazyformer_fairseq.modules.networks.stack.run_sublayers`, or the same compiled.
-        return_all: also return the input and all outputs.
-        checkpoint: (function, its arguments) -> what the function returns, recomputed in the backward pass.
-        writes_once: what sublayers write into the context for all others is kept for the backward pass; else each unit
-            writes it anew, as a compiled graph must.
+        units: the units, the lowest first.
+        x_BTC: the input of the first unit.
+        shared: the context of the forward pass.
+        run: :func:`~lazyformer_fairseq.modules.networks.stack.run_sublayers`, or a compiled version of it.
+        return_all: whether to return the input and the outputs of all sublayers too.
+        checkpoint: a function that calls another one under checkpointing: (function, *arguments) -> its result.
+        writes_once: whether to keep what sublayers write into the context for all others until the backward pass. If
+            not, each unit writes it anew, which compiled graphs require.
     """
     if writes_once:
         shared = unwritten(shared)
@@ -133,7 +145,7 @@ def run_checkpointed(
 
 
 def unwritten(shared: Context) -> Context:
-    """Return the context without what sublayers have written into it in this pass."""
+    """Return a copy of the context without what sublayers have written into it in this forward pass."""
     documents = shared.documents
     if documents is not None:
         documents = copy(documents)
@@ -142,7 +154,7 @@ def unwritten(shared: Context) -> Context:
 
 
 def add_up(unit: Unit, x_BTC: Tensor, shared: Context) -> tuple[Tensor, list[Tensor]]:
-    """Return the sum (B, T, C) of what a unit's sublayers add to its input, and the input of each sublayer."""
+    """Return the sum (B, T, C) of what the sublayers of a unit add to its input, and the input of each sublayer."""
     added: Optional[Tensor] = None
     below: SharedState = {}
     inputs = []
@@ -173,18 +185,20 @@ def run_reversible(
     is_compiled: bool,
     return_all: bool,
 ) -> StackOutput:
-    """Run two streams, both of which begin as x: each unit adds to one its output for the other (Reformer, section 3).
+    """Run units as reversible layers on two streams, both of which start as x (Reformer, section 3).
 
-    x1, x2 = x2, x1 + F(x2): with attention and feed-forward in turn, that is the paper's y1 = x1 + attention(x2) and
-    y2 = x2 + feed-forward(y1). The output is the mean of both, of the same width. Streams are in single precision or
-    better: what half precision rounds away could not be subtracted.
+    Each unit F computes x1, x2 = x2, x1 + F(x2). If attention and feed-forward alternate, this is the paper's
+    y1 = x1 + attention(x2) and y2 = x2 + feed-forward(y1). The output is the mean of both streams, so the width stays
+    the same. The streams are in single precision or better, because rounding errors of half precision could not be
+    undone by subtraction.
 
     Args:
-        units: sublayers, the lowest first.
-        x_BTC: input of the first.
-        shared: context of this pass.
-        is_compiled: what a unit adds is compiled.
-        return_all: also return the input of each sublayer and the output; then autograd keeps everything.
+        units: the units, the lowest first.
+        x_BTC: the input of the first unit.
+        shared: the context of the forward pass.
+        is_compiled: whether to compile what a unit adds.
+        return_all: whether to return the input of each sublayer and the output too. Autograd then keeps all
+            activations.
     """
     branch = add_up
     if is_compiled:
@@ -211,14 +225,18 @@ def run_reversible(
 
 
 def _shared_weights(shared: Context) -> list[Tensor]:
-    """Return the weights that a pass shares: T5's table, Transformer-XL's u and v."""
+    """Return the weights in the context of a forward pass, such as T5's table or Transformer-XL's u and v."""
     of_documents = () if shared.documents is None else shared.documents.scores
     parts = [part for scores in (shared.scores, *of_documents) for part in scores.learned]
     return [part for part in (*parts, *(shared.positions or ())) if part is not None]
 
 
 class _Reversible(torch.autograd.Function):
-    """Reversible layers: keeps the last two streams and the random state before each unit, and undoes unit by unit."""
+    """Reversible layers as an autograd function.
+
+    It saves the two final streams and the state of the random number generators before each unit. The backward pass
+    undoes the units one by one.
+    """
 
     @staticmethod
     def forward(
@@ -270,10 +288,13 @@ def _with_graph(
     dtype: torch.dtype,
     shared: Context,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Return what a unit adds, its input, which begins the graph of that, and the inputs of its sublayers.
+    """Compute what a unit adds, recording the graph of the computation.
 
-    The forward pass needs the graph too, and drops it at once: without one, back ends may compute and drop out
-    otherwise.
+    The forward pass records the graph too, and drops it at once: without a graph, back ends might compute in another
+    way and draw other dropout masks.
+
+    Returns:
+        What the unit adds, the input of the unit, at which the graph starts, and the inputs of its sublayers.
     """
     with torch.enable_grad():
         x = stream.detach().to(dtype).requires_grad_()
@@ -291,7 +312,13 @@ def _sum(one: Optional[Tensor], other: Optional[Tensor]) -> Optional[Tensor]:
 
 @contextmanager
 def _same_chance(of_processor: Tensor, devices: list[int], of_devices: list[Tensor]) -> Iterator[None]:
-    """Restore the state of random numbers for a block, and afterwards the one from before it."""
+    """Restore saved states of the random number generators within a ``with`` block, and the current ones after it.
+
+    Args:
+        of_processor: the state of the CPU's generator.
+        devices: the indices of the GPUs.
+        of_devices: the states of their generators.
+    """
     with torch.random.fork_rng(devices):
         torch.set_rng_state(of_processor)
         set_device_states(devices, of_devices)

@@ -107,8 +107,8 @@ def test_muon_takes_the_maps_of_their_layers_and_nothing_else(arch):
 @needs_transformers
 def test_sizes_that_do_not_fit_and_a_lack_of_transformers_are_said(monkeypatch):
     task = SimpleNamespace(source_dictionary=dictionary_of(40))
-    with pytest.raises(UserError, match="--encoder-attention-heads 3: does not divide --encoder-embed-dim 16"):
+    with pytest.raises(UserError, match="--encoder-attention-heads 3 does not divide --encoder-embed-dim 16"):
         HuggingFaceBert.build_model(HuggingFaceBertConfig(**{**SIZES, "encoder_attention_heads": 3}), task)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"needs transformers; pip install 'lazyformer_fairseq\[bench\]'"):
+    with pytest.raises(UserError, match=r"needs transformers; install it: pip install 'lazyformer_fairseq\[bench\]'"):
         HuggingFaceBert.build_model(HuggingFaceBertConfig(**SIZES), task)

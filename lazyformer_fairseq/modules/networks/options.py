@@ -1,6 +1,7 @@
-"""Options of the models, each written once: name, default, help, choices. fairseq's dataclasses are made of these.
+"""The options of the models, each defined once with its name, default, help text and choices.
 
-Defaults are those of ``lazyformer_m2x6_s`` and, of the causal language model, ``transformer_xl_base``.
+The dataclasses that fairseq reads are made from these. Defaults are those of the architecture ``lazyformer_m2x6_s``
+and, for causal language models, of ``transformer_xl_base``.
 """
 
 from collections.abc import Mapping
@@ -25,45 +26,59 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCH
 from lazyformer_fairseq.patterns.kinds import LAYER, NORMS, describe_letters
 
 BACKENDS_HELP = (
-    "how attention is computed, all exact: eager and materialize keep distributions, recompute and fused do not; auto "
-    "takes the fastest that was measured"
+    "back end of attention; all compute the same, but eager and materialize store attention distributions, recompute "
+    "and fused do not; auto uses the back end that was measured to be fastest"
 )
-CHECKPOINTS_HELP = "training keeps what goes into layers and lazy blocks alone, and recomputes the rest"
-REVERSIBLE_HELP = "pre-norm: sublayers change two streams in turn; training recomputes all from the last"
-PRIMERS = "of feed-forward sublayers; relu_squared is Primer's"
+CHECKPOINTS_HELP = "in training, keep only the inputs of layers and lazy blocks, and recompute all other activations"
+REVERSIBLE_HELP = (
+    "with pre-norm, let sublayers update two streams in turn, so that training can recompute all activations from the "
+    "final streams"
+)
+PRIMERS = "activation of the feed-forward sublayers; relu_squared is that of Primer"
 _ENCODER = ARCHITECTURES["lazyformer_m2x6_s"]
 _DECODER = CAUSAL_ARCHITECTURES["transformer_xl_base"]
 
 
 @dataclass
 class MaskedLMOptions:
-    """Options of :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`."""
+    """The options of :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`."""
 
     sublayer_pattern: str = option(
         _ENCODER.sublayer_pattern,
-        f"the encoder, one letter a sublayer: {describe_letters()}; '(sff)x5 (f)x9' repeats, M2x6 is (sflf)x6",
+        f"the encoder, one letter per sublayer: {describe_letters()}; x repeats a group, as in '(sff)x5 (f)x9', and "
+        "M2x6 is short for (sflf)x6",
     )
     encoder_embed_dim: int = option(_ENCODER.encoder_embed_dim, "embedding dimension", bounds=LENGTH)
     encoder_ffn_embed_dim: int = option(
         _ENCODER.encoder_ffn_embed_dim,
-        "width of the feed-forward sublayers",
+        "hidden size of the feed-forward sublayers",
         bounds=LENGTH,
     )
     encoder_attention_heads: int = option(_ENCODER.encoder_attention_heads, "number of attention heads", bounds=LENGTH)
-    encoder_normalize_before: bool = option(False, "LayerNorm before each sublayer (pre-norm), not after it (BERT)")
+    encoder_normalize_before: bool = option(
+        False,
+        "apply LayerNorm before each sublayer (pre-norm) instead of after it (post-norm, as in BERT)",
+    )
     activation_fn: str = option("gelu", PRIMERS, choices=tuple(ACTIVATIONS))
     head_activation_fn: str = option("gelu", "activation of the masked-LM head", choices=tuple(ACTIVATIONS))
-    layer_norm_eps: float = option(EPS, "what each norm adds to the variance; BERT's is 1e-12", bounds=AMOUNT)
-    norm: str = option(LAYER, "of all norms: LayerNorm, or RMSNorm, without mean and bias", choices=tuple(NORMS))
-    no_norm_bias: bool = option(False, "LayerNorms without bias")
-    no_linear_bias: bool = option(False, "sublayers, and the head's dense map, without biases")
-    embedding_norm: bool = option(False, "pre-norm: normalise embeddings, not the first sublayer's input")
-    plain_lm_head: bool = option(False, "masked-LM head: the output map alone")
-    untied_lm_head: bool = option(False, "masked-LM head: an output map of its own, not the word embedding")
-    local_heads: bool = option(False, "T5's bias starts at a neighbour each in four heads")
-    zero_last_maps: bool = option(False, "sublayers' last maps start at zero (1901.09321)")
-    frequency_bias: bool = option(False, "masked-LM head: its bias starts at log frequencies")
-    neighbour_embeddings: bool = option(False, "word embeddings start from counts of neighbouring tokens")
+    layer_norm_eps: float = option(EPS, "epsilon that each norm adds to the variance; BERT's is 1e-12", bounds=AMOUNT)
+    norm: str = option(
+        LAYER,
+        "type of all norms: LayerNorm, or RMSNorm, which has no bias and does not subtract the mean",
+        choices=tuple(NORMS),
+    )
+    no_norm_bias: bool = option(False, "leave out the biases of LayerNorms")
+    no_linear_bias: bool = option(False, "leave out the biases of sublayers and of the masked-LM head's dense layer")
+    embedding_norm: bool = option(False, "with pre-norm, normalise the embeddings, not the first sublayer's input")
+    plain_lm_head: bool = option(False, "reduce the masked-LM head to its output projection")
+    untied_lm_head: bool = option(
+        False,
+        "give the masked-LM head an output projection of its own instead of the word embedding",
+    )
+    local_heads: bool = option(False, "let T5's bias initially favour one neighbouring position in each of four heads")
+    zero_last_maps: bool = option(False, "initialise the last linear map of each sublayer to zero (arXiv 1901.09321)")
+    frequency_bias: bool = option(False, "initialise the bias of the masked-LM head to the log frequencies of tokens")
+    neighbour_embeddings: bool = option(False, "initialise word embeddings from counts of neighbouring tokens")
     dropout: float = option(0.1, "dropout on embeddings and sublayer outputs", bounds=PROPORTION)
     attention_dropout: float = option(
         _ENCODER.attention_dropout,
@@ -72,22 +87,25 @@ class MaskedLMOptions:
     )
     activation_dropout: float = option(0.0, "dropout after the feed-forward activation", bounds=PROPORTION)
     pooler_dropout: float = option(0.0, "dropout in the classification head", bounds=PROPORTION)
-    max_positions: int = option(512, "longest sequence, <s> and </s> included", bounds=LENGTH)
-    no_token_positional_embeddings: bool = option(False, "no learned positions, as for s[rope=10000]")
-    copy_positions: bool = option(False, "repeat a checkpoint's positions up to --max-positions, where it has fewer")
+    max_positions: int = option(512, "longest sequence in tokens, including <s> and </s>", bounds=LENGTH)
+    no_token_positional_embeddings: bool = option(False, "leave out learned positions, for example for s[rope=10000]")
+    copy_positions: bool = option(
+        False,
+        "if a checkpoint has fewer positions than --max-positions, repeat them to fill the table",
+    )
     token_types: int = option(
         0,
-        "rows of a table that says which of two texts a token is of; BERT has 2",
+        "number of token types, which tell which of two texts a token belongs to; BERT has 2, 0 for none",
         bounds=COUNT_OR_NONE,
     )
     relative_position_buckets: int = option(
         _ENCODER.relative_position_buckets,
-        "of T5's relative bias; 0: none",
+        "number of buckets of T5's relative position bias; 0 for no bias",
         bounds=COUNT_OR_NONE,
     )
     relative_position_max_distance: int = option(
         128,
-        "from this distance on all relative positions share a bucket",
+        "distance in tokens from which all relative positions share a bucket",
         bounds=LENGTH,
     )
     experts_loss: float = option(
@@ -96,31 +114,39 @@ class MaskedLMOptions:
         bounds=AMOUNT,
     )
     attention_backend: str = option(AUTO, BACKENDS_HELP, choices=(AUTO, *BACKENDS))
-    compile: bool = option(False, "in training, run sublayers and masked-LM loss through torch.compile")
+    compile: bool = option(False, "in training, run the sublayers and the masked-LM loss through torch.compile")
     checkpoint_activations: bool = option(False, CHECKPOINTS_HELP)
     reversible: bool = option(False, REVERSIBLE_HELP)
 
 
 @dataclass
 class CausalLMOptions:
-    """Options of :class:`~lazyformer_fairseq.modules.networks.causal_lm.CausalLM`."""
+    """The options of :class:`~lazyformer_fairseq.modules.networks.causal_lm.CausalLM`."""
 
     sublayer_pattern: str = option(
         _DECODER.sublayer_pattern,
-        f"the decoder, one letter a sublayer: {describe_letters()}; '(sfff)x6 (f)x8' repeats, M2x6 is (sflf)x6",
+        f"the decoder, one letter per sublayer: {describe_letters()}; x repeats a group, as in '(sfff)x6 (f)x8', and "
+        "M2x6 is short for (sflf)x6",
     )
     decoder_embed_dim: int = option(_DECODER.decoder_embed_dim, "embedding dimension", bounds=LENGTH)
     decoder_ffn_embed_dim: int = option(
         _DECODER.decoder_ffn_embed_dim,
-        "width of the feed-forward sublayers",
+        "hidden size of the feed-forward sublayers",
         bounds=LENGTH,
     )
     decoder_attention_heads: int = option(_DECODER.decoder_attention_heads, "number of attention heads", bounds=LENGTH)
-    decoder_normalize_before: bool = option(False, "LayerNorm before each sublayer (pre-norm) instead of after it")
+    decoder_normalize_before: bool = option(
+        False,
+        "apply LayerNorm before each sublayer (pre-norm) instead of after it (post-norm)",
+    )
     activation_fn: str = option("relu", PRIMERS, choices=tuple(ACTIVATIONS))
-    norm: str = option(LAYER, "of all norms: LayerNorm, or RMSNorm, without mean and bias", choices=tuple(NORMS))
-    no_norm_bias: bool = option(False, "LayerNorms without bias")
-    no_linear_bias: bool = option(False, "sublayers without biases; attention has none anyway")
+    norm: str = option(
+        LAYER,
+        "type of all norms: LayerNorm, or RMSNorm, which has no bias and does not subtract the mean",
+        choices=tuple(NORMS),
+    )
+    no_norm_bias: bool = option(False, "leave out the biases of LayerNorms")
+    no_linear_bias: bool = option(False, "leave out the biases of sublayers; attention has none in any case")
     dropout: float = option(
         _DECODER.dropout,
         "dropout on embeddings, encoded distances, sublayer outputs and features",
@@ -136,26 +162,38 @@ class CausalLMOptions:
         "dropout after the feed-forward activation",
         bounds=PROPORTION,
     )
-    adaptive_softmax_cutoff: str = option(_DECODER.adaptive_softmax_cutoff, "ids that start a band of words; '': one")
+    adaptive_softmax_cutoff: str = option(
+        _DECODER.adaptive_softmax_cutoff,
+        "ids, separated by commas, at which new bands of words start; '' for a single band",
+    )
     adaptive_softmax_factor: int = option(
         _DECODER.adaptive_softmax_factor,
-        "by which each band's vectors are narrower",
+        "factor by which the vectors of each band are narrower than those of the band before",
         bounds=COUNT,
     )
-    untied_softmax: bool = option(False, "an output map of its own, zero at first, not the word embedding")
+    untied_softmax: bool = option(
+        False,
+        "give the softmax an output projection of its own, initialised to zero, instead of the word embedding",
+    )
     mem_len: int = option(
         _DECODER.mem_len,
-        "tokens of the previous segments to attend to; 0 for no memory",
+        "number of tokens of previous segments to attend to; 0 for no memory",
         bounds=COUNT_OR_NONE,
     )
     clamp_len: int = option(
         0,
-        "distances beyond this one are taken for it; 0 or -1 for no such limit",
+        "clamp distances between tokens to this number; 0 or -1 for no limit",
         bounds=COUNT_OR_UNLIMITED,
     )
-    same_length: bool = option(False, "every query sees --mem-len tokens before it; else all of memory and segment")
-    init_std: float = option(0.02, "standard deviation of the weights at first", bounds=AMOUNT)
-    scaled_init: bool = option(False, "the last map of each of L sublayers is smaller at first by sqrt(L) (GPT-2)")
+    same_length: bool = option(
+        False,
+        "let every query see --mem-len tokens before it, instead of the whole memory and its segment up to itself",
+    )
+    init_std: float = option(0.02, "standard deviation of the initial weights", bounds=AMOUNT)
+    scaled_init: bool = option(
+        False,
+        "divide the initial weights of the last map of each of L sublayers by sqrt(L), as in GPT-2",
+    )
     experts_loss: float = option(
         0.01,
         "weight of the loss that keeps the experts of f[experts=8] equally busy",
@@ -174,7 +212,11 @@ DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
 def norms_and_biases(options: Any) -> dict[str, Any]:
-    """Return options of norms and biases, and the weight of experts' loss, as a network takes them."""
+    """Return the arguments of a network for its norms, its biases and the loss of experts.
+
+    Args:
+        options: the options of a model.
+    """
     return {
         "norm": str(options.norm),
         "norm_bias": not options.no_norm_bias,
@@ -184,7 +226,12 @@ def norms_and_biases(options: Any) -> dict[str, Any]:
 
 
 def plain_options(cls: type[SomeOptions], config: Any) -> SomeOptions:
-    """Return the options that a model was built from as a dataclass of ours, from fairseq's config or such a one."""
+    """Return the options of a model as a plain dataclass.
+
+    Args:
+        cls: the dataclass.
+        config: an object with the same fields, such as fairseq's config.
+    """
     found = {}
     for each in fields(cls):
         found[each.name] = getattr(config, each.name)
@@ -194,36 +241,45 @@ def plain_options(cls: type[SomeOptions], config: Any) -> SomeOptions:
 
 
 def read_options(cls: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptions:
-    """Return the options of a model by name, as a checkpoint or a file has them.
+    """Return the options of a model, given their values by name, as in a checkpoint or a file.
 
-    The one check of them: an export, a load, a build and a command line refuse the same values in the same words.
+    All options are checked here, so that exporting, loading, building and the command line reject the same values with
+    the same messages.
+
+    Args:
+        cls: the dataclass of the options.
+        given: the values, by name; missing options get their defaults.
 
     Raises:
-        UserError: an unknown name, or a value of another type, out of its bounds, or none of the choices.
+        UserError: a name is unknown, or a value has the wrong type, is out of bounds or is none of the choices.
     """
     given = dict(given)
     known = {each.name: each.default for each in fields(cls)}
     if unknown := sorted(map(str, given.keys() - known.keys())):
-        raise UserError(f"no setting {', '.join(unknown)}{nearest(unknown[0], known)}")
+        raise UserError(f"there is no option {', '.join(unknown)}{nearest(unknown[0], known)}")
     for name, value in given.items():
         right = type(known[name])
         if right is float and type(value) is int:
             given[name] = float(value)
         elif type(value) is not right:
-            raise UserError(f"option {name} is {value!r}, must be {right.__name__}")
+            raise UserError(f"option {name} is {value!r}, but must be of type {right.__name__}")
     options = cls(**given)
     check(options)
     return options
 
 
 def options_of_arch(arch: str, **given: Any) -> Options:
-    """Return the options of a named architecture, as ``--arch`` sets them; `given` replaces some.
+    """Return the options of a named architecture, as ``--arch`` sets them.
+
+    Args:
+        arch: the name of the architecture.
+        given: values that replace those of the architecture, by name.
 
     Raises:
-        UserError: as :func:`read_options`, or there is no such architecture.
+        UserError: there is no such architecture, or :func:`read_options` rejects a name or value.
     """
     if arch in ARCHITECTURES:
         return read_options(MaskedLMOptions, {**ARCHITECTURES[arch].options(), **given})
     if arch in CAUSAL_ARCHITECTURES:
         return read_options(CausalLMOptions, {**CAUSAL_ARCHITECTURES[arch].options(), **given})
-    raise UserError(f"no architecture {arch!r}{nearest(arch, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES])}")
+    raise UserError(f"there is no architecture {arch!r}{nearest(arch, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES])}")

@@ -39,8 +39,8 @@ def test_a_network_is_the_model_that_fairseq_builds(arch):
     ("given", "said"),
     [
         ({"arch": "bert_bsae"}, "no architecture 'bert_bsae'; did you mean bert_base"),
-        ({"dropuot": 0.1}, "no setting dropuot; did you mean dropout"),
-        ({"max_positions": "many"}, "option max_positions is 'many', must be int"),
+        ({"dropuot": 0.1}, "no option dropuot; did you mean dropout"),
+        ({"max_positions": "many"}, "option max_positions is 'many', but must be of type int"),
         ({"norm": "batch"}, "--norm batch: must be one of layer, rms"),
         ({"encoder_attention_heads": 5}, "5 attention heads do not divide an embedding dimension of 32"),
     ],

@@ -179,10 +179,10 @@ def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
     for old, new in (("phase1", "phase3"), ("phase2", "phase1"), ("phase3", "phase2")):
         Path("swapped", old).rename(Path("swapped", new))
     said = str(start(data_folder, out="swapped").exception)
-    assert "swapped/phase1/checkpoint_last.pt: is no checkpoint of phase1: its tokens_per_sample is 32, and" in said
+    assert "swapped/phase1/checkpoint_last.pt: is not a checkpoint of phase1: its tokens_per_sample is 32, but" in said
     shutil.copytree("out", "forged")
     shutil.copy("forged/phase2/checkpoint_last.pt", "forged/phase1/checkpoint_last.pt")
-    assert "forged/phase1/checkpoint_last.pt: is no checkpoint of phase1" in str(
+    assert "forged/phase1/checkpoint_last.pt: is not a checkpoint of phase1" in str(
         start(data_folder, out="forged").exception
     )
     shutil.copy("out/phase1/checkpoint_1_2.pt", "forged/phase1/checkpoint_last.pt")
@@ -223,10 +223,10 @@ def test_an_end_before_the_last_update_is_no_finish(start, data_folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--recipe phase1", "--recipe phase1: bert_base.yaml is a recipe itself; write recipe=phase1"),
+        ("--recipe phase1", "--recipe phase1: bert_base.yaml is a YAML file; write recipe=phase1"),
         ("--phase1 '--recipe phase1'", "--recipe: each phase has its own"),
-        ("--finetune-from-model x.pt", "--finetune-from-model: phase 2 starts from phase 1; give it in --phase1"),
-        ("--phase2 '--finetune-from-model x.pt'", "--finetune-from-model: phase 2 starts from phase 1"),
+        ("--finetune-from-model x.pt", "--finetune-from-model: each phase starts from the one before; to start"),
+        ("--phase2 '--finetune-from-model x.pt'", "--finetune-from-model: each phase starts from the one before"),
         ("--phase1 '--save-dir x'", "--save-dir: give it once"),
         ("""--phase1 "--lr '3" """, "--phase1 --lr '3: No closing quotation"),
     ],
@@ -320,11 +320,11 @@ def test_it_is_a_tenth_of_pretraining_on_the_model_of_the_folder(without_gpus, f
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("nowhere data", "nowhere: no such arch or folder; docs/patterns.md#named-models has all"),
+        ("nowhere data", "nowhere: no such arch or folder; docs/patterns.md#named-models lists all"),
         ("data data", "data/model.safetensors: no such file or folder"),
         ("warm nowhere", "nowhere is not a folder"),
         ("warm data --distill nowhere", "nowhere: no such file or folder"),
-        ("bert_base data --distill warm", "--distill: bert_base is no folder of a model"),
+        ("bert_base data --distill warm", "--distill: needs the folder of a trained model, and bert_base is not one"),
         ("warm data --recipe phase1", "--recipe phase1: warm is the folder of a trained model"),
         ("warm data --fp16", "--fp16: give --precision fp16"),
         ("warm data --bf16", "--bf16: give --precision bf16"),
@@ -383,7 +383,7 @@ def test_longformers_phases_are_table_12():
     assert [dict(each.settings).get("dilation") for each in last] == [
         dict(each.settings).get("dilation") for each in plan(pattern)
     ]
-    with pytest.raises(UserError, match=r"doubles windows, of which \(sf\)x2 has none"):
+    with pytest.raises(UserError, match=r"doubles windows, but \(sf\)x2 has none"):
         longformer_phases("(sf)x2", {})
     short = longformer_phases(pattern, {"max_update": "5"})
     assert {row["warmup_updates"] for row in short.values()} == {"1"}, "inverse_sqrt divides by it"

@@ -98,7 +98,7 @@ def test_a_processor_that_multiplies_in_bf16_trains_in_it_unless_told_or_begun_o
     run, tiny = tmp_path / "run", "--tokens-per-sample 32 --batch-size 2 --max-update 2 --num-workers 0".split()
     here = ("bert_tiny", data_folder, "--save-dir", run, "--sequences-per-update", 2, *tiny)
     said = pretrain(*here, "--dry-run", "--no-fit")
-    assert "bf16, as this processor" in said.stderr and "--bf16" in said.stdout
+    assert "bf16, which this CPU" in said.stderr and "--bf16" in said.stdout
     assert not settings_of("bert_base", "data", "--precision", "fp32").common.bf16
     for others in ("bert_base.yaml", "par_transformer_base"):  # a file says it itself; of causal models nobody knows
         assert "bf16" not in pretrain(others, "data", "--dry-run", "--no-fit").stderr
@@ -145,7 +145,7 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
     monkeypatch.chdir(tmp_path)
     (tmp_path / "others.yaml").write_text("model: {_name: roberta}\ndataset: {batch_size: 7}")
     run = pretrain(*words.split(), "--gpus", gpus, "--dry-run", "--no-fit")
-    said = f"error: {refused} sequences an update do not divide among {gpus} processes" if refused else ""
+    said = f"error: {refused} sequences per update cannot be divided equally among {gpus}" if refused else ""
     assert (run.returncode == 0, said in run.stderr) == (not refused, True), run.stderr
 
 
@@ -155,32 +155,32 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
         ("bert_base", "Missing argument 'DATA'"),
         ("bert_base data --gpus", "'--gpus' requires an argument"),
         ("bert_base data --gpus 0", "'0' is not a number of GPUs; write for example 8 or 8x16GB"),
-        ("bert_base data --gpus 3", "error: 256 sequences an update do not divide among 3 processes; give --sequence"),
-        ("bert_base.yaml data --without lr", "error: --without lr: is of --recipe laptop"),
-        ("bert_base.yaml data --distill data", "error: --distill: bert_base.yaml is no folder of a model"),
-        ("bert_base.yaml data --phase2=--lr=1", "error: --phase2: is of --recipe longformer, or phases"),
-        ("bert_base data --phase1 x", "error: --phase1: is of --recipe longformer, or phases"),
-        ("bert_base data --recipe phases --phase3 x", "error: --phase3: is of --recipe longformer"),
-        ("bert_base data --without lr", "error: --without lr: is of --recipe laptop"),
+        ("bert_base data --gpus 3", "error: 256 sequences per update cannot be divided equally among 3 processes"),
+        ("bert_base.yaml data --without lr", "error: --without lr: works only with --recipe laptop"),
+        ("bert_base.yaml data --distill data", "error: --distill: needs the folder of a trained model, and bert_base"),
+        ("bert_base.yaml data --phase2=--lr=1", "error: --phase2: works only with --recipe longformer or phases"),
+        ("bert_base data --phase1 x", "error: --phase1: works only with --recipe longformer or phases"),
+        ("bert_base data --recipe phases --phase3 x", "error: --phase3: works only with --recipe longformer"),
+        ("bert_base data --without lr", "error: --without lr: works only with --recipe laptop"),
         ("bert_base data --recipe laptop --without lt", "error: --without lt: the recipe has encoder-normalize-before"),
         ("bert_base data --master node0", "error: --master node0: give HOST:PORT"),
-        ("bert_base data --node-rank 1", "error: --node-rank 1: --nodes 1 are numbered from 0 to 0"),
+        ("bert_base data --node-rank 1", "error: --node-rank 1: with --nodes 1, must be from 0 to 0"),
         ("bert_bas data", "error: bert_bas: no such arch or folder; did you mean bert_base, "),
         ("bert_bse.yaml data", "did you mean bert_base.yaml"),
-        ("par_transformer_base.yaml data --recipe nvidia", "write recipe=nvidia behind it"),
+        ("par_transformer_base.yaml data --recipe nvidia", "write recipe=nvidia after DATA"),
         ("par_transformer_bas data", "no such arch or folder; did you mean par_transformer_base"),
         ("bert_base nowhere", "error: nowhere is not a folder"),
-        ("bert_base data --update-freq 4", "error: --update-freq: it is worked out; give the size of an update"),
+        ("bert_base data --update-freq 4", "error: --update-freq: is derived from --sequences-per-update"),
         ("bert_base data --max-tokens=4096", "error: --max-tokens: give --batch-size, in sequences"),
         ("bert_base data --user-dir other", "error: --user-dir: leave it out"),
-        ("bert_base data --tokenizer moses", "error: --tokenizer: leave it out: the tokenizer is the one beside DATA"),
+        ("bert_base data --tokenizer moses", "error: --tokenizer: leave it out: the tokenizer is the one that"),
         ("bert_base data --distributed-world-size 2", "error: --distributed-world-size: give --gpus and --nodes"),
         ("bert_base.yaml data optimization.lr=[nan]", "error: --lr nan: must be a number, 0 or more"),
         ("bert_base data --sublayer-pattern= --dry-run --no-fit", "error: sublayer pattern '' is empty"),
         ("bert_base data --sublayer-pattern sx", "error: sublayer pattern 'sx', character 2"),
         ("par_transformer_base data --sublayer-pattern s[linformer=4]", "linformer is not for causal models"),
         ("bert_base data --encoder-embed-dim 767 --dry-run", "12 attention heads do not divide"),
-        ("bert_base.yaml . --lr 3", "error: --lr: with a YAML file settings are written as"),
+        ("bert_base.yaml . --lr 3", "error: --lr: with a YAML file, write settings as"),
     ],
 )
 def test_what_cannot_run_is_said(tmp_path, arguments, message):

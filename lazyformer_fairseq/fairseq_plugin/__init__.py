@@ -1,1 +1,1 @@
-"""Registrations with fairseq, and the parts that keep its trainer safe."""
+"""The fairseq plugin: models, tasks, criterions, optimizers and schedules, and reliable training runs."""

@@ -1,4 +1,7 @@
-"""Our datasets and dictionaries as fairseq's: it asserts that datasets are its own, and asks more of a dictionary."""
+"""Adapters that turn our datasets and dictionaries into instances of fairseq's classes.
+
+fairseq asserts that datasets are instances of its own class, and calls methods of its dictionary that ours lacks.
+"""
 
 from functools import cache
 from typing import Any, TypeVar
@@ -13,14 +16,20 @@ Plain = TypeVar("Plain")
 
 @cache
 def fairseq_class(plain: type) -> type:
-    """Return the class of the same name that is fairseq's too; the plain one goes first. Pickled, it stays so."""
+    """Return a picklable subclass of a plain class and fairseq's corresponding one, with the plain class's name.
+
+    Methods of the plain class take precedence.
+    """
     base = Dictionary if issubclass(plain, dictionary_file.Dictionary) else FairseqDataset
     members = {"__doc__": plain.__doc__, "__module__": plain.__module__}
     return type(plain.__name__, (plain, base), {**members, "__reduce__": lambda self: (_again, (plain, vars(self)))})
 
 
 def as_fairseq(thing: Plain) -> Plain:
-    """Make a dataset or dictionary of ours fairseq's too, and return it; leave all else as it is."""
+    """Turn one of our datasets or dictionaries into an instance of fairseq's class too, in place, and return it.
+
+    Other objects are returned unchanged.
+    """
     is_plain = not isinstance(thing, (Dictionary, FairseqDataset))
     if is_plain and isinstance(thing, (dictionary_file.Dictionary, Dataset)):
         thing.__class__ = fairseq_class(type(thing))

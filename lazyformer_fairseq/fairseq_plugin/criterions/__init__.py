@@ -1,1 +1,1 @@
-"""fairseq criterions: masked LM with accuracy, causal LM, and GLUE."""
+"""The fairseq criterions for masked and causal language modelling and for fine-tuning."""

@@ -1,4 +1,4 @@
-"""fairseq's criterions ``glue`` and ``squad``: the loss and the metrics of a fine-tuning task's objective."""
+"""The fairseq criterions ``glue`` and ``squad``: loss and metrics of a fine-tuning task's objective."""
 
 from typing import Any, ClassVar
 
@@ -18,33 +18,36 @@ from lazyformer_fairseq.training.objectives.spans import SpansObjective
 
 
 class FineTuningCriterion(FairseqCriterion):
-    """The loss of a head, and metrics over the whole split from the rows that examples leave in validation.
+    """The base class of fine-tuning criterions, which report a head's loss and, in validation, metrics of the split.
+
+    The metrics are computed from the `rows` that the objective logs for all examples.
+
+    Args:
+        task: a fine-tuning task of the same name.
 
     Attributes:
         NAME: the name of the criterion and of its task.
         OBJECTIVE: the class of the task's objective.
+
+    Raises:
+        UserError: the task has another name.
     """
 
     NAME: ClassVar[str]
     OBJECTIVE: ClassVar[type[HeadObjective]]
 
     def __init__(self, task: FineTuningTask):
-        """Take the objective of a task.
-
-        Raises:
-            UserError: it is another task.
-        """
         super().__init__(task)
         self.objective = getattr(task, "objective", None)
         if not isinstance(self.objective, self.OBJECTIVE):
-            raise UserError(f"--criterion {self.NAME} works with --task {self.NAME} alone, not {type(task).__name__}")
+            raise UserError(f"--criterion {self.NAME} works only with --task {self.NAME}, not {type(task).__name__}")
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
         """Compute the loss of one batch.
 
         Returns:
-            The summed loss, the number of examples, and what to log: in validation also rows of numbers, and the
-            names of the metrics that are made of all rows.
+            The summed loss, the number of examples, and the values to log. In validation these include `rows` and the
+            names of the `metrics` that are computed from all rows.
 
         Raises:
             UserError: the model has no head for the task, or the batch has no labels.
@@ -52,8 +55,8 @@ class FineTuningCriterion(FairseqCriterion):
         head_name = self.objective.head[0]
         if head_name not in getattr(model, "classification_heads", ()):
             raise UserError(
-                f"the model has no head {head_name!r}; fine-tune it with --task {self.NAME}, or name the "
-                f"head it has by --{self.NAME}-head-name"
+                f"the model has no head {head_name!r}; fine-tune it with --task {self.NAME}, or give the name of its "
+                f"head with --{self.NAME}-head-name"
             )
         if "target" not in sample:
             raise UserError(self.no_targets(sample))
@@ -63,16 +66,16 @@ class FineTuningCriterion(FairseqCriterion):
         return loss, size, log
 
     def no_targets(self, sample: dict) -> str:
-        """Return what to tell a user whose split has no labels."""
+        """Return the error message for a batch without labels."""
         raise NotImplementedError
 
     def logging_outputs_can_be_summed(self) -> bool:
-        """Return True in training, where outputs are numbers; False in validation, where they hold rows."""
+        """Return whether logged values are all numbers; in validation they include rows."""
         return self.training
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the loss and, in training, the accuracy of classes over all workers; in validation every metric."""
+        """Log the loss over all workers, with the accuracy in training or the task's metrics in validation."""
         scalars = cls.OBJECTIVE.scalars(logging_outputs)
         if "rows" not in logging_outputs[0]:
             log_scalars(scalars)
@@ -88,40 +91,41 @@ class FineTuningCriterion(FairseqCriterion):
 
 
 class _RowsMeter(MetersDict._DerivedMeter):
-    """Gathers rows batch by batch. Its key starts with "_", so fairseq prints no value of it.
+    """A meter that collects the rows of a split batch by batch.
 
-    fairseq saves meters with a checkpoint, and looks for their classes among its own when it resumes. It leaves out
-    meters of derived values, as it does this one: the next validation fills it anew.
+    fairseq does not print it, because its key starts with "_". It must be a derived meter: fairseq saves all others in
+    checkpoints and, when it resumes, looks for their classes only among its own. Nothing is lost, since each validation
+    fills the meter anew.
     """
 
     def __init__(self):
         self.rows: list[np.ndarray] = []
 
     def update(self, rows: np.ndarray) -> None:
-        """Add the rows of a batch."""
+        """Append the rows of a batch."""
         self.rows.append(rows)
 
 
 @register_criterion("glue", dataclass=FairseqDataclass)
 class GlueCriterion(FineTuningCriterion):
-    """Cross-entropy of classes, or squared error of scores."""
+    """The criterion for classes (cross-entropy) and scores (squared error)."""
 
     NAME = "glue"
     OBJECTIVE = LabelledTextsObjective
 
     def no_targets(self, sample: dict) -> str:
-        """Return what to tell a user whose split has no labels."""
-        return "the split has no labels to validate with; GLUE does not publish those of its test splits"
+        """Return the error message for a batch without labels."""
+        return "the split has no labels to validate with; GLUE does not publish the labels of its test splits"
 
 
 @register_criterion("squad", dataclass=FairseqDataclass)
 class SquadCriterion(FineTuningCriterion):
-    """Half the cross-entropies of starts and ends."""
+    """The criterion for answer spans: the mean of the cross-entropies of starts and ends."""
 
     NAME = "squad"
     OBJECTIVE = SpansObjective
 
     def no_targets(self, sample: dict) -> str:
-        """Return what to tell a user whose questions have no answers."""
+        """Return the error message for a batch without answers."""
         path = self.objective.dataset(sample["split"]).file.path
-        return f"{path}: has questions without an answer; they can be predicted, not trained on or marked"
+        return f"{path}: has questions without answers, which can be predicted but not used to train or validate"

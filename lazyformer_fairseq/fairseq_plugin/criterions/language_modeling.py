@@ -1,10 +1,12 @@
-"""Criterions ``causal_lm``, ``masked_lm_accuracy`` and ``continued_masked_lm``: cross-entropy of next or masked tokens.
+"""The fairseq criterions ``causal_lm``, ``masked_lm_accuracy`` and ``continued_masked_lm``.
 
-Models that learn their spans (``s[span=...]``) pay for these: the gradient is that of the cross-entropy of a token plus
-each sublayer's ``span_loss`` times the mean span of its heads. The logged loss is the cross-entropy alone, so that it
-compares with other models'; ``span_loss`` is logged beside it, and ``span``, the mean over heads and sublayers.
+All compute the cross-entropy of next or masked tokens. For models that learn their attention spans (``s[span=...]``),
+the training loss per token also includes a penalty: each sublayer's ``span_loss`` coefficient times the mean span of
+its heads. The logged loss is the cross-entropy alone, so that it is comparable with that of other models; the penalty
+is logged as ``span_loss``, and the mean span over heads and sublayers as ``span``.
 
-``continued_masked_lm`` is for a model that was made from another one. It can learn from a teacher (``--distill``).
+``continued_masked_lm`` is for models that start from the weights of another model. It can distill from a teacher
+(``--distill``).
 """
 
 import math
@@ -29,7 +31,7 @@ from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
 
 @register_criterion("causal_lm", dataclass=FairseqDataclass)
 class CausalLMCriterion(FairseqCriterion):
-    """fairseq's criterion for :class:`~lazyformer_fairseq.training.objectives.stream_lm.StreamLMObjective`."""
+    """The fairseq criterion for :class:`~lazyformer_fairseq.training.objectives.stream_lm.StreamLMObjective`."""
 
     OBJECTIVE: ClassVar[type[Objective]] = StreamLMObjective
 
@@ -37,8 +39,8 @@ class CausalLMCriterion(FairseqCriterion):
         """Compute the loss of one batch.
 
         Returns:
-            The summed loss in nats, spans included, the number of predicted tokens (the gradient's denominator),
-            and what to log.
+            The summed loss in nats with the penalty for spans, the number of predicted tokens (by which the gradient is
+            divided), and the values to log.
         """
         return losses.causal_lm(model, sample, self.padding_idx)
 
@@ -50,26 +52,26 @@ class CausalLMCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Return True, as all that is logged is sums."""
+        """Return True, because all logged values are sums."""
         return True
 
 
 @register_criterion("masked_lm_accuracy", dataclass=FairseqDataclass)
 class MaskedLMAccuracyCriterion(CausalLMCriterion):
-    """fairseq's criterion for :class:`~lazyformer_fairseq.training.objectives.masked_lm.MaskedLMObjective`.
+    """The fairseq criterion for :class:`~lazyformer_fairseq.training.objectives.masked_lm.MaskedLMObjective`.
 
-    fairseq's own masked language models, such as ``roberta_base``, can be trained with it too.
+    It can also train fairseq's own masked language models, such as ``roberta_base``.
     """
 
     OBJECTIVE = MaskedLMObjective
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
-        """Compute the loss of one batch; the number of predicted tokens is that of the masked ones."""
+        """Compute the loss of one batch; the predicted tokens are the masked ones."""
         return losses.masked_lm(model, sample, self.padding_idx)
 
 
 def log_scalars(scalars: Mapping[str, Scalar]) -> None:
-    """Give scalars to fairseq's meters."""
+    """Log scalars with fairseq's meters."""
     for name, scalar in scalars.items():
         metrics.log_scalar(name, scalar.value, scalar.weight, round=scalar.digits)
 
@@ -78,18 +80,24 @@ def log_scalars(scalars: Mapping[str, Scalar]) -> None:
 class ContinuedMaskedLMConfig(FairseqDataclass):
     """Options of :class:`ContinuedMaskedLMCriterion`."""
 
-    distill: Optional[str] = option(None, "a teacher: a checkpoint, or a folder with one")
-    distill_temperature: float = option(2.0, "of the words' distributions, teacher's and model's")
-    distill_masked_lm_weight: float = option(1.0, "of the masked words themselves, beside the teacher")
-    distill_words_weight: float = option(1.0, "of the teacher's distribution over words, at the masked positions")
-    distill_attention_weight: float = option(1.0, "of its last attention: a query counts as a masked word does")
+    distill: Optional[str] = option(None, "the teacher to distill from: a checkpoint, or a folder with one")
+    distill_temperature: float = option(2.0, "temperature of the teacher's and the model's distributions over words")
+    distill_masked_lm_weight: float = option(1.0, "weight of the masked-LM loss when distilling")
+    distill_words_weight: float = option(
+        1.0,
+        "weight of the divergence from the teacher's distribution over words at the masked positions",
+    )
+    distill_attention_weight: float = option(
+        1.0,
+        "weight of the divergence from the teacher's last attention distribution, averaged over queries",
+    )
 
 
 @register_criterion("continued_masked_lm", dataclass=ContinuedMaskedLMConfig)
 class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
-    """fairseq's criterion for :class:`~lazyformer_fairseq.training.distillation.Distillation`.
+    """The fairseq criterion for :class:`~lazyformer_fairseq.training.distillation.Distillation`.
 
-    Validation measures the model alone.
+    Validation reports the masked-LM loss alone.
 
     Raises:
         UserError: a number is out of range, a file is missing or damaged, or the teacher has another dictionary.
@@ -113,14 +121,14 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
             )
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
-        """Compute the loss of one batch, in training with a teacher's terms."""
+        """Compute the loss of one batch, which in training includes the divergences from the teacher."""
         if not self.training or self.distillation is None:
             return super().forward(model, sample, reduce)
         return self.distillation.loss(model, sample, self.padding_idx)
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
-        """Log both divergences too, in bits."""
+        """Log the masked-LM metrics and both divergences from the teacher, in bits."""
         super().reduce_metrics(logging_outputs)
         predictions = total(logging_outputs, "sample_size")
         for name in ("words_kl", "attention_kl"):

@@ -1,1 +1,1 @@
-"""``lazyformer pretrain``: fairseq-train on the GPUs there are."""
+"""``lazyformer pretrain``: launches fairseq-train on all GPUs of the machine, or on the CPU."""

@@ -41,7 +41,7 @@ class Pretraining(Launch):
 
     per_gpu: Optional[int] = option(
         None,
-        "At most so many in one forward pass.",
+        "Largest number of sequences per process in one forward pass.",
         "--sequences-per-gpu",
         "--batch-size",
         "--max-sentences",
@@ -50,23 +50,31 @@ class Pretraining(Launch):
     )
     sequences_per_update: Optional[int] = option(
         None,
-        "A multiple of nodes x gpus.",
+        "Number of sequences per update over all processes; must be a multiple of nodes x gpus.",
         low=1,
         shown="the recipe's, 256 for table5; a causal arch's",
     )
     recipe: Optional[str] = option(
         None,
-        "See above; the last four are for causal archs.",
+        "Recipe to train by, see above. The last five are for causal archs.",
         choices=(*MASKED_CHOICES, *CAUSAL_CHOICES),
-        shown="table5, or the arch's",
+        shown="table5, or the causal arch's own",
     )
     without: tuple[str, ...] = option((), "Options of --recipe laptop to leave out.", metavar="NAME,...")
-    phase1: str = option("", "With phases or longformer, for phase 1 alone, as '--max-update 9'.", metavar="'OPTIONS'")
-    phase2: str = option("", "For phase 2 alone.", metavar="'OPTIONS'")
-    phase3: str = option("", "For phase 3 alone, of longformer.", metavar="'OPTIONS'")
-    phase4: str = option("", "For phase 4 alone.", metavar="'OPTIONS'")
-    phase5: str = option("", "For phase 5 alone.", metavar="'OPTIONS'")
-    distill: Optional[Path] = option(None, "If ARCH is a folder: a teacher, checkpoint or folder.", metavar="ORIGINAL")
+    phase1: str = option(
+        "",
+        "With --recipe phases or longformer: options for phase 1 only, as in '--max-update 9'.",
+        metavar="'OPTIONS'",
+    )
+    phase2: str = option("", "Options for phase 2 only.", metavar="'OPTIONS'")
+    phase3: str = option("", "Options for phase 3 of longformer only.", metavar="'OPTIONS'")
+    phase4: str = option("", "Options for phase 4 of longformer only.", metavar="'OPTIONS'")
+    phase5: str = option("", "Options for phase 5 of longformer only.", metavar="'OPTIONS'")
+    distill: Optional[Path] = option(
+        None,
+        "If ARCH is a folder: teacher to distill from, a checkpoint or a folder with one.",
+        metavar="ORIGINAL",
+    )
 
 
 @click.command(cls=Command, context_settings={"ignore_unknown_options": True})
@@ -75,58 +83,63 @@ class Pretraining(Launch):
 @click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF FAIRSEQ-TRAIN]...")
 @takes(Pretraining, "run")
 def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:
-    r"""Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA by LazyFormer's Table 5, on the GPUs there are.
+    r"""Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA in the setting of LazyFormer's Table 5.
 
-    DATA is a folder of binarised data, or several as a:b:c. The setting: 1,000,000 updates of 256 sequences of 512
-    tokens, Adam (0.9, 0.999), epsilon 1e-6, peak rate 1e-4, 1% warm-up, linear decay to zero, clip 1.0, dropout 0.1,
-    weight decay 0.01. Options of fairseq-train may follow and win: --max-update 1000, --save-dir DIR,
-    --sublayer-pattern '(sff)x5 (f)x9'.
+    DATA is a folder of binarised data, or several as a:b:c. The training runs on all GPUs of the machine, or on the
+    CPU, and makes 1,000,000 updates of 256 sequences of 512 tokens with Adam (0.9, 0.999), epsilon 1e-6, peak learning
+    rate 1e-4, 1% warm-up, linear decay to zero, gradient clipping at 1.0, dropout 0.1 and weight decay 0.01. Options of
+    fairseq-train may follow and take precedence: --max-update 1000, --save-dir DIR, --sublayer-pattern '(sff)x5 (f)x9'.
 
     \b
     --recipe laptop: 20,000 updates of 2 x 512 tokens, Muon, for one core and a small arch, such as bert_laptop
-    --recipe phase1: 7,038 updates of 65,536 sequences of 128 tokens, LAMB, peak rate 6e-3, 28.43% warm-up
-    --recipe phase2: 1,563 updates of 32,768 sequences of 512 tokens, LAMB, peak rate 4e-3, 12.8% warm-up
+    --recipe phase1: 7,038 updates of 65,536 x 128 tokens, LAMB, peak learning rate 6e-3, 28.43% warm-up
+    --recipe phase2: 1,563 updates of 32,768 x 512 tokens, LAMB, peak learning rate 4e-3, 12.8% warm-up
     --recipe phases: both, in DIR/phase1 and DIR/phase2, which starts from phase 1's weights; see docs/reproduce.md
 
-    Run again, it resumes from its last checkpoint, on as many GPUs as there are then. It saves every 5,000 updates and
-    keeps three of these, and for good those of every 100,000th update (--keep-updates-list), as the paper fine-tunes
-    some. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and ends it with exit code 75 (Ctrl-C: 130). On a
-    processor Ctrl-C gives that update up, and saves what was before it.
+    If you run the command again, it resumes from its last checkpoint, on as many GPUs as there are then. It saves a
+    checkpoint every 5,000 updates and keeps the last three. It also keeps every 100,000th update for good
+    (--keep-updates-list), because the paper fine-tunes some of them. On SIGTERM, SIGUSR1 or Ctrl-C it finishes the
+    current update, saves, and ends with exit code 75 (Ctrl-C: 130). On a CPU, Ctrl-C abandons the current update and
+    saves the state before it.
 
-    On a corpus of `lazyformer corpus`, --checkpoint-words 1M,2M,5M also keeps an encoder once it has read about so many
-    words, and --word-budget 100M refuses a run that would read more, repetitions included.
+    On data that `lazyformer corpus` wrote, --checkpoint-words 1M,2M,5M also keeps the encoder after it has read about
+    that many words, and --word-budget 100M rejects a run that would read more words, counting repetitions.
 
-    The screen shows what is trained, on a processor for how long, then a line each minute (--log-seconds 60); all else
-    goes to train.log in --save-dir. --log-seconds 0 shows what fairseq-train does.
+    The screen shows what is trained, an estimate of the time on a CPU, and then one line per minute (--log-seconds 60).
+    All other output goes to train.log in --save-dir. --log-seconds 0 shows the output of fairseq-train.
 
-    ARCH may be a folder that `lazyformer import` or `lazyformer export` wrote: its model goes on with masked LM, for
-    100,000 updates, a tenth. With --distill it learns from ORIGINAL too: from its words (--distill-words-weight,
-    --distill-temperature) and its last attention (--distill-attention-weight). See docs/huggingface.md.
+    ARCH may be a folder that `lazyformer import` or `lazyformer export` wrote. Its model then continues with masked LM
+    for 100,000 updates, a tenth of a pre-training. With --distill it also learns from ORIGINAL: from its distribution
+    over words (--distill-words-weight, --distill-temperature) and its last attention distribution
+    (--distill-attention-weight). See docs/huggingface.md.
 
-    ARCH may be a YAML file of yours, or one that comes with this package (bert_base.yaml): then it runs
-    fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000 or
-    recipe=phase1.
+    ARCH may be a YAML file, your own or one from this package (bert_base.yaml). The command then runs
+    fairseq-hydra-train with the sizes for this machine, and settings may follow, such as optimization.max_update=1000
+    or recipe=phase1.
 
-    A causal ARCH (par_transformer_base, ...) reads what `lazyformer lm prepare` wrote, as the PAR Transformer paper
-    says: segments and memory of 192 tokens and 256 rows an update; *_large 384 tokens and 128 rows; *_24b 512 tokens;
-    40,000 updates (which the paper says of the base models), *_large 100,000. An update of *_24b is 96 rows, so that
-    all have the same 49,152 tokens (ours: the paper does not say). longformer_small reads 32 rows of 2,048 tokens and
-    remembers none, as in the first phase of Longformer's Table 12; sparse_transformer_base 4 rows of 12,288, the Sparse
-    Transformer's context. Dropout is the arch's, 0.1 for base.
+    A causal ARCH (par_transformer_base, ...) reads data that `lazyformer lm prepare` wrote, in the setting of the PAR
+    Transformer paper: segments and memory of 192 tokens, 256 rows per update and 40,000 updates (which the paper states
+    for the base models). *_large uses 384 tokens, 128 rows and 100,000 updates. *_24b uses 512 tokens and 96 rows, so
+    that all updates have 49,152 tokens (our choice; the paper does not say). longformer_small reads 32 rows of 2,048
+    tokens without memory, as in the first phase of Longformer's Table 12, and sparse_transformer_base reads 4 rows of
+    12,288 tokens, the Sparse Transformer's context. Dropout is the arch's own, 0.1 for the base models.
 
-    --recipe nvidia, the paper's models' own, is that of the code to which the paper's footnote leads: LAMB without bias
-    correction, 1,000 updates of warm-up to 0.01, cosine decay to 0.001, clip 0.25, streams that start elsewhere each
-    epoch; *_large 16,000 of warm-up, decay to 0.0001, weights from N(0, 0.005). --recipe transformer-xl, that of the
-    archs of other papers: Transformer-XL's Adam, peak rate 2.5e-4, cosine decay to zero, clip 0.25, with 1,000 updates
-    of warm-up. --recipe longformer, for longformer_small: all five phases of Longformer's Table 12, in DIR/phase1 to
-    DIR/phase5, each from the weights of the one before; from one to the next windows and segments double (2,048 to
-    23,040 tokens) and the rate halves (2.5e-4 to 1.5625e-5), and checkpoints record that. --tgt-len, --lr and
-    --sublayer-pattern are the first phase's. --recipe longformer-phase is the optimizer of one.
+    \b
+    --recipe nvidia: the default of the paper's models, from the code to which its footnote links. LAMB without bias
+        correction, 1,000 updates of warm-up to 0.01, cosine decay to 0.001, clipping at 0.25, and streams that start
+        elsewhere in each epoch; *_large: 16,000 updates of warm-up, decay to 0.0001, weights from N(0, 0.005)
+    --recipe transformer-xl: the default of other papers' archs. Transformer-XL's Adam, 1,000 updates of warm-up to
+        2.5e-4, cosine decay to zero, clipping at 0.25
+    --recipe longformer: for longformer_small, all five phases of Longformer's Table 12, in DIR/phase1 to DIR/phase5,
+        each from the weights of the one before. From phase to phase, windows and segments double (2,048 to 23,040
+        tokens) and the learning rate halves (2.5e-4 to 1.5625e-5). --tgt-len, --lr and --sublayer-pattern are those
+        of the first phase
+    --recipe longformer-phase: the optimizer of a single phase of Longformer
 
-    Rows are streams through the text, each with its memory; options call them sequences. On fewer GPUs an update takes
-    several segments of fewer streams, one after the other. It saves every 1,000 updates, memory included, which starts
-    empty if the number of streams has changed. Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640
-    --clamp-len 400 --same-length
+    Rows are streams through the text, each with its own memory; options call them sequences. On fewer GPUs, an update
+    consists of several consecutive segments of fewer streams. The command saves every 1,000 updates, including the
+    memory, which starts empty if the number of streams has changed. To evaluate: lazyformer lm evaluate CHECKPOINT DATA
+    --tgt-len 64 --mem-len 640 --clamp-len 400 --same-length
     """
     needs_fairseq("lazyformer pretrain", "transformers' Trainer, see docs/trainers.md")
     from lazyformer_fairseq.fairseq_plugin.option_bounds import BOUNDS
@@ -145,12 +158,17 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
         _from_yaml(arch, data, given, run)
         return
     if warm is None and arch not in known:
-        raise UserError(f"{arch}: no such arch or folder{nearest(arch, known)}; docs/patterns.md#named-models has all")
+        raise UserError(
+            f"{arch}: no such arch or folder{nearest(arch, known)}; docs/patterns.md#named-models lists all archs"
+        )
 
     is_causal = arch in CAUSAL_ARCHITECTURES
     refuse_missing(run.distill)
     if run.recipe and warm:
-        raise UserError(f"--recipe {run.recipe}: {arch} is the folder of a trained model, which goes on by Table 5")
+        raise UserError(
+            f"--recipe {run.recipe}: {arch} is the folder of a trained model, which continues by Table 5; leave the "
+            "option out"
+        )
     choices = CAUSAL_CHOICES if is_causal else MASKED_CHOICES
     if run.recipe and run.recipe not in choices:
         trained_as = "causal" if is_causal else "masked"
@@ -174,19 +192,19 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
 
 
 def _refuse_misfits(arch: str, run: Pretraining, warm: Optional[Path], of_phases: dict[str, str]) -> None:
-    """Raise a UserError for options that belong to another recipe or type of ARCH."""
+    """Raise a UserError for options that belong to another recipe or another type of ARCH."""
     if run.distill and not warm:
-        raise UserError(f"--distill: {arch} is no folder of a model")
+        raise UserError(f"--distill: needs the folder of a trained model, and {arch} is not one")
     if run.without and run.recipe != "laptop":
-        raise UserError(f"--without {','.join(run.without)}: is of --recipe laptop")
+        raise UserError(f"--without {','.join(run.without)}: works only with --recipe laptop")
     its_phases = {"phases": PHASES, LONGFORMER: of_phases}.get(run.recipe, ())
     for name, value in of_phases.items():
         if value and name not in its_phases:
-            raise UserError(f"--{name}: is of --recipe {LONGFORMER}{', or phases' if name in PHASES else ''}")
+            raise UserError(f"--{name}: works only with --recipe {LONGFORMER}{' or phases' if name in PHASES else ''}")
 
 
 def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[str, ...], run: Pretraining) -> None:
-    """Pre-train an encoder; one with weights, from the folder `warm`, goes on."""
+    """Pre-train an encoder, or continue the trained one in the folder `warm`."""
     wanted = options_by_name(given)
     save_dir = wanted.get("save_dir") or f"checkpoints/{Path(arch).absolute().name}"
     if not warm:
@@ -196,7 +214,7 @@ def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[st
     if run.recipe == "laptop":
         of_recipe = [*as_words(laptop(run.without, wanted)), *SAVES.split()]
     elif not (run.recipe or warm or run.found or run.dry_run):
-        click.echo(f"no GPU here: {LAPTOP_ARCH} and --recipe laptop learn something in minutes", err=True)
+        click.echo(f"no GPU here; {LAPTOP_ARCH} with --recipe laptop learns something within minutes", err=True)
     of_recipe = without_replaced(of_recipe, wanted)
     sequences = run.sequences_per_update or recipe.sequences
     run.refuse_uneven(sequences)
@@ -220,7 +238,7 @@ def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[st
     sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
     job = (named, None, data, (*sizes, *model[2:], *of_recipe, *given), run.sequences_per_update)
     batch = run.per_gpu or at_once
-    if not run.distill:  # whose memory is not counted
+    if not run.distill:  # the memory of a teacher is not estimated
         run.show_plan(job)
         batch = run.per_gpu or run.batch(job, at_once)
     options = f"""
@@ -257,7 +275,7 @@ def _pretrain_causal(arch: str, data: str, given: tuple[str, ...], run: Pretrain
 def _from_yaml(name: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:
     if run.recipe:
         behind = run.recipe.replace("-", "_")
-        raise UserError(f"--recipe {run.recipe}: {name} is a recipe itself; write recipe={behind} behind it")
+        raise UserError(f"--recipe {run.recipe}: {name} is a YAML file; write recipe={behind} after DATA instead")
     config = find_config(name)
     per_gpu = run.per_gpu
     per_update = run.sequences_per_update
@@ -270,18 +288,22 @@ def _from_yaml(name: str, data: str, given: tuple[str, ...], run: Pretraining) -
     job = (None, config, data, given, per_update)
     run.show_plan(job)
     if per_gpu is None and not any(word.startswith("dataset.batch_size=") for word in given):
-        per_gpu = run.batch(job, 0) or None  # else the file's
+        per_gpu = run.batch(job, 0) or None  # None leaves the batch size to the file
     sizes = {"task.data": data, "dataset.batch_size": per_gpu, "task.sequences_per_update": per_update}
     run.train_from_yaml(config, {name: size for name, size in sizes.items() if size is not None}, given)
 
 
 def _refuse_missing(data: str, run: Launch) -> None:
-    if not run.dry_run:  # which may be for another machine
+    if not run.dry_run:  # a dry run may be for another machine
         refuse_missing_folders(data)
 
 
 def _options_of_model(warm: Path) -> list[str]:
-    """Return the options of fairseq-train that build the model of a folder; raise a UserError where it has none."""
+    """Return the options of fairseq-train that build the model of a folder.
+
+    Raises:
+        UserError: the folder has no model.
+    """
     refuse_missing(warm / WEIGHTS)
     from lazyformer_fairseq.evaluation.checkpoints import CONFIG_FILE, read_config
 

@@ -1,6 +1,6 @@
-"""``python -m lazyformer_fairseq.fairseq_plugin.launcher.hydra_train``: fairseq-hydra-train that knows this package.
+"""``python -m lazyformer_fairseq.fairseq_plugin.launcher.hydra_train``: fairseq-hydra-train with this package loaded.
 
-By itself it loads the package after it has shared the work among processes, and has failed by then without GPUs.
+On its own, fairseq-hydra-train loads the package only after it has set up its processes, which fails without GPUs.
 """
 
 import logging
@@ -10,7 +10,7 @@ from lazyformer_fairseq.fairseq_plugin.registration import register
 
 if __name__ == "__main__":
     register()
-    for library in ("fairseq.distributed.utils", "fairseq.utils", "hydra"):  # they have no log yet to leave this to
+    for library in ("fairseq.distributed.utils", "fairseq.utils", "hydra"):  # the run's log file does not exist yet
         logging.getLogger(library).setLevel(logging.WARNING)
     warnings.filterwarnings(
         "ignore",

@@ -1,4 +1,4 @@
-"""From the options of a launch to the command that trains, which this process becomes; archs and YAML files by name."""
+"""The launch of a training: its options, and the training command that replaces this process."""
 
 import os
 import shlex
@@ -19,120 +19,130 @@ from lazyformer_fairseq.executors.nvidia_smi import count_gpus, precision_here, 
 from lazyformer_fairseq.executors.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.options import PRECISION, Gpus, flag_of, option, read_gpus
 
-OWN = {  # what a launch decides: given a second time, it would no longer be true
-    "--user-dir": "leave it out: this command brings its own",
+OWN = {  # options that the launch sets itself; a second value from the user would contradict it
+    "--user-dir": "leave it out: this command sets it",
     "--distributed-world-size": "give --gpus and --nodes",
-    "--update-freq": "it is worked out; give the size of an update, or run fairseq-train yourself",
+    "--update-freq": "is derived from --sequences-per-update; give that, or run fairseq-train yourself",
     "--fp16": "give --precision fp16",
     "--bf16": "give --precision bf16",
     "--max-tokens": "give --batch-size, in sequences, or run fairseq-train yourself",
-    "--tokenizer": "leave it out: the tokenizer is the one beside DATA, which `lazyformer corpus` keeps there",
+    "--tokenizer": "leave it out: the tokenizer is the one that `lazyformer corpus` put beside DATA",
 }
 Setting = Union[str, int, float, bool]
-Job = tuple[Any, ...]  # arguments of evaluation.planning.job.job_of_launch, which imports torch
-GLOO = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}  # several processes without GPUs
+Job = tuple[Any, ...]  # the arguments of evaluation.planning.job.job_of_launch, whose module imports torch
+GLOO = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}  # for several processes without GPUs
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The place and the manner of a training: processes, nodes and precision."""
+    """Options on where and how a training runs: processes, nodes and precision."""
 
     gpus: Optional[Gpus] = option(
         None,
-        "Processes on this node; with --dry-run 8x16GB is a node that has other GPUs.",
+        "Number of processes on this node, one per GPU. With --dry-run, 8x16GB describes a node with other GPUs.",
         parse=read_gpus,
         metavar="N",
-        shown="its GPUs, or 1 process on the CPU",
+        shown="all GPUs of this node, or 1 process on the CPU",
     )
-    nodes: int = option(1, "Start the command on each. All see the same DATA and --save-dir.", low=1)
+    nodes: int = option(
+        1,
+        "Number of nodes. Start the command on each of them; all must see the same DATA and --save-dir.",
+        low=1,
+    )
     node_rank: int = option(0, "Number of this node, from 0.", low=0)
-    master: str = option("127.0.0.1:29500", "Node 0, where there are several.", metavar="HOST:PORT")
+    master: str = option("127.0.0.1:29500", "Address of node 0, if there are several nodes.", metavar="HOST:PORT")
     max_restarts: Optional[int] = option(
         None,
-        "Times that all processes start again, from the last checkpoint, when one dies.",
+        "How often all processes are restarted from the last checkpoint when one of them dies.",
         low=0,
-        shown="3; 0 where there is only one process",
+        shown="3; 0 if there is only one process",
     )
     precision: Optional[str] = PRECISION(
-        shown="on GPUs bf16 where all have it, else fp16; on a CPU bf16 where it multiplies in it, causal models fp32"
+        shown="bf16 on GPUs that all support it, else fp16; on a CPU bf16 if it computes in bf16, causal models fp32"
     )
-    fit: bool = option(True, "Take as large a batch as fits the GPUs' memory, unless you give one.")
-    dry_run: bool = option(False, "Print the command, on standard error what `lazyformer plan` prints; run nothing.")
+    fit: bool = option(True, "Choose the largest batch that fits the GPUs' memory, unless you give one.")
+    dry_run: bool = option(
+        False,
+        "Print the command, and on standard error the output of `lazyformer plan`, without running anything.",
+    )
 
     def __post_init__(self):
-        """Raise a UserError for what this machine cannot do."""
+        """Raise a UserError for options that contradict each other or that this machine cannot meet."""
         host, _, port = self.master.rpartition(":")
         if not host or whole_number(port) is None:
             raise UserError(f"--master {self.master}: give HOST:PORT")
         if self.node_rank >= (nodes := self.nodes):
-            raise UserError(f"--node-rank {self.node_rank}: --nodes {nodes} are numbered from 0 to {nodes - 1}")
+            raise UserError(f"--node-rank {self.node_rank}: with --nodes {nodes}, must be from 0 to {nodes - 1}")
         if self.gpus and self.gpus.memory and not self.dry_run:
-            raise UserError(f"--gpus {self.gpus}: the size of others is for --dry-run; give {self.gpus.count}")
+            raise UserError(f"--gpus {self.gpus}: the memory of GPUs is for --dry-run only; give {self.gpus.count}")
         if self.found and self.processes > self.found:
             if self.dry_run:
-                others = f"; for a --dry-run of others --gpus {self.processes}x16GB"
+                others = f", or describe another node, as in --gpus {self.processes}x16GB"
             else:
                 others = ""
-            raise UserError(f"--gpus {self.processes}: this node has {self.found}; give as many at most{others}")
+            raise UserError(f"--gpus {self.processes}: this node has only {self.found}; give at most that many{others}")
 
     @cached_property
     def supposed(self) -> Optional[Gpus]:
-        """Return GPUs that are not here, and that a dry run is for."""
+        """The GPUs of another node that a dry run is for; None if it is for this one."""
         if not (self.dry_run and self.gpus) or (count_gpus() and not self.gpus.memory):
             return None
         return Gpus(self.gpus.count, self.gpus.memory or V100_BYTES)
 
     @cached_property
     def found(self) -> int:
-        """Return the number of GPUs of this node."""
+        """The number of GPUs of the node."""
         if self.supposed:
             return self.supposed.count
         return count_gpus()
 
     @property
     def memory(self) -> Optional[int]:
-        """Return the bytes of the smallest of them; None where nobody knows."""
+        """The memory of the smallest of the node's GPUs in bytes; None if it is unknown."""
         if self.supposed:
             return self.supposed.memory
         return smallest_memory()
 
     @property
     def processes(self) -> int:
-        """Return the number of processes of this node."""
+        """The number of processes on this node."""
         if self.gpus:
             return self.gpus.count
         return self.found or 1
 
     @property
     def world(self) -> int:
-        """Return the number of processes of all nodes."""
+        """The number of processes on all nodes."""
         return self.nodes * self.processes
 
     def in_fast_precision(self, save_dir: Path) -> "Launch":
-        """Return a launch in bf16 on a processor that multiplies in it, unless another precision is chosen or begun."""
+        """Return this launch, switched to bf16 if it runs on a CPU that computes in bf16.
+
+        Nothing changes if the user has chosen a precision, or if the run in `save_dir` has begun in another one.
+        """
         if self.precision or self.found or self.supposed or not has_bf16() or _began_in_another_precision(save_dir):
             return self
         click.echo(
-            "bf16, as this processor computes it about twice as fast as fp32 (--precision fp32 for that); weights are "
-            "updated in fp32",
+            "using bf16, which this CPU computes about twice as fast as fp32; weights are updated in fp32 (to use fp32 "
+            "throughout, give --precision fp32)",
             err=True,
         )
         return replace(self, precision="bf16")
 
     def refuse_uneven(self, per_update: int) -> None:
-        """Raise a UserError where an update cannot be shared equally."""
+        """Raise a UserError if the processes cannot share an update equally."""
         if per_update % self.world:
             raise UserError(
-                f"{per_update} sequences an update do not divide among {self.world} processes; give "
-                "--sequences-per-update N"
+                f"{per_update} sequences per update cannot be divided equally among {self.world} processes; make "
+                "--sequences-per-update a multiple of the number of processes"
             )
 
     def batch(self, job: Job, otherwise: int) -> int:
-        """Return the sequences that a process takes at once: what fits the GPUs.
+        """Return the largest batch size per process that fits the GPUs, in sequences.
 
         Args:
-            job: what is trained.
-            otherwise: the size where there is no GPU, where its memory is not known, and with ``--no-fit``.
+            job: the job to train.
+            otherwise: the batch size if there is no GPU, if its memory is unknown, or with ``--no-fit``.
         """
         memory = self.memory if self.found and self.fit else None
         if memory is None:
@@ -142,14 +152,14 @@ class Launch:
 
         try:
             size, why = batch_that_fits(job_of_launch(*job), Place(self.world, memory, self._precision))
-        except UserError as error:  # such as an update that does not divide among the GPUs
+        except UserError as error:  # such as an update that cannot be divided among the GPUs
             size = otherwise
-            why = f"the memory is not measured: {error}"
-        click.echo(f"--batch-size {size or 'as the file says'}: {why}", err=True)
+            why = f"memory could not be estimated: {error}"
+        click.echo(f"--batch-size {size or 'as in the file'}: {why}", err=True)
         return size
 
     def show_plan(self, job: Job) -> None:
-        """Print the plan of a ``--dry-run`` on standard error, unless ``--no-fit`` is given."""
+        """Print the plan on standard error if this is a ``--dry-run`` without ``--no-fit``."""
         if not (self.dry_run and self.fit):
             return
         from lazyformer_fairseq.evaluation.planning.fit import Place, as_text, make_plan
@@ -163,7 +173,16 @@ class Launch:
         click.echo(as_text(make_plan(made, place, made.attention_backend)), err=True)
 
     def train(self, data: str, options: list[str], given: tuple[str, ...]) -> None:
-        """Become fairseq-train on `data`, with `options` and those that the user has `given`, which win."""
+        """Replace this process by fairseq-train.
+
+        Args:
+            data: the data folder or folders.
+            options: options of fairseq-train.
+            given: the user's options, which take precedence.
+
+        Raises:
+            UserError: the user gives an option that the launch sets itself.
+        """
         for name in (word.partition("=")[0] for word in given):
             if advice := OWN.get(name):
                 raise UserError(f"{name}: {advice}")
@@ -176,15 +195,24 @@ class Launch:
         self._become("lazyformer_fairseq.fairseq_plugin.launcher.train", words)
 
     def train_from_yaml(self, config: Path, settings: dict[str, Setting], given: tuple[str, ...]) -> None:
-        """Become fairseq-hydra-train on a YAML file, with `settings` and those that the user has `given`."""
+        """Replace this process by fairseq-hydra-train on a YAML file.
+
+        Args:
+            config: the YAML file.
+            settings: overrides of the file's settings.
+            given: the user's overrides, which take precedence.
+
+        Raises:
+            UserError: one of the user's words is not an override.
+        """
         if wrong := next((word for word in given if word.startswith("-") or "=" not in word), None):
-            raise UserError(f"{wrong}: with a YAML file settings are written as optimization.max_update=1000")
+            raise UserError(f"{wrong}: with a YAML file, write settings as in optimization.max_update=1000")
         settings = settings | {
             "common.user_dir": str(PACKAGE_FOLDER),
             "common.cpu": not self.found,
             **{f"common.{half}": self._precision == half for half in ("fp16", "bf16")},
             "distributed_training.distributed_world_size": self.world,
-            "++task.log_seconds": 60,  # ++: a task's options are known only after hydra has read the file
+            "++task.log_seconds": 60,  # ++ because the task's options are unknown until hydra has read the file
         }
         if not self.found:
             settings |= {f"distributed_training.{name}": value for name, value in GLOO.items()}
@@ -197,7 +225,7 @@ class Launch:
         return self.precision or ("fp16" if self.supposed else precision_here())
 
     def _torchrun(self) -> list[str]:
-        """Return what stands before the module that trains; nothing where one process is never restarted."""
+        """Return the words that run torchrun, or none for a single process that is never restarted."""
         restarts = self.max_restarts
         if restarts is None:
             restarts = 3 if self.world > 1 else 0
@@ -205,7 +233,7 @@ class Launch:
             return []
         words = ["-m", "lazyformer_fairseq.fairseq_plugin.reliability.torchrun", "--nnodes", str(self.nodes)]
         words += ["--nproc-per-node", str(self.processes), "--rdzv-backend", "c10d"]
-        if self.nodes == 1:  # on any port that is free
+        if self.nodes == 1:  # port 0 stands for any free port
             words += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
         else:
             words += ["--rdzv-endpoint", self.master, "--rdzv-id", "lazyformer"]
@@ -213,7 +241,7 @@ class Launch:
         return [*words, "--max-restarts", str(restarts)]
 
     def _become(self, module: str, words: list[str]) -> None:
-        """Become the command, so that signals reach it; only print it for ``--dry-run``."""
+        """Replace this process by the command, so that signals reach it; with ``--dry-run`` only print the command."""
         command = [sys.executable, *self._torchrun(), "-m", module, *words]
         if self.dry_run:
             if self.supposed and not self.gpus.memory:
@@ -227,7 +255,7 @@ class Launch:
 
 
 def _began_in_another_precision(save_dir: Path) -> bool:
-    """Return whether a run stands there that did not begin in bf16."""
+    """Return whether the folder holds a run that did not begin in bf16."""
     if not (save_dir / "checkpoint_last.pt").exists():
         return False
     from lazyformer_fairseq.training.run_record import RUN, read_run  # imports torch
@@ -242,7 +270,12 @@ def _in_hydras_words(value: Setting) -> str:
 
 
 def words_of_options(run: Any, without: Collection[str]) -> list[str]:
-    """Return the options of a command that were given, as words of a command line."""
+    """Return the options of a command that differ from their defaults, as words of a command line.
+
+    Args:
+        run: the command's settings.
+        without: names of options to leave out.
+    """
     words = []
     for one in fields(run):
         value = getattr(run, one.name)
@@ -257,14 +290,14 @@ def words_of_options(run: Any, without: Collection[str]) -> list[str]:
 
 
 def find_config(name: str) -> Path:
-    """Find a user's YAML file, else the one of that name that comes with this package, of a model's pre-training.
+    """Find a YAML file: the user's own, or else the pre-training config of that name in this package.
 
     Raises:
-        UserError: there is none; with the nearest names.
+        UserError: there is no such file; the message suggests similar names.
     """
     folders = [CONFIGS / folder for folder in ("pretraining", "language_modeling")]
     paths = (Path(folder, name) for folder in ("", *folders))
     if path := next(filter(Path.is_file, paths), None):
         return path
     known = nearest(Path(name).name, [path.name for folder in folders for path in folder.glob("*.yaml")])
-    raise UserError(f"{name}: no such file, here or in {' or '.join(map(str, folders))}{known}")
+    raise UserError(f"{name}: no such file, neither here nor in {' or '.join(map(str, folders))}{known}")

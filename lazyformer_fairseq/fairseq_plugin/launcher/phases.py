@@ -1,7 +1,9 @@
-"""PAR BERT's two phases, and Longformer's five, each a ``lazyformer pretrain`` of its own that goes on with weights.
+"""Pre-training in phases: PAR BERT's two and Longformer's five.
 
-OUT/phases.json             the settings, the same at every start
-OUT/phase1, OUT/phase2 ...  what `lazyformer pretrain` writes; finished.json in it once all updates are made
+Each phase is a ``lazyformer pretrain`` of its own that starts from the weights of the phase before.
+
+OUT/phases.json             the settings, which must be the same whenever the command is rerun
+OUT/phase1, OUT/phase2 ...  the output of `lazyformer pretrain`, with finished.json once all updates are made
 """
 
 import signal
@@ -25,11 +27,11 @@ from lazyformer_fairseq.training.stop_signals import EXIT_CODE
 LAST = "checkpoint_last.pt"
 FINISHED = "finished.json"
 OWN = {
-    "recipe": "each phase has its own",
-    "save_dir": "give it once, for all phases: a folder for each is made in it",
-    "finetune_from_model": "phase 2 starts from phase 1; give it in --phase1 to start phase 1 from a model",
+    "recipe": "each phase has its own; leave it out",
+    "save_dir": "give it once for all phases; each phase gets a folder in it",
+    "finetune_from_model": "each phase starts from the one before; to start phase 1 from a model, give it in --phase1",
 }
-# What may change when a pre-training is resumed: it changes how it runs, not what is trained.
+# Options that may change when a pre-training is resumed: they affect how it runs, not what is trained.
 FREE = """
     gpus nodes node_rank master max_restarts precision fit no_fit dry_run save_dir
     sequences_per_gpu batch_size max_sentences batch_size_valid num_workers ddp_backend
@@ -38,7 +40,7 @@ FREE = """
     save_interval_updates keep_interval_updates keep_updates_list validate_interval_updates
     checkpoint_words word_budget
 """.split()
-# Settings by which a checkpoint shows which phase it is of, in the sections of its configuration.
+# Settings that reveal which phase a checkpoint belongs to, by section of its configuration.
 SHAPE = {"model": ("sublayer_pattern",), "task": ("tokens_per_sample", "tgt_len")}
 
 
@@ -47,10 +49,10 @@ class Phase:
     """A phase of a recipe.
 
     Attributes:
-        name: the name of the phase, and of its folder.
+        name: the name of the phase and of its folder.
         recipe: a recipe of ``lazyformer pretrain``.
-        options: the phase's options, which come before those that are given for all.
-        own: the user's options for this phase alone, as one text, which win.
+        options: the phase's options, which override those that the user gives for all phases.
+        own: the user's options for this phase alone, as one string; they override all others.
     """
 
     name: str
@@ -60,25 +62,25 @@ class Phase:
 
 
 def pretrain_in_phases(arch: str, data: str, given: list[str], phases: Sequence[Phase], is_dry: bool) -> None:
-    """Run all phases, each as a process, to their ends. A phase that is finished is not repeated.
+    """Run all phases one after the other, each in a process of its own; skip those that are finished.
 
     Args:
-        arch: the model's.
+        arch: the model's name.
         data: folders of binarised data.
         given: options of ``lazyformer pretrain`` and of fairseq-train, for all phases.
-        phases: the phases in their order.
-        is_dry: print the commands alone.
+        phases: the phases in order.
+        is_dry: whether to only print the commands.
 
     Raises:
-        UserError: an option that cannot be given, other settings than before in the same folder, or a checkpoint of
-            another phase.
-        SystemExit: a phase was stopped, or failed: with its exit code.
+        UserError: an option is not allowed here, the folder was begun with other settings, or it contains a checkpoint
+            of another phase.
+        SystemExit: a phase was stopped or failed; the exit code is that of the phase.
     """
     out = Path(options_by_name(given).get("save_dir", f"checkpoints/{arch}_phases"))
     words = {phase.name: _words_of_phase(phase, given, phase is phases[0]) for phase in phases}
     if not is_dry:
         refuse_missing_folders(data)
-        kept = {  # of all phases' options those that decide what is trained
+        kept = {  # the options of all phases that determine what is trained
             f"{phase} --{name.replace('_', '-')}": value
             for phase, its_words in words.items()
             for name, value in options_by_name(its_words).items()
@@ -97,15 +99,15 @@ def pretrain_in_phases(arch: str, data: str, given: list[str], phases: Sequence[
                 _refuse_without_weights(before, out / before)
         before = phase.name
         if not is_dry and _is_finished(phase, folder, its_words):
-            click.echo(f"{phase.name}: finished already", err=True)
+            click.echo(f"{phase.name}: already finished", err=True)
             continue
         click.echo(f"{phase.name}: {folder}", err=True)
         command = [sys.executable, "-m", "lazyformer_fairseq.cli", "pretrain", arch, data, *its_words]
         _run([*command, "--recipe", phase.recipe, "--save-dir", str(folder)], phase.name)
         if not is_dry and not _is_finished(phase, folder, its_words):
             raise UserError(
-                f"{phase.name} ended before its last update; rerun to resume, without the option that ended it if "
-                "there is one (--stop-time-hours, --max-epoch, --patience)"
+                f"{phase.name} ended before its last update; rerun to resume, without the option that ended it, if any "
+                "(--stop-time-hours, --max-epoch, --patience)"
             )
 
     if not is_dry:
@@ -119,7 +121,11 @@ def pretrain_in_phases(arch: str, data: str, given: list[str], phases: Sequence[
 
 
 def _words_of_phase(phase: Phase, given: list[str], is_first: bool) -> list[str]:
-    """Return options of `lazyformer pretrain`; of several with the same name the last counts."""
+    """Return a phase's options for `lazyformer pretrain`; if a name occurs twice, the last one counts.
+
+    Raises:
+        UserError: the user gives an option that the phases set themselves.
+    """
     own_words = words_of(phase.own, f"--{phase.name}")
     own_names = options_by_name(own_words)
     for name in (*own_names, *options_by_name(given)):
@@ -135,7 +141,7 @@ def _words_of_phase(phase: Phase, given: list[str], is_first: bool) -> list[str]
 
 
 def _run(command: list[str], phase: str) -> None:
-    """Run a phase to its end. Exit as the training does where it is stopped, or fails."""
+    """Run a phase; if it is stopped or fails, exit with its exit code."""
     ended = run_to_its_end(command)
     if not ended.code and not ended.signals:
         return
@@ -145,25 +151,27 @@ def _run(command: list[str], phase: str) -> None:
         sys.exit(128 - ended.code)
     if ended.code:
         sys.exit(ended.code)
-    sys.exit(STOPPED if signal.SIGINT in ended.signals else EXIT_CODE)  # the last update was under way, and was made
+    sys.exit(STOPPED if signal.SIGINT in ended.signals else EXIT_CODE)  # the signal came during the last update
 
 
 def _refuse_without_weights(phase: str, folder: Path) -> None:
-    """Raise a UserError where the checkpoint of a finished phase, from which the next one starts, cannot be read."""
+    """Raise a UserError if the checkpoint of a finished phase, from which the next one starts, cannot be read."""
     from lazyformer_fairseq.storage.checkpoint_file import look_into  # imports torch
 
     try:
         look_into(folder / LAST)
     except UserError as error:
-        remedy = f"put it back, or remove {folder / FINISHED}: then {phase} makes its last updates again"
-        raise UserError(f"{error}; {phase} is finished, and the next one starts from it: {remedy}") from None
+        remedy = f"put it back, or remove {folder / FINISHED} so that {phase} makes its last updates again"
+        raise UserError(f"{error}; {phase} is finished, and the next phase starts from this file: {remedy}") from None
 
 
 def _is_finished(phase: Phase, folder: Path, words: list[str]) -> bool:
-    """Return whether all updates are made; then a record says so, even where the checkpoint is lost afterwards.
+    """Return whether a phase has made all its updates.
+
+    The answer is recorded in ``finished.json``, so that it remains known if the checkpoint is lost.
 
     Raises:
-        UserError: the checkpoint there is another phase's.
+        UserError: the folder's checkpoint belongs to another phase.
     """
     record = folder / FINISHED
     last = folder / LAST
@@ -173,7 +181,7 @@ def _is_finished(phase: Phase, folder: Path, words: list[str]) -> bool:
 
     try:
         made = look_into(last).updates
-    except UserError:  # damaged: the training finds another one
+    except UserError:  # the checkpoint is damaged; the training will look for an older one
         return record.exists()
 
     wanted = options_by_name(words)
@@ -186,7 +194,7 @@ def _is_finished(phase: Phase, folder: Path, words: list[str]) -> bool:
             value = found.get(section, {}).get(name)
             if name in wanted and value is not None and str(value) != wanted[name]:
                 raise UserError(
-                    f"{last}: is no checkpoint of {phase.name}: its {name} is {value}, and that of {phase.name} "
+                    f"{last}: is not a checkpoint of {phase.name}: its {name} is {value}, but {phase.name} has "
                     f"{wanted[name]}; put the phases' folders back in order, or give another --save-dir"
                 )
 

@@ -1,4 +1,4 @@
-"""Recipes: what ``lazyformer pretrain`` tells fairseq-train beside the arch and the machine."""
+"""The recipes of ``lazyformer pretrain``: named sets of sizes and training options for fairseq-train."""
 
 import re
 import shlex
@@ -19,11 +19,11 @@ NVLAMB = """--optimizer nvlamb --lamb-betas '(0.9, 0.999)' --lamb-eps 1e-6 --wei
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sizes and options of a pre-training.
+    """The sizes and options of a pre-training.
 
     Attributes:
-        tokens: tokens of a sequence; None for as many as the arch has positions.
-        sequences: sequences of an update.
+        tokens: tokens per sequence; None for the number of positions of the arch.
+        sequences: sequences per update.
         updates: updates of the whole run.
         options: further options of fairseq-train.
     """
@@ -40,7 +40,12 @@ ADAM = """--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --w
 
 
 def without_replaced(recipe: Sequence[str], given: Mapping[str, str]) -> list[str]:
-    """Return a recipe's words without those that a user's own optimizer or schedule lacks."""
+    """Return a recipe's words without options that the user's own optimizer or schedule does not have.
+
+    Args:
+        recipe: the recipe's options as words of a command line.
+        given: the user's options by name.
+    """
     found = options_by_name(recipe)
     for registry in given.keys() & {"optimizer", "lr_scheduler"}:
         from lazyformer_fairseq.fairseq_plugin.optim.others import options_of_others  # imports fairseq
@@ -51,11 +56,13 @@ def without_replaced(recipe: Sequence[str], given: Mapping[str, str]) -> list[st
 
 
 def with_warmup_of(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return a phase's options with its warm-up as a schedule counts it: in updates, as a share of all, or not at all.
+    """Return a phase's options with the warm-up in the unit of another schedule.
+
+    Depending on the schedule, the warm-up is given in updates or as a share of all updates, or it is left out.
 
     Args:
-        schedule: a name of ``--lr-scheduler``.
-        options: the options that differ from a recipe's, by name.
+        schedule: a value of ``--lr-scheduler``.
+        options: the phase's options that differ from the recipe's, by name.
     """
     from lazyformer_fairseq.fairseq_plugin.optim.others import options_of_others  # imports fairseq
 
@@ -70,11 +77,11 @@ def with_warmup_of(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
 
 
 RECIPES = {
-    # LazyFormer, Table 5; and a tenth of it, for a trained model.
+    # LazyFormer, Table 5, and a tenth of its updates to continue from a trained model.
     "table5": Recipe(None, 256, 1_000_000, f"{ADAM} --keep-updates-list {LAZYFORMER_KEPT}"),
     "continue": Recipe(None, 256, 100_000, ADAM),
-    # PAR Transformer, section 3.2: tokens, sequences and updates are the paper's, which says no more than NVLAMB of all
-    # else: that is what NVIDIA's BERT (DeepLearningExamples, PyTorch) has for the same sequences and updates.
+    # PAR Transformer, section 3.2: tokens, sequences and updates are the paper's. Beyond these the paper only names
+    # NVLAMB, so all else is as in NVIDIA's BERT (DeepLearningExamples, PyTorch) for the same sequences and updates.
     "phase1": Recipe(128, 65_536, 7_038, f"{NVLAMB} --lr 6e-3 --warmup-ratio 0.2843"),
     "phase2": Recipe(512, 32_768, 1_563, f"{NVLAMB} --lr 4e-3 --warmup-ratio 0.128"),
 }
@@ -90,13 +97,14 @@ _NVIDIA = """
     --no-bias-correction --clip-norm 0.25 --lr-scheduler cosine --lr 0.01 --warmup-init-lr 0
     --roll"""
 
-# Chen et al., 2020, section 3: Adam, an epoch of ImageNet to warm up, cosine decay to zero. Of the rates that it tries,
-# which stands for which model is our choice, and so is the clip.
+# Chen et al., 2020, section 3: Adam, one epoch of ImageNet as warm-up, cosine decay to zero. The paper tries several
+# learning rates; which one each model gets is our choice, and so is the gradient clipping.
 _IGPT = """
     --optimizer fused_adam --adam-betas (0.9,0.95) --adam-eps 1e-8 --weight-decay 0 --clip-norm 1.0
     --lr-scheduler cosine --warmup-updates 9609"""
 
-# Options of fairseq-train: of ``configs/language_modeling/recipe`` by names of YAML files, and of Longformer's phases.
+# Options of fairseq-train. Keys are the names of the YAML files in ``configs/language_modeling/recipe``, and
+# ``longformer_phase`` for Longformer's phases.
 CAUSAL_RECIPES = {
     "nvidia": f"{_NVIDIA} --min-lr 1e-3 --warmup-updates 1000",
     "nvidia_large": f"{_NVIDIA} --min-lr 1e-4 --warmup-updates 16000 --init-std 0.005",
@@ -109,7 +117,7 @@ CAUSAL_RECIPES = {
     "igpt": f"{_IGPT} --lr 3e-3",
     "igpt_large": f"{_IGPT} --lr 1e-3",
 }
-# Longformer, Table 12, of the small model's five phases: tokens of a segment, segments of an update, updates.
+# Longformer, Table 12, the small model's five phases: tokens per segment, segments per update, updates.
 _LONGFORMER = (
     (2_048, 32, 430_000),
     (4_096, 32, 50_000),
@@ -120,27 +128,31 @@ _LONGFORMER = (
 
 
 def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return options of each phase by name (Longformer, section 4.2): windows and segments double, the rate halves.
+    """Return the options of each of Longformer's phases, by name of the phase (Longformer, section 4.2).
 
-    The last segments are not doubled in full, as there. Each phase warms up over a tenth of it, of at most 10,000
-    updates, and then keeps its rate.
+    From phase to phase, windows and segments double and the learning rate halves; the segments of the last phase are
+    less than doubled, as in the paper. Each phase warms up over a tenth of its updates, but at most 10,000 updates, and
+    then keeps its learning rate.
 
     Args:
         pattern: the first phase's pattern.
-        given: options for all phases: --tgt-len and --lr are the first one's, others stay as they are.
+        given: options for all phases. ``--tgt-len`` and ``--lr`` are those of the first phase; all others are the same
+            in every phase.
 
     Raises:
-        UserError: no window could double.
+        UserError: the pattern has no window to double, or a number is invalid.
     """
     if "window=" not in pattern:
-        raise UserError(f"--recipe {LONGFORMER} doubles windows, of which {pattern} has none; write s[window=32], say")
+        raise UserError(
+            f"--recipe {LONGFORMER} doubles windows, but {pattern} has none; give a pattern such as s[window=32]"
+        )
     for name in ("tgt_len", "max_update"):
         if whole_number(given.get(name, "1")) is None:  # 1e3 is within fairseq's bounds
             raise UserError(f"--{name.replace('_', '-')} {given[name]}: must be a whole number")
     try:
         rate = float(given.get("lr", 2.5e-4))
     except ValueError:
-        raise UserError(f"--lr {given['lr']}: must be one number, the first phase's rate") from None
+        raise UserError(f"--lr {given['lr']}: must be one number, the learning rate of the first phase") from None
     first = int(given.get("tgt_len", _LONGFORMER[0][0]))
     found = {}
     for number, (tokens, rows, usual) in enumerate(_LONGFORMER):
@@ -162,11 +174,11 @@ def _with_windows_times(factor: int, pattern: str) -> str:
 
 
 def causal_options(row: CausalArchitecture, choice: Optional[str]) -> str:
-    """Return options of fairseq-train for a causal model.
+    """Return the options of fairseq-train in a causal model's recipe.
 
     Args:
-        row: the model's row.
-        choice: one of CAUSAL_CHOICES; None for the row's own.
+        row: the model's row in the table of architectures.
+        choice: one of :data:`CAUSAL_CHOICES`; None for the row's own recipe.
     """
     name = row.recipe if choice is None else choice.replace("-", "_")
     return CAUSAL_RECIPES[row.recipe if row.recipe.startswith(name) else name]

@@ -1,4 +1,4 @@
-"""Run fairseq-train without what fairseq logs while it is loaded (``python -m`` and this module's name)."""
+"""``python -m lazyformer_fairseq.fairseq_plugin.launcher.train``: fairseq-train without the log output of its start."""
 
 import logging
 
@@ -6,7 +6,7 @@ from lazyformer_fairseq.fairseq_plugin.registration import register
 
 if __name__ == "__main__":
     register()
-    for library in ("fairseq.distributed.utils", "fairseq.utils"):  # they have no log yet to leave this to
+    for library in ("fairseq.distributed.utils", "fairseq.utils"):  # the run's log file does not exist yet
         logging.getLogger(library).setLevel(logging.WARNING)
     from fairseq_cli.train import cli_main
 

@@ -198,7 +198,7 @@ def test_what_is_not_there_is_refused(config, folders, tmp_path):
     objective.read = lambda split: prepared_squad.PreparedSplit(file, make_windows(objective.tokenizer, file))
     dataset = objective.dataset("valid")
     batch = dataset.collater([dataset[0]])
-    with pytest.raises(UserError, match="open.json: has questions without an answer"):
+    with pytest.raises(UserError, match="open.json: has questions without answers"):
         task.build_criterion(config().criterion)(model, batch)
     with pytest.raises(UserError, match="give --criterion squad"):
         task.build_criterion(config("--criterion", "cross_entropy").criterion)

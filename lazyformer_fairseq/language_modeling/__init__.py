@@ -1,1 +1,1 @@
-"""Language models from the command line: ``lazyformer lm prepare``, ``lazyformer lm evaluate``."""
+"""Language models on the command line: ``lazyformer lm prepare``, ``evaluate``, ``sample`` and ``probe``."""

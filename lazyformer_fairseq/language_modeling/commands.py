@@ -1,4 +1,4 @@
-"""``lazyformer lm``: prepares texts and images, evaluates models on them, continues them, and probes what they know."""
+"""The commands ``lazyformer lm``, which prepare texts and images, evaluate models, sample from them and probe them."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ CORPORA = ("wikitext", "enwik8", "text8")
 
 @click.group(cls=Group)
 def lm() -> None:
-    r"""Language models, of text and of images: prepare their data, evaluate them, let them write and draw.
+    r"""Prepare data for language models of text and of images, evaluate the models, and let them write and draw.
 
     \b
     lazyformer lm prepare wikitext wikitext-2 data/wikitext-2
@@ -34,7 +34,7 @@ def lm() -> None:
     lazyformer pretrain igpt_s data/photographs
     lazyformer lm sample checkpoints/igpt_s/checkpoint_best.pt data/photographs --output drawn.png
 
-    More in docs/language_models.md.
+    See docs/language_models.md for more.
     """
 
 
@@ -45,17 +45,17 @@ def lm() -> None:
 @click.option(
     "--official",
     type=click.Choice(["wikitext-2", "wikitext-103", "enwik8", "text8"]),
-    help="Refuse a text that is not exactly this one.  [default: take any, say which it is]",
+    help="Reject a text that is not exactly this one.  [default: accept any text and say which it is]",
 )
 def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> None:
-    r"""Turn a text, as it is distributed, into the folder OUT that fairseq-train and `lazyformer lm evaluate` read.
+    r"""Turn a text, as it is distributed, into a folder OUT for fairseq-train and `lazyformer lm evaluate`.
 
     \b
-    wikitext  WikiText-2 or -103 by words; SOURCE has wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens
-    enwik8    its bytes, 90, 5 and 5 million; SOURCE is the file, or its folder
-    text8     its characters, 90, 5 and 5 million; SOURCE is the file, or its folder
+    wikitext  WikiText-2 or -103 as words; SOURCE has wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens
+    enwik8    its bytes, split into 90, 5 and 5 million; SOURCE is the file, or its folder
+    text8     its characters, split into 90, 5 and 5 million; SOURCE is the file, or its folder
 
-    OUT is written whole or not at all; manifest.json in it has the counts.
+    OUT is written completely or not at all; its manifest.json has the counts.
     """
     refuse_filled_folder(out)
     from lazyformer_fairseq.language_modeling import prepare as steps
@@ -68,19 +68,21 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
 @click.argument("out", type=A_PATH)
 @takes(Preparing)
 def prepare_images(source: Path, out: Path, settings: Preparing) -> None:
-    """Turn images into the folder OUT, for models such as igpt_s: each pixel a colour of a palette.
+    """Turn images into a folder OUT for models such as igpt_s, in which each pixel is a colour of a palette.
 
-    SOURCE is a folder of pictures (PNG, JPEG, ...) or of .npy arrays (N, height, width) or (N, height, width, 3), uint8
-    or from 0 to 1. A folder for each class, or labels.npy with a label for each image in the order of their files, are
-    kept for `lazyformer lm probe`. Folders train, valid and test in SOURCE are the splits; else these are drawn.
+    SOURCE is a folder of pictures (PNG, JPEG, ...) or of .npy arrays (N, height, width) or (N, height, width, 3), as
+    uint8 or as numbers from 0 to 1. Classes are kept for `lazyformer lm probe`: they are given by one folder per class,
+    or
+    by labels.npy with one label per image in the order of their files. Folders train, valid and test in SOURCE are the
+    splits; without them, the splits are drawn at random.
 
-    k-means finds the palette in training pixels; colours that are few enough already stay as they are.
+    The palette is found by k-means on training pixels; if the images have few enough colours, these are the palette.
 
-    OUT is written whole or not at all: dict.txt has the colours, palette.npy too.
+    OUT is written completely or not at all. Its dict.txt and palette.npy contain the colours.
     """
     refuse_filled_folder(out)
     if not source.is_dir():
-        raise UserError(f"{source}: is no folder; give the one that holds the images")
+        raise UserError(f"{source} is not a folder; give the folder of the images")
     if settings.palette is not None:
         PREPARED.convert(settings.palette, None, None)
     from lazyformer_fairseq.language_modeling import images
@@ -93,34 +95,37 @@ TRAINING_S = "the training's"
 
 @dataclass(frozen=True)
 class Reading:
-    """Options of ``lazyformer lm evaluate``: how the text is read."""
+    """Options of ``lazyformer lm evaluate`` that determine how the text is read."""
 
-    split: str = option("test", "Which text of DATA.", choices=("train", "valid", "test"))
+    split: str = option("test", "Split of DATA to evaluate.", choices=("train", "valid", "test"))
     lengths: Optional[str] = option(
         None,
-        "The paper's, base, large or 24b, or a YAML file of the next four; those given win.",
+        "Lengths of the paper, base, large or 24b, or a YAML file with the next four options, which override it.",
         metavar="NAME",
     )
-    tgt_len: Optional[int] = option(None, "Tokens predicted at once.", low=1, shown=TRAINING_S)
-    mem_len: Optional[int] = option(None, "Tokens remembered before them.", low=0, shown=TRAINING_S)
-    clamp_len: Optional[int] = option(None, "Longer distances count as it; 0: no limit.", low=-1, shown=TRAINING_S)
+    tgt_len: Optional[int] = option(None, "Number of tokens predicted at once.", low=1, shown=TRAINING_S)
+    mem_len: Optional[int] = option(None, "Number of remembered tokens before them.", low=0, shown=TRAINING_S)
+    clamp_len: Optional[int] = option(
+        None, "Distances above this one count as this one; 0 for no limit.", low=-1, shown=TRAINING_S
+    )
     same_length: Optional[bool] = option(
         None,
-        "Every query sees itself and the --mem-len tokens before it; else all of memory and segment up to itself.",
+        "Let every query attend to itself and the --mem-len tokens before it, not to all of memory and segment before "
+        "it.",
         shown=TRAINING_S,
     )
     batch_size: int = option(
         1,
-        "Streams read at once; more are quicker, with the same result but for rounding.",
+        "Number of streams read at once; more are faster, with the same result up to rounding.",
         low=1,
     )
     device: Optional[str] = DEVICE()
-    json: Optional[Path] = option(None, "Write the result to this file too.")
+    json: Optional[Path] = option(None, "Also write the result to this JSON file.")
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Contents of a YAML file for ``--lengths``."""
+    """The content of a YAML file for ``--lengths``."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
     tgt_len: checked.PositiveCount = 1
@@ -130,16 +135,16 @@ class Lengths:
 
 
 def read_lengths(name: str) -> dict[str, Any]:
-    """Return how a text is read, by a YAML file, or by the paper's in ``configs/language_modeling/evaluation``.
+    """Return the lengths from a YAML file, or the paper's from ``configs/language_modeling/evaluation``.
 
     Raises:
-        UserError: there is none, or it holds anything else.
+        UserError: there is no such file, or it contains anything else.
     """
     folder = CONFIGS / "language_modeling" / "evaluation"
     path = next(filter(Path.is_file, (Path(name), folder / f"{name}.yaml")), None)
     if path is None:
         known = [each.stem for each in sorted(folder.glob("*.yaml"))]
-        raise UserError(f"--lengths {name}: no such file, nor one of {', '.join(known)}{nearest(name, known)}")
+        raise UserError(f"--lengths {name}: neither a file nor one of {', '.join(known)}{nearest(name, known)}")
     remedy = "write numbers as tgt_len, mem_len and clamp_len, true or false as same_length"
     given = checked.read_yaml(path, remedy)
     checked.as_type(Lengths, given, path, remedy)
@@ -154,15 +159,16 @@ def read_lengths(name: str) -> dict[str, Any]:
 def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     r"""Measure perplexity per word, or bits per character, of CHECKPOINT over every token of a split of DATA.
 
-    Batch size 1 defines the number: with more streams each first reads what batch size 1 would remember there.
+    Batch size 1 defines the result. With more streams, each stream first reads the text that batch size 1 would
+    remember.
 
     \b
-    --lengths, the paper's:   --tgt-len --mem-len --clamp-len
+    --lengths of the paper    --tgt-len --mem-len --clamp-len
     base on WikiText-103            64       640         400
     large on WikiText-103          128      1600        1000
     24b on enwik8 and text8         80      2100         820
 
-    All with --same-length, as the authors' configurations evaluate; they train without it.
+    All of them use --same-length, as the authors' configurations evaluate; they train without it.
 
     \b
     lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 --lengths base
@@ -171,7 +177,7 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     if settings.lengths is not None:
         of_file = read_lengths(settings.lengths)
     if settings.json is not None and not settings.json.absolute().parent.is_dir():
-        raise UserError(f"--json {settings.json}: its folder is not there; make it first")
+        raise UserError(f"--json {settings.json}: its folder does not exist; create it first")
     from lazyformer_fairseq.data.datasets.token_streams import item_length, open_tokens
     from lazyformer_fairseq.language_modeling import evaluate as evaluation
     from lazyformer_fairseq.language_modeling.prepare import read_manifest
@@ -208,18 +214,18 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
 class Sampling:
     """Options of ``lazyformer lm sample``."""
 
-    output: Optional[Path] = option(None, "Of images: the picture, a PNG.", shown="sample.png")
-    count: int = option(8, "Images, or texts.", low=1)
+    output: Optional[Path] = option(None, "Images: the PNG file to write.", shown="sample.png")
+    count: int = option(8, "Number of images or texts.", low=1)
     complete: bool = option(
         False,
-        "Images: draw the lower halves of so many images of --split, four times each.",
+        "Images: complete the lower halves of --count images of --split, four times each.",
     )
-    split: str = option("test", "Whose images are completed.", choices=("train", "valid", "test"))
-    prompt: str = option("", "Texts: what they begin with, symbols of dict.txt with spaces between.")
-    length: int = option(100, "Texts: tokens, those of --prompt included.", low=1)
-    temperature: float = option(1.0, "Lower is likelier; 0: always the likeliest.", low=0)
-    top_k: int = option(0, "Draw among so many likeliest colours or words; 0: all.", low=0)
-    seed: int = option(1, "Of what is drawn.", low=0)
+    split: str = option("test", "Split whose images are completed.", choices=("train", "valid", "test"))
+    prompt: str = option("", "Texts: their beginning, as symbols of dict.txt separated by spaces.")
+    length: int = option(100, "Texts: number of tokens, including those of --prompt.", low=1)
+    temperature: float = option(1.0, "Divisor of the log-probabilities; 0 always takes the likeliest token.", low=0)
+    top_k: int = option(0, "Number of likeliest colours or words to sample from; 0 for all.", low=0)
+    seed: int = option(1, "Random seed of the samples.", low=0)
     device: Optional[str] = DEVICE()
 
 
@@ -228,21 +234,23 @@ class Sampling:
 @click.argument("data", type=PREPARED)
 @takes(Sampling)
 def sample(checkpoint: Path, data: Path, settings: Sampling) -> None:
-    r"""Let the model of CHECKPOINT draw images, or write texts, as those of DATA that it learned from.
+    r"""Let the model of CHECKPOINT draw images, or write texts, like those of DATA that it learned from.
 
     \b
     lazyformer lm sample checkpoints/igpt_s/checkpoint_best.pt data/photographs --count 16
     lazyformer lm sample checkpoints/igpt_s/checkpoint_best.pt data/photographs --complete
     lazyformer lm sample checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 --prompt 'The war'
 
-    In a picture of completions each row has what was given, four completions, and the image itself.
+    In a picture of completions, each row has the given half, four completions, and the original image.
     """
     from lazyformer_fairseq.data.datasets.token_streams import item_length
     from lazyformer_fairseq.language_modeling import sample as sampling
 
     item = item_length(data)
     if settings.complete if not item else settings.prompt:
-        raise UserError(f"{data}: holds {'images' if item else 'a text'}: --complete is for images, --prompt for texts")
+        raise UserError(
+            f"{data} contains {'images' if item else 'a text'}; --complete is for images, --prompt for texts"
+        )
     how = {name: getattr(settings, name) for name in ("temperature", "top_k", "seed", "device")}
     writer = sampling.Writer.load(checkpoint, data, **how)
     if not item:
@@ -258,8 +266,8 @@ def sample(checkpoint: Path, data: Path, settings: Sampling) -> None:
 class Probing:
     """Options of ``lazyformer lm probe``."""
 
-    images: int = option(20_000, "At most so many of each split.", low=2)
-    batch_size: int = option(32, "Images that the model reads at once.", low=1)
+    images: int = option(20_000, "Maximum number of images per split.", low=2)
+    batch_size: int = option(32, "Number of images that the model reads at once.", low=1)
     device: Optional[str] = DEVICE()
 
 
@@ -269,11 +277,12 @@ class Probing:
 @click.argument("output", type=A_PATH)
 @takes(Probing)
 def probe(checkpoint: Path, data: Path, output: Path, settings: Probing) -> None:
-    """Measure how well a linear probe tells the classes of DATA's images from each layer of CHECKPOINT's model.
+    """Measure how well linear probes tell the classes of DATA's images from each layer of CHECKPOINT's model.
 
-    A logistic regression learns from the means over all pixels of what each layer reads, on the training split; the
-    validation split chooses how strongly it is regularised. Raw pixels stand beside. OUTPUT gets probe.json and
-    probe.png.
+    A logistic regression learns on the training split from the means, over all pixels, of the inputs of each layer. The
+    validation split selects the strength of its regularisation. The accuracy on raw pixels is given for comparison.
+    OUTPUT
+    receives probe.json and probe.png.
     """
     from lazyformer_fairseq.language_modeling import probe as probing
 

@@ -1,14 +1,19 @@
 """Perplexity per word, or bits per character, over every token of a split (PAR Transformer, section 3).
 
-Batch size 1 defines the number: one stream reads the split from its start in segments of `tgt_len`, with a memory of
-the `mem_len` tokens before each. Every token is predicted, the first one from ``</s>``, so the mean is over as many
-tokens as the split has. (Transformer-XL's own code leaves the first one out. Of WikiText-103 that is one of 245,569,
-the end of an empty line.)
+Batch size 1 defines the result: one stream reads the split from its start in segments of `tgt_len`, with a memory of
+the
+`mem_len` tokens before each segment. Every token is predicted, the first one from ``</s>``, so the mean is over all
+tokens
+of the split. (Transformer-XL's own code omits the first token. In WikiText-103 that is one of 245,569, the end of an
+empty
+line.)
 
-With a larger batch each stream reads a part of the split. It lacks the text before its part, so it reads that first,
-without counting it: an attending sublayer looks back ceil(mem_len / tgt_len) segments, at positions that each depend on
-as many again through the attending sublayer below, and so on. Attending sublayers times that many segments, on the same
-grid as those of batch 1, give the memory that batch 1 would have there, but for rounding.
+With a larger batch, each stream reads a part of the split. First it reads the text before its part without counting it,
+because batch size 1 would remember that text: an attending sublayer looks back ceil(mem_len / tgt_len) segments, at
+positions
+that each depend on as many further segments through the attending sublayer below, and so on. Reading that many segments
+times
+the number of attending sublayers, on the same grid as with batch size 1, gives the same memory up to rounding.
 """
 
 import math
@@ -37,12 +42,12 @@ from lazyformer_fairseq.progress import Progress
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model's result on a text.
+    """The result of a model on a text.
 
     Attributes:
-        tokens: predicted; all of the text.
-        nats: mean negative log-likelihood of a token.
-        seconds: taken, including warming up the streams.
+        tokens: number of predicted tokens, which are all tokens of the text.
+        nats: mean negative log-likelihood per token.
+        seconds: duration, including the warm-up of the streams.
     """
 
     tokens: int
@@ -51,18 +56,18 @@ class Evaluation:
 
     @property
     def bits(self) -> float:
-        """Bits per token: bits per character if tokens are characters."""
+        """The bits per token, which are bits per character if tokens are characters."""
         return self.nats / math.log(2)
 
     @property
     def perplexity(self) -> float:
-        """Perplexity per token; infinite beyond the range of floats."""
+        """The perplexity per token; infinite beyond the range of floats."""
         if self.nats < 700:
             return math.exp(self.nats)
         return math.inf
 
     def as_json(self) -> dict[str, Any]:
-        """Return the numbers for a file."""
+        """Return the numbers as JSON."""
         return {
             "tokens": self.tokens,
             "bits_per_token": self.bits,
@@ -73,7 +78,7 @@ class Evaluation:
 
 
 def in_words(result: Evaluation, unit: str, split: str) -> str:
-    """Return a sentence with the number that the papers give for the unit first, and the other one."""
+    """Return a sentence that begins with the metric that papers report for the unit."""
     numbers = [
         f"perplexity {result.perplexity:.2f} per {unit}",
         f"{result.bits:.4f} bits per {unit}",
@@ -85,7 +90,7 @@ def in_words(result: Evaluation, unit: str, split: str) -> str:
 
 
 class Loaded(NamedTuple):
-    """A language model, the dictionary of its data, and the tokens of a segment in training."""
+    """A language model, the dictionary of its data, and its number of tokens per segment in training."""
 
     model: CausalLM
     dictionary: Dictionary
@@ -98,16 +103,17 @@ def load_model(
     device: Optional[str] = "cpu",
     precision: str = "fp32",
 ) -> Loaded:
-    """Load the language model of a checkpoint, for data of the same dictionary.
+    """Load the language model of a checkpoint for data with the same dictionary.
 
     Args:
-        checkpoint: file of the model.
-        data: folder of prepared data.
-        device: name of the device.
-        precision: numeric precision of the model.
+        checkpoint: the file of the model.
+        data: the folder of prepared data.
+        device: the name of the device.
+        precision: the numeric precision of the model.
 
     Raises:
-        UserError: no checkpoint, damaged, of another type of model or of another dictionary; no such device.
+        UserError: the checkpoint is missing, damaged, of another type of model or of another dictionary, or there is no
+            such device.
     """
     device = device_named(device)
     state = checkpoints.load(checkpoint)
@@ -118,7 +124,7 @@ def load_model(
         if trained_on:
             told = f"it was trained on the task {trained_on}"
         raise UserError(
-            f"{checkpoint}: is no language model of this package; {told}. Give a checkpoint of "
+            f"{checkpoint}: this is not a language model of this package; {told}. Give a checkpoint of "
             "scripts/train_language_model.sh, or of fairseq-train --task stream_language_modeling"
         )
     dictionary = load_dictionary(data / "dict.txt")
@@ -127,17 +133,17 @@ def load_model(
 
 
 def refuse_other_images(loaded: Loaded, data: Path) -> None:
-    """Raise a UserError if `data` are images of another size than those that the model learned from."""
+    """Raise a UserError if `data` contains images of another size than those that the model was trained on."""
     item = item_length(data)
     if item not in (0, loaded.tgt_len):
         raise UserError(
-            f"{data}: its images have {item} pixels, those of the model {loaded.tgt_len}; prepare them with the "
-            "--side of the model's"
+            f"{data}: its images have {item} pixels, but those of the model have {loaded.tgt_len}; prepare them with "
+            "the --side of the model's images"
         )
 
 
 def evaluate(model: CausalLM, tokens: np.ndarray, eos: int, **lengths: int) -> Evaluation:
-    """Predict every token of a text, by :func:`token_losses`, whose other arguments are `lengths`; takes the time."""
+    """Measure and time the prediction of every token of a text; `lengths` are the other arguments of `token_losses`."""
     start = time.perf_counter()
     losses = token_losses(model, tokens, eos, **lengths)
     return Evaluation(
@@ -158,22 +164,23 @@ def token_losses(  # noqa: PLR0917  every length of the evaluation
     batch_size: int = 1,
     item: int = 0,
 ) -> np.ndarray:
-    """Return negative log-likelihoods in nats, float32 (N,), of the tokens of a text; see the module's docstring.
+    """Return the negative log-likelihoods in nats of the tokens of a text, float32 (N,); see the module's docstring.
 
     Args:
-        model: on any device, in any precision; dropout is off meanwhile.
-        tokens: (N,) ids.
-        eos: id of ``</s>``, from which the first token is predicted.
-        tgt_len: tokens of a segment.
-        mem_len: tokens of the memory.
-        clamp_len: longer distances count as this one; 0 for no limit.
-        same_length: whether every query sees itself and the `mem_len` tokens before it.
-        batch_size: streams.
-        item: tokens of each of the text's items that know nothing of each other, such as images; 0 for a text.
+        model: the model, on any device and in any precision; dropout is disabled during the evaluation.
+        tokens: token ids (N,).
+        eos: the id of ``</s>``, from which the first token is predicted.
+        tgt_len: tokens per segment.
+        mem_len: tokens of memory.
+        clamp_len: distances above this one count as this one; 0 for no limit.
+        same_length: whether every query attends to itself and the `mem_len` tokens before it.
+        batch_size: number of streams.
+        item: tokens per item, if the text consists of independent items such as images; 0 for a text.
 
     Raises:
-        UserError: there are items and a memory, or segments that are no items; the model's attention variants have no
-            such memory or mask.
+        UserError: there are items and a memory, segments are not items, or the model's attention variants do not
+            support
+            such a memory or mask.
     """
     refuse_same_length_without_memory(same_length, mem_len)
     if item:
@@ -214,14 +221,15 @@ def token_losses(  # noqa: PLR0917  every length of the evaluation
 class Parts:
     """The division of a text: which segment each stream reads at each step, and which of these count.
 
-    All streams start at once, without memory, `lead` segments before their parts. The first one starts at the text's
-    start, so its lead counts; the parts of the others follow each other from there.
+    All streams start at once, without memory, `lead` segments before their parts. The first stream begins at the start
+    of
+    the text, so its lead counts; the parts of the other streams follow one another from there.
 
     Attributes:
-        lead: segments that a stream reads to warm up.
+        lead: number of segments that a stream reads to warm up.
         first: the segment that each stream starts with.
-        lengths: segments of each part, all equal or the first ones longer by one.
-        last: segment of the text.
+        lengths: number of segments in each part; all are equal, or the first ones are longer by one.
+        last: the last segment of the text.
     """
 
     lead: int
@@ -231,7 +239,7 @@ class Parts:
 
     @classmethod
     def of(cls, segments: int, streams: int, lead: int) -> "Parts":
-        """Divide all but the first stream's lead; a short text takes fewer streams."""
+        """Divide all segments after the first stream's lead; a short text gets fewer streams."""
         lead = min(lead, segments)
         streams = max(1, min(streams, segments - lead))
         each, more = divmod(segments - lead, streams)
@@ -245,22 +253,22 @@ class Parts:
 
     @property
     def steps(self) -> int:
-        """Number of forward passes."""
+        """The number of forward passes."""
         return self.lead + self.lengths[0]
 
     def segments(self, step: int) -> list[int]:
-        """Return the segment of each stream; one that has finished reads on, for nothing."""
+        """Return the segment of each stream; a stream that has finished reads on without effect."""
         return [min(first + step, self.last) for first in self.first]
 
     def counted(self, step: int) -> list[int]:
-        """Return the streams whose segment counts."""
+        """Return the streams whose segment counts at this step."""
         if step < self.lead:
             return [0]
         return [stream for stream, length in enumerate(self.lengths) if step < self.lead + length]
 
 
 def _batch(text: TokenStreams, segments: list[int]) -> tuple[Tensor, Tensor]:
-    """Return sources and targets of some segments of the text, (B, T); a short last one ends in padding."""
+    """Return sources and targets of some segments of the text, (B, T); a short last segment is padded."""
     rows = [text[segment] for segment in segments]
     sources = [row["net_input"]["src_tokens"][0] for row in rows]
     targets = [row["target"][0] for row in rows]
@@ -269,7 +277,7 @@ def _batch(text: TokenStreams, segments: list[int]) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def _evaluating(model: CausalLM, **lengths: int) -> Iterator[None]:
-    """Turn dropout and gradients off and set other lengths than in training; undo all of it afterwards."""
+    """Disable dropout and gradients and set lengths of the decoder; restore all of it afterwards."""
     was_training = model.training
     before = {name: getattr(model.decoder, name) for name in lengths}
     model.eval()

@@ -1,9 +1,12 @@
-"""Images -> sequences of colours, in a language model's files (Chen et al., 2020, section 3.2: image GPT).
+"""Turns images into sequences of colours in the files of a language model (Chen et al., 2020, section 3.2: image GPT).
 
-Each image is resized, and each of its pixels becomes the nearest colour of a palette, which k-means finds in training
-pixels; where these have no more colours than the palette may, it is their own. An image is one item of the split's
-files, row after row from its left upper pixel on. Symbols of the dictionary are the colours, ``#rrggbb``, the most
-frequent first, so whoever has the dictionary has the palette.
+Each image is resized, and each of its pixels becomes the nearest colour of a palette. The palette is found by k-means
+on
+training pixels; if these have no more colours than the palette may have, it is their colours. An image is one item of
+the
+split's files, row by row from its upper left pixel. The symbols of the dictionary are the colours, ``#rrggbb``, with
+the most
+frequent first, so the dictionary contains the palette.
 """
 
 import math
@@ -29,12 +32,12 @@ from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder
 from lazyformer_fairseq.storage.json_files import write_json
 
-# Pillow would try all that it knows, and start Ghostscript for some.
+# Without this limit, Pillow would try all formats that it knows, and start Ghostscript for some.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-# Decoded, a pixel takes up to 16 bytes: a reader's own canvas, the picture, its copy in RGB.
+# A decoded pixel takes up to 16 bytes: the reader's own canvas, the picture, and its copy in RGB.
 MOST_PIXELS = 1 << 26
 USUAL_PIXELS = 1 << 24
-PIXELS_PER_BYTE = 200  # beyond the usual number the file must have as many bytes as photographs
+PIXELS_PER_BYTE = 200  # a picture with more than the usual number of pixels needs as many bytes as a photograph
 PICTURES = frozenset(
     (
         ".png",
@@ -52,18 +55,18 @@ PICTURES = frozenset(
 ARRAY = ".npy"
 LABELS = "labels.npy"
 PALETTE = "palette.npy"
-FITTED = 1_000_000  # pixels that k-means sees
-BLOCK = 512  # images at a time
+FITTED = 1_000_000  # maximum number of pixels for k-means
+BLOCK = 512  # number of images processed at a time
 
 
 @dataclass(frozen=True)
 class Found:
-    """Images of a folder.
+    """The images found in a folder.
 
     Attributes:
         files: their files, in the order of their names.
-        counts: images per file.
-        classes: name of the class of each image; None if they have none.
+        counts: the number of images per file.
+        classes: the name of the class of each image; None without classes.
     """
 
     files: list[Path]
@@ -76,19 +79,19 @@ class Found:
 
 
 def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
-    """Write the splits, their labels, dictionary, palette and manifest into `out`, whole or not at all.
+    """Write the splits, their labels, dictionary, palette and manifest into `out`, completely or not at all.
 
     Args:
-        source: a folder of pictures and arrays, of folders of these by class, or of folders ``train``, ``valid`` and
-            ``test`` of either.
-        out: folder to write.
+        source: a folder of pictures and arrays, a folder with one such folder per class, or a folder that has either in
+            ``train``, ``valid`` and ``test``.
+        out: the folder to write.
         how: size, palette and splits.
 
     Returns:
         The manifest.
 
     Raises:
-        UserError: a file is no image, there are too few images, or labels do not fit; it names the file.
+        UserError: a file is not an image, there are too few images, or labels do not fit; the message names the file.
     """
     inner = {path.name: path for path in source.iterdir() if path.is_dir()}
     places = {"": source}
@@ -96,7 +99,7 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
         places = {split: inner[split] for split in SPLITS if split in inner}
     found = {split: find_images(place) for split, place in places.items()}
     if len({part.classes is None for part in found.values()}) > 1:
-        raise UserError(f"{source}: some of its splits have labels, others none")
+        raise UserError(f"{source}: some of its splits have labels, but others have none")
     chosen = _share_out(source, found, how)
     total = sum(part.images() for part in found.values())
     files = [file for part in found.values() for file in part.files]
@@ -131,14 +134,14 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
 
 
 def find_images(folder: Path) -> Found:
-    """Find the images of a folder, in the order of their names.
+    """Find the images in a folder, in the order of their names.
 
     Raises:
-        UserError: there is none, or their classes are given twice, or not for each.
+        UserError: there are no images, or their classes are given twice or not for each.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_image(path))
     if not files:
-        raise UserError(f"{folder}: holds no picture ({', '.join(sorted(PICTURES))}) and no array ({ARRAY})")
+        raise UserError(f"{folder}: contains neither a picture ({', '.join(sorted(PICTURES))}) nor an array ({ARRAY})")
     counts = [len(_images_of(path)) if path.suffix == ARRAY else 1 for path in files]
     labels = folder / LABELS
     in_folders = [path for path in files if path.parent != folder]
@@ -147,17 +150,19 @@ def find_images(folder: Path) -> Found:
     if in_folders:
         names = [path.relative_to(folder).parts[0] for path in files]
         if beside:
-            raise UserError(f"{beside[0]}: stands beside folders of images, such as {names[0]}, which are classes")
+            raise UserError(
+                f"{beside[0]}: this file is beside folders of images, such as {names[0]}, which are classes"
+            )
         classes = np.repeat(names, counts)
     elif labels.is_file():
         array = map_array(
             labels,
-            "give a label for each image, numbers or words",
+            "give one label per image, as numbers or words",
             dtypes="biufUS",
             ndim=1,
         )
         if len(array) != sum(counts):
-            raise UserError(f"{labels}: has the shape {array.shape}, but there are {sum(counts):,} images beside it")
+            raise UserError(f"{labels}: its shape is {array.shape}, but there are {sum(counts):,} images beside it")
         classes = array.astype(str)
     return Found(files, counts, classes)
 
@@ -167,19 +172,19 @@ def _is_image(path: Path) -> bool:
 
 
 def _images_of(path: Path) -> np.ndarray:
-    """Map an array of images, (N, H, W) or (N, H, W, 3); if it is one image, N is 1."""
+    """Map an array of images, (N, H, W) or (N, H, W, 3); N is 1 for a single image."""
     array = map_array(path, "give images as np.save writes them", dtypes="iuf")
     if array.ndim == 2 or (array.ndim == 3 and array.shape[-1] == 3):
         array = array[None]
     if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[-1] != 3) or 0 in array.shape:
-        raise UserError(f"{path}: has the shape {array.shape}; images are (N, height, width), in colours (..., 3)")
+        raise UserError(f"{path}: its shape is {array.shape}; images are (N, height, width), or (..., 3) in colour")
     if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
-        raise UserError(f"{path}: is {array.dtype}; give uint8, 0 to 255, or numbers from 0 to 1 with a fraction")
+        raise UserError(f"{path}: its type is {array.dtype}; give uint8 from 0 to 255, or floats from 0 to 1")
     return array
 
 
 def _read(files: Sequence[Path], side: int) -> Iterator[np.ndarray]:
-    """Yield each image as uint8 (side, side, 3): its middle square, each pixel the mean of those that it replaces."""
+    """Yield each image as uint8 (side, side, 3): its central square, resized by averaging pixels."""
     for path in files:
         if path.suffix == ARRAY:
             images = _images_in_array(path)
@@ -193,24 +198,26 @@ def _read(files: Sequence[Path], side: int) -> Iterator[np.ndarray]:
 
 
 def _picture(path: Path) -> Iterator[Image.Image]:
-    """Yield the one image of a picture; refuse, before it is decoded, one that would take a gigabyte."""
+    """Yield the image of a picture; reject a picture that would take a gigabyte before decoding it."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
             size = path.stat().st_size
             if width * height > min(MOST_PIXELS, max(USUAL_PIXELS, PIXELS_PER_BYTE * size)):
                 raise UserError(
-                    f"{path}: stands for {width:,} x {height:,} pixels in {size:,} bytes; make it smaller, or leave "
+                    f"{path}: decodes to {width:,} x {height:,} pixels from {size:,} bytes; make it smaller, or leave "
                     "it out"
                 )
             if image.mode.startswith(("I", "F")):
-                raise UserError(f"{path}: has more than 8 bits a channel ({image.mode}); give an array from 0 to 1")
-            ImageOps.exif_transpose(image, in_place=True)  # upright, however the camera was held
+                raise UserError(
+                    f"{path}: has more than 8 bits per channel ({image.mode}); give an array of floats from 0 to 1"
+                )
+            ImageOps.exif_transpose(image, in_place=True)  # turn it upright
             yield image if image.mode == "RGB" else image.convert("RGB")
     except UserError:
         raise
-    except Exception as error:  # a damaged picture makes Pillow's readers raise anything
-        raise UserError(f"{path}: no picture: {error}") from None
+    except Exception as error:  # Pillow may raise any exception on a damaged picture
+        raise UserError(f"{path}: not a readable picture: {error}") from None
 
 
 def _images_in_array(path: Path) -> Iterator[Image.Image]:
@@ -218,13 +225,15 @@ def _images_in_array(path: Path) -> Iterator[Image.Image]:
         levels = values
         if values.dtype != np.uint8:
             if not (values.min() >= 0 and values.max() <= 1):
-                raise UserError(f"{path}: image {number} has numbers beyond 0 to 1; divide all, or give uint8")
+                raise UserError(
+                    f"{path}: image {number} has numbers outside of 0 to 1; rescale all images, or give uint8"
+                )
             levels = np.rint(values * 255).astype(np.uint8)
         yield Image.fromarray(np.ascontiguousarray(levels)).convert("RGB")
 
 
 def _share_out(source: Path, found: Mapping[str, Found], how: Preparing) -> dict[str, np.ndarray]:
-    """Return the images of each split: those of its folder, or so many that are drawn of the training's."""
+    """Return the images of each split: those in its folder, or a random share of the training images."""
     places = {}
     total = 0
     for split, part in found.items():
@@ -240,12 +249,12 @@ def _share_out(source: Path, found: Mapping[str, Found], how: Preparing) -> dict
     places["train"] = np.sort(drawn)
     for split in SPLITS:
         if not len(places[split]):
-            raise UserError(f"{source}: {total:,} images leave none for {split}; give more, or other shares")
+            raise UserError(f"{source}: {total:,} images leave none for {split}; give more images, or other shares")
     return {split: places[split] for split in SPLITS}
 
 
 def _write_labels(folder: Path, found: Mapping[str, Found], chosen: Mapping[str, np.ndarray]) -> list[str]:
-    """Write ``SPLIT.labels.npy``, numbers of the classes, which are returned; none if images have no labels."""
+    """Write the numbers of the classes to ``SPLIT.labels.npy``; return the classes, or nothing without labels."""
     parts = [part.classes for part in found.values()]
     if parts[0] is None:
         return []
@@ -259,11 +268,11 @@ def _write_labels(folder: Path, found: Mapping[str, Found], chosen: Mapping[str,
 
 
 def _blocks(pixels: np.ndarray, images: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield (images, pixels) of some images at a time, each colour one number.
+    """Yield the colours of some images at a time as numbers (images, pixels).
 
     Args:
         pixels: all images, uint8 (images, side, side, 3).
-        images: numbers of those to yield.
+        images: the indices of the images to yield.
     """
     for start in range(0, len(images), BLOCK):
         colours = pixels[images[start : start + BLOCK]].astype(np.int32)
@@ -272,15 +281,15 @@ def _blocks(pixels: np.ndarray, images: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _apart(colours: np.ndarray) -> np.ndarray:
-    """Return red, green and blue (N, 3) of the numbers of colours (N,)."""
+    """Return red, green and blue (N, 3) of colours that are given as numbers (N,)."""
     return np.stack([colours >> 16, colours >> 8 & 255, colours & 255], -1)
 
 
 def _dictionary(pixels: np.ndarray, images: np.ndarray, how: Preparing) -> Dictionary:
-    """Return the dictionary of the palette that is given, or of the training images' palette."""
+    """Return the dictionary of the given palette, or of the palette of the training images."""
     if how.palette is not None:
         dictionary = load_dictionary(how.palette / "dict.txt")
-        palette_of(dictionary)  # refuses one that holds no colours
+        palette_of(dictionary)  # rejects one without colours
         return dictionary
     counts = np.zeros(1 << 24, np.int64)
     for block in _blocks(pixels, images):
@@ -307,7 +316,7 @@ def palette_of(dictionary: Dictionary) -> np.ndarray:
     """Return the palette, uint8 (colours, 3), of the ids from ``nspecial`` on.
 
     Raises:
-        UserError: a symbol is no colour.
+        UserError: a symbol is not a colour.
     """
     symbols = dictionary.symbols[dictionary.nspecial :]
     try:
@@ -315,12 +324,12 @@ def palette_of(dictionary: Dictionary) -> np.ndarray:
         return _apart(colours).astype(np.uint8)
     except ValueError:
         raise UserError(
-            "the dictionary's symbols are no colours; give a folder that `lazyformer lm prepare-images` wrote"
+            "the dictionary's symbols are not colours; give a folder that `lazyformer lm prepare-images` wrote"
         ) from None
 
 
 def _encoded(pixels: np.ndarray, images: np.ndarray, dictionary: Dictionary) -> ItemBlocks:
-    """Yield ids of the nearest colours, and ids per image, of some images at a time."""
+    """Yield the ids of the nearest colours and the number of ids per image, for some images at a time."""
     tree = cKDTree(palette_of(dictionary))
     for block in _blocks(pixels, images):
         colours, places = np.unique(block, return_inverse=True)
@@ -329,7 +338,7 @@ def _encoded(pixels: np.ndarray, images: np.ndarray, dictionary: Dictionary) -> 
 
 
 def places_drawn(count: int, most: int) -> np.ndarray:
-    """Return random places of at most so many images, always the same: files may order them by class."""
+    """Return the places of at most `most` images, drawn with a fixed seed because files may be ordered by class."""
     return np.sort(np.random.default_rng(1).permutation(count)[:most])
 
 
@@ -355,7 +364,7 @@ def overview(manifest: Mapping[str, Any]) -> str:
 
 
 def as_images(ids: Tensor, dictionary: Dictionary) -> np.ndarray:
-    """Return images, uint8 (N, side, side, 3), of ids of colours (N, side * side)."""
+    """Return the images, uint8 (N, side, side, 3), for ids of colours (N, side * side)."""
     side = math.isqrt(ids.size(1))
     return palette_of(dictionary)[ids.numpy() - dictionary.nspecial].reshape(-1, side, side, 3)
 
@@ -369,10 +378,10 @@ def beside(halves: np.ndarray, drawn: np.ndarray) -> np.ndarray:
 
 
 def write_grid(images: np.ndarray, columns: int, path: Path) -> None:
-    """Write a PNG of images, uint8 (N, side, side, 3), so many per row; pixels of small images become squares."""
+    """Write images, uint8 (N, side, side, 3), to a PNG with `columns` per row; small images are enlarged."""
     side = images.shape[1]
     zoom = max(1, math.ceil(96 / side))
-    tile = side * zoom + 4  # a white edge below and on the right
+    tile = side * zoom + 4  # with a white edge below and on the right
     rows = math.ceil(len(images) / columns)
     grid = Image.new("RGB", (columns * tile, rows * tile), "white")
     for number, image in enumerate(images):

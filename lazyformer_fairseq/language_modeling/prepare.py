@@ -1,8 +1,10 @@
-"""Texts of language modelling -> fairseq's files: ``SPLIT.bin``, ``SPLIT.idx``, ``dict.txt``; and ``manifest.json``.
+"""Turns texts for language modelling into fairseq's ``SPLIT.bin``, ``SPLIT.idx`` and ``dict.txt``, and a manifest.
 
-The texts are read as they are distributed, a block at a time: words of lines, or characters. The dictionary comes from
-the training split, most frequent symbol first, as adaptive embeddings need it, without symbols that only pad it to a
-multiple of 8.
+The texts are read as they are distributed, a block at a time, as words of lines or as characters. The dictionary is
+made from
+the training split, with the most frequent symbol first, as adaptive embeddings need it, and without the symbols that
+would
+pad it to a multiple of 8.
 """
 
 import itertools
@@ -24,7 +26,7 @@ from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
 from lazyformer_fairseq.storage.json_files import hash_of, read_json, write_json
 
 SPLITS = ("train", "valid", "test")
-# The standard splits, in the file's order.
+# The standard splits, in the order of the file.
 CHARACTERS = {
     "train": 90_000_000,
     "valid": 5_000_000,
@@ -32,15 +34,15 @@ CHARACTERS = {
 }
 BLOCK = 1 << 22  # bytes read at a time
 END_OF_LINE = "</s>"
-ItemBlocks = Iterator[tuple[np.ndarray, np.ndarray]]  # ids, and ids per item, of some items at a time
-Tell = Callable[[int], object]  # told how many more bytes have been read
+ItemBlocks = Iterator[tuple[np.ndarray, np.ndarray]]  # ids and number of ids per item, for some items at a time
+Tell = Callable[[int], object]  # receives the number of bytes that were read since the last call
 
 
 class WordsOfLines:
-    """WikiText: ``wiki.SPLIT.tokens``, words with spaces between. Every line, an empty one too, ends in ``</s>``.
+    """WikiText: ``wiki.SPLIT.tokens``, words separated by spaces. Every line, even an empty one, ends in ``</s>``.
 
     Args:
-        folder: the folder that holds the three files.
+        folder: the folder of the three files.
 
     Raises:
         UserError: a file is missing or empty.
@@ -52,20 +54,20 @@ class WordsOfLines:
         self.files = {split: Path(folder) / f"wiki.{split}.tokens" for split in SPLITS}
         for path in self.files.values():
             if not path.is_file():
-                raise UserError(f"{path}: no such file; give the folder that holds wiki.train, .valid and .test.tokens")
+                raise UserError(f"{path}: no such file; give the folder of wiki.train, .valid and .test.tokens")
             if not path.stat().st_size:
-                raise UserError(f"{path}: is empty; download it again")
+                raise UserError(f"{path}: this file is empty; download it again")
 
     def size(self, split: str) -> int:
-        """Return the bytes of a split."""
+        """Return the size of a split in bytes."""
         return self.files[split].stat().st_size
 
     def count(self, split: str, progress: Tell) -> Counter:
-        """Raise a UserError where the text is not UTF-8, or has a word that is a symbol of fairseq's own."""
+        """Count the words; raise a UserError if the text is not UTF-8 or contains a symbol of fairseq's own."""
         return Counter(itertools.chain.from_iterable(self._blocks(split, progress)))
 
     def encode(self, split: str, dictionary: Dictionary, progress: Tell) -> ItemBlocks:
-        """Yield ids, and ids per item, of a block at a time, an item per line; unknown words become ``<unk>``."""
+        """Yield ids and ids per item of a block at a time, with one item per line; unknown words become ``<unk>``."""
         id_of = dictionary.indices.get
         unknown = itertools.repeat(dictionary.unk())
         for words in self._blocks(split, progress):
@@ -74,7 +76,7 @@ class WordsOfLines:
             yield ids, np.diff(ends, prepend=-1)
 
     def _blocks(self, split: str, progress: Tell) -> Iterator[list[str]]:
-        """Return the words of some lines at a time, a ``</s>`` after those of each line."""
+        """Yield the words of some lines at a time, with ``</s>`` after those of each line."""
         lines_before = 0
         with self.files[split].open("rb") as file:
             while lines := file.readlines(BLOCK):
@@ -88,7 +90,7 @@ class WordsOfLines:
                 progress(len(block))
 
     def _checked(self, split: str, block: bytes, lines_before: int) -> str:
-        """Decode; raises a UserError with the line for what is not UTF-8 or a symbol of fairseq's own."""
+        """Decode a block; raise a UserError that names the line if it is not UTF-8 or has a symbol of fairseq's own."""
         try:
             text = block.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -97,15 +99,17 @@ class WordsOfLines:
         for symbol in ("<s>", "<pad>", END_OF_LINE):
             if symbol in text and symbol in text.split():
                 line = lines_before + text.count("\n", 0, text.index(symbol)) + 1
-                raise UserError(f"{self.files[split]}, line {line}: {symbol} means something to fairseq; remove it")
+                raise UserError(f"{self.files[split]}, line {line}: {symbol} is a special symbol of fairseq; remove it")
         return text
 
 
 class Characters:
-    """enwik8 or text8: one file, a byte a symbol; in enwik8 the byte's number, in text8 the letter, ``_`` for a space.
+    """enwik8 or text8: one file with one symbol per byte.
+
+    In enwik8, a symbol is the number of the byte. In text8, it is the letter, with ``_`` for a space.
 
     Args:
-        file: the file, or the folder that holds it under the corpus' name.
+        file: the file, or the folder that contains it under the name of the corpus.
         name: ``enwik8`` or ``text8``.
 
     Raises:
@@ -125,30 +129,32 @@ class Characters:
         if name != "text8":
             self.symbols = {byte: str(byte) for byte in range(256)}
         if not self.file.is_file():
-            raise UserError(f"{self.file}: no such file; give {name} itself, unpacked, or the folder that it is in")
+            raise UserError(f"{self.file}: no such file; give the unpacked file {name}, or its folder")
         if (size := self.file.stat().st_size) != (total := sum(CHARACTERS.values())):
             train, valid, test = CHARACTERS.values()
             raise UserError(
-                f"{self.file}: has {size:,} bytes, {name} has {total:,}: the splits need {train:,}, {valid:,} and "
+                f"{self.file} has {size:,} bytes, but {name} has {total:,}: the splits need {train:,}, {valid:,} and "
                 f"{test:,}; unpack or download it again"
             )
 
     def size(self, split: str) -> int:
-        """Return the bytes of a split."""
+        """Return the size of a split in bytes."""
         return CHARACTERS[split]
 
     def count(self, split: str, progress: Tell) -> Counter:
-        """Raise a UserError where text8 has other characters than its own."""
+        """Count the symbols; raise a UserError if text8 contains other characters than its own."""
         numbers = np.zeros(256, dtype=np.int64)
         for block in self._blocks(split):
             numbers += np.bincount(block, minlength=256)
             progress(len(block))
         if strange := set(np.flatnonzero(numbers).tolist()) - set(self.symbols):
-            raise UserError(f"{self.file}: has the byte {min(strange)}, but text8 is a to z and spaces; download again")
+            raise UserError(
+                f"{self.file}: has the byte {min(strange)}, but text8 only has a to z and spaces; download it again"
+            )
         return Counter({symbol: int(numbers[byte]) for byte, symbol in self.symbols.items() if numbers[byte]})
 
     def encode(self, split: str, dictionary: Dictionary, progress: Tell) -> ItemBlocks:
-        """Yield ids, and ids per item, of a block at a time; the split is one item, unknown bytes become ``<unk>``."""
+        """Yield ids and ids per item of a block at a time; a split is one item, and unknown bytes become ``<unk>``."""
         table = np.full(256, dictionary.unk(), dtype=np.int32)
         table[list(self.symbols)] = list(map(dictionary.index, self.symbols.values()))
         remaining = self.size(split)
@@ -170,8 +176,9 @@ class Characters:
 TextSource = Union[WordsOfLines, Characters]
 
 
-# Tokens of the splits and symbols of the training split, ends of lines among both (Merity et al., 2016). MD5 of whole
-# files, by those who distribute them (mattmahoney.net/dc/textdata.html).
+# Tokens of the splits and symbols of the training split, both including ends of lines (Merity et al., 2016), and the
+# MD5 of
+# whole files, as published by their distributor (mattmahoney.net/dc/textdata.html).
 OFFICIAL_COUNTS = {
     "wikitext-2": {
         "train": 2_088_628,
@@ -193,23 +200,23 @@ OFFICIAL_MD5 = {
 
 
 def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None) -> dict[str, Any]:
-    """Write the folder `out`, whole or not at all.
+    """Write the folder `out`, completely or not at all.
 
     Args:
         corpus: ``wikitext``, ``enwik8`` or ``text8``.
-        source: the folder of WikiText's three files; the file of the others, or its folder.
-        out: must not hold anything yet.
-        official: ``wikitext-2``, ``wikitext-103``, ``enwik8`` or ``text8``: refuse any other text.
+        source: the folder of WikiText's three files; the file of another corpus, or its folder.
+        out: a folder that does not exist yet or is empty.
+        official: ``wikitext-2``, ``wikitext-103``, ``enwik8`` or ``text8``, to reject any other text.
 
     Returns:
-        The manifest, as written.
+        The manifest as written.
 
     Raises:
-        UserError: the source is missing, empty, too short, not UTF-8, or not the official text if that is asked for.
+        UserError: the source is missing, empty, too short, not UTF-8, or not the requested official text.
     """
     refuse_filled_folder(out)
     if official is not None and not official.startswith(corpus):
-        raise UserError(f"--official {official}: is no {corpus}")
+        raise UserError(f"--official {official} is not a version of {corpus}")
     if corpus == "wikitext":
         text = WordsOfLines(source)
     else:
@@ -222,7 +229,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
         counts = text.count("train", bar.update)
         dictionary = Dictionary()
         for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-            if symbol not in dictionary:  # as </s> and <unk> are
+            if symbol not in dictionary:  # </s> and <unk> are in it already
                 dictionary.add_symbol(symbol, n=count)
         if len(dictionary) == dictionary.nspecial:
             raise UserError(f"{source}: the training text has no words; download it again")
@@ -248,12 +255,12 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
 
 
 def write_split(prefix: Path, dictionary: Dictionary, blocks: ItemBlocks) -> dict[str, int]:
-    """Write ``prefix.bin`` and ``.idx``; return counts of tokens, items and unknown tokens.
+    """Write ``prefix.bin`` and ``prefix.idx``; return the counts of tokens, items and unknown tokens.
 
     Args:
-        prefix: path without endings.
-        dictionary: symbols of the ids.
-        blocks: ids, and ids per item, of some items at a time.
+        prefix: the path without endings.
+        dictionary: the dictionary of the ids.
+        blocks: ids and ids per item, for some items at a time.
     """
     counts = Counter(tokens=0, items=0, unknown=0)
 
@@ -267,7 +274,7 @@ def write_split(prefix: Path, dictionary: Dictionary, blocks: ItemBlocks) -> dic
 
 
 def _official_name(text: TextSource, manifest: dict[str, Any]) -> Optional[str]:
-    """Return which official text this is; None if it is none."""
+    """Return the name of the official text that this is; None if it is none."""
     if isinstance(text, Characters):
         if hash_of(text.file, "md5") == OFFICIAL_MD5[text.name]:
             return text.name
@@ -279,11 +286,11 @@ def _official_name(text: TextSource, manifest: dict[str, Any]) -> Optional[str]:
 
 
 def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
-    """Return the differences from an official text in words.
+    """Return the differences from an official text in words; empty if there are none.
 
     Args:
-        manifest: describes the text.
-        name: the official text; by default the nearest one.
+        manifest: the manifest of the text.
+        name: the name of the official text; by default the most similar one.
     """
     if manifest["unit"] == "character":
         return f"its MD5 is not {OFFICIAL_MD5[manifest['corpus']]}"
@@ -297,7 +304,7 @@ def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
     differences = []
     for key, number in OFFICIAL_COUNTS[name].items():
         if found[key] != number:
-            differences.append(f"{key} {found[key]:,}, {name} has {number:,}")
+            differences.append(f"{key} {found[key]:,}, but {name} has {number:,}")
     return "; ".join(differences)
 
 
@@ -316,14 +323,14 @@ def overview(manifest: dict[str, Any]) -> str:
                 "<unk>": f"{counts['unknown']:,}",
             }
         )
-    verdict = f"these are {manifest['official']}'s official counts"
+    verdict = f"these are the official counts of {manifest['official']}"
     if not manifest["official"]:
-        verdict = f"NOT an official text, its results compare with no published ones: {not_official(manifest)}"
+        verdict = f"NOT an official text, so results cannot be compared with published ones: {not_official(manifest)}"
     return f"{Table('', rows).printed('simple')}\nvocabulary: {manifest['vocabulary']:,}\n{verdict}"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a prepared folder (UserError where there is none)."""
+    """Return the manifest of a prepared folder; raise a UserError if there is none."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise UserError(f"{path}: no such file; give a folder that `lazyformer lm prepare` wrote")

@@ -1,7 +1,10 @@
-"""Linear probes of an image model's layers: ``lazyformer lm probe`` (Chen et al., 2020, section 3.4).
+"""Linear probes of the layers of an image model: ``lazyformer lm probe`` (Chen et al., 2020, section 3.4).
 
-A logistic regression tells an image's class from the mean, over its pixels, of what a layer's attention reads: the
-normalised input of each attending sublayer, and the features at the end. The same on raw pixels stands beside it.
+A logistic regression predicts the class of an image from the mean, over its pixels, of what the attention of a layer
+reads:
+the normalised input of each attending sublayer, and finally the output features. For comparison, the same is done on
+raw
+pixels.
 """
 
 from collections.abc import Mapping
@@ -26,7 +29,7 @@ from lazyformer_fairseq.report.tables import Table
 from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.json_files import write_json
 
-# C of scikit-learn, of which the validation split chooses one.
+# Values of scikit-learn's C, of which the validation split selects one.
 STRENGTHS = (
     0.001,
     0.01,
@@ -43,25 +46,25 @@ def probe_layers(
     batch_size: int,
     device: Optional[str] = "cpu",
 ) -> dict[str, dict[str, float]]:
-    """Return accuracies by :func:`probe`, of raw pixels, then of each layer's features.
+    """Return the accuracies from :func:`probe` for raw pixels and for the features of each layer.
 
     Args:
-        checkpoint: file of the image model.
-        data: folder of prepared images.
-        most: images of each split, drawn at random if it has more.
-        batch_size: images that the model reads at once.
-        device: name of the device.
+        checkpoint: the file of the image model.
+        data: the folder of prepared images.
+        most: maximum number of images per split; if it has more, they are drawn at random.
+        batch_size: number of images that the model reads at once.
+        device: the name of the device.
 
     Raises:
-        UserError: the data are no images, or have no labels, or one class, or another size; as :func:`load_model` does.
+        UserError: the data are not images, have no labels, only one class or another size, or :func:`load_model` fails.
     """
     item = item_length(data)
     if not item:
-        raise UserError(f"{data}: holds no images; give a folder that `lazyformer lm prepare-images` wrote")
+        raise UserError(f"{data} contains no images; give a folder that `lazyformer lm prepare-images` wrote")
     labels = {split: data / f"{split}.{LABELS}" for split in SPLITS}
     for path in labels.values():
         if not path.is_file():
-            raise UserError(f"{path}: no such file: prepare images by class, in folders or with a {LABELS}")
+            raise UserError(f"{path}: no such file; prepare images with classes, in folders or with a {LABELS}")
     loaded = load_model(checkpoint, data, device)
     refuse_other_images(loaded, data)
     dictionary = loaded.dictionary
@@ -73,7 +76,7 @@ def probe_layers(
         classes[split] = of_all[places]
         ids[split] = open_tokens(data / split).reshape(-1, item)[places]
     if len(np.unique(classes["train"])) < 2:
-        raise UserError(f"{labels['train']}: images of one class alone; give data of more classes, or more --images")
+        raise UserError(f"{labels['train']}: all images are of one class; give data of more classes, or more --images")
 
     features: dict[str, dict[str, np.ndarray]] = {}
     with Progress(total=sum(map(len, ids.values())), desc="reading", unit=" images") as bar:
@@ -89,7 +92,7 @@ def probe_layers(
 
 @torch.inference_mode()
 def mean_features(model: CausalLM, ids: np.ndarray, eos: int, batch_size: int, bar: Progress) -> dict[str, np.ndarray]:
-    """Return the mean over the pixels of what each attending sublayer reads, "layer 1" on, and of the "end"."""
+    """Return the mean over pixels of what each attending sublayer reads ("layer 1" and so on), and of the "end"."""
     device = next(model.parameters()).device
     decoder = model.decoder
     found: dict[str, list[np.ndarray]] = {}
@@ -114,7 +117,13 @@ def probe(
     classes: Mapping[str, np.ndarray],
     seed: int = 1,
 ) -> dict[str, float]:
-    """Accuracy in percent of `valid` and `test`, from features and classes of all splits; `C` is what was chosen."""
+    """Fit a probe, and return its accuracies in percent on `valid` and `test`, with the selected `C`.
+
+    Args:
+        features: the features of each split.
+        classes: the classes of each split.
+        seed: the random seed.
+    """
     best: dict[str, float] = {}
     for strength in STRENGTHS:
         regression = LogisticRegression(C=strength, max_iter=1000, random_state=seed)
@@ -126,7 +135,7 @@ def probe(
 
 
 def table(results: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a table of the accuracy of raw pixels and each layer on both splits, and the C that was chosen."""
+    """Return a table of the accuracies of raw pixels and each layer on both splits, with the selected C."""
     rows = [
         {
             "features": name,
@@ -140,7 +149,7 @@ def table(results: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def write(results: Mapping[str, Mapping[str, float]], folder: Path) -> None:
-    """Write ``probe.json``, and ``probe.png``: accuracy by layer, that of raw pixels as a line."""
+    """Write ``probe.json``, and ``probe.png`` with the accuracy by layer, and that of raw pixels as a line."""
     layers = [name for name in results if name != PIXELS]
     write_json(folder / "probe.json", results)
     with picture(folder / "probe.png") as axes:
@@ -150,6 +159,6 @@ def write(results: Mapping[str, Mapping[str, float]], folder: Path) -> None:
             axis.plot(layers, accuracies, "o-", color=colour, label=split)
             axis.axhline(results[PIXELS][split], color=colour, linestyle=":", label=f"{split}, {PIXELS}")
         axis.set_xticks(range(len(layers)), [name.removeprefix("layer ") for name in layers])
-        axis.set_xlabel("layer, by what its attention reads")
+        axis.set_xlabel("layer, by the input of its attention")
         axis.set_ylabel("accuracy of a linear probe, %")
         axis.legend(frameon=False)

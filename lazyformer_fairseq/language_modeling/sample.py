@@ -1,4 +1,4 @@
-"""Continue texts and images, token by token: ``lazyformer lm sample``."""
+"""Continues texts and images token by token, for ``lazyformer lm sample``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +15,20 @@ from lazyformer_fairseq.language_modeling.evaluate import Loaded, load_model, re
 from lazyformer_fairseq.modules.networks.stream_memory import WholeMemory
 from lazyformer_fairseq.progress import Progress
 
-COMPLETIONS = 4  # of each image
-COLUMNS = 8  # of a picture
+COMPLETIONS = 4  # per image
+COLUMNS = 8  # of images in a picture
 
 
 @dataclass
 class Writer:
-    """A language model that continues what it is given.
+    """A language model that continues texts or images.
 
     Attributes:
-        data: folder of its data.
-        loaded: the model, in evaluation mode, and its dictionary.
+        data: the folder of its data.
+        loaded: the model in evaluation mode, with its dictionary.
         temperature: divisor of the log-probabilities; 0 for the likeliest token.
-        top_k: number of likeliest tokens to draw from; 0 for all.
-        seed: seed of what is drawn.
+        top_k: number of likeliest tokens to sample from; 0 for all.
+        seed: random seed of the samples.
     """
 
     data: Path
@@ -42,20 +42,20 @@ class Writer:
         """Load the model of a checkpoint.
 
         Args:
-            checkpoint: file of the model.
-            data: folder of its data.
-            device: name of the device.
+            checkpoint: the file of the model.
+            data: the folder of its data.
+            device: the name of the device.
             **how: temperature, top_k and seed.
 
         Raises:
-            UserError: as :func:`load_model`, and for images of another size than the model's.
+            UserError: :func:`load_model` fails, or the images have another size than the model's.
         """
         loaded = load_model(checkpoint, data, device)
         refuse_other_images(loaded, data)
         return cls(data, loaded, **how)
 
     def texts(self, prompt: str, count: int, length: int) -> list[str]:
-        """Return `count` texts of `length` tokens each, those of the prompt included; ends of lines are line breaks.
+        """Return `count` texts of `length` tokens each, including the prompt; ends of lines become line breaks.
 
         Raises:
             UserError: a word of the prompt is not in the dictionary.
@@ -65,7 +65,7 @@ class Writer:
         for word in words:
             if word not in dictionary:
                 near = nearest(word, dictionary.symbols)
-                raise UserError(f"--prompt: {word!r} is no symbol of {self.data / 'dict.txt'}{near}")
+                raise UserError(f"--prompt: {word!r} is not a symbol of {self.data / 'dict.txt'}{near}")
         given = torch.tensor([[dictionary.index(word) for word in words]] * count, dtype=torch.long)
         texts = []
         for row in self.continued(given, length).tolist():
@@ -74,7 +74,7 @@ class Writer:
         return texts
 
     def draw(self, path: Path, count: int, split: Optional[str] = None) -> None:
-        """Draw `count` images into a picture, or complete those of a split: their lower halves, several times each."""
+        """Draw `count` images into a picture, or complete the lower halves of images of a split, several times each."""
         item = self.loaded.tgt_len
         dictionary = self.loaded.dictionary
         if split is None:
@@ -90,13 +90,14 @@ class Writer:
 
     @torch.inference_mode()
     def continued(self, given_BP: Tensor, length: int) -> Tensor:
-        """Return ids (B, `length`) that the model writes, those that are given (B, P) first.
+        """Return token ids (B, `length`) that begin with the given ids (B, P) and are continued by the model.
 
-        The model remembers as much as in training, if its sublayers can attend to a memory; else it reads everything
-        anew for each token. It never writes fairseq's own symbols; in texts it ends lines.
+        The model remembers as much as in training if its sublayers can attend to a memory; otherwise it reads
+        everything
+        again for each token. It never writes fairseq's special symbols, except that it ends lines in texts.
 
         Raises:
-            UserError: the model has no places for so many tokens.
+            UserError: the model has too few positions for so many tokens.
         """
         model, dictionary, tgt_len = self.loaded
         device = next(model.parameters()).device
@@ -131,7 +132,7 @@ class Writer:
         return ids[:, 1:].cpu()
 
     def _drawn(self, scores_BV: Tensor, generator: torch.Generator) -> Tensor:
-        """Return an id for each row, (B, 1)."""
+        """Draw one id per row, (B, 1)."""
         if self.temperature == 0:
             return scores_BV.argmax(-1, keepdim=True)
         if self.top_k:

@@ -1,1 +1,1 @@
-"""Zero-shot evaluation: what a language model prefers, without any training on the task."""
+"""Zero-shot evaluation of language models by their preferences, without any training on the task."""

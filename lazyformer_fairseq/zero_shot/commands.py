@@ -15,13 +15,13 @@ from lazyformer_fairseq.zero_shot.settings import EvaluationSettings
 @click.option("--data", required=True, type=ExistingPath(), help="Folder of .jsonl files with minimal pairs.")
 @takes(EvaluationSettings)
 def evaluate(models: tuple[str, ...], data: Path, settings: EvaluationSettings) -> None:
-    r"""Test which of two sentences language models prefer, without any training: BLiMP, or minimal pairs of yours.
+    r"""Test which of two sentences language models prefer, without training: on BLiMP, or on your minimal pairs.
 
     A MODEL is a checkpoint, a folder of checkpoints, an export, or a masked or causal LM that transformers loads. Each
     line of a file in the folder --data is an object with sentence_good and sentence_bad. A masked LM scores a sentence
     by its pseudo-log-likelihood (each token masked in turn; Salazar et al., 2020), a causal LM by its log-likelihood.
 
-    The answers of each model are kept in OUTPUT, so that a rerun scores new models alone.
+    The answers of each model are kept in OUTPUT, so that a rerun only scores new models.
 
     \b
     lazyformer evaluate checkpoints/bert checkpoints/lazy --data blimp/data

@@ -1,4 +1,4 @@
-"""The language models that score sentences: ours, those that transformers loads, and counts of a corpus."""
+"""The language models that score sentences: ours, those that transformers loads, and n-gram counts of a corpus."""
 
 import sys
 from collections.abc import Callable
@@ -22,13 +22,13 @@ from lazyformer_fairseq.storage.json_files import read_json
 from lazyformer_fairseq.zero_shot.scoring import EncodedSentence, LanguageModel
 
 PSEUDO = "pseudo-log-likelihood"
-NO_LIMIT = 10**6  # a tokenizer of transformers that knows no longest input names a larger number
+NO_LIMIT = 10**6  # a transformers tokenizer without a maximum length reports a larger number
 
-Prepare = Callable[[nn.Module], nn.Module]  # brings a model to its device and precision
+Prepare = Callable[[nn.Module], nn.Module]  # moves a model to its device and precision
 
 
 def name_of(model: str) -> str:
-    """Return the name that a MODEL argument has in reports: NAME of NAME=PATH, else the path's last part."""
+    """Return the name of a MODEL argument in reports: the NAME of NAME=PATH, or else the last part of the path."""
     name, path = named_path(model)
     if name:
         return name
@@ -41,12 +41,12 @@ def load_model(model: str, prepare: Prepare) -> LanguageModel:
     """Load a MODEL argument.
 
     Args:
-        model: a checkpoint, its folder or an export of ours, a folder that transformers loads, or the name of a model
-            on its hub; ``NAME=`` may stand before it.
-        prepare: brings it to its device and precision.
+        model: one of our checkpoints, its folder or an export, a folder that transformers loads, or the name of a model
+            on the Hugging Face hub; each may be preceded by ``NAME=``.
+        prepare: moves the model to its device and precision.
 
     Raises:
-        UserError: there is no such model, it is damaged or no language model, or its tokenizer is missing.
+        UserError: there is no such model, it is damaged or not a language model, or its tokenizer is missing.
     """
     name, path = named_path(model)
     if not path.exists() and (name or path.suffix or path.is_absolute()):
@@ -58,7 +58,7 @@ def load_model(model: str, prepare: Prepare) -> LanguageModel:
 
 
 def count_model(corpus: Path, order: int) -> LanguageModel:
-    """Return an n-gram model of the training text of a corpus, over the tokens of its tokenizer."""
+    """Return an n-gram model of a corpus' training text, over the tokens of its tokenizer."""
     folders = data_folders(str(corpus))
     tokenizer = load_tokenizer(tokenizer_of(folders[0]))
     text = read_tokens((Path(folder) / "train" for folder in folders), most=sys.maxsize)
@@ -71,7 +71,7 @@ def count_model(corpus: Path, order: int) -> LanguageModel:
 
 
 def _load_own(checkpoint: Path, prepare: Prepare) -> LanguageModel:
-    """Return a model of this package; a causal one reads ``</s> sentence``, as behind another text."""
+    """Return a model of this package; a causal one reads ``</s> sentence``, as after another text."""
     tokenizer = loading.tokenizer_beside(checkpoint)
     state = checkpoints.load(checkpoint)
     model = prepare(loading.build(state, tokenizer.dictionary, checkpoint))
@@ -106,7 +106,7 @@ def _load_own(checkpoint: Path, prepare: Prepare) -> LanguageModel:
 
 
 def _encode(tokenizer: TextTokenizer, sentence: str, longest: int, first: Optional[int] = None) -> EncodedSentence:
-    """Return ``<s> sentence </s>`` by a tokenizer of ours, cut to `longest` ids; with a `first` id in place of <s>."""
+    """Encode ``<s> sentence </s>`` with our tokenizer, cut to `longest` ids; `first`, if given, replaces <s>."""
     whole = np.array(tokenizer.build_input(sentence))
     ids = cut_input(whole, longest, tokenizer.special.eos)
     is_scored = np.ones(len(ids), dtype=bool)
@@ -124,18 +124,18 @@ def _encode(tokenizer: TextTokenizer, sentence: str, longest: int, first: Option
 
 
 def log_softmax_at(logits_MV: Tensor, targets: np.ndarray) -> np.ndarray:
-    """Return the logarithms of the targets' probabilities, float64 (M,)."""
+    """Return the log-probabilities of the targets, float64 (M,)."""
     wanted = torch.from_numpy(targets).to(logits_MV.device)
     return -F.cross_entropy(logits_MV.float(), wanted, reduction="none").double().cpu().numpy()
 
 
 def _load_by_transformers(name: str, prepare: Prepare) -> LanguageModel:
-    """Load a masked or a causal LM by transformers, without running code from its folder."""
+    """Load a masked or causal LM with transformers, without running code from its folder."""
     needs_transformers(f"evaluating {name}")
     import transformers
     from safetensors import SafetensorError
 
-    import lazyformer_fairseq.huggingface  # noqa: F401 - makes transformers know our own exports
+    import lazyformer_fairseq.huggingface  # noqa: F401 - registers our own exports with transformers
 
     try:
         config = transformers.AutoConfig.from_pretrained(name)
@@ -144,7 +144,7 @@ def _load_by_transformers(name: str, prepare: Prepare) -> LanguageModel:
         if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING:
             is_causal = is_causal and not any(each.endswith("MaskedLM") for each in config.architectures or ())
         elif not is_causal:
-            raise UserError(f"{name}: transformers has no masked and no causal LM of type {config.model_type}")
+            raise UserError(f"{name}: transformers has neither a masked nor a causal LM of type {config.model_type}")
         auto = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForMaskedLM
         model = prepare(auto.from_pretrained(name))
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -158,7 +158,7 @@ def _load_by_transformers(name: str, prepare: Prepare) -> LanguageModel:
         if first is None:
             first = tokenizer.eos_token_id
     if first is None and (is_causal or tokenizer.mask_token_id is None):
-        wanted = "token that a text begins with" if is_causal else "mask token"
+        wanted = "token that begins a text" if is_causal else "mask token"
         raise UserError(f"{name}: its tokenizer has no {wanted}, which scoring needs")
 
     @torch.inference_mode()
@@ -192,10 +192,10 @@ def _encode_by_transformers(
     longest: int,
     first: Optional[int] = None,
 ) -> EncodedSentence:
-    """Return a sentence as a tokenizer of transformers encodes it, cut to `longest` ids.
+    """Encode a sentence with a transformers tokenizer, cut to `longest` ids.
 
-    With a `first` id the sentence stands behind that alone, by which its first token is predicted; else between the
-    tokenizer's special tokens.
+    If a `first` id is given, it alone precedes the sentence and predicts its first token. Otherwise the sentence is
+    enclosed in the special tokens of the tokenizer.
     """
     encoding = tokenizer(sentence, return_special_tokens_mask=True)
     is_cut = len(encoding["input_ids"]) > longest

@@ -1,7 +1,7 @@
 """Minimal pairs: two sentences that differ in one point of grammar, of which a model should prefer the first.
 
-BLiMP (Warstadt et al., 2020) is a folder of 67 such files. Any folder of JSON lines works in which each line has
-``sentence_good`` and ``sentence_bad``.
+BLiMP (Warstadt et al., 2020) is a folder of 67 files of such pairs. Any folder of JSON lines with ``sentence_good`` and
+``sentence_bad`` in each line can be used.
 """
 
 import re
@@ -20,7 +20,7 @@ GOOD = "sentence_good"
 BAD = "sentence_bad"
 PARADIGM = "UID"
 PHENOMENON = "linguistics_term"
-# The authors' files have 13 terms for the 12 phenomena of their paper (Warstadt et al., 2020, table 4).
+# The authors' files have 13 terms for the 12 phenomena in their paper (Warstadt et al., 2020, Table 4).
 PHENOMENON_OF_TERM = {"s-selection": "argument_structure"}
 REMEDY = f'give a folder of .jsonl files whose lines are objects with "{GOOD}" and "{BAD}"'
 
@@ -38,9 +38,9 @@ class Paradigm:
     """The pairs of one file, which all test the same point of grammar.
 
     Attributes:
-        name: the file's `UID`, else its name.
+        name: the `UID` in the file, or else the name of the file.
         phenomenon: the field of grammar that the paradigm belongs to; "" if the file names none.
-        pairs: in the order of the file.
+        pairs: the pairs in the order of the file.
     """
 
     name: str
@@ -49,27 +49,27 @@ class Paradigm:
 
 
 def read_paradigms(folder: Path, most_pairs: int = 0) -> list[Paradigm]:
-    """Read all files of a folder.
+    """Read all files in a folder.
 
     Args:
-        folder: holds ``*.jsonl``.
-        most_pairs: take so many pairs of each paradigm, evenly spaced over its file; 0 for all.
+        folder: a folder of ``*.jsonl`` files.
+        most_pairs: maximum number of pairs per paradigm, evenly spaced over its file; 0 for all.
 
     Returns:
         The paradigms, sorted by name.
 
     Raises:
-        UserError: there are no files, two of them have the same name, or a line is not a pair; the message names file
+        UserError: there are no files, two paradigms have the same name, or a line is not a pair; the message names file
             and line.
     """
     files = sorted(folder.glob("*.jsonl"))
     if not files:
-        raise UserError(f"{folder}: holds no .jsonl file; {REMEDY}")
+        raise UserError(f"{folder}: contains no .jsonl file; {REMEDY}")
     paradigms: dict[str, Paradigm] = {}
     for file in files:
         paradigm = _read_paradigm(file, most_pairs)
         if paradigm.name in paradigms:
-            raise UserError(f"{file}: its paradigm {paradigm.name} is in another file of the folder too")
+            raise UserError(f"{file}: its paradigm {paradigm.name} is also in another file of the folder")
         paradigms[paradigm.name] = paradigm
     return [paradigms[name] for name in sorted(paradigms)]
 
@@ -77,7 +77,7 @@ def read_paradigms(folder: Path, most_pairs: int = 0) -> list[Paradigm]:
 def _read_paradigm(file: Path, most_pairs: int) -> Paradigm:
     rows = list(_rows(file))
     if not rows:
-        raise UserError(f"{file}: is empty; {REMEDY}")
+        raise UserError(f"{file}: this file is empty; {REMEDY}")
     first = rows[0]
     pairs = [Pair(row[GOOD], row[BAD]) for row in rows]
     if 0 < most_pairs < len(pairs):
@@ -92,7 +92,7 @@ def _read_paradigm(file: Path, most_pairs: int) -> Paradigm:
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file's lines, whose fields that are read here are strings."""
+    """Yield the objects in the lines of a file, after checking the fields that are used."""
     for number, line in enumerate(read_text(file, REMEDY).split("\n"), start=1):
         if not line.strip():
             continue
@@ -100,24 +100,24 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
         try:
             row = parse_json(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: is no line of JSON ({error}); {REMEDY}") from None
+            raise UserError(f"{where}: this line is not JSON ({error}); {REMEDY}") from None
         if not isinstance(row, dict):
-            raise UserError(f"{where}: is no JSON object; {REMEDY}")
+            raise UserError(f"{where}: this line is not a JSON object; {REMEDY}")
         for name in (GOOD, BAD):
             if not str(row.get(name, "")).strip():
-                raise UserError(f"{where}: has no {name}; {REMEDY}")
+                raise UserError(f"{where}: {name} is missing or empty; {REMEDY}")
         for name in (GOOD, BAD, PARADIGM, PHENOMENON):
             if not isinstance(row.get(name, ""), str):
-                raise UserError(f"{where}: its {name} is {row[name]!r}, which is no text")
+                raise UserError(f"{where}: its {name} is {row[name]!r}, which is not a text")
         yield row
 
 
 def readable(name: str) -> str:
-    """Return the name of a paradigm or phenomenon as words: ``npi_licensing`` is "npi licensing"."""
+    """Return the name of a paradigm or phenomenon as words: ``npi_licensing`` becomes "npi licensing"."""
     return re.sub(r"[_-]+", " ", name)
 
 
 def sentences_of(paradigms: Sequence[Paradigm]) -> list[str]:
-    """Return every sentence once, in the order in which they first occur."""
+    """Return all sentences without repetition, in the order in which they first occur."""
     pairs = [pair for paradigm in paradigms for pair in paradigm.pairs]
     return list(dict.fromkeys(sentence for pair in pairs for sentence in (pair.good, pair.bad)))

@@ -1,4 +1,4 @@
-"""The answers of models on minimal pairs: computed once per model, kept in a file each, and summed up."""
+"""The answers of models on minimal pairs, computed once per model, stored in one file each, and summarised."""
 
 import hashlib
 import math
@@ -19,7 +19,7 @@ from lazyformer_fairseq.zero_shot.pairs import Paradigm, sentences_of
 from lazyformer_fairseq.zero_shot.scoring import LanguageModel, score
 from lazyformer_fairseq.zero_shot.settings import EvaluationSettings
 
-NORMAL_95 = 1.96  # half the width of a 95% interval, in standard errors
+NORMAL_95 = 1.96  # half width of a 95% interval, in standard errors
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Answers:
     Attributes:
         model: the name of the model in reports.
         method: the name of the score.
-        identity: a hash of everything that decides the margins: weights, score, precision and sentences.
+        identity: a hash of everything that determines the margins: weights, score, precision and sentences.
         margins: by paradigm, for each pair the score of the good sentence minus that of the bad one, in nats.
-        cut: sentences that were longer than the model reads.
-        unknown: sentences with a token that the vocabulary lacks.
+        cut: number of sentences that exceed the model's maximum length.
+        unknown: number of sentences with a token that is not in the vocabulary.
         sentences: number of different sentences.
-        tokens: tokens that were scored.
-        seconds: time taken.
+        tokens: number of scored tokens.
+        seconds: duration of the scoring.
         machine: device and versions.
     """
 
@@ -51,20 +51,20 @@ class Answers:
     machine: dict[str, Any]
 
     def accuracy(self, paradigm: str) -> float:
-        """Return the share of a paradigm's pairs whose good sentence has the higher score; equal ones are wrong."""
+        """Return the share of a paradigm's pairs whose good sentence has the higher score; equal scores are wrong."""
         return float(np.mean(np.array(self.margins[paradigm]) > 0))
 
     def mean_accuracy(self, paradigms: Sequence[str]) -> float:
-        """Return the mean of the accuracies of some paradigms, each of equal weight."""
+        """Return the mean accuracy over paradigms with equal weights."""
         return float(np.mean([self.accuracy(paradigm) for paradigm in paradigms]))
 
     def standard_error(self, paradigms: Sequence[str]) -> float:
-        """Return the standard error of :meth:`mean_accuracy`, for pairs that were drawn at random in each paradigm."""
+        """Return the standard error of :meth:`mean_accuracy`, assuming pairs drawn at random within each paradigm."""
         right = [np.array(self.margins[paradigm]) > 0 for paradigm in paradigms]
         return _error_of_mean(right)
 
     def difference(self, other: "Answers", paradigms: Sequence[str]) -> tuple[float, float]:
-        """Return this model's mean accuracy minus the other's, and the standard error of that for the same pairs."""
+        """Return this model's mean accuracy minus the other's, and the standard error of this paired difference."""
         pairs = [
             (np.array(self.margins[paradigm]) > 0).astype(float) - (np.array(other.margins[paradigm]) > 0)
             for paradigm in paradigms
@@ -85,7 +85,7 @@ def answer(
     paradigms: Sequence[Paradigm],
     settings: EvaluationSettings,
 ) -> Answers:
-    """Score the pairs of all paradigms."""
+    """Score the pairs of all paradigms with a model."""
     start = time.perf_counter()
     scores = score(model, sentences_of(paradigms), name, settings.max_tokens, settings.mask_rest_of_word)
     margins = {
@@ -107,24 +107,24 @@ def answer(
 
 
 def method_of(model: LanguageModel, settings: EvaluationSettings) -> str:
-    """Return how sentences are scored, in words."""
+    """Return the name of the score, in words."""
     if model.mask is not None and settings.mask_rest_of_word:
-        return f"{model.name}, the rest of the word masked too"
+        return f"{model.name}, with the rest of the word masked"
     return model.name
 
 
 def kept_or_made(path: Path, identity: str, make: Callable[[], Answers]) -> Answers:
-    """Return the answers in a file if they are of this identity; else make them, and write the file.
+    """Return the answers in a file if they have this identity; if there is no file, make and store them.
 
     Raises:
-        UserError: the file is damaged, or has the answers of another model or on other pairs.
+        UserError: the file is damaged, or contains the answers of another model or on other pairs.
     """
     if path.exists():
         found = read_checked_as(Answers, path)
         if found.identity != identity:
             raise UserError(
-                f"{path}: has answers of another model, by another score or on other pairs; remove it, give the model "
-                "another name (NAME=MODEL), or give another --output"
+                f"{path}: contains answers of another model, with another score or on other pairs; remove it, give the "
+                "model another name (NAME=MODEL), or give another --output"
             )
         return found
     made = make()
@@ -133,7 +133,7 @@ def kept_or_made(path: Path, identity: str, make: Callable[[], Answers]) -> Answ
 
 
 def identity_of(model: LanguageModel, settings: EvaluationSettings, paradigms: Sequence[Paradigm]) -> str:
-    """Return a hash of everything that decides a model's margins."""
+    """Return a hash of everything that determines the margins of a model."""
     digest = hashlib.sha256(f"{method_of(model, settings)}\n{settings.precision}\n".encode())
     for name, weight in sorted(model.weights.items()):
         digest.update(name.encode())

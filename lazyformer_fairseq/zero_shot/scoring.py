@@ -1,13 +1,15 @@
-"""The log-likelihood of sentences, by masked, causal and count models, in nats.
+"""The log-likelihood of sentences under masked, causal and count models, in nats.
 
-A masked LM has no likelihood of a sentence. Its pseudo-log-likelihood (Salazar et al., 2020, "Masked Language Model
-Scoring", section 2) is the sum over its tokens of log P(token | all others), each token masked in turn. Words of
-several tokens come out too likely that way, because the rest of the word gives a token away; the variant of Kauf and
-Ivanova (2023, "A Better Way to Do Masked Language Model Scoring", PLL-word-l2r) therefore also masks the tokens of the
-same word on its right.
+A masked LM defines no likelihood of a sentence. Its pseudo-log-likelihood (Salazar et al., 2020, "Masked Language Model
+Scoring", section 2) is the sum over its tokens of log P(token | all others), with each token masked in turn. That makes
+words
+of several tokens too likely, because the rest of a word gives the token away. The variant of Kauf and Ivanova (2023, "A
+Better Way to Do Masked Language Model Scoring", PLL-word-l2r) therefore also masks the tokens of the same word to the
+right.
 
-Every model reads batches of sentences of one length. So there is no padding, and a score does not depend on the
-sentences beside it.
+Every model reads batches of sentences of the same length. So there is no padding, and a score does not depend on the
+other
+sentences in the batch.
 """
 
 import itertools
@@ -25,14 +27,14 @@ SENTENCES_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class EncodedSentence:
-    """The input of a model.
+    """A sentence as the input of a model.
 
     Attributes:
-        ids: ids (T,), special tokens included, cut to what the model reads.
-        is_scored: whether a token is one of the sentence's own, bool (T,).
-        begins_word: whether a token begins a word, bool (T,).
-        is_cut: whether the sentence is longer than the model reads.
-        is_unknown: whether the vocabulary lacks one of its tokens.
+        ids: token ids (T,) including special tokens, cut to the model's maximum length.
+        is_scored: whether each token belongs to the sentence itself, bool (T,).
+        begins_word: whether each token begins a word, bool (T,).
+        is_cut: whether the sentence exceeds the model's maximum length.
+        is_unknown: whether one of its tokens is not in the vocabulary.
     """
 
     ids: np.ndarray
@@ -47,9 +49,10 @@ class LanguageModel:
     """The parts of a model that scoring needs.
 
     Attributes:
-        encode: returns a sentence as the model reads it.
-        log_probabilities: takes ids (B, T), the places to predict, bool (B, T), and the ids that belong there (M,), row
-            by row; returns log P of each, float64 (M,). A causal model predicts from the ids before.
+        encode: encodes a sentence for the model.
+        log_probabilities: takes token ids (B, T), the places to predict, bool (B, T), and the right ids at these places
+            (M,), row by row; returns the log-probability of each, float64 (M,). A causal model predicts from the ids
+            before.
         weights: the tensors that the scores depend on, by name.
         mask: the id of a masked LM's mask; None for a causal model.
         name: the type of score, for reports.
@@ -67,10 +70,10 @@ class SentenceScores:
     """The scores of sentences.
 
     Attributes:
-        nats: log-likelihood or pseudo-log-likelihood of each sentence.
-        cut: number of sentences that were longer than the model reads.
-        unknown: number of sentences with a token that the vocabulary lacks.
-        tokens: number of tokens that were scored.
+        nats: the log-likelihood or pseudo-log-likelihood of each sentence.
+        cut: number of sentences that exceed the model's maximum length.
+        unknown: number of sentences with a token that is not in the vocabulary.
+        tokens: number of scored tokens.
     """
 
     nats: dict[str, float]
@@ -90,10 +93,10 @@ def score(
 
     Args:
         model: the model.
-        sentences: raw text, each once.
-        description: the label of the bar.
-        max_tokens: tokens of a batch; one row at least.
-        masks_rest_of_word: also mask the tokens of the same word on the right of the scored one.
+        sentences: raw texts without repetition.
+        description: the label of the progress bar.
+        max_tokens: maximum number of tokens per batch; a batch has at least one row.
+        masks_rest_of_word: whether to also mask the tokens of the same word to the right of the scored one.
     """
     encoded = {sentence: model.encode(sentence) for sentence in sentences}
     by_length = sorted(encoded, key=lambda sentence: len(encoded[sentence].ids))
@@ -125,7 +128,7 @@ def _rows(
     mask: Optional[int],
     masks_rest_of_word: bool,
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield the rows that a model reads: the number of the sentence, the ids, and the places to predict, bool (T,).
+    """Yield the rows that a model reads: number of the sentence, ids, and places to predict, bool (T,).
 
     A causal model reads each sentence once; a masked LM reads a row per token.
     """

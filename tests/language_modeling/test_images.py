@@ -169,7 +169,7 @@ def test_a_picture_that_stands_for_too_many_pixels_is_not_decoded(tmp_path, monk
     monkeypatch.setattr(images, "PIXELS_PER_BYTE", 0)
     monkeypatch.setattr(images, "USUAL_PIXELS", 4095)
     monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("it was decoded"))
-    with pytest.raises(UserError, match=r"x\.\w+: stands for 64 x 64 pixels in [\d,]+ bytes"):
+    with pytest.raises(UserError, match=r"x\.\w+: decodes to 64 x 64 pixels from [\d,]+ bytes"):
         list(images._read([path], 4))
 
 
@@ -177,23 +177,23 @@ def test_postscript_under_another_name_starts_no_interpreter(tmp_path, monkeypat
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
     path = tmp_path / "x.png"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
-    with pytest.raises(UserError, match="x.png: no picture"):
+    with pytest.raises(UserError, match="x.png: not a readable picture"):
         list(images._read([path], 4))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.png", b"no picture", r"x\.png: no picture"),
+        ("x.png", b"no picture", r"x\.png: not a readable picture"),
         ("x.npy", b"no array", r"x\.npy: cannot be read as an array"),
-        ("x.npy", np.zeros((2, 3, 4, 5)), r"x\.npy: has the shape \(2, 3, 4, 5\)"),
-        ("x.npy", np.zeros((2, 4, 4), int), r"x\.npy: is int64; give uint8"),
-        ("x.npy", np.full((2, 4, 4), 16.0), r"x\.npy: image 0 has numbers beyond 0 to 1"),
+        ("x.npy", np.zeros((2, 3, 4, 5)), r"x\.npy: its shape is \(2, 3, 4, 5\)"),
+        ("x.npy", np.zeros((2, 4, 4), int), r"x\.npy: its type is int64; give uint8"),
+        ("x.npy", np.full((2, 4, 4), 16.0), r"x\.npy: image 0 has numbers outside of 0 to 1"),
         ("x.npy", np.array([[{}]]), r"x\.npy: cannot be read as an array: .*objects"),
         ("x.npy", with_header("|u1", (10**9, 10**3, 10**3)), r"x\.npy: cannot be read as an array: .*file size"),
         ("x.npy", with_header("|V0", (10**9, 4, 4)), r"x\.npy: has the type"),
         ("x.npy", packed(), r"x\.npy: cannot be read as an array: it is no \.npy file"),
-        ("labels.npy", np.zeros(3), r"labels\.npy: has the shape \(3,\), but there are 9 images"),
+        ("labels.npy", np.zeros(3), r"labels\.npy: its shape is \(3,\), but there are 9 images"),
         ("labels.npy", with_header("<U0", (4 * 10**8,)), r"labels\.npy: has the type <U0"),
         ("labels.npy", packed(), r"labels\.npy: cannot be read as an array"),
         ("labels.npy", np.zeros((9, 1)), r"labels\.npy: has the type float64 and the shape \(9, 1\)"),
@@ -216,8 +216,8 @@ def test_few_images_and_palettes_of_words_are_refused(tmp_path, lm_data):
     said = refusal(
         "lm", "prepare-images", tmp_path, tmp_path / "out", "--valid", 0.2, "--test", 0.2, "--palette", lm_data
     )
-    assert "symbols are no colours" in said
-    assert "is no folder" in refusal("lm", "prepare-images", tmp_path / "few.npy", tmp_path / "out")
+    assert "symbols are not colours" in said
+    assert "is not a folder" in refusal("lm", "prepare-images", tmp_path / "few.npy", tmp_path / "out")
 
 
 # What models read
@@ -323,7 +323,7 @@ def test_images_of_another_size_than_the_models_are_refused(digits, checkpoint, 
     invoke("lm", "prepare-images", write_digits(tmp_path / "source"), small, "--side", 4, "--palette", digits)
     for words in (("sample", checkpoint, small, "--complete"), ("probe", checkpoint, small, tmp_path / "probed")):
         said = refusal("lm", *words, "--device", "cpu")
-        assert "its images have 16 pixels, those of the model 64" in said
+        assert "its images have 16 pixels, but those of the model have 64" in said
 
 
 def test_texts_are_continued_too():
@@ -334,7 +334,7 @@ def test_texts_are_continued_too():
     assert said.startswith(f"{word} {word}") and len(said.replace("\n", " </s> ").split()) >= 40
     assert invoke(*words, "--length", 40) != said
     assert invoke(*words, "--prompt", "</s>", "--count", 1, "--length", 2).startswith("\n")
-    assert "'nowhere' is no symbol of" in refusal(*words, "--prompt", "nowhere")
+    assert "'nowhere' is not a symbol of" in refusal(*words, "--prompt", "nowhere")
     assert "--complete is for images" in refusal(*words, "--complete")
 
 
@@ -352,7 +352,7 @@ def test_a_probe_reads_each_layer_beside_raw_pixels(digits, checkpoint, tmp_path
     for name, expected in (("end", end), ("layer 1", first)):
         np.testing.assert_allclose(features[name], expected.mean(1).numpy(), atol=1e-5)
     assert Image.open(tmp_path / "probed" / "probe.png").size[0] > 100
-    assert "holds no images" in refusal("lm", "probe", checkpoint, lm_data, tmp_path / "other")
+    assert "contains no images" in refusal("lm", "probe", checkpoint, lm_data, tmp_path / "other")
     unlabelled = tmp_path / "source"
     write_digits(unlabelled)
     (unlabelled / "labels.npy").unlink()
@@ -371,7 +371,7 @@ def test_of_many_images_in_the_order_of_their_classes_some_of_each_are_read(digi
     accuracy = probe_layers(checkpoint, data, most=48, batch_size=8)["raw pixels"]["test"]
     assert accuracy > 50  # the first 48 have half of the classes
     np.save(data / "train.labels.npy", np.zeros(96, int))
-    with pytest.raises(UserError, match="train.labels.npy: images of one class alone"):
+    with pytest.raises(UserError, match="train.labels.npy: all images are of one class"):
         probe_layers(checkpoint, data, most=48, batch_size=8)
 
 

@@ -100,7 +100,7 @@ def test_wikitext_2_has_the_official_counts(real_data, tmp_path):
     assert manifest["vocabulary"] == 33_278 and manifest["official"] == "wikitext-2"
     assert len(load_dictionary(tmp_path / "data" / "dict.txt")) == 33_280  # <s> and <pad>
     assert open_tokens(tmp_path / "data" / "train").dtype == np.uint16
-    assert "these are wikitext-2's official counts" in overview(manifest)
+    assert "these are the official counts of wikitext-2" in overview(manifest)
 
 
 def test_other_counts_are_said_plainly_and_refused_where_asked(wikitext, tmp_path, monkeypatch):
@@ -113,12 +113,12 @@ def test_other_counts_are_said_plainly_and_refused_where_asked(wikitext, tmp_pat
     counts = {split: found["tokens"] for split, found in manifest["splits"].items()}
     assert manifest["official"] is None
     assert "NOT an official text" in overview(manifest)
-    assert f"train {counts['train']:,}, wikitext-2 has 2,088,628" in not_official(manifest)
+    assert f"train {counts['train']:,}, but wikitext-2 has 2,088,628" in not_official(manifest)
     refused("wikitext-103", "not wikitext-103: train")
-    refused("text8", "--official text8: is no wikitext")
+    refused("text8", "--official text8 is not a version of wikitext")
     as_2 = {**counts, "vocabulary": manifest["vocabulary"]}  # the other one is refused for what it is
     monkeypatch.setitem(steps.OFFICIAL_COUNTS, "wikitext-2", as_2)
-    reason = rf"train {counts['train']:,}, wikitext-103 has 103,227,021; .*; give --official wikitext-2"
+    reason = rf"train {counts['train']:,}, but wikitext-103 has 103,227,021; .*; give --official wikitext-2"
     refused("wikitext-103", f"not wikitext-103: {reason}")
 
 
@@ -151,10 +151,10 @@ def test_characters_of_text8(tmp_path, monkeypatch, block):
 def test_a_file_that_the_splits_do_not_fit_or_of_other_characters_is_refused(tmp_path):
     for size in (0, 99, 101):
         (tmp_path / "enwik8").write_bytes(b"x" * size)
-        with pytest.raises(UserError, match=f"has {size} bytes, enwik8 has 100: the splits need 60, 20 and 20"):
+        with pytest.raises(UserError, match=f"has {size} bytes, but enwik8 has 100: the splits need 60, 20 and 20"):
             prepare("enwik8", tmp_path, tmp_path / "data")
     (tmp_path / "text8").write_bytes(b"abc D" + b"x" * 95)
-    with pytest.raises(UserError, match="has the byte 68, but text8 is a to z and spaces"):
+    with pytest.raises(UserError, match="has the byte 68, but text8 only has a to z and spaces"):
         prepare("text8", tmp_path, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
@@ -168,15 +168,15 @@ def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(wikitext, tmp_
     valid = wikitext / "wiki.valid.tokens"
     for content, message in {
         b" fine \n\n caf\xe9 \n": r"valid\.tokens, line 3: not UTF-8",
-        b" fine \n a <pad> b \n": r"valid\.tokens, line 2: <pad> means something to fairseq",
-        b" a </s> \n": r"valid\.tokens, line 1: </s> means something to fairseq",
-        b"": r"valid\.tokens: is empty",
+        b" fine \n a <pad> b \n": r"valid\.tokens, line 2: <pad> is a special symbol of fairseq",
+        b" a </s> \n": r"valid\.tokens, line 1: </s> is a special symbol of fairseq",
+        b"": r"valid\.tokens: this file is empty",
     }.items():
         valid.write_bytes(content)
         refused(message)
     valid.unlink()
     refused(r"wiki\.valid\.tokens: no such file")
-    with pytest.raises(UserError, match=r"nowhere: no such file; give enwik8 itself"):
+    with pytest.raises(UserError, match=r"nowhere: no such file; give the unpacked file enwik8"):
         prepare("enwik8", tmp_path / "nowhere", tmp_path / "data")
     with pytest.raises(UserError, match=r"manifest\.json: no such file; give a folder that `lazyformer lm prepare` w"):
         read_manifest(tmp_path)
@@ -305,15 +305,15 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
     refused(r"manifest\.json: no such file", CHECKPOINT, tmp_path)
     refused("none.pt: no such checkpoint", tmp_path / "none.pt", data)
     encoder = FIXTURES / "checkpoints" / "m2x2" / "checkpoint_last.pt"
-    refused("is no language model .* trained on the task full_sentences_masked_lm", encoder, data)
+    refused("not a language model .* trained on the task full_sentences_masked_lm", encoder, data)
     state = torch.load(CHECKPOINT, weights_only=False)
-    no_model, no_task = "no_task.pt: not a checkpoint", "is no language model of this package; it names no task"
+    no_model, no_task = "no_task.pt: not a checkpoint", "not a language model of this package; it names no task"
     for cfg, message in ((None, no_model), ({}, no_task), ({"model": {}}, no_task)):
         torch.save({**state, "cfg": cfg}, tmp_path / "no_task.pt")
         refused(message, tmp_path / "no_task.pt", data)
     exported = FIXTURES / "checkpoints" / "exported" / "model.safetensors"
-    refused("is no language model of this package", exported, data)
-    refused("--json .*: its folder is not there", CHECKPOINT, data, "--json", tmp_path / "no" / "r.json")
+    refused("not a language model of this package", exported, data)
+    refused("--json .*: its folder does not exist", CHECKPOINT, data, "--json", tmp_path / "no" / "r.json")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused("--device cuda: torch finds no GPU here", CHECKPOINT, data, "--device", "cuda")
     text = write_toy_wikitext(tmp_path / "text")

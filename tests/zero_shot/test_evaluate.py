@@ -59,8 +59,8 @@ def test_a_rerun_keeps_what_is_there(pairs, tmp_path, monkeypatch):
     first = invoke("evaluate", f"one={ENCODER}", *words)
     monkeypatch.setattr("lazyformer_fairseq.zero_shot.results.answer", int)  # fails where it is called
     assert invoke("evaluate", f"one={ENCODER}", *words) == first
-    assert "one.json: has answers of another model" in refusal("evaluate", f"one={EXPORTED}", *words)
-    assert "another model is called one too" in refusal("evaluate", f"one={ENCODER}", f"one={EXPORTED}", *words)
+    assert "one.json: contains answers of another model" in refusal("evaluate", f"one={EXPORTED}", *words)
+    assert "another model is also called one" in refusal("evaluate", f"one={ENCODER}", f"one={EXPORTED}", *words)
     kept = tmp_path / "out" / "one.json"
     kept.write_text(kept.read_text().replace('"cut": 0', '"cut": 1'))
     assert "one.json: damaged" in refusal("evaluate", f"one={ENCODER}", *words)

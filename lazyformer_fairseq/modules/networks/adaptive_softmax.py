@@ -109,7 +109,7 @@ class AdaptiveEmbedding(nn.Module):
         """Return the vectors (B, T, C) of ids.
 
         Raises:
-            IndexError: an id is outside the vocabulary (on a CPU).
+            IndexError: an id is V or more (on a CPU).
         """
         by_band = []
         for number, band in enumerate(self.bands):

@@ -37,7 +37,7 @@ class CausalDecoder(Stack):
         ffn_embed_dim: the hidden size of feed-forward sublayers.
         num_heads: N, which must divide C.
         mem_len: the number of tokens that a StreamMemory keeps from one segment to the next.
-        clamp_len: the largest distance that is told apart; longer distances are encoded like it. 0 or -1 for no limit.
+        clamp_len: the distance to which longer distances are clamped; 0 or -1 for no limit.
         same_length: whether every query sees itself and the `mem_len` tokens before it, the same number for all, as in
             Transformer-XL's code. If not, a query sees the whole memory and its segment up to itself.
         cutoffs: the first id of each band of the embedding but the first; empty for one band.

@@ -239,7 +239,7 @@ class Encoder(Stack):
     ):
         super().__init__(pattern, embed_dim, ffn_embed_dim, num_heads, max_positions=max_positions, **options)
         if token_types < 0:
-            raise UserError(f"{token_types} token types: must be 0 or more")
+            raise UserError(f"the number of token types must be 0 or more, not {token_types}")
         self.padding_idx = padding_idx
         self.max_positions = max_positions
         self.embed_tokens: Optional[nn.Embedding] = None
@@ -380,15 +380,15 @@ class Encoder(Stack):
     ) -> tuple[Tensor, list[Tensor]]:
         """Encode permuted tokens.
 
-        For each pair of tokens, the relative bias, or -inf where the first does not see the second, is added to all
-        scores in the way of learned scores.
+        For each pair of tokens, the relative bias, or -inf if the first does not see the second, is added to the scores
+        of all sublayers, like learned scores.
         """
         check_takes_permuted(self, "turns")
         turns_B3T = info.turns_B3T
         positions_BT = info.positions_BT
         assert turns_B3T is not None, "permuted tokens have turns"
         check_turns(turns_B3T, positions_BT, tokens_BT.shape[:2], self.max_positions)
-        assert positions_BT is not None, "and positions, as was checked"
+        assert positions_BT is not None, "check_turns refuses missing positions"
         x = tokens_BT
         if self.embed_tokens is not None:
             x = self.embed(tokens_BT, info.token_types_BT, info.positions_BT)

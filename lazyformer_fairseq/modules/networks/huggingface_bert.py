@@ -19,7 +19,7 @@ FRAME = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id"
 
 @dataclass
 class HuggingFaceBertOptions:
-    """Options of :class:`HuggingFaceBert`."""
+    """The options of :class:`HuggingFaceBert`."""
 
     model_type: str = option("bert", "name of the model type in transformers", choices=("bert", "modernbert"))
     encoder_layers: int = option(12, "number of layers, each with self-attention and a feed-forward")

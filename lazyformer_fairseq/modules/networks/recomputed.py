@@ -64,7 +64,7 @@ def runs_of(sublayers: Sequence[PlannedSublayer]) -> list[list[int]]:
     read = places_read(sublayers)
     last_reader = {giver: place for place, giver in enumerate(read) if giver is not None}
     found: list[list[int]] = []
-    end = -1  # of the run so far
+    end = -1  # the last place of the run so far
     for place in range(len(read)):
         if place > end:
             found.append([])

@@ -330,7 +330,7 @@ class SelfAttention(ChoosingAttention):
 class RelativeAttention(ChoosingAttention):
     """A causal model's ``s``: softmax(((Q + u) K^T + shift((Q + v) R^T)) / sqrt(D)) V and an output projection.
 
-    R are the projected distances. Keys and values come from memory and segment, queries from the segment alone. The
+    R holds the projected distances. Keys and values come from memory and segment, queries from the segment alone. The
     vectors u and v belong to the decoder, which shares them among all its sublayers. Projections have no biases.
     Settings may change the formula: attention variants with positions of their own do not add u, v or distances.
     """
@@ -555,7 +555,7 @@ def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) ->
     Args:
         keys: K, the number of keys.
         embed_dim: C, which must be even.
-        clamp_len: the largest distance that is told apart; longer distances are encoded like it. 0 for no limit.
+        clamp_len: the distance to which longer distances are clamped; 0 for no limit.
         like: a tensor whose device and precision the result has.
     """
     exact = torch.promote_types(like.dtype, torch.float32)  # fp16 cannot represent all integers above 2,048

@@ -82,7 +82,7 @@ class Recurrent(Sublayer):
         if embed_dim % self.directions:
             raise UserError(
                 f"r[cell={cell}] splits the embedding dimension between two directions, so it must be even, not "
-                f"{embed_dim}"
+                f"{embed_dim}; choose another embedding dimension"
             )
         size = embed_dim // self.directions
         parts = 3

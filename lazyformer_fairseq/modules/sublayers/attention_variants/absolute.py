@@ -15,8 +15,8 @@ class Absolute(VariantModule):
 
     The table of positions (length, C) is shared by all sublayers of the network. Other sublayers may still use
     Transformer-XL's positions or rotary positions. Keys include the positions of their tokens, so a text can be
-    continued from a memory that holds all of it. Streams cannot have a memory: their segments have no positions in the
-    table.
+    continued from a memory that holds all of it. Streams cannot have a memory, because the table has no positions for
+    their segments.
 
     Raises:
         UserError: two sublayers of a network ask for tables of different lengths.

@@ -39,7 +39,7 @@ class Rope(VariantModule):
             raise UserError(
                 f"s[rope={options.values['rope']}] rotates pairs of dimensions, so the size of a head must be even; "
                 f"{options.num_heads} heads of an embedding dimension of {options.embed_dim} have a size of "
-                f"{options.head_size}"
+                f"{options.head_size}; choose another number of heads"
             )
 
     @classmethod

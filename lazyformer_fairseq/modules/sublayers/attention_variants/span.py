@@ -66,7 +66,7 @@ class Span(VariantModule):
         return _Bounded.apply(self.shares).to(exact) * self.limit
 
     def penalty(self) -> Tensor:
-        """Return the penalty on spans, their mean times the setting `span_loss`, to be added to the loss per token."""
+        """Return the mean span times the setting `span_loss`, to be added to the loss per token in nats."""
         return self.penalty_weight * self.spans.mean()
 
     def set_longest(self, share: float) -> None:

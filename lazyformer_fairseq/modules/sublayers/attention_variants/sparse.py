@@ -67,7 +67,7 @@ class Strided(Sparse):
 class Fixed(Sparse):
     """The fixed mask: the query's own block of l keys and the last c keys of each block.
 
-    In a causal model only keys before the query are seen. Blocks are counted from the first key of the memory. If the
+    In a causal model later keys are not seen. Blocks are counted from the first key of the memory. If the
     block size divides the lengths of memory and segments, a position stays in its block from segment to segment. With
     ``part=summary``, causal queries in the first block may see no key at all; their output is zero.
     """

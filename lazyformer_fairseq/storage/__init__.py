@@ -1,1 +1,1 @@
-"""Writes files whole or not at all, and holds the formats that several parts of the project share."""
+"""Atomic writes of files and folders, and the file formats that several parts of the project share."""

@@ -1,8 +1,8 @@
-"""Files and folders that are there whole or not at all.
+"""Files and folders that are written completely or not at all.
 
-Each is written under a hidden name beside its own, ``.NAME.0123abcd.unfinished``, locked, synced to disk, renamed.
-Whoever reads NAME sees the old contents or the new. The next process removes what a killed one left under such a name:
-nobody holds its lock any more.
+Each is written under a hidden name next to its own, ``.NAME.0123abcd.unfinished``, locked, synced to disk and renamed.
+Readers of NAME see either the old content or the new. If a process is killed, the next process removes the unfinished
+file, because nobody holds its lock any more.
 """
 
 import errno
@@ -29,20 +29,21 @@ OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[BinaryIO]:
-    """Yield a file to write; it takes the name `path` when the block ends well. Makes missing folders.
+    """Yield a file to write, which gets the name `path` if the block succeeds. Missing folders are created.
 
     Args:
-        path: name that the file takes.
-        durable: from then on it survives a power cut, and what killed processes left of it before is removed. That
+        path: the name of the finished file.
+        durable: whether the file must survive a power failure; then leftovers of killed processes are removed, too.
+            This
             takes some milliseconds, too long for thousands of files that can be made again.
 
     Raises:
-        OSError: it cannot be written; what stood under the name before is unchanged.
-        UserError: a folder has the name.
+        OSError: the file cannot be written; an existing file is unchanged.
+        UserError: a folder has this name.
     """
     path = Path(path).absolute()
     if path.is_dir():
-        raise UserError(f"{path}: is a folder, and a file is to be written; remove it, or give another name")
+        raise UserError(f"{path}: this is a folder, but a file must be written here; remove it or give another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     if durable:
         remove_leftovers(path.parent, path.name)
@@ -62,44 +63,44 @@ def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[Binary
 
 
 def _new_locked_file(path: Path) -> tuple[BinaryIO, Path]:
-    """Open a new file under an unfinished name of `path`, locked so that no other process takes it for a leftover."""
+    """Open a new file under an unfinished name of `path`, locked so that no other process removes it as a leftover."""
     while True:
         unfinished = unfinished_name(path)
         file = unfinished.open("xb")
         _lock(file.fileno())
         if unfinished.exists():
             return file, unfinished
-        # Another process removed it between the two calls, when it was not locked yet.
+        # Another process removed it before it was locked.
         file.close()
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in UTF-8, whole and durable."""
+    """Write a file in UTF-8, atomically and durably."""
     with atomic_file(path) as file:
         file.write(text.encode())
 
 
 def copy_file(source: Union[str, Path], target: Union[str, Path]) -> None:
-    """Copy the content of a file, whole and durable."""
+    """Copy the content of a file, atomically and durably."""
     with open(source, "rb") as original, atomic_file(target) as file:
         shutil.copyfileobj(original, file)
 
 
 @contextmanager
 def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool = True) -> Iterator[Path]:
-    """Yield an empty folder to write into; it takes the name `folder` when the block ends well.
+    """Yield an empty folder to write into, which gets the name `folder` if the block succeeds.
 
     Args:
-        folder: name that the folder takes.
-        replace: whether it may take the place of a folder that holds something.
-        durable: see :func:`atomic_file`; all files in it are synced.
+        folder: the name of the finished folder.
+        replace: whether it may replace a folder that is not empty.
+        durable: see :func:`atomic_file`; all files in the folder are synced.
 
     Raises:
-        UserError: `folder` cannot be made, or holds something already.
+        UserError: `folder` cannot be created, or is not empty.
     """
     if not replace:
         refuse_filled_folder(folder)
-    folder = Path(folder).resolve()  # a link cannot take the name of a folder
+    folder = Path(folder).resolve()  # a link cannot be replaced by a folder
     old = unfinished_name(folder)
     try:
         descriptor, unfinished = _new_locked_folder(folder)
@@ -113,7 +114,7 @@ def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool
         if durable:
             sync_content(unfinished)
         if replace and folder.exists():
-            os.replace(folder, old)  # emptying it under its own name could be stopped halfway
+            os.replace(folder, old)  # deleting it under its own name could stop halfway
         elif not replace:
             refuse_filled_folder(folder)
         os.replace(unfinished, folder)
@@ -126,11 +127,11 @@ def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool
 
 
 def _new_locked_folder(folder: Path) -> tuple[int, Path]:
-    """Make a folder under an unfinished name of `folder`; its descriptor is locked as in :func:`_new_locked_file`."""
+    """Create a folder under an unfinished name of `folder`; lock its descriptor as :func:`_new_locked_file` does."""
     while True:
         unfinished = unfinished_name(folder)
         unfinished.mkdir(parents=True)
-        with suppress(FileNotFoundError):  # removed by another process before it could be opened
+        with suppress(FileNotFoundError):  # another process removed it before it was opened
             descriptor = os.open(unfinished, os.O_RDONLY)
             _lock(descriptor)
             if unfinished.exists():
@@ -139,18 +140,18 @@ def _new_locked_folder(folder: Path) -> tuple[int, Path]:
 
 
 def refuse_filled_folder(folder: Union[str, Path]) -> None:
-    """Raise UserError where `folder` is a file, a link to nothing, or a folder that holds something or is mounted."""
+    """Raise a UserError if `folder` is a file, a dangling link, a mount point, or a folder that is not empty."""
     folder = Path(folder)
     if folder.is_symlink() and not folder.exists():
-        raise UserError(f"{folder}: is a link to nothing; remove it or choose another folder")
+        raise UserError(f"{folder}: this is a dangling link; remove it or choose another folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir()) or folder.is_mount()):
         raise UserError(f"{folder}: exists already; remove it or choose another folder")
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raise a UserError unless a file or a folder of this name can be written, whose folders need not be there yet.
+    """Raise a UserError unless a file or folder of this name can be written; its parent folders need not exist yet.
 
-    Tries it by a file that has no name, in the nearest folder that is there.
+    Tested by creating an unnamed file in the nearest existing folder.
     """
     path = path.absolute()
     place = path.parent
@@ -158,11 +159,11 @@ def refuse_unwritable(path: Path) -> None:
         if path.is_dir():
             place = path
         with suppress(FileNotFoundError):
-            os.lstat(unfinished_name(path))  # which is longer than the name
+            os.lstat(unfinished_name(path))  # raises an error if the name is too long
         while not os.path.lexists(place):
             place = place.parent
         if place.is_symlink() and not place.exists():
-            raise UserError(f"{path}: cannot be written ({place} is a link that leads nowhere); choose another place")
+            raise UserError(f"{path}: cannot be written ({place} is a dangling link); choose another place")
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
@@ -170,27 +171,29 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def unfinished_name(path: Path) -> Path:
-    """Return a hidden sibling that no other process has, and that :func:`remove_leftovers` recognizes."""
+    """Return a unique hidden name next to `path`, in the form that :func:`remove_leftovers` recognizes."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 
 def remove_leftovers(folder: Union[str, Path], name: str = "*", deep: bool = False) -> None:
-    """Remove what killed processes left unfinished in a folder; what a process still holds stays.
+    """Remove unfinished files and folders of killed processes, but not those that a process still holds.
 
     Args:
-        folder: folder to look in.
-        name: name of the file or folder that was being written; by default all.
-        deep: whether to look into all its subfolders too.
+        folder: the folder to look in.
+        name: the name of the file or folder that was being written; by default any.
+        deep: whether to look into all subfolders, too.
     """
     pattern = f".{name if name == '*' else glob.escape(name)}.{'[0-9a-f]' * 8}{UNFINISHED}"
     for path in Path(folder).rglob(pattern) if deep else Path(folder).glob(pattern):
         is_folder = path.is_dir()
         with suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)  # NFS locks only what can be written
+            descriptor = os.open(
+                path, os.O_RDONLY if is_folder else os.O_RDWR
+            )  # NFS only locks files opened for writing
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path) if is_folder else path.unlink()
-                logger.info("%s: removed, a killed process left it unfinished", path)
+                logger.info("%s: removed this unfinished output of a killed process", path)
             finally:
                 os.close(descriptor)
 
@@ -201,7 +204,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _give_usual_modes(folder: Path) -> None:
-    """Return those that umask leaves: safetensors writes files that their owner alone may read."""
+    """Give files the permissions that umask allows; safetensors only lets their owner read them."""
     usual = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -209,13 +212,13 @@ def _give_usual_modes(folder: Path) -> None:
 
 
 def sync_content(folder: Path) -> None:
-    """Make all files in a folder and its subfolders survive a power cut from now on."""
+    """Sync all files in a folder and its subfolders to disk, so that they survive a power failure."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
 
 
 def _sync(path: Path) -> None:
-    """Sync a file, or the names in a folder: without this a power cut can undo a rename."""
+    """Sync a file, or the names in a folder; without the latter, a power failure can undo a rename."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -223,7 +226,7 @@ def _sync(path: Path) -> None:
         if error.errno not in (
             errno.EINVAL,
             errno.ENOTSUP,
-        ):  # some network file systems sync no folders
+        ):  # some network file systems cannot sync folders
             raise
     finally:
         os.close(descriptor)
@@ -231,10 +234,11 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _full_disk_named(path: Path) -> Iterator[None]:
-    """Name a full disk as Python does where a library does not.
+    """Turn a library's errors about a full disk into those that Python raises.
 
-    numpy reports one as "1000 requested and 10 written", without an error number or a file's name; safetensors by an
-    error of its own, which ends in Rust's "(os error 28)".
+    numpy reports a full disk as "1000 requested and 10 written", without an error number or file name. safetensors
+    raises
+    its own error, which ends in Rust's "(os error 28)".
     """
     try:
         yield

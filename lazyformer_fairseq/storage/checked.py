@@ -1,7 +1,8 @@
-"""Files of settings and results, in JSON or YAML: parsed within limits, and checked field by field.
+"""Files of settings and results, in JSON or YAML, parsed within limits and checked field by field.
 
-Such a file may come from somebody else, or be damaged. :func:`as_type` is the one place that compares its content with
-what a reader needs: a dataclass, whose field types say it. Limits keep a small file from filling memory or the stack.
+Such a file may be damaged or come from somebody else. All comparisons of its content with what a reader needs, given by
+the
+field types of a dataclass, are made by :func:`as_type`. Limits keep a small file from filling the memory or the stack.
 """
 
 import json
@@ -17,13 +18,13 @@ from annotated_types import Ge, Gt, Lt
 from lazyformer_fairseq.errors import UserError, nearest
 
 T = TypeVar("T")
-LARGEST_JSON = 1 << 28  # bytes; a million updates of a training take 26 MB
-LARGEST_YAML = 100_000  # bytes; people write these by hand, and the parser is slow
-DEEPEST = 100  # lists and objects within each other
-LARGEST_NUMBER = 2**332  # 100 digits: far above what anything here counts, and a float still holds it
-SHOWN = 80  # characters of a wrong value in a message
+LARGEST_JSON = 1 << 28  # bytes; a million training updates take 26 MB
+LARGEST_YAML = 100_000  # bytes; these files are written by hand, and the parser is slow
+DEEPEST = 100  # levels of nested lists and objects
+LARGEST_NUMBER = 2**332  # 100 digits: far more than any count here, but still within the range of floats
+SHOWN = 80  # characters of a wrong value that a message shows
 
-# Types of fields whose numbers have bounds. NaN is within none of them.
+# Types of fields with bounded numbers, none of which accepts NaN.
 Count = Annotated[int, Ge(0), Lt(2**63)]
 PositiveCount = Annotated[int, Gt(0), Lt(2**63)]
 Finite = Annotated[float, Gt(float("-inf")), Lt(float("inf"))]
@@ -32,14 +33,14 @@ PositiveAmount = Annotated[float, Gt(0), Lt(float("inf"))]
 
 
 def read_limited(path: Path, largest: int) -> str:
-    """Return the text of a file in UTF-8.
+    """Return the text of a UTF-8 file.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is larger than `largest` bytes, or no UTF-8.
+        ValueError: the file is larger than `largest` bytes, or is not UTF-8.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise ValueError("it is a pipe or a device, no regular file")  # to open a pipe is to wait for a writer
+        raise ValueError("it is a pipe or a device, not a regular file")  # opening a pipe would wait for a writer
     with path.open("rb") as file:
         content = file.read(largest + 1)
     if len(content) > largest:
@@ -48,11 +49,11 @@ def read_limited(path: Path, largest: int) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON.
+    """Parse JSON within the limits of this module.
 
     Raises:
-        ValueError: it is no JSON, has a key twice, or is beyond the limits above.
-        RecursionError: it is nested very deep.
+        ValueError: the text is not JSON, has a duplicate key, or exceeds the limits.
+        RecursionError: the text is nested very deeply.
     """
     content = json.loads(text, object_pairs_hook=_without_doubles)
     _refuse_beyond_limits(content)
@@ -65,53 +66,53 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_doubles(keys: Iterable[str]) -> None:
-    """Raise a ValueError for a key that is there twice: readers of JSON and YAML differ in which one they take."""
+    """Raise a ValueError for a duplicate key, because readers of JSON and YAML differ in which value they take."""
     seen: set[str] = set()
     for key in keys:
         if key in seen:
-            raise ValueError(f"the key {key[:SHOWN]!r} is there twice")
+            raise ValueError(f"the key {key[:SHOWN]!r} occurs twice")
         seen.add(key)
 
 
 def _refuse_beyond_limits(content: Any) -> None:
-    """Raise a ValueError for deep nesting, a number of too many digits, or a value that JSON does not have."""
+    """Raise a ValueError for too deep nesting, a number with too many digits, or a value that JSON does not have."""
     depth = 0
     level = [content]
     while level:
         depth += 1
         if depth > DEEPEST:
-            raise ValueError(f"it is nested more than {DEEPEST} deep")
+            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
         below: list[Any] = []
         for value in level:
             if isinstance(value, dict):
                 if wrong := next((key for key in value if not isinstance(key, str)), None):
-                    raise ValueError(f"the key {str(wrong)[:SHOWN]} is no text; write it in quotes")
+                    raise ValueError(f"the key {str(wrong)[:SHOWN]} is not text; write it in quotes")
                 below.extend(value.values())
             elif isinstance(value, list):
                 below.extend(value)
             elif isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
-                raise ValueError("it has a number of more than 100 digits")
+                raise ValueError("it has a number with more than 100 digits")
             elif not isinstance(value, (str, int, float, type(None))):
                 raise ValueError(f"{str(value)[:SHOWN]} is a {type(value).__name__}; write text in quotes")
         level = below
 
 
 def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a mapping of plain values from a YAML file; anchors are refused, which make much of little.
+    """Read a mapping of plain values from a YAML file; aliases are rejected, because they can expand a small file.
 
     Args:
-        path: path of the file.
-        remedy: end of the message.
+        path: the file.
+        remedy: the end of the error message.
 
     Raises:
-        UserError: the file holds anything else; ends in the remedy.
+        UserError: the file contains anything else; the message ends in the remedy.
     """
     import yaml
 
     class Plain(yaml.SafeLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
-                raise ValueError(f"it has the alias *{self.peek_event().anchor}; write out what that stands for")
+                raise ValueError(f"it has the alias *{self.peek_event().anchor}; write out its value")
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -124,29 +125,31 @@ def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
     except RecursionError:
-        raise UserError(f"{path}: no YAML for settings: it is nested very deep; {remedy}") from None
-    except Exception as error:  # PyYAML's constructors let errors of Python's own through, as for 2020-99-99
+        raise UserError(f"{path}: not a YAML file of settings: it is nested too deeply; {remedy}") from None
+    except Exception as error:  # PyYAML lets Python's errors through, as for 2020-99-99
         said = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: no YAML for settings ({said}); {remedy}") from None
+        raise UserError(f"{path}: not a YAML file of settings ({said}); {remedy}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds {type(content).__name__}, not lines such as `name: value`; {remedy}")
+        raise UserError(f"{path}: contains {type(content).__name__}, not lines such as `name: value`; {remedy}")
     return content
 
 
 def as_type(expected: type[T], content: Any, where: object, remedy: str) -> T:
-    """Return content of JSON as an instance of a dataclass, or of another type that pydantic knows, as dict[str, int].
+    """Convert JSON content to a dataclass, or to another type that pydantic knows, such as dict[str, int].
 
-    Types are strict: the text "1" is no number, and true is none either. Keys that a dataclass does not have are
-    passed over, unless its `__pydantic_config__` has ``"extra": "forbid"``.
+    Types are strict: neither the text "1" nor true is a number. Keys that a dataclass does not have are ignored, unless
+    its `__pydantic_config__` has ``"extra": "forbid"``.
 
     Args:
         expected: the dataclass or type.
-        content: values of JSON.
-        remedy: end of the message.
-        where: the file, for the message.
+        content: JSON values.
+        where: the file, for the error message.
+        remedy: the end of the error message.
 
     Raises:
-        UserError: names the file, the first field that is wrong, its value and what it must be; ends in the remedy.
+        UserError: a field is wrong; the message names the file, the first such field, its value and what it must be,
+            and
+            ends in the remedy.
     """
     from pydantic import ValidationError  # takes a tenth of a second
 
@@ -156,8 +159,8 @@ def as_type(expected: type[T], content: Any, where: object, remedy: str) -> T:
         TypeError,
         ValueError,
         RecursionError,
-    ) as error:  # of a checkpoint, whose containers may hold anything
-        raise UserError(f"{where}: holds more than JSON can ({error}); {remedy}") from None
+    ) as error:  # checkpoints may contain anything
+        raise UserError(f"{where}: contains values that JSON does not have ({error}); {remedy}") from None
     try:
         return _adapter(expected).validate_json(text, strict=True)  # type: ignore[arg-type] # classes are hashable
     except ValidationError as error:
@@ -173,10 +176,10 @@ def _adapter(expected: Any) -> Any:
 
 def _in_words(error: Any, expected: Any) -> str:
     first = error.errors(include_url=False)[0]
-    # Between the names of fields pydantic names the members of a union, as `list[str]`.
+    # pydantic inserts the members of a union, such as `list[str]`, between the names of fields.
     place = ".".join(str(part) for part in first["loc"] if not re.search(r"[\[(]", str(part)))[:SHOWN]
     if first["type"] == "json_invalid":
-        return "holds half of a pair of surrogates, which is no text"
+        return "contains half of a surrogate pair, which is not text"
     if first["type"] == "value_error":  # raised by the dataclass itself
         return str(first["ctx"]["error"])
     if first["type"] == "missing":

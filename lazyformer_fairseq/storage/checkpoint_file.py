@@ -1,9 +1,12 @@
-"""Files of checkpoints: whole or not there at all, checked, read without running what they hold.
+"""Checkpoint files that are written completely or not at all, checked, and read without running any code in them.
 
-torch.save writes a zip archive. A zip archive may end in a comment, which torch does not read; ours is a
-SHA-256 of all that torch.save wrote. One rename gives file and checksum their name, so no kill can part them. Files
-without a checksum still load: stock fairseq's are zip archives too, where every record has a CRC-32; files from before
-torch 1.6 have nothing to check.
+torch.save writes a zip archive. A zip archive may end in a comment, which torch does not read; ours contains a SHA-256
+of
+everything that torch.save wrote. A single rename publishes file and checksum together, so a killed process cannot
+separate
+them. Files without a checksum can be loaded, too: those of stock fairseq are zip archives with a CRC-32 per record,
+while files
+from before torch 1.6 have nothing to check.
 """
 
 import argparse
@@ -35,30 +38,30 @@ UNSAFE_LOADS = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 PIECE = 2**22  # bytes read at a time
 
 _LABEL = b"lazyformer_fairseq sha256 "
-_NO_COMMENT = struct.pack("<H", 0)  # the end of an archive: the length of its comment
+_NO_COMMENT = struct.pack("<H", 0)  # the end of an archive without a comment: its length, 0
 _COMMENT_FOLLOWS = struct.pack("<H", len(_LABEL) + 64)
 _ENDING = re.compile(re.escape(_COMMENT_FOLLOWS + _LABEL) + rb"([0-9a-f]{64})")
 _ENDING_SIZE = len(_COMMENT_FOLLOWS + _LABEL) + 64
 _ARCHIVE = b"PK"
 _ARCHIVE_END = b"PK\x05\x06"
-_PICKLE = b"\x80"  # how files from before torch 1.6 begin
+_PICKLE = b"\x80"  # the start of files from before torch 1.6
 
 
 class DamagedCheckpointError(UserError):
-    """A file that is not, or no longer, what was once saved; another one may do."""
+    """An error about a file that is not, or no longer, what was saved; an older checkpoint may be intact."""
 
 
 def save(state: Any, path: Union[str, Path]) -> None:
-    """``torch.save``, whole or not at all, with a checksum.
+    """Save a state as ``torch.save`` does, completely or not at all, with a checksum.
 
     Raises:
-        OSError: the file could not be written; one that was there before is as it was.
+        OSError: the file could not be written; an existing file is unchanged.
     """
     with atomic_file(path) as file:
         hashed = _HashedFile(file)
         try:
-            torch.save(state, hashed)  # type: ignore[arg-type] # it needs write alone
-        except RuntimeError:  # torch's, when it cannot continue after a failed write
+            torch.save(state, hashed)  # type: ignore[arg-type] # it only needs write
+        except RuntimeError:  # torch raises it after a failed write
             if hashed.error is not None:
                 raise hashed.error from None
             raise
@@ -67,9 +70,9 @@ def save(state: Any, path: Union[str, Path]) -> None:
 
 
 def on_cpu(state: Any) -> Any:
-    """Return a state with its tensors on the CPU, none in half precision, as fairseq saves them.
+    """Return a state with its tensors on the CPU and those in half precision converted to fp32, as fairseq saves them.
 
-    Tied tensors stay tied, and are written once.
+    Tied tensors stay tied and are written once.
     """
     moved: dict[tuple, Tensor] = {}
 
@@ -89,7 +92,7 @@ def on_cpu(state: Any) -> Any:
 
 
 class _HashedFile:
-    """The file interface that torch.save needs; hashes what it writes and remembers why a write failed."""
+    """The file interface that torch.save needs, which hashes the data and remembers why a write failed."""
 
     error = None
 
@@ -108,14 +111,14 @@ class _HashedFile:
 
 
 def check(path: Union[str, Path]) -> None:
-    """Read the whole file to see whether it is as it was written.
+    """Read the whole file to check that it is as it was written.
 
     Raises:
-        DamagedCheckpointError: it is not, or it would take more memory than its size says.
+        DamagedCheckpointError: it is not, or it would take more memory than its size.
         OSError: it cannot be read.
     """
-    if Path(path).is_fifo():  # to open one is to wait for a process that writes to it
-        raise DamagedCheckpointError(f"{path}: is a pipe, no checkpoint")
+    if Path(path).is_fifo():  # opening one would wait for a writer
+        raise DamagedCheckpointError(f"{path}: this is a pipe, not a checkpoint")
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(len(_ARCHIVE))
@@ -123,42 +126,42 @@ def check(path: Union[str, Path]) -> None:
         ending = file.read()
         if checksum := _ENDING.fullmatch(ending):
             intact = _sha256(file, size - _ENDING_SIZE) == checksum[1].decode()
-            damage = "its checksum does not fit its content"
+            damage = "its checksum does not match its content"
         elif ending[-22:-18] == _ARCHIVE_END and ending.endswith(_NO_COMMENT):
             _refuse_unpacking(path, file, size)
             intact = _records_are_intact(file)
-            damage = "a record's CRC-32 does not fit its content"
+            damage = "a record's CRC-32 does not match its content"
         else:
             intact = start.startswith(_PICKLE)
             damage = "its end is missing"
             if start != _ARCHIVE:
                 damage = "empty"
                 if size:
-                    damage = "torch.save wrote no such file"
+                    damage = "it was not written by torch.save"
         if not intact:
-            raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({damage})")
+            raise DamagedCheckpointError(f"{path}: truncated, damaged or not a checkpoint ({damage})")
         if checksum:
             _refuse_unpacking(path, file, size)
 
 
 def _refuse_unpacking(path: Union[str, Path], file: BinaryIO, size: int) -> None:
-    """Refuse records that torch would unpack, even from a few zeros or from one place again and again.
+    """Reject records that torch would decompress, which may be mere zeros or overlap in the file.
 
-    Nothing is unpacked for this; where the archive's list is damaged, the check of records says so.
+    This decompresses nothing. If the archive's directory is damaged, the check of the records reports that.
     """
     try:
         unpacked = sum(record.file_size for record in zipfile.ZipFile(file).infolist())
-    except Exception as error:  # zipfile may raise anything for a damaged list
+    except Exception as error:  # zipfile may raise anything for a damaged directory
         if isinstance(error, OSError):
             raise
         return
     if unpacked > size:
-        why = "its records are packed and larger than the file; torch.save packs none"
+        why = "its records are compressed and larger than the file; torch.save does not compress them"
         raise DamagedCheckpointError(f"{path}: refused, {why}")
 
 
 def _sha256(file: BinaryIO, size: int) -> str:
-    """Return the hash of the file as torch.save wrote it: its first `size` bytes, without the comment."""
+    """Return the hash of a file as torch.save wrote it: of its first `size` bytes, without the comment."""
     file.seek(0)
     digest = hashlib.sha256()
     while size and (piece := file.read(min(size, PIECE))):
@@ -178,10 +181,10 @@ def _records_are_intact(file: BinaryIO) -> bool:
 
 
 def load(path: Union[str, Path]) -> Any:
-    """Return what was saved, tensors on the CPU; checked before, and read without running what it holds.
+    """Return a saved state with its tensors on the CPU, after checking the file, without running any code in it.
 
     Raises:
-        UserError: it is missing, damaged, or refused for what it holds.
+        UserError: the file is missing or damaged, or contains something that is not allowed.
     """
     forbid_unsafe_loads(os.environ)
     with without_code(), named_errors(path):
@@ -190,25 +193,25 @@ def load(path: Union[str, Path]) -> Any:
 
 
 class Contents(NamedTuple):
-    """A checkpoint's own account: updates made before it was saved, and whether a run can resume from it."""
+    """A summary of a checkpoint: the number of updates before it was saved, and whether a run can resume from it."""
 
     updates: int
     has_optimizer: bool
 
 
 def look_into(path: Union[str, Path]) -> Contents:
-    """Check a whole file; its tensors stay on disk. Trusts safetensors, which have no checksum.
+    """Check a whole file and summarise it, leaving its tensors on disk; safetensors have no checksum and are trusted.
 
     Raises:
-        DamagedCheckpointError: it is truncated, damaged, or no checkpoint.
-        UserError: it is missing, cannot be read, or is refused for what it holds.
+        DamagedCheckpointError: the file is truncated, damaged or not a checkpoint.
+        UserError: the file is missing, cannot be read, or contains something that is not allowed.
     """
     with named_errors(path):
         if str(path).endswith(SAFETENSORS):
             return Contents(updates=0, has_optimizer=False)
         check(path)
         with open(path, "rb") as file:
-            is_archive = file.read(2) == b"PK"  # else older than torch 1.6, and cannot be mapped
+            is_archive = file.read(2) == b"PK"  # other files are older than torch 1.6 and cannot be mapped
         with without_code():
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
         updates = check_place(path, state)
@@ -225,7 +228,7 @@ class DataShard:
 
 @dataclass(frozen=True)
 class DataPlace:
-    """The place in the data that a run goes on from."""
+    """The place in the data from which a run continues."""
 
     epoch: PositiveCount
     iterations_in_epoch: Count = 0
@@ -233,13 +236,13 @@ class DataPlace:
 
 
 def check_place(path: Union[str, Path], state: Mapping[str, Any]) -> int:
-    """Return how many updates a checkpoint has behind it, once it is known that its place in the data can be one.
+    """Check that a checkpoint's place in the data is possible, and return its number of updates.
 
     Raises:
-        DamagedCheckpointError: a count in it is no number, or none that can be.
+        DamagedCheckpointError: a count in it is not a number or is out of range.
     """
     history = state.get("optimizer_history") or [{}]
-    iterator = (state.get("extra_state") or {}).get("train_iterator")  # None in weights that no run goes on with
+    iterator = (state.get("extra_state") or {}).get("train_iterator")  # None in weights that no run continues
     remedy = "no run can resume from it"
     try:
         updates = as_type(Count, history[-1].get("num_updates", 0), f"{path}: damaged, its number of updates", remedy)
@@ -252,7 +255,7 @@ def check_place(path: Union[str, Path], state: Mapping[str, Any]) -> int:
 
 @contextmanager
 def named_errors(path: Union[str, Path]) -> Iterator[None]:
-    """Turn what torch and fairseq raise for an unreadable file into an error that names the file."""
+    """Turn exceptions of torch and fairseq about an unreadable file into an error that names the file."""
     try:
         yield
     except UserError:
@@ -264,40 +267,40 @@ def named_errors(path: Union[str, Path]) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         if "GLOBAL" not in str(error) and "Unsupported" not in str(error):
             damage = first_line(error)
-            raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({damage})") from error
-        # torch's own message recommends to allow what it found, or to switch the protection off.
+            raise DamagedCheckpointError(f"{path}: truncated, damaged or not a checkpoint ({damage})") from error
+        # torch's own message recommends to allow the objects, or to switch the protection off.
         found = first_line(error.__context__ or error).split(" Please use")[0].rstrip(".")
         raise UserError(
-            f"{path}: refused, nothing of it was run. It holds Python objects beyond weights and settings, which could "
-            f"run code when loaded ({found}). Do not use it if you do not trust where it comes from; save weights and "
-            "plain settings alone if it is yours"
+            f"{path}: refused, nothing of it was run. It contains Python objects other than weights and settings, "
+            f"which could run code when loaded ({found}). Do not use it if you do not trust its source; if it is "
+            "yours, save only weights and plain settings"
         ) from error
-    except Exception as error:  # damage makes an unpickler raise anything; its KeyError holds just a number
+    except Exception as error:  # an unpickler raises anything on damage, such as a KeyError with just a number
         speaks = isinstance(error, (OSError, RuntimeError, EOFError))
         if speaks:
             said = first_line(error)
         else:
             said = f"reading it fails with {type(error).__name__}"
-        raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({said})") from error
+        raise DamagedCheckpointError(f"{path}: truncated, damaged or not a checkpoint ({said})") from error
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message."""
+    """Return the first line of an exception's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def without_code() -> AbstractContextManager[None]:
-    """Let torch's safe unpickler read what fairseq puts into checkpoints (tensors, containers, options), no more."""
+    """Let torch's safe unpickler read only what fairseq puts into checkpoints: tensors, containers and options."""
     return torch.serialization.safe_globals([argparse.Namespace])
 
 
 def forbid_unsafe_loads(
     environment: MutableMapping[str, str],
 ) -> MutableMapping[str, str]:
-    """Remove from it, for children too, what makes ``torch.load`` run code from a file."""
+    """Remove the variable that lets ``torch.load`` run code from a file, for this process and its children."""
     if environment.pop(UNSAFE_LOADS, None):
         logger.warning(
-            "%s is set, and taken back: a checkpoint could run code by it, and none needs it",
+            "%s was set and has been removed: it would let a checkpoint run code, and none needs that",
             UNSAFE_LOADS,
         )
     return environment

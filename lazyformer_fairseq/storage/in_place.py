@@ -1,8 +1,10 @@
-"""Files of ours that are written in place: locks and logs, under fixed names in folders that a user gives.
+"""Files that are written in place, such as locks and logs, under fixed names in folders that a user gives.
 
-All other files are written under a hidden name and renamed (:mod:`.atomic`), which leaves alone whatever has their
-name. A file that is opened for writing is not safe in that way: under its name may stand a link to a file of the
-user's, which would be emptied or appended to, or a pipe, which would never open.
+All other files are written under a hidden name and renamed (:mod:`.atomic`), which does not touch an existing file of
+that
+name. Opening a file for writing is less safe: under its name there may be a link to one of the user's files, which
+would be
+emptied or appended to, or a pipe, which would never open.
 """
 
 import errno
@@ -13,17 +15,17 @@ from typing import Union
 
 from lazyformer_fairseq.errors import UserError
 
-TAIL = 16384  # bytes of a log
+TAIL = 16384  # bytes to read from the end of a log
 
 
 def own_file(path: Union[str, Path], flags: int) -> int:
-    """Open a file in place and return its descriptor: an `opener` for Python's ``open``.
+    """Open a file in place and return its descriptor; an `opener` for Python's ``open``.
 
     Raises:
-        UserError: something else has the name: a link, a pipe, a device, a folder, or a file that has other names.
+        UserError: the name belongs to a link, a pipe, a device, a folder, or a file with several names.
         OSError: the file cannot be opened.
     """
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # which change nothing for a plain file
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # these flags do not matter for a regular file
     try:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
@@ -39,26 +41,26 @@ def own_file(path: Union[str, Path], flags: int) -> int:
 
 
 def refuse_foreign(path: Union[str, Path]) -> None:
-    """Raise the UserError of :func:`own_file`, if there is one, without opening the file."""
+    """Raise the UserError that :func:`own_file` would raise, without opening the file."""
     try:
         _refuse(path, os.lstat(path))
-    except OSError:  # nothing is there, or opening says what is wrong
+    except OSError:  # the file does not exist, or opening it reports the problem
         return
 
 
 def _refuse(path: Union[str, Path], found: os.stat_result) -> None:
     if stat.S_ISLNK(found.st_mode):
-        raise UserError(f"{path}: is a link, and what it points to would be written to; remove the link")
+        raise UserError(f"{path}: this is a link, and its target would be written to; remove the link")
     if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{path}: is no regular file, and a file of this name is to be written; remove or rename it")
+        raise UserError(f"{path}: not a regular file, but a file of this name must be written; remove or rename it")
     if found.st_nlink > 1:
         raise UserError(
-            f"{path}: has another name, too (a hard link), whose content would change with it; put a copy in its place"
+            f"{path}: has another name (a hard link), whose content would change too; replace it with a copy"
         )
 
 
 def tail(log: Path) -> str:
-    """Return the end of a log, in which whatever stopped its run is; "" where it cannot be read, as of a pipe."""
+    """Return the end of a log, which shows why a run stopped; "" if it cannot be read or is not a regular file."""
     if not log.is_file():
         return ""
     try:
@@ -70,7 +72,7 @@ def tail(log: Path) -> str:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log, up to 500 characters."""
+    """Return the last line of a log, at most 500 characters."""
     lines = tail(log).strip().splitlines()
     if lines:
         return lines[-1][:500]

@@ -1,10 +1,10 @@
-"""fairseq's memory-mapped format: reads, writes, joins and checks datasets, without Python for every item.
+"""fairseq's memory-mapped dataset format: reading, writing, joining and checking, without Python code per item.
 
-PREFIX.bin  the ids of all items, one after the other
-PREFIX.idx  type of the ids, number of items, sizes (int32, ids of each item), pointers (int64, bytes before each)
+PREFIX.bin  the ids of all items, one item after another
+PREFIX.idx  type of the ids, number of items, sizes (int32, ids per item), pointers (int64, bytes before each item)
 
-:func:`check_items` finds damage before anything reads a dataset: "quick" looks at both files' ends and sizes and at
-:data:`SAMPLES` places in between, so that 16 GB take a second; "full" looks at every id.
+:func:`check_items` finds damage before a dataset is read. "quick" looks at the ends and sizes of both files and at
+:data:`SAMPLES` places in between, which takes a second for 16 GB. "full" looks at every id.
 """
 
 import mmap
@@ -21,7 +21,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
 
-# As in fairseq.data.indexed_dataset, which takes seconds to import; a test compares them.
+# Copied from fairseq.data.indexed_dataset, whose import takes seconds; a test compares them.
 MAGIC = b"MMIDIDX\x00\x00"
 _DTYPES = (
     np.uint8,
@@ -36,14 +36,14 @@ _DTYPES = (
     np.uint64,
 )
 TYPES = dict(enumerate(_DTYPES, 1))
-HEADER = struct.Struct(f"<{len(MAGIC)}sQBQ")  # the format's version (1), a code for the type, the number of items
+HEADER = struct.Struct(f"<{len(MAGIC)}sQBQ")  # format version (1), code of the type, number of items
 BYTES_OF_ITEM = 4 + 8
 WRITE_AGAIN = "copy or binarise both files again"
 Prefix = Union[str, Path]
 Dtype = Union[type, np.dtype]
 How = Literal["quick", "full"]
-SAMPLES = 64  # places, the first and the last item among them
-# read in one go by "full"
+SAMPLES = 64  # number of places, including the first and the last item
+# Amounts that are read at once by "full".
 ITEMS_AT_ONCE = 1 << 16
 IDS_AT_ONCE = 1 << 22
 ITEMS_OF_SAMPLE = 256
@@ -51,7 +51,7 @@ IDS_OF_SAMPLE = 1 << 16
 
 
 def type_of_ids(symbols: int) -> type:
-    """Return the type in which fairseq stores ids of a dictionary of so many symbols: the first that holds them."""
+    """Return the type in which fairseq stores the ids of a dictionary of this size."""
     if symbols < 65_500:
         return np.uint16
     return np.uint32
@@ -59,7 +59,7 @@ def type_of_ids(symbols: int) -> type:
 
 @dataclass(frozen=True)
 class Index:
-    """The contents of an .idx: numpy's type of the ids, ids of each item (items,), bytes before each item (items,)."""
+    """The content of an .idx: numpy's type of the ids, ids per item (items,), and bytes before each item (items,)."""
 
     path: Path
     dtype: np.dtype
@@ -68,13 +68,13 @@ class Index:
 
     @property
     def bytes(self) -> int:
-        """Size of the .bin, by the last item."""
+        """The size of the .bin in bytes, according to the last item."""
         if len(self.sizes):
             return int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize
         return 0
 
     def check_data(self) -> Path:
-        """Return the path of the .bin; raise a UserError where it has another size than the items say."""
+        """Return the path of the .bin; raise a UserError if its size is not that of the items."""
         path = self.path.with_suffix(".bin")
         found = path.stat().st_size
         if found != self.bytes:
@@ -82,17 +82,17 @@ class Index:
             if found < self.bytes:
                 how = "truncated"
             raise UserError(
-                f"{path}: {how}: {found:,} bytes, {self.bytes:,} by {self.path.name}; copy or binarise both files "
+                f"{path}: {how}: {found:,} bytes, but {self.bytes:,} by {self.path.name}; copy or binarise both files "
                 "again, or put each beside its own"
             )
         return path
 
 
 def read_index(prefix: Prefix) -> Index:
-    """Read the header of ``PREFIX.idx`` and maps the rest; there may be no item.
+    """Read the header of ``PREFIX.idx`` and map the rest into memory; there may be no items.
 
     Raises:
-        UserError: one of the two files is missing; the index is not one, or not whole.
+        UserError: one of the two files is missing, or the index is damaged or of another format.
     """
     path = Path(f"{prefix}.idx")
     data = Path(f"{prefix}.bin")
@@ -100,20 +100,22 @@ def read_index(prefix: Prefix) -> Index:
         if not file.is_file():
             beside = ""
             if other.is_file():
-                beside = f", though {other.name} is there"
+                beside = f", although {other.name} exists"
             raise UserError(f"{file}: no such file{beside}; does --data name the folder of binarised data?")
     with path.open("rb") as stream:
         magic, version, code, items = HEADER.unpack(stream.read(HEADER.size).ljust(HEADER.size, b"\0"))
     found = path.stat().st_size
     if (magic, version) != (MAGIC, 1):
-        raise UserError(f"{path}: no index of fairseq's mmap format, or its start is damaged; binarise the text again")
+        raise UserError(
+            f"{path}: not an index of fairseq's mmap format, or its start is damaged; binarise the text again"
+        )
     if found != (expected := HEADER.size + items * BYTES_OF_ITEM):
         problem = "truncated" if found < expected else "too long"
-        bytes_found = f"{found:,} bytes, {expected:,} for the {items:,} items of its header"
+        bytes_found = f"{found:,} bytes, but {expected:,} for the {items:,} items of its header"
         raise UserError(f"{path}: {problem}: {bytes_found}; {WRITE_AGAIN}")
     dtype = np.dtype(TYPES.get(code, np.void))
     if dtype.kind not in "iu":
-        raise UserError(f"{path}: its ids are of type {code}, which is no integer; binarise the text again")
+        raise UserError(f"{path}: its ids are of type {code}, which is not an integer; binarise the text again")
     if not items:
         return Index(path, dtype, np.empty(0, np.int32), np.empty(0, np.int64))
     sizes = np.memmap(path, np.int32, "r", HEADER.size, (items,))
@@ -124,11 +126,11 @@ def read_index(prefix: Prefix) -> Index:
 class MappedItems(Sequence):
     """The items of a dataset on disk, each an array of ids; all processes share the memory.
 
-    fairseq's own class reads the whole file through before it is used. This one asks for it, and does not wait.
+    fairseq's own class reads the whole file before it is used. This class requests the file without waiting for it.
 
     Attributes:
-        sizes: ids of each item, (items,).
-        ids: the ids of all items, one item after the other.
+        sizes: number of ids per item, (items,).
+        ids: the ids of all items, one item after another.
 
     Raises:
         UserError: see :func:`read_index`.
@@ -150,7 +152,7 @@ class MappedItems(Sequence):
         return self.read(item, item)
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Return the ids of items `first` to `last`, both included, item after item, as they lie in the file."""
+        """Return the ids of items `first` to `last`, both included, one item after another, without a copy."""
         start = int(self._index.pointers[first]) // self._index.dtype.itemsize
         return np.asarray(self.ids[start : start + int(self.sizes[first : last + 1].sum())])
 
@@ -159,9 +161,9 @@ class MappedItems(Sequence):
 
 
 def read_items(items: Any, first: int, last: int) -> np.ndarray:
-    """Return the ids of items `first` to `last` of a dataset of any format, both included, one item after the other.
+    """Return the ids of items `first` to `last`, both included, of a dataset of any format, one item after another.
 
-    Reading item by item, as other formats than fairseq's own need, takes longer than everything else done to a block.
+    Reading item by item, which other formats than fairseq's need, takes longer than all other work on a block.
     """
     if isinstance(items, MappedItems):
         return items.read(first, last)
@@ -174,12 +176,12 @@ def write_items(
     blocks: Iterable[tuple[np.ndarray, np.ndarray]],
     durable: bool = True,
 ) -> None:
-    """Write ``PREFIX.bin`` and ``PREFIX.idx``, each whole or not at all.
+    """Write ``PREFIX.bin`` and ``PREFIX.idx``, each completely or not at all.
 
     Args:
-        prefix: path without ``.bin`` and ``.idx``.
+        prefix: the path without ``.bin`` and ``.idx``.
         dtype: numpy's type of the ids in the file.
-        blocks: blocks of any number of items: their ids, one item after the other, and the number of ids of each.
+        blocks: for any number of items at a time, their ids, one item after another, and the number of ids per item.
         durable: see :func:`~lazyformer_fairseq.storage.atomic.atomic_file`.
     """
     all_sizes = []
@@ -194,20 +196,20 @@ def write_items(
 
 
 def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
-    """Write ``target.bin`` and ``target.idx``, each whole or not at all: the same bytes as one dataset written whole.
+    """Write ``target.bin`` and ``target.idx``, each completely or not at all, with the bytes of a single dataset.
 
     Args:
+        parts: prefixes of one or more datasets, in the order of their items.
         target: prefix of the dataset to write.
-        parts: prefixes of at least one dataset; the items come in their order.
 
     Raises:
-        UserError: a part's files do not match each other, or the other parts.
+        UserError: the files of a part do not belong together, or parts have different types of ids.
     """
     dtype = read_index(parts[0]).dtype
     for part in parts:
         index = read_index(part)
         if index.dtype != dtype:
-            raise UserError(f"{index.path}: its ids are {index.dtype}, those of the other parts {dtype}")
+            raise UserError(f"{index.path}: its ids are {index.dtype}, but those of the other parts are {dtype}")
         index.check_data()
     with (
         atomic_file(f"{target}.idx") as index_file,
@@ -216,7 +218,7 @@ def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
         for part in parts:
             with open(f"{part}.bin", "rb") as source:
                 shutil.copyfileobj(source, data, 1 << 20)
-        # Three passes over the parts' indexes: the sizes of a shard's sentences need not fit into memory.
+        # Reads the parts' indexes three times, because the sizes of a shard's sentences may not fit into memory.
         write_index(index_file, lambda: (read_index(part).sizes for part in parts), dtype)
 
 
@@ -224,8 +226,8 @@ def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]]
     """Write an index as fairseq does.
 
     Args:
-        stream: file to write to.
-        read_sizes: gives the sizes of the items, in arrays of any lengths; called three times.
+        stream: the file to write to.
+        read_sizes: a function that returns the sizes of the items, in arrays of any lengths; it is called three times.
         dtype: numpy's type of the ids.
     """
     dtype = np.dtype(dtype)
@@ -249,26 +251,27 @@ def check_items(
     part: int = 0,
     parts: int = 1,
 ) -> int:
-    """Check that a dataset is whole, and that its ids are those of a dictionary.
+    """Check that a dataset is complete, and that its ids belong to a dictionary.
 
     Args:
-        prefix: path without ``.bin`` and ``.idx``.
-        vocab_size: symbols of the dictionary; None where it is not known.
-        eos: id that every item ends in; None where any id may.
+        prefix: the path without ``.bin`` and ``.idx``.
+        vocab_size: the number of symbols in the dictionary; None if unknown.
+        eos: the id that every item must end in; None if any id may.
         how: "quick" or "full".
-        part: number of this process.
-        parts: "full" may be shared by so many processes, each of which reads every `parts`-th chunk.
+        part: the number of this process.
+        parts: the number of processes that share a "full" check, in which each reads every `parts`-th chunk.
 
     Returns:
-        How many ids the dataset holds, the last of each item not counted.
+        The number of ids in the dataset, without the last id of each item.
 
     Raises:
-        UserError: a file is missing, truncated, empty, of another format, dataset or dictionary; with the file's name
-            and what to do.
+        UserError: a file is missing, truncated, empty, or of another format, dataset or dictionary; the message names
+            the
+            file and says what to do.
     """
     index = read_index(prefix)
     if not len(index.sizes):
-        raise UserError(f"{index.path}: an empty shard, it has no item; leave it out of --data, or binarise it again")
+        raise UserError(f"{index.path}: an empty shard without items; leave it out of --data, or binarise it again")
     largest = np.iinfo(index.dtype).max
     if vocab_size is None:
         vocab_size = largest + 1
@@ -290,7 +293,7 @@ def check_items(
 
 
 def _samples(index: Index) -> Iterator[tuple[int, int]]:
-    """Pieces [first, last) of items, spread evenly; the last one ends with the last item."""
+    """Yield ranges [first, last) of items, spread evenly; the last range ends with the last item."""
     items = len(index.sizes)
     starts = np.linspace(0, max(0, items - ITEMS_OF_SAMPLE), SAMPLES, dtype=np.int64)
     for start in np.unique(starts).tolist():
@@ -314,7 +317,7 @@ def _all_pieces(index: Index, part: int, parts: int) -> Iterator[tuple[int, int]
 
 
 def _end_of_piece(index: Index, start: int, most_items: int, most_ids: int) -> int:
-    """Take at least one item, however long."""
+    """Return the end of a range of items from `start`, which contains at least one item, however long."""
     sizes = index.sizes[start : start + most_items]
     return start + max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), most_ids)))
 
@@ -345,7 +348,7 @@ def _check_piece(
     )
     if wrong.any() or start < 0 or ends[-1] > len(ids):
         item = first + int(np.argmax(wrong)) % len(sizes)
-        raise UserError(f"{index.path}: damaged at item {item:,}: items do not follow each other; {WRITE_AGAIN}")
+        raise UserError(f"{index.path}: damaged at item {item:,}: items do not follow one another; {WRITE_AGAIN}")
     piece = ids[start : int(ends[-1])]
     if index.dtype.kind == "i":
         beyond = (piece >= vocab_size) | (piece < 0)
@@ -362,6 +365,6 @@ def _check_piece(
     if eos is not None and unended.any():
         item = first + int(np.argmax(unended))
         raise UserError(
-            f"{data}: item {item:,} does not end in </s>: the file is damaged or not the one that {index.path.name} "
-            f"was written with, or the text was binarised without the end symbol; {WRITE_AGAIN}"
+            f"{data}: item {item:,} does not end in </s>: the file is damaged, does not belong to {index.path.name}, "
+            f"or was binarised without the end symbol; {WRITE_AGAIN}"
         )

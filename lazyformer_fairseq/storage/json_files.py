@@ -1,4 +1,4 @@
-"""JSON files that are there whole or not at all, with a checksum where nobody may change them; hashes of files."""
+"""JSON files that are written completely or not at all, with a checksum if they must not be edited; hashes of files."""
 
 import hashlib
 import json
@@ -22,107 +22,107 @@ AGAIN = "remove it and run the same command again"
 
 
 def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
-    """Write a JSON object in UTF-8, whole; see :func:`~lazyformer_fairseq.storage.atomic.atomic_file`."""
+    """Write a JSON object in UTF-8; see :func:`~lazyformer_fairseq.storage.atomic.atomic_file`."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     with atomic_file(path, durable) as file:
-        file.write(text.encode(errors="backslashreplace"))  # half a surrogate, from a file's name, say, as JSON has it
+        file.write(text.encode(errors="backslashreplace"))  # half of a surrogate pair, as in some file names
 
 
 def read_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
-    """Raise a UserError, which ends in the remedy, for what is no JSON object, or beyond the limits of `checked`."""
+    """Read a JSON object; raise a UserError, which ends in the remedy, if it is not one or exceeds limits."""
     try:
         content = checked.parse_json(checked.read_limited(path, checked.LARGEST_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error}); {remedy}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds {type(content).__name__}, not an object; {remedy}")
+        raise UserError(f"{path}: contains {type(content).__name__}, not an object; {remedy}")
     return content
 
 
 def read_as(expected: type[T], path: Path, remedy: str = AGAIN) -> T:
-    """Read a JSON object as an instance of a dataclass, or as another type that pydantic knows.
+    """Read a JSON object as a dataclass, or as another type that pydantic knows.
 
     Raises:
-        UserError: the file is no JSON object, or a field is missing or of another type; ends in the remedy.
+        UserError: the file is not a JSON object, or a field is missing or of another type; ends in the remedy.
     """
     return checked.as_type(expected, read_json(path, remedy), path, remedy)
 
 
-CHECKSUM = "sha256"  # the key of a checked file that holds the hash of all the others
+CHECKSUM = "sha256"  # the key of a checked file for the hash of all other keys
 
 
 def write_checked_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object with a checksum, so that no damage to a number passes for a result."""
+    """Write a JSON object with a checksum, so that a damaged number is not mistaken for a result."""
     write_json(path, {**content, CHECKSUM: _checksum(content)})
 
 
 def read_checked_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
-    """Read what :func:`write_checked_json` wrote.
+    """Read a file written by :func:`write_checked_json`.
 
     Args:
-        path: path of the file.
+        path: the file.
         remedy: what a user should do about a damaged file; the error ends in it.
 
     Returns:
         The content without its checksum.
 
     Raises:
-        UserError: the file is missing, no JSON object, or not as it was written.
+        UserError: the file is missing, is not a JSON object, or is not as it was written.
     """
     if path.exists() and not path.is_file():
-        raise UserError(f"{path}: is no file; {remedy}")
+        raise UserError(f"{path}: not a regular file; {remedy}")
     content = read_json(path, remedy)
     said = content.pop(CHECKSUM, None)
     if said != _checksum(content):
-        raise UserError(f"{path}: damaged, its checksum does not fit its content; {remedy}")
+        raise UserError(f"{path}: damaged, its checksum does not match its content; {remedy}")
     return content
 
 
 def read_checked_as(expected: type[T], path: Path, remedy: str = AGAIN) -> T:
-    """Read what :func:`write_checked_json` wrote as an instance of a dataclass; raises as both of them do."""
+    """Read a file written by :func:`write_checked_json` as :func:`read_as` does."""
     return checked.as_type(expected, read_checked_json(path, remedy), path, remedy)
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """Hash values, whatever the order of keys and the spaces between them."""
-    values = json.loads(json.dumps(content))  # as they come back from the file: tuples become lists, keys strings
+    """Hash the values of an object, regardless of the order of keys and of white space."""
+    values = json.loads(json.dumps(content))  # as read from the file: tuples become lists, keys become strings
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def read_text(path: Path, remedy: str) -> str:
-    """Return the text of a file; raise a UserError, which ends in the remedy, if it is no text in UTF-8."""
+    """Return the text of a UTF-8 file; raise a UserError, which ends in the remedy, if it cannot be read."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise UserError(f"{path}: is a pipe or a device, no regular file; {remedy}")
+        raise UserError(f"{path}: this is a pipe or a device, not a regular file; {remedy}")
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start}); {remedy}") from None
+        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); {remedy}") from None
 
 
 def refuse_other_version(path: Path, content: Mapping[str, Any], known: int, remedy: str = "") -> None:
-    """Raise a UserError where what a file holds has another format version than the one that is known."""
+    """Raise a UserError if the content of a file has another format version than the known one."""
     if (version := content.get("format_version")) != known:
         raise UserError(f"{path}: format version {version!r}, but this program reads {known}{remedy}")
 
 
-VARIABLE = "LAZYFORMER_CACHE"  # another folder, where the home is not to be written to
+VARIABLE = "LAZYFORMER_CACHE"  # overrides the cache folder, if the home folder must not be written to
 
 
 def cache_file(name: str) -> Path:
-    """Return where a file of that name is kept, whether it is there or not."""
+    """Return the path of a file in the cache folder, whether it exists or not."""
     return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("lazyformer_fairseq")) / name
 
 
 def recall(name: str, machine: str, key: str, is_valid: Callable[[Any], bool] = lambda _: True) -> Any:
-    """Return what :func:`remember` kept under a key; None for nothing, or for something that is not valid.
+    """Return the value that :func:`remember` stored under a key; None if there is none or it is not valid.
 
     Args:
-        name: name of the file in the cache folder.
-        machine: what the value holds for.
-        key: what was measured.
-        is_valid: whether a value is one that may stand there.
+        name: the name of the file in the cache folder.
+        machine: the machine for which the value holds.
+        key: the measured quantity.
+        is_valid: a function that tells whether a value is acceptable.
     """
     found = _read_cache(cache_file(name)).get(machine, {}).get(key)
     if found is not None and is_valid(found):
@@ -131,10 +131,11 @@ def recall(name: str, machine: str, key: str, is_valid: Callable[[Any], bool] = 
 
 
 def remember(name: str, machine: str, key: str, value: T, is_valid: Callable[[Any], bool] = lambda _: True) -> T:
-    """Keep a value of JSON for later processes, and return the one that counts.
+    """Store a JSON value for later processes, and return the value that counts.
 
-    If processes measure at the same moment, the first to write decides for all later ones. Where the folder cannot be
-    written, each process measures for itself.
+    If several processes measure at the same time, the first one to write decides for all later ones. If the folder
+    cannot
+    be written, each process uses its own measurement.
     """
     path = cache_file(name)
     others = _read_cache(path)
@@ -154,7 +155,7 @@ def remembered(
     measure: Callable[[], T],
     is_valid: Callable[[Any], bool] = lambda _: True,
 ) -> T:
-    """Return what :func:`recall` finds; else keep and return what `measure` returns."""
+    """Return the stored value, or else store and return the result of `measure`."""
     found = recall(name, machine, key, is_valid)
     if found is None:
         return remember(name, machine, key, measure(), is_valid)
@@ -162,18 +163,18 @@ def remembered(
 
 
 def _read_cache(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the content of a file in the cache folder; nothing if it cannot be read, as no run ends for a cache."""
+    """Return the content of a file in the cache folder; empty if it cannot be read, as a cache must not stop a run."""
     if not path.is_file():
         return {}
     try:
         return read_as(dict[str, dict[str, Any]], path)
     except UserError as error:
-        logger.warning("%s: measured again", error)
+        logger.warning("%s; measuring again", error)
         return {}
 
 
 def hash_of(path: Path, algorithm: str) -> str:
-    """Return the hash of a file in hexadecimal, by an algorithm of hashlib's."""
+    """Return the hash of a file in hexadecimal, by one of hashlib's algorithms."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 

@@ -1,6 +1,6 @@
-"""Files at URLs that fsspec knows, such as ``s3://bucket/folder``, and their copies on this machine.
+"""Files at URLs that fsspec supports, such as ``s3://bucket/folder``, and their local copies.
 
-The copies lie in a folder of the user's in the system's temporary folder (``TMPDIR``).
+The copies are in a folder of the user in the system's temporary folder (``TMPDIR``).
 """
 
 import os
@@ -19,7 +19,7 @@ from lazyformer_fairseq.storage.run_lock import file_lock
 
 
 def is_url(path: Union[str, Path]) -> bool:
-    """Return whether a path is a URL; a ``Path`` never is, as it has no two slashes side by side."""
+    """Return whether a path is a URL; a ``Path`` never is, because it cannot contain two adjacent slashes."""
     return "://" in str(path)
 
 
@@ -28,12 +28,12 @@ def opened(url: str) -> Iterator[tuple[Any, str]]:
     """Yield fsspec's file system for a URL, and the path in it.
 
     Raises:
-        UserError: whatever goes wrong there in the block, in words; a full disk here stays an OSError.
+        UserError: an operation on the file system fails in the block; a full local disk remains an OSError.
     """
     from fsspec.core import url_to_fs
 
     try:
-        # Without lists that are kept: other machines write there meanwhile.
+        # Do not cache listings, because other machines may write there at the same time.
         files, path = url_to_fs(url, use_listings_cache=False)
         yield files, path.rstrip("/")
     except UserError:
@@ -43,7 +43,7 @@ def opened(url: str) -> Iterator[tuple[Any, str]]:
         raise UserError(f"{url}: needs a package that is not installed here: pip install {package}") from None
     except FileNotFoundError as error:
         raise UserError(f"{url}: there is no such file, folder or bucket ({error})") from None
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system raises its own errors
         if getattr(error, "errno", None) in OUT_OF_SPACE:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -53,7 +53,7 @@ def opened(url: str) -> Iterator[tuple[Any, str]]:
 
 
 def files_at(url: str) -> list[str]:
-    """Return the URLs of all files in a folder, or the URL itself where it is that of a file."""
+    """Return the URLs of all files in a folder, or the URL itself if it is that of a file."""
     with opened(url) as (files, path):
         if files.isfile(path):
             return [url]
@@ -64,7 +64,7 @@ def files_at(url: str) -> list[str]:
 
 
 def local_copy(path: Union[str, Path]) -> Union[str, Path]:
-    """Return the path of a file of this machine as it is; for a URL, the path of a copy of what is there now."""
+    """Return a local path unchanged; for a URL, copy the current file and return the path of the copy."""
     if not is_url(path):
         return path
     with opened(str(path)) as (files, there):
@@ -74,7 +74,7 @@ def local_copy(path: Union[str, Path]) -> Union[str, Path]:
 
 
 def remove_copies(url: str) -> None:
-    """Remove what :func:`local_copy` made of a URL."""
+    """Remove the copies that :func:`local_copy` made of a URL."""
     shutil.rmtree(_versions(url), ignore_errors=True)
 
 
@@ -86,7 +86,7 @@ def remove(url: str) -> None:
 
 
 def fetch(files: Any, there: str, copy: Path) -> None:
-    """Copy a file to this machine, whole, unless the copy exists; if several processes want it, one does."""
+    """Copy a remote file atomically unless the copy exists; if several processes need it, one of them copies it."""
     if copy.exists():
         return
     locks = copies() / "locks"
@@ -101,19 +101,19 @@ def copies() -> Path:
     """Return the folder of the user's copies.
 
     Raises:
-        UserError: somebody else has made something of this name.
+        UserError: the name belongs to another user, or is not a folder.
     """
     folder = Path(tempfile.gettempdir(), f"lazyformer-{os.getuid()}")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-        raise UserError(f"{folder}: is no folder of yours; set TMPDIR to a folder of yours")
+        raise UserError(f"{folder}: this folder is not yours; set TMPDIR to a folder of yours")
     return folder
 
 
 def digest(text: str) -> str:
-    """Return a name for a URL or a path."""
+    """Return a short name for a URL or a path."""
     return sha256(text.encode()).hexdigest()[:16]
 
 

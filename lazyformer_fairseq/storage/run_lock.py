@@ -1,4 +1,4 @@
-"""Folders that belong to one run: to one process at a time, and to the same settings each time it resumes."""
+"""Folders that belong to one run: to one process at a time, and to the same settings whenever it resumes."""
 
 import fcntl
 import json
@@ -22,12 +22,12 @@ _locks: dict[tuple[Path, int], TextIO] = {}  # by file and process
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Make the folder, and keeps other processes out of it until the block or the process ends, however it ends.
+    """Create the folder, and keep other processes out of it until the block or the process ends, however it ends.
 
-    Removes what killed processes left unfinished in it. A hidden file in it names the process at work.
+    Unfinished files of killed processes are removed. A hidden file in the folder names the running process.
 
     Raises:
-        UserError: the folder cannot be written, another process is at work in it, or a link has the lock's name.
+        UserError: the folder cannot be written, another process is running in it, or the lock's name is a link.
     """
     with _locked(folder / LOCK, fcntl.flock):
         remove_leftovers(folder)
@@ -35,9 +35,9 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def lock_for_process(folder: Path, lock: str) -> None:
-    """Lock a folder by a file `lock` to the end of the process, which may ask again; children lack the lock.
+    """Lock a folder with a file `lock` until the process ends; it may ask again, and children do not inherit the lock.
 
-    A data worker may outlive a killed process by seconds, and would hold a lock that it inherits.
+    A data worker may outlive a killed process by seconds and would keep an inherited lock.
     """
     path = (folder / lock).absolute()
     if (path, os.getpid()) not in _locks:
@@ -45,15 +45,16 @@ def lock_for_process(folder: Path, lock: str) -> None:
 
 
 def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
-    """Return the file, open and locked, which names this process.
+    """Return the lock file, open and locked, with the name of this process in it.
 
     Raises:
-        UserError: another process holds it, it cannot be written, or something else than a file of ours has its name.
+        UserError: another process holds the lock, the file cannot be written, or its name does not belong to a file of
+            ours.
     """
     folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+", opener=own_file)  # noqa: SIM115  for writing: NFS locks nothing else
+        file = open(path, "a+", opener=own_file)  # noqa: SIM115  for writing, because NFS locks nothing else
     except OSError as error:
         problem = error.strerror
         if isinstance(error, FileExistsError):
@@ -65,12 +66,12 @@ def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
         with file:
             file.seek(0)
             raise UserError(
-                f"{folder}: another run is at work there ({file.read().strip() or 'unknown'}); wait for it, or choose "
+                f"{folder}: another run is at work there ({file.read().strip() or 'unknown'}); wait for it or choose "
                 "another folder"
             ) from None
     except OSError as error:
         logger.warning(
-            "%s: its file system knows no locks (%s); start one run there at a time",
+            "%s: its file system does not support locks (%s); start only one run there at a time",
             folder,
             error,
         )
@@ -82,11 +83,13 @@ def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
 
 @contextmanager
 def file_lock(path: Path, shared: bool = False) -> Iterator[None]:
-    """Wait until no other process holds the file; holds it until the block or the process ends, however it ends.
+    """Hold an exclusive or shared lock on a file during the block, waiting for other processes first.
+
+    The lock ends with the block or the process, however it ends.
 
     Args:
-        path: the file, which is made.
-        shared: whether others may hold it too that ask for it in this way.
+        path: the file, which is created if it does not exist.
+        shared: whether other processes may hold the lock at the same time, if they ask for a shared one, too.
     """
     descriptor = own_file(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -103,32 +106,34 @@ def keep_settings(
     begun: bool,
     made_by_them: Iterable[Path] = (),
 ) -> None:
-    """Keep in a file the settings of everything in its folder; they may change until work has begun.
+    """Store the settings of everything in a folder in a file; they may change until work has begun.
 
     Args:
-        file: file of the settings.
-        settings: settings of this run.
-        of_what: "a search", say.
-        begun: whether work was done with the settings in the file.
-        made_by_them: files to remove where the settings differ.
+        file: the file of the settings.
+        settings: the settings of this run.
+        of_what: the kind of work, such as "a search", for messages.
+        begun: whether work has been done with the settings in the file.
+        made_by_them: files to remove if the settings differ.
 
     Raises:
-        UserError: work has begun with other settings; names each of them.
+        UserError: work has begun with other settings; the message names the differences.
     """
-    settings = json.loads(json.dumps(settings))  # as they come back from the file: tuples become lists
+    settings = json.loads(json.dumps(settings))  # as read from the file: tuples become lists
     if file.exists():
         odd = differences(read_checked_json(file), settings)
         if not odd:
             return
         if begun:
-            raise UserError(f"{file.parent}: holds {of_what} of other settings ({odd}); give those, or another folder")
+            raise UserError(
+                f"{file.parent}: contains {of_what} with other settings ({odd}); give those settings or another folder"
+            )
     for path in made_by_them:
         path.unlink(missing_ok=True)
     write_checked_json(file, settings)
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Return the differences of two settings, in words; empty where there are none."""
+    """Return the differences between two settings in words; empty if there are none."""
     return "; ".join(
         f"{name} is {there.get(name)!r} there, {here.get(name)!r} here"
         for name in sorted({*there, *here})

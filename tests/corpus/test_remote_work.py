@@ -215,7 +215,8 @@ def test_what_cannot_be_is_said(memory, raw, monkeypatch, tmp_path):
     place.rename(tmp_path / "elsewhere")
     place.symlink_to(tmp_path / "elsewhere")
     assert (
-        problem(f"{memory}/raw", f"{memory}/out") == f"{place}: is no folder of yours; set TMPDIR to a folder of yours"
+        problem(f"{memory}/raw", f"{memory}/out")
+        == f"{place}: this folder is not yours; set TMPDIR to a folder of yours"
     )
 
 

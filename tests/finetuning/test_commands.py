@@ -60,7 +60,7 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
     [
         ("--tasks AX", "AX has no training data"),
         ("x=nowhere.pt", "nowhere.pt: no such file or folder"),
-        ("x=broken.pt", "broken.pt: truncated, damaged or no checkpoint"),
+        ("x=broken.pt", "broken.pt: truncated, damaged or not a checkpoint"),
         ("--tokenizer nowhere", "nowhere: no such file or folder"),
         ("--tokenizer .", ".: no tokenizer there"),
         ("--data nowhere", "nowhere: no such file or folder"),

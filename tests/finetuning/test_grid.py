@@ -184,7 +184,7 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     assert f"'lr=1e-4' cannot name a model's folder; give one, as in m2x6={tmp_path}" in message(tmp_path / "lr=1e-4")
     broken = tmp_path / "broken.pt"
     broken.write_bytes(START.read_bytes()[:1000])
-    assert f"{broken}: truncated, damaged or no checkpoint" in message(f"m={broken}")
+    assert f"{broken}: truncated, damaged or not a checkpoint" in message(f"m={broken}")
     state = torch.load(START)
     torch.save({**state, "model": {}}, broken)
     assert "not a checkpoint of this package's models" in message(f"m={broken}")

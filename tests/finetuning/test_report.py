@@ -226,7 +226,7 @@ GRID = {"models": {}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}
             for name in ("result.json", "failed.json", "grid.json")
             for content, words in (
                 ('{"model": "lazy"', "cannot be read as JSON"),
-                ("[]", "holds list, not an object"),
+                ("[]", "contains list, not an object"),
                 ("\xff", "cannot be read as JSON"),
             )
         ),

@@ -296,7 +296,7 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
         refused(f"'{option}': {value} is not in the range x>={value + 1}.", CHECKPOINT, data, option, value)
     for content, message in (
         ("tgt_len: x", "field 'tgt_len' is 'x', must be a valid integer"),
-        ("[", "no YAML for settings"),
+        ("[", "not a YAML file of settings"),
         ("tgt_len: 0", "field 'tgt_len' is 0, must be greater than 0"),
     ):
         (tmp_path / "own.yaml").write_text(content)

@@ -45,10 +45,10 @@ OBSTACLES = {
     link: "is a link",
     link_to_nothing: "is a link",
     link_to_itself: "is a link",
-    hard_link: r"has another name, too \(a hard link\)",
-    os.mkfifo: "is no regular file",
-    Path.mkdir: "is no regular file",
-    unix_socket: "is no regular file",
+    hard_link: r"has another name \(a hard link\)",
+    os.mkfifo: "not a regular file",
+    Path.mkdir: "not a regular file",
+    unix_socket: "not a regular file",
 }
 
 
@@ -114,6 +114,6 @@ def test_what_is_refused_is_known_before_a_process_starts_and_the_end_of_a_pipe_
     log = tmp_path / "train.log"
     refuse_foreign(log)
     os.mkfifo(log)
-    with pytest.raises(UserError, match="train.log: is no regular file"):
+    with pytest.raises(UserError, match="train.log: not a regular file"):
         refuse_foreign(log)
     assert tail(log) == ""

@@ -45,12 +45,12 @@ def test_damage_of_any_byte_is_noticed_or_changes_nothing(tmp_path_factory, shar
 def test_a_file_without_its_checksum_is_refused(tmp_path, content):
     path = tmp_path / "file.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"file\.json: damaged, its checksum does not fit .*; copy it again"):
+    with pytest.raises(UserError, match=r"file\.json: damaged, its checksum does not match .*; copy it again"):
         read_checked_json(path, "copy it again")
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_what_is_no_file_is_not_waited_for(tmp_path, make):
     make(tmp_path / "file.json")
-    with pytest.raises(UserError, match=r"file\.json: is no file; remove it"):
+    with pytest.raises(UserError, match=r"file\.json: not a regular file; remove it"):
         read_checked_json(tmp_path / "file.json")

@@ -68,7 +68,7 @@ def test_where_no_lock_can_be_the_run_is_refused_or_begins(tmp_path, caplog):
     with refused, run_lock(tmp_path / "file" / "folder"):
         pytest.fail("locked it")
     with mock.patch.object(fcntl, "flock", side_effect=OSError(38, "Function not implemented")), run_lock(tmp_path):
-        assert "knows no locks" in caplog.text
+        assert "does not support locks" in caplog.text
 
 
 def test_settings_may_change_until_work_has_begun(tmp_path):

@@ -332,7 +332,7 @@ def test_read_as_fairseq_does(content, tmp_path):
         (b"", "dict.txt: not a dictionary, it holds no symbol"),
         (b"the 5\nof\n", "dict.txt, line 2: not a dictionary of lines 'symbol count'"),
         (b"the 5\nof 4\nthe 3\n", "dict.txt, line 3: .*Duplicate word found.*'the'$"),
-        (b"the 5\n\xff\xfe 3\n", "dict.txt: no UTF-8 text"),
+        (b"the 5\n\xff\xfe 3\n", "dict.txt: not UTF-8 text"),
         (b"the " + b"9" * 5000 + b"\n", "dict.txt, line 1"),
     ],
 )

@@ -80,7 +80,9 @@ DAMAGE = {
     "shard2/train.bin: truncated: .* by train.idx; copy or binarise both files again": cut("shard2/train.bin", -2),
     "shard2/train.bin: too long": rewrite("shard2/train.bin", lambda data: data + b"\0\0"),
     "shard1/train.bin: truncated: 0 bytes": cut("shard1/train.bin", 0),
-    r"shard1/train.idx: truncated: [\d,]+ bytes, [\d,]+ for the \d+ items of its header": cut("shard1/train.idx", -8),
+    r"shard1/train.idx: truncated: [\d,]+ bytes, but [\d,]+ for the \d+ items of its header": cut(
+        "shard1/train.idx", -8
+    ),
     "shard1/train.idx: truncated: 12 bytes": cut("shard1/train.idx", 12),
     r"shard0/train.bin: too long: [\d,]+ bytes, [\d,]+ by train.idx": copy("shard0/valid.idx", "shard0/train.idx"),
     "shard0/train.bin: truncated.*, or put each beside its own": swap("shard0/train.bin", "shard0/valid.bin"),
@@ -90,7 +92,7 @@ DAMAGE = {
     ),
     r"shard1/train.bin: id 160 in item \d+, but dict.txt has 160 symbols": lambda c: with_id(c, 0.5, 160),
     "shard1/train.bin: item 0 does not end in </s>": put("shard1/train.bin", 0, b"\0" * 100),
-    "shard1/train.idx: an empty shard, it has no item; leave it out": both(
+    "shard1/train.idx: an empty shard without items; leave it out": both(
         cut("shard1/train.bin", 0), rewrite("shard1/train.idx", lambda _: HEADER.pack(MAGIC, 1, 8, 0))
     ),
     "shard1/train.bin: no such file, though tra": remove("shard1/train.bin"),
@@ -103,10 +105,10 @@ DAMAGE = {
     "shard0/train.bin: too long": rewrite(
         "shard0/train.bin", lambda data: np.frombuffer(data, dtype=np.uint16).astype(np.int64).tobytes()
     ),
-    "shard0/train.idx: its ids are of type 6, which is no integer": put("shard0/train.idx", 17, b"\x06"),
-    "shard1/train.idx: no index of fairseq's mm": rewrite("shard1/train.idx", lambda _: b"nothing " * 9),
+    "shard0/train.idx: its ids are of type 6, which is not an integer": put("shard0/train.idx", 17, b"\x06"),
+    "shard1/train.idx: not an index of fairseq's mm": rewrite("shard1/train.idx", lambda _: b"nothing " * 9),
     "shard0/train.idx: item 0 has -1 ids: damaged": put("shard0/train.idx", 26, b"\xff\xff\xff\xff"),
-    r"train.idx: damaged at item \d+: items do not follow each other": put("shard0/train.idx", -20, b"\x01"),
+    r"train.idx: damaged at item \d+: items do not follow one another": put("shard0/train.idx", -20, b"\x01"),
     "shard1/dict.txt: another dictionary than .*shard0/dict.txt": rewrite(
         "shard1/dict.txt", lambda data: data.replace(b" ", b"x ", 1)
     ),

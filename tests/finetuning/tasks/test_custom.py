@@ -268,7 +268,7 @@ def test_what_is_wrong_in_files_is_said_with_file_row_and_remedy(tmp_path, train
         (JSONL, '{"text": "a", "label": []}\n', "all lists of labels are empty, so nothing can be learned"),
         (JSONL, '{"text": "a", "label": ["x"]}\n{"text": "a", "label": []}\n', "all 1 labels are 'x'"),
         (JSONL, '{"text": ["a", "b"], "label": "x"}\n', "line 1: the field 'text' is a list, .*; write one text"),
-        (JSONL, '{"text": "a", "label": "x", "label": "y"}\n', "line 1: .*key 'label' is there twice"),
+        (JSONL, '{"text": "a", "label": "x", "label": "y"}\n', "line 1: .*key 'label' occurs twice"),
         (JSONL, '{"text": "a", "label": true}\n\n{"text": "b", "label": 1}\n', "true or false in line 1, .*line 3"),
         (JSONL, '{"text": "a", "label": "x"}\n{"txt": "b", "label": "y"}\n',
          r"line 2: a sentence is empty, in column 'text' \(its fields are 'txt', 'label'\); mend"),

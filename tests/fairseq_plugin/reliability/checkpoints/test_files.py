@@ -89,7 +89,7 @@ def assert_damaged(folders, content: bytes) -> None:
     path = folders.mktemp("damaged", numbered=True) / "checkpoint.pt"
     path.write_bytes(content)
     for read in (check, look_into, checkpoint_utils.load_checkpoint_to_cpu):
-        with pytest.raises(DamagedCheckpointError, match="checkpoint.pt: truncated, damaged or no checkpoint"):
+        with pytest.raises(DamagedCheckpointError, match="checkpoint.pt: truncated, damaged or not a checkpoint"):
             read(path)
     path.unlink()
 
@@ -126,7 +126,7 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused_before_anything_is_
         path.write_bytes(content[:-2] + checkpoint_file._COMMENT_FOLLOWS + checkpoint_file._LABEL + checksum)
     monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("a record is opened"))
     for read in (look_into, checkpoint_utils.load_checkpoint_to_cpu):
-        with pytest.raises(UserError, match="bomb.pt: refused, its records are packed and larger than the file"):
+        with pytest.raises(UserError, match="bomb.pt: refused, its records are compressed and larger than the file"):
             read(path)
 
 
@@ -139,7 +139,7 @@ def test_a_missing_file_a_folder_and_foreign_objects(tmp_path):
         with pytest.raises(UserError, match="cannot be read .Is a directory"):
             read(tmp_path)
         save([1, 2], path)
-        with pytest.raises(UserError, match="content.pt: .*no checkpoint"):
+        with pytest.raises(UserError, match="content.pt: .*not a checkpoint"):
             read(path)
     for content in ([1, 2], 5, {}, torch.jit.script(torch.nn.Linear(1, 1))):
         (torch.jit.save if isinstance(content, torch.nn.Module) else torch.save)(content, path)

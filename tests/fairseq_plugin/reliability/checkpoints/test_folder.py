@@ -65,7 +65,7 @@ def test_the_newest_intact_checkpoint_takes_the_place_of_a_damaged_one(
     os.utime(trained / "checkpoint_1_3.pt")  # the youngest file, but not the newest checkpoint
     resumed = fairseq_train(data_folder, f"{SAVING} --max-update 10", trained)
     for name in ("checkpoint_last.pt", "checkpoint_1_9.pt"):
-        assert f"{trained / name}: truncated, damaged or no checkpoint" in caplog.text
+        assert f"{trained / name}: truncated, damaged or not a checkpoint" in caplog.text
     assert f"newest intact checkpoint: {trained / 'checkpoint_1_6.pt'}, update 6" in caplog.text
     assert parts_of(resumed) == [6, 10]
     assert {path.name for path in trained.glob(".*")} == {".training.lock"}, "what a kill left"
@@ -244,7 +244,7 @@ def test_a_folder_belongs_to_one_training(data_folder, tmp_path, fairseq_train):
             first.send_signal(signal.SIGSTOP)
             assert message_of(fairseq_train, data_folder, options, tmp_path) == (
                 f"--save-dir {tmp_path}: another run is at work there (process {first.pid} on {os.uname().nodename}); "
-                "wait for it, or choose another folder"
+                "wait for it or choose another folder"
             )
             with pytest.raises(FileNotFoundError, match="checkpoint_last.pt"):  # fairseq_train() reads it, no suffix
                 fairseq_train(data_folder, f"{options} --checkpoint-suffix _other", tmp_path)

@@ -1,11 +1,9 @@
 """LazyFormer and PAR encoders, for ``fairseq-train --user-dir lazyformer_fairseq`` and for use without fairseq.
 
 ``load(folder)`` returns a trained model with its tokenizer, and ``build("bert_base", vocab_size=32768)`` returns one
-with
-fresh weights. ``LazyFormerForMaskedLM(LazyFormerConfig(...))`` and the other ``LazyFormerFor...`` classes are
-transformers
-models. `LazyFormerModel` is the fairseq model, whose ``from_pretrained`` is ``load``; the bare encoder for transformers
-is ``huggingface.LazyFormerModel``.
+with fresh weights. ``LazyFormerForMaskedLM(LazyFormerConfig(...))`` and the other ``LazyFormerFor...`` classes are
+transformers models. `LazyFormerModel` is the fairseq model, whose ``from_pretrained`` is ``load``; the bare encoder for
+transformers is ``huggingface.LazyFormerModel``.
 
 Importing the package is light. Where fairseq is loaded already, as under ``--user-dir``, the import registers the
 package's models, tasks, criterions, optimizer and schedule with it; otherwise that happens as soon as fairseq is

@@ -87,8 +87,7 @@ def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
     """Export a pre-trained or fine-tuned encoder to safetensors, which run no code when they are loaded.
 
     CHECKPOINT is a file, a folder of checkpoints, or a folder written by `lazyformer finetune`, of which the best run
-    is
-    exported. OUT receives model.safetensors, config.json and the tokenizer. lazyformer_fairseq.load reads it, and
+    is exported. OUT receives model.safetensors, config.json and the tokenizer. lazyformer_fairseq.load reads it, and
     fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
 
     With --to huggingface, the AutoModel, AutoTokenizer and pipeline of transformers read it. A model that is neither a

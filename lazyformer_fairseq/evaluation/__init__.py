@@ -1,1 +1,1 @@
-"""Costs and results of models: a trained model read without fairseq, what it says of text, benchmarks, plans."""
+"""Evaluation of models: loading and inference without fairseq, exports, benchmarks, and plans of trainings."""

@@ -27,8 +27,7 @@ def load(path: Path) -> dict[str, Any]:
 
     Raises:
         UserError: the checkpoint is missing or damaged, contains anything that is not allowed, or has the settings of
-            an
-            older fairseq, which only fairseq itself can read.
+            an older fairseq, which only fairseq itself can read.
     """
     if str(path).endswith(checkpoint_file.SAFETENSORS):
         state = read_exported(path)

@@ -4,8 +4,8 @@
     OUT/config.json         the options of the model
     OUT/tokenizer/          its tokenizer
 
-``lazyformer export`` writes this folder, ``lazyformer_fairseq.load(OUT)`` loads it, and
-``--finetune-from-model OUT/model.safetensors`` starts training from it.
+``lazyformer export`` writes this folder, ``lazyformer_fairseq.load(OUT)`` loads it, and ``--finetune-from-model
+OUT/model.safetensors`` starts training from it.
 """
 
 import json

@@ -40,10 +40,9 @@ class Prediction(NamedTuple):
 
     Attributes:
         label: the likeliest class, or the score of a regression. It is None, without probabilities, if the input is
-            empty.
-            In a task with several labels per text it is the list of those with a probability above one half. In a task
-            that tags words it is the list of the words' tags, where words are separated by spaces and words that were
-            cut off get the tag ``O``.
+            empty. In a task with several labels per text it is the list of those with a probability above one half. In
+            a task that tags words it is the list of the words' tags, where words are separated by spaces and words that
+            were cut off get the tag ``O``.
         probability: the probability of the label; None for a list or a score.
         probabilities: the probabilities of all labels.
         is_cut: whether the text is longer than the model reads, so that the prediction covers only a part of it.
@@ -64,8 +63,7 @@ class TrainedModel(nn.Module):
 
     Attributes:
         tasks: the tasks that its classification heads were trained on, by name of the head; a task that the checkpoint
-            does
-            not describe has no splits and generic names of classes.
+            does not describe has no splits and generic names of classes.
     """
 
     def __init__(
@@ -132,8 +130,7 @@ class TrainedModel(nn.Module):
         """Predict with a fine-tuned model, as in ``predict(["One text.", "Another."])``, for texts or pairs of texts.
 
         An empty text, or a pair with an empty text, gets the label None. Warnings report such texts, texts that are
-        cut,
-        and texts of unknown tokens.
+        cut, and texts of unknown tokens.
 
         Args:
             texts: the texts, or the pairs.
@@ -342,8 +339,7 @@ class TrainedModel(nn.Module):
         """Return the likeliest answers to a question about a text, as spans of that text, the likeliest first.
 
         The model always answers. Probabilities are relative to its 20 best answers (or `n_best`, if that is more): they
-        rank
-        the answers, but do not say whether the text contains one. A long text is split into several windows.
+        rank the answers, but do not say whether the text contains one. A long text is split into several windows.
 
         Args:
             question: the question.

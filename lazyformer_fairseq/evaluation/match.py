@@ -26,8 +26,7 @@ def dictionary_hash(dictionary) -> Tensor:
     """Return the SHA-256 of a dictionary's symbols in order, as 32 bytes.
 
     The hash is saved with the weights, since other symbols would have other ids. Counts are ignored: they only describe
-    a
-    corpus.
+    a corpus.
     """
     digest = hashlib.sha256("\n".join(dictionary.symbols).encode()).digest()
     return torch.tensor(list(digest), dtype=torch.uint8)
@@ -125,8 +124,7 @@ def match_positions(
 
     Raises:
         UserError: repetition is not allowed, the checkpoint has more positions than the model, or other weights, such
-            as
-            learned scores, depend on the number of positions.
+            as learned scores, depend on the number of positions.
     """
     weight = state_dict.get(name)
     if weight is None or weight.size(0) == positions:
@@ -150,10 +148,8 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     """Replace the heads in `state_dict` by those of the model, in place, and log which are left out or start fresh.
 
     A head that only the checkpoint has, or that differs in size there, is left out. A head that only the model has
-    keeps
-    its fresh weights, except that the dense map of a dense head starts from the checkpoint's pooler, if it has one. In
-    BERT,
-    the pooler is also the layer below the classes of the head ``next_sentence``.
+    keeps its fresh weights, except that the dense map of a dense head starts from the checkpoint's pooler, if it has
+    one. In BERT, the pooler is also the layer below the classes of the head ``next_sentence``.
     """
     own = {f"{PREFIX}{name}": weight for name, weight in heads.state_dict().items()}
     shapes_there, shapes_here = (_shapes_by_head(weights) for weights in (state_dict, own))
@@ -225,8 +221,7 @@ def lm_head_never_trained(weights: Mapping[str, Tensor]) -> bool:
     """Return whether an encoder's masked-LM head was never trained, so that its predictions are noise.
 
     The biases of an untrained head are exactly zero. Its first update changes them, while updates of other heads do
-    not,
-    with or without weight decay. So every file of weights tells: checkpoints, exports, and old ones too.
+    not, with or without weight decay. So every file of weights tells: checkpoints, exports, and old ones too.
     """
     biases = (weights.get(f"{LM_HEAD}{name}") for name in ("bias", "dense.bias", "layer_norm.bias"))
     return not any(bias.any() for bias in biases if bias is not None)

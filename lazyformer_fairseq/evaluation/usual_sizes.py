@@ -24,8 +24,7 @@ def usual_symbols(options: Mapping[str, Any]) -> int:
     """Return the vocabulary size to assume for a model with these options, if no data determine it.
 
     An encoder has the pieces of our tokenizers. A causal model has the words of WikiText-103 if its softmax is
-    adaptive,
-    the colours of images plus fairseq's special symbols if its positions are absolute, and bytes otherwise.
+    adaptive, the colours of images plus fairseq's special symbols if its positions are absolute, and bytes otherwise.
     """
     cutoffs = options.get("adaptive_softmax_cutoff")
     if cutoffs is None:

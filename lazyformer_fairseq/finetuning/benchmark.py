@@ -1,10 +1,9 @@
 """The interface between tasks and the code that runs and reports them: grid, queue, training and report.
 
 A benchmark is one task, or several tasks that share a table, as in GLUE. Its file in `finetuning/tasks` defines how the
-data
-is prepared and read, what a run learns, what a model predicts, and what the report prints next to its scores.
-Everything
-else (start models, learning rates and seeds, processes or a cluster, resuming, medians and bounds, plots) is shared.
+data is prepared and read, what a run learns, what a model predicts, and what the report prints next to its scores.
+Everything else (start models, learning rates and seeds, processes or a cluster, resuming, medians and bounds, plots) is
+shared.
 """
 
 import re
@@ -93,10 +92,8 @@ class Benchmark(ABC):
         protocols: the protocols by name; the first is the default.
         options: those fields of the settings that not all benchmarks accept, but this one does.
         rows_worth_resuming: number of rows over all epochs from which a run can resume. A shorter run takes only
-            minutes
-            and starts over after it was killed. A longer one saves its optimizer after each epoch, twice the size of
-            its
-            model, and resumes from there.
+            minutes and starts over after it was killed. A longer one saves its optimizer after each epoch, twice the
+            size of its model, and resumes from there.
         prepared_in: the name of the subfolder of a grid that contains the prepared data.
         scores: the scores of the report's table.
         average: whether the table has their mean.

@@ -64,16 +64,13 @@ def finetune(task: Optional[str], checkpoints: tuple[str, ...], **given: Any) ->
     the columns, such as text and label. Tags of words, such as names, are in train.conll and dev.conll, with a word and
     its tag per line. A custom task runs two learning rates and three seeds of ten epochs each; afterwards `lazyformer
     predict` labels texts or tags words. GLUE is trained as in LazyFormer's Table 5, with four learning rates and five
-    seeds
-    per task, SQuAD as in PAR's Table 4, and BabyLM's tasks with one learning rate and seed, as in its evaluation of
-    2025.
+    seeds per task, SQuAD as in PAR's Table 4, and BabyLM's tasks with one learning rate and seed, as in its evaluation
+    of 2025.
 
     Missing data is prepared first; without a CHECKPOINT the command stops there. It trains one run per GPU, or several
-    on
-    the CPU's cores. Each run has its own folder with a result.json. At the end the table is printed and written to
+    on the CPU's cores. Each run has its own folder with a result.json. At the end the table is printed and written to
     OUTPUT/report, together with plots. You can stop the command at any time and rerun it to resume; finished runs are
-    not
-    repeated.
+    not repeated.
 
     \b
     lazyformer finetune model/checkpoint_best.pt --data my_reviews --output results/my_reviews
@@ -100,16 +97,14 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
     `lazyformer export` wrote. TEXTS ends in .tsv, .csv or .jsonl and names its columns in the first line, or it ends in
     .txt and has one text per line. Its rows are written with the prediction and its probability appended. If it has a
     column of labels, the predictions are scored against them. A model that tags words also accepts a .conll file, with
-    a
-    word per line. A model for SQuAD takes a .json file of questions in place of TEXTS.
+    a word per line. A model for SQuAD takes a .json file of questions in place of TEXTS.
 
     \b
     lazyformer predict results/my_reviews texts.tsv
 
     FOLDER is the folder of a grid, as `lazyformer finetune` wrote it, of which the best run per model and task is used,
-    and
-    each model gets its own folder. FOLDER may also be that of a run; several must be runs of different GLUE tasks. A
-    checkpoint can answer SQuAD's questions too.
+    and each model gets its own folder. FOLDER may also be that of a run; several must be runs of different GLUE tasks.
+    A checkpoint can answer SQuAD's questions too.
     """
     refuse_missing(*sources, settings.data, settings.tokenizer)
     if len(sources) == 2 and sources[1].suffix.lower() == ".json":

@@ -64,8 +64,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
 
     Raises:
         UserError: a task is not prepared or incomplete, a checkpoint cannot be loaded or does not belong to the data,
-            or
-            options conflict.
+            or options conflict.
     """
     is_official = given.data is not None
     if is_official:

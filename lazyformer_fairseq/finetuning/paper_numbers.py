@@ -38,9 +38,8 @@ PROTOCOLS: Mapping[str, TuningProtocol] = {
         warmup_ratio=0.06,
     ),
     # PAR Transformer, Table 4: two tasks, medians of five runs. All other settings are the defaults of the code that
-    # its
-    # footnote refers to (NVIDIA/DeepLearningExamples at 729963dd, BERT's scripts/run_glue.sh): eight GPUs with 16 rows
-    # each.
+    # its footnote refers to (NVIDIA/DeepLearningExamples at 729963dd, BERT's scripts/run_glue.sh): eight GPUs with 16
+    # rows each.
     PAR: TuningProtocol(
         tasks=("SST-2", "MRPC"),
         lrs=(2.4e-5,),

@@ -1,8 +1,7 @@
 """``lazyformer predict MODEL TEXTS`` writes the rows of a file with a fine-tuned model's prediction for each.
 
 Tags of words are written to a CoNLL file with a word and its tag per line, or as a list appended to the text. A CoNLL
-file
-is copied line by line, with the tag as an additional last column.
+file is copied line by line, with the tag as an additional last column.
 """
 
 import csv

@@ -264,8 +264,7 @@ def draw(results: Results, benchmark: Benchmark, path: Path) -> None:
     """Draw one panel per score: the median over seeds at the selected rate, with a bar from minimum to maximum.
 
     Models are drawn side by side. Checkpoints in one folder with different numbers of updates form a curve over the
-    updates
-    of pre-training, as in LazyFormer's Figure 2.
+    updates of pre-training, as in LazyFormer's Figure 2.
     """
     panels: dict[str, list[Measurement]] = {}
     for each in results.measurements():

@@ -63,8 +63,7 @@ def fine_tune(run: Run, threads: int = 1) -> None:
     """Fine-tune, and write train.log, metrics.jsonl, checkpoint_best.pt and result.json into the folder of the run.
 
     A run that was killed resumes after its last saved epoch; if it saved none, its files are removed. A second process
-    in
-    the folder waits until the first has ended, and returns if the run is finished by then.
+    in the folder waits until the first has ended, and returns if the run is finished by then.
 
     Args:
         run: the run.

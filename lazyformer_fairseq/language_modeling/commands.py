@@ -72,9 +72,8 @@ def prepare_images(source: Path, out: Path, settings: Preparing) -> None:
 
     SOURCE is a folder of pictures (PNG, JPEG, ...) or of .npy arrays (N, height, width) or (N, height, width, 3), as
     uint8 or as numbers from 0 to 1. Classes are kept for `lazyformer lm probe`: they are given by one folder per class,
-    or
-    by labels.npy with one label per image in the order of their files. Folders train, valid and test in SOURCE are the
-    splits; without them, the splits are drawn at random.
+    or by labels.npy with one label per image in the order of their files. Folders train, valid and test in SOURCE are
+    the splits; without them, the splits are drawn at random.
 
     The palette is found by k-means on training pixels; if the images have few enough colours, these are the palette.
 
@@ -281,8 +280,7 @@ def probe(checkpoint: Path, data: Path, output: Path, settings: Probing) -> None
 
     A logistic regression learns on the training split from the means, over all pixels, of the inputs of each layer. The
     validation split selects the strength of its regularisation. The accuracy on raw pixels is given for comparison.
-    OUTPUT
-    receives probe.json and probe.png.
+    OUTPUT receives probe.json and probe.png.
     """
     from lazyformer_fairseq.language_modeling import probe as probing
 

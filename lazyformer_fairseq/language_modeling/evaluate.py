@@ -1,19 +1,15 @@
 """Perplexity per word, or bits per character, over every token of a split (PAR Transformer, section 3).
 
 Batch size 1 defines the result: one stream reads the split from its start in segments of `tgt_len`, with a memory of
-the
-`mem_len` tokens before each segment. Every token is predicted, the first one from ``</s>``, so the mean is over all
-tokens
-of the split. (Transformer-XL's own code omits the first token. In WikiText-103 that is one of 245,569, the end of an
-empty
-line.)
+the `mem_len` tokens before each segment. Every token is predicted, the first one from ``</s>``, so the mean is over all
+tokens of the split. (Transformer-XL's own code omits the first token. In WikiText-103 that is one of 245,569, the end
+of an empty line.)
 
 With a larger batch, each stream reads a part of the split. First it reads the text before its part without counting it,
 because batch size 1 would remember that text: an attending sublayer looks back ceil(mem_len / tgt_len) segments, at
-positions
-that each depend on as many further segments through the attending sublayer below, and so on. Reading that many segments
-times
-the number of attending sublayers, on the same grid as with batch size 1, gives the same memory up to rounding.
+positions that each depend on as many further segments through the attending sublayer below, and so on. Reading that
+many segments times the number of attending sublayers, on the same grid as with batch size 1, gives the same memory up
+to rounding.
 """
 
 import math
@@ -179,8 +175,7 @@ def token_losses(  # noqa: PLR0917  every length of the evaluation
 
     Raises:
         UserError: there are items and a memory, segments are not items, or the model's attention variants do not
-            support
-            such a memory or mask.
+            support such a memory or mask.
     """
     refuse_same_length_without_memory(same_length, mem_len)
     if item:
@@ -222,8 +217,7 @@ class Parts:
     """The division of a text: which segment each stream reads at each step, and which of these count.
 
     All streams start at once, without memory, `lead` segments before their parts. The first stream begins at the start
-    of
-    the text, so its lead counts; the parts of the other streams follow one another from there.
+    of the text, so its lead counts; the parts of the other streams follow one another from there.
 
     Attributes:
         lead: number of segments that a stream reads to warm up.

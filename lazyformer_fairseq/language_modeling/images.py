@@ -1,12 +1,9 @@
 """Turns images into sequences of colours in the files of a language model (Chen et al., 2020, section 3.2: image GPT).
 
 Each image is resized, and each of its pixels becomes the nearest colour of a palette. The palette is found by k-means
-on
-training pixels; if these have no more colours than the palette may have, it is their colours. An image is one item of
-the
-split's files, row by row from its upper left pixel. The symbols of the dictionary are the colours, ``#rrggbb``, with
-the most
-frequent first, so the dictionary contains the palette.
+on training pixels; if these have no more colours than the palette may have, it is their colours. An image is one item
+of the split's files, row by row from its upper left pixel. The symbols of the dictionary are the colours, ``#rrggbb``,
+with the most frequent first, so the dictionary contains the palette.
 """
 
 import math

@@ -1,10 +1,8 @@
 """Turns texts for language modelling into fairseq's ``SPLIT.bin``, ``SPLIT.idx`` and ``dict.txt``, and a manifest.
 
 The texts are read as they are distributed, a block at a time, as words of lines or as characters. The dictionary is
-made from
-the training split, with the most frequent symbol first, as adaptive embeddings need it, and without the symbols that
-would
-pad it to a multiple of 8.
+made from the training split, with the most frequent symbol first, as adaptive embeddings need it, and without the
+symbols that would pad it to a multiple of 8.
 """
 
 import itertools
@@ -177,8 +175,7 @@ TextSource = Union[WordsOfLines, Characters]
 
 
 # Tokens of the splits and symbols of the training split, both including ends of lines (Merity et al., 2016), and the
-# MD5 of
-# whole files, as published by their distributor (mattmahoney.net/dc/textdata.html).
+# MD5 of whole files, as published by their distributor (mattmahoney.net/dc/textdata.html).
 OFFICIAL_COUNTS = {
     "wikitext-2": {
         "train": 2_088_628,

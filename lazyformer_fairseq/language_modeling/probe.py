@@ -1,10 +1,8 @@
 """Linear probes of the layers of an image model: ``lazyformer lm probe`` (Chen et al., 2020, section 3.4).
 
 A logistic regression predicts the class of an image from the mean, over its pixels, of what the attention of a layer
-reads:
-the normalised input of each attending sublayer, and finally the output features. For comparison, the same is done on
-raw
-pixels.
+reads: the normalised input of each attending sublayer, and finally the output features. For comparison, the same is
+done on raw pixels.
 """
 
 from collections.abc import Mapping

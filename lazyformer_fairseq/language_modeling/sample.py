@@ -93,8 +93,7 @@ class Writer:
         """Return token ids (B, `length`) that begin with the given ids (B, P) and are continued by the model.
 
         The model remembers as much as in training if its sublayers can attend to a memory; otherwise it reads
-        everything
-        again for each token. It never writes fairseq's special symbols, except that it ends lines in texts.
+        everything again for each token. It never writes fairseq's special symbols, except that it ends lines in texts.
 
         Raises:
             UserError: the model has too few positions for so many tokens.

@@ -34,8 +34,7 @@ def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[Binary
     Args:
         path: the name of the finished file.
         durable: whether the file must survive a power failure; then leftovers of killed processes are removed, too.
-            This
-            takes some milliseconds, too long for thousands of files that can be made again.
+            This takes some milliseconds, too long for thousands of files that can be made again.
 
     Raises:
         OSError: the file cannot be written; an existing file is unchanged.
@@ -237,8 +236,7 @@ def _full_disk_named(path: Path) -> Iterator[None]:
     """Turn a library's errors about a full disk into those that Python raises.
 
     numpy reports a full disk as "1000 requested and 10 written", without an error number or file name. safetensors
-    raises
-    its own error, which ends in Rust's "(os error 28)".
+    raises its own error, which ends in Rust's "(os error 28)".
     """
     try:
         yield

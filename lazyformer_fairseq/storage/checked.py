@@ -1,8 +1,8 @@
 """Files of settings and results, in JSON or YAML, parsed within limits and checked field by field.
 
 Such a file may be damaged or come from somebody else. All comparisons of its content with what a reader needs, given by
-the
-field types of a dataclass, are made by :func:`as_type`. Limits keep a small file from filling the memory or the stack.
+the field types of a dataclass, are made by :func:`as_type`. Limits keep a small file from filling the memory or the
+stack.
 """
 
 import json
@@ -148,8 +148,7 @@ def as_type(expected: type[T], content: Any, where: object, remedy: str) -> T:
 
     Raises:
         UserError: a field is wrong; the message names the file, the first such field, its value and what it must be,
-            and
-            ends in the remedy.
+            and ends in the remedy.
     """
     from pydantic import ValidationError  # takes a tenth of a second
 

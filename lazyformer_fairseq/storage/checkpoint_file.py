@@ -1,12 +1,9 @@
 """Checkpoint files that are written completely or not at all, checked, and read without running any code in them.
 
 torch.save writes a zip archive. A zip archive may end in a comment, which torch does not read; ours contains a SHA-256
-of
-everything that torch.save wrote. A single rename publishes file and checksum together, so a killed process cannot
-separate
-them. Files without a checksum can be loaded, too: those of stock fairseq are zip archives with a CRC-32 per record,
-while files
-from before torch 1.6 have nothing to check.
+of everything that torch.save wrote. A single rename publishes file and checksum together, so a killed process cannot
+separate them. Files without a checksum can be loaded, too: those of stock fairseq are zip archives with a CRC-32 per
+record, while files from before torch 1.6 have nothing to check.
 """
 
 import argparse

@@ -1,10 +1,8 @@
 """Files that are written in place, such as locks and logs, under fixed names in folders that a user gives.
 
 All other files are written under a hidden name and renamed (:mod:`.atomic`), which does not touch an existing file of
-that
-name. Opening a file for writing is less safe: under its name there may be a link to one of the user's files, which
-would be
-emptied or appended to, or a pipe, which would never open.
+that name. Opening a file for writing is less safe: under its name there may be a link to one of the user's files, which
+would be emptied or appended to, or a pipe, which would never open.
 """
 
 import errno

@@ -266,8 +266,7 @@ def check_items(
 
     Raises:
         UserError: a file is missing, truncated, empty, or of another format, dataset or dictionary; the message names
-            the
-            file and says what to do.
+            the file and says what to do.
     """
     index = read_index(prefix)
     if not len(index.sizes):

@@ -134,8 +134,7 @@ def remember(name: str, machine: str, key: str, value: T, is_valid: Callable[[An
     """Store a JSON value for later processes, and return the value that counts.
 
     If several processes measure at the same time, the first one to write decides for all later ones. If the folder
-    cannot
-    be written, each process uses its own measurement.
+    cannot be written, each process uses its own measurement.
     """
     path = cache_file(name)
     others = _read_cache(path)

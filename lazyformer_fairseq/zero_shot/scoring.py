@@ -2,14 +2,12 @@
 
 A masked LM defines no likelihood of a sentence. Its pseudo-log-likelihood (Salazar et al., 2020, "Masked Language Model
 Scoring", section 2) is the sum over its tokens of log P(token | all others), with each token masked in turn. That makes
-words
-of several tokens too likely, because the rest of a word gives the token away. The variant of Kauf and Ivanova (2023, "A
-Better Way to Do Masked Language Model Scoring", PLL-word-l2r) therefore also masks the tokens of the same word to the
-right.
+words of several tokens too likely, because the rest of a word gives the token away. The variant of Kauf and Ivanova
+(2023, "A Better Way to Do Masked Language Model Scoring", PLL-word-l2r) therefore also masks the tokens of the same
+word to the right.
 
 Every model reads batches of sentences of the same length. So there is no padding, and a score does not depend on the
-other
-sentences in the batch.
+other sentences in the batch.
 """
 
 import itertools

@@ -66,8 +66,7 @@ def attention(settings: AttentionSettings) -> None:
     r"""Measure attention sublayers of these patterns, forward and backward, on each back end.
 
     They take turns with a plain s on torch's fused attention. The command prints milliseconds and the peak memory of
-    each.
-    Ctrl-C stops it and keeps what has been measured.
+    each. Ctrl-C stops it and keeps what has been measured.
 
     \b
     lazyformer bench attention --patterns 's[window=256],s[window=256,global=1]' --lengths 1024,4096

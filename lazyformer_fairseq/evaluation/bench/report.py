@@ -130,8 +130,7 @@ def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) ->
     """Draw the speed-up against n, as in LazyFormer's Figure 3.
 
     There is one panel per baseline, with one line per model, back end and bias. Bars show the quartiles of the ratios
-    of
-    single rounds; a thin line without markers shows what the FLOPs alone allow.
+    of single rounds; a thin line without markers shows what the FLOPs alone allow.
     """
     names = _baselines(measured)
     lengths = sorted({cell["time"] for cell in measured})

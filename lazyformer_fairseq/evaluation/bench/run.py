@@ -78,8 +78,7 @@ def run_bench(settings: BenchSettings, build: Build = models.build_models) -> di
 
     Returns:
         `cells`, each with its `matrix_peak` in FLOP/s, its `rows` (see :func:`describe`) and its `left_out`, the
-        reasons
-        why models could not run, by name; and `cells_planned`, which is larger if the run was stopped.
+        reasons why models could not run, by name; and `cells_planned`, which is larger if the run was stopped.
     """
     bench = _Bench(settings, build)
     results: dict[str, Any] = {"cells_planned": len(bench.cells), "cells": []}
@@ -163,8 +162,7 @@ class Update:
     """A training update: forward, cross-entropy at 15% of the positions, backward, and a step of torch's fused AdamW.
 
     In half precision the optimizer updates fp32 weights and copies them back, as fairseq does. fp16 scales its loss by
-    a
-    constant, because overflowing gradients do not change the time.
+    a constant, because overflowing gradients do not change the time.
     """
 
     LOSS_SCALE = 128.0
@@ -301,10 +299,8 @@ def add_speedups(rows: list[dict[str, Any]]) -> None:
     """Add `against` to each row of a cell: its comparison with each baseline, by name.
 
     `speedup` is the ratio of the medians, `low` and `high` are the quartiles of the `n` ratios of single rounds,
-    `limit` is
-    the ratio of the FLOPs, and `memory` is the ratio of the memory (below 1 means less). Our own BERTs run on their
-    fastest
-    back end, `back_end`, with the same relative bias as the row; the other baselines have no bias.
+    `limit` is the ratio of the FLOPs, and `memory` is the ratio of the memory (below 1 means less). Our own BERTs run
+    on their fastest back end, `back_end`, with the same relative bias as the row; the other baselines have no bias.
     """
     for row in rows:
         row["against"] = {}

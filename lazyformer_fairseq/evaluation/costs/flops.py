@@ -1,12 +1,9 @@
 """Counts of parameters and FLOPs of a pattern in given sizes, on modules that are built on torch's meta device.
 
 On that device a weight has a shape but takes no memory, and nothing is computed. So the module itself is what is
-counted:
-its parameters, and the operators that :class:`torch.utils.flop_counter.FlopCounterMode` would see in its forward pass.
-Each
-sublayer is counted once per settings and sizes, and a pattern is a sum of its sublayers, because searches and tables
-ask
-for thousands of patterns.
+counted: its parameters, and the operators that :class:`torch.utils.flop_counter.FlopCounterMode` would see in its
+forward pass. Each sublayer is counted once per settings and sizes, and a pattern is a sum of its sublayers, because
+searches and tables ask for thousands of patterns.
 
 FLOPs are twice the multiply-adds of the matrix products. Elementwise work (softmax, LayerNorm, activations, embeddings,
 biases) does not count, as in PAR's Table 6. Attention counts the keys that it shows to its queries, see
@@ -153,8 +150,7 @@ def flops_by_operator(
     """Return the FLOPs of one sublayer by torch operator.
 
     If the plan does not name the producer that the sublayer reads from, the first kind of sublayer that provides what
-    it
-    reads is used, without settings.
+    it reads is used, without settings.
     """
     return _Pass(sizes, time, memory, batch).count(planned)
 
@@ -396,8 +392,7 @@ class _Counter(TorchDispatchMode):
     """A FLOP counter for the meta device that uses torch's formulas.
 
     It does what :class:`torch.utils.flop_counter.FlopCounterMode` does. That class first imports torch's compiler,
-    which
-    takes two seconds. Many of torch's own meta kernels import it too; :func:`_shape_of` avoids them.
+    which takes two seconds. Many of torch's own meta kernels import it too; :func:`_shape_of` avoids them.
     """
 
     def __init__(self) -> None:

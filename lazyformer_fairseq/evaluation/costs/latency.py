@@ -227,8 +227,7 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
 
     The result is the same on every run. On a GPU, torch's allocator counts the bytes. On a CPU, the profiler records
     every allocation and release of torch's allocator, and we add them up. Neither includes the scratch memory of
-    libraries
-    such as MKL, cuBLAS and oneDNN.
+    libraries such as MKL, cuBLAS and oneDNN.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

@@ -2,14 +2,11 @@
 
 A fake tensor has a shape, a precision and a storage of known size, so a model of any size is measured in seconds on any
 machine. torch's MemTracker does the same, but it counts too much if one backward pass runs another, as reversible
-layers
-do, and it takes seconds to import.
+layers do, and it takes seconds to import.
 
 For GPUs, :class:`_GpuKernels` replaces the two functions for which a GPU uses other kernels than a CPU. Our own
-operators
-count only the tensors that they return. Not counted are their temporary buffers, the memory of libraries (CUDA's
-context,
-cuBLAS, MKL), and fragmentation of the allocator.
+operators count only the tensors that they return. Not counted are their temporary buffers, the memory of libraries
+(CUDA's context, cuBLAS, MKL), and fragmentation of the allocator.
 """
 
 import weakref
@@ -69,8 +66,7 @@ class UpdateMemory:
         weights: the weights, in the precision of the model.
         gradients: the gradients of all weights in the same precision, and the copy that processes exchange.
         optimizer: two moments per weight, as Adam and LAMB have, or one per weight of a matrix that Muon updates; in
-            half
-            precision also the weights and their gradients in fp32.
+            half precision also the weights and their gradients in fp32.
         carried: the states that streams carry from one update to the next.
         activations: everything else that exists at the peak of the update.
         peak: the peak memory of the update.
@@ -230,8 +226,7 @@ def _run_backward(loss: Tensor) -> None:
     """Compute all gradients.
 
     torch.autograd.backward itself would leave :class:`_GpuKernels` before activation checkpointing recomputes the
-    forward
-    pass, so that the recomputation would use other kernels than the original.
+    forward pass, so that the recomputation would use other kernels than the original.
     """
     torch.autograd.graph._engine_run_backward(
         (loss,),
@@ -248,10 +243,8 @@ class _GpuKernels(TorchFunctionMode):
     """Dropout and attention as a GPU computes them, on CPU tensors.
 
     A GPU's dropout keeps a boolean mask, while a CPU's keeps the factors that it multiplied by. A GPU's attention is
-    fused
-    even if terms added to the scores need gradients, or the distribution goes through dropout; a CPU would then store
-    the
-    distribution.
+    fused even if terms added to the scores need gradients, or the distribution goes through dropout; a CPU would then
+    store the distribution.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -94,8 +94,7 @@ def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
     """Return the largest batch that fits and that divides a process's share of an update.
 
     The activations of one sequence give an estimate. From there, neighbouring batch sizes are measured until one fits
-    and
-    the next larger one does not. That takes two to four measurements of a second or two each.
+    and the next larger one does not. That takes two to four measurements of a second or two each.
 
     Raises:
         UserError: the processes cannot share an update equally, or the back end cannot compute the model.

@@ -1,8 +1,7 @@
 """A custom task: train.tsv and dev.tsv, or .conll files, in a folder, described as a row of the table of tasks.
 
 Everything that is not given is inferred from the training file: which columns contain texts and labels, whether the
-labels
-are classes or scores, and which classes there are. Otherwise a custom task works like a task of GLUE.
+labels are classes or scores, and which classes there are. Otherwise a custom task works like a task of GLUE.
 """
 
 import math
@@ -148,8 +147,7 @@ def describe(folder: Path, given: settings.GridSettings) -> TaskDescription:
 
     Raises:
         UserError: a file is missing, a column is not found, a row of the training file is wrong, or its labels do not
-            make
-            a task. The message names file and line, and says what to do.
+            make a task. The message names file and line, and says what to do.
     """
     name = folder.resolve().name
     if not NAME.fullmatch(name):

@@ -108,8 +108,7 @@ class Glue(PublishedTasks):
 
         Raises:
             UserError: the data of a task, a checkpoint, head, tokenizer or test file is missing, or the dictionary of
-                the
-                model differs from that of the data.
+                the model differs from that of the data.
         """
         lines = []
         chosen = [find_task(name).name for name in wanted.tasks]

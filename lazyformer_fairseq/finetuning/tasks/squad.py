@@ -1,10 +1,8 @@
 """SQuAD v1.1: spans of a text that answer questions (PAR, section 3.2 and Table 4).
 
 The paper prints the metric, F1 on the development set, and that it is the median of five runs, but not the other
-settings.
-Epochs, learning rate, warm-up and sizes of windows are therefore those of BERT's run_squad.py, and the batch size is
-that of
-BERT's paper.
+settings. Epochs, learning rate, warm-up and sizes of windows are therefore those of BERT's run_squad.py, and the batch
+size is that of BERT's paper.
 """
 
 import itertools

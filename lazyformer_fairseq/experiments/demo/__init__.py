@@ -1,1 +1,1 @@
-"""``make demo``: two tiny models, pre-trained and fine-tuned on text that is at hand without a network."""
+"""``make demo``: two tiny models that are pre-trained and fine-tuned on text that needs no network."""

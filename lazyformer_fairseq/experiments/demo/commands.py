@@ -21,9 +21,9 @@ from lazyformer_fairseq.options import Command, takes
     show_default=True,
 )
 def demo(settings: DemoSettings, output: Path) -> None:
-    """Pre-train a tiny BERT and a tiny LazyFormer side by side, fine-tune both, print a table, draw a picture.
+    """Pre-train a tiny BERT and a tiny LazyFormer side by side, fine-tune both, print a table, and draw their losses.
 
-    Stop it at any time; rerun to resume.
+    You can stop the command at any time and rerun it to resume.
     """
     refuse_without_extra("corpus", "lazyformer demo")
     if settings.corpus is not None:

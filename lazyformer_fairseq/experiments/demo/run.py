@@ -1,7 +1,7 @@
-"""The whole demo in four steps: text, pre-training of two tiny models side by side, fine-tuning, report.
+"""The demo in four steps: text, pre-training of two tiny models side by side, fine-tuning, and report.
 
-OUTPUT/data, OUTPUT/acceptability     corpus and task
-OUTPUT/NAME, OUTPUT/finetuned/NAME    trainings of a model
+OUTPUT/data, OUTPUT/acceptability     the corpus and the task
+OUTPUT/NAME, OUTPUT/finetuned/NAME    the trainings of a model
 OUTPUT/table.md, OUTPUT/loss.png      the report
 """
 
@@ -38,7 +38,8 @@ from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.optimization import OptimizationConfig
 
-# Equal parameters, as in the paper's Table 2: the projections that lazy attention saves widen its feed-forward.
+# The models have equal parameters, as in Table 2 of the paper: where lazy attention saves projections, the feed-forward
+# sublayers are wider.
 MODELS = {
     "bert_m1x4": ("bert_tiny", {"sublayer_pattern": "M1x4", "encoder_ffn_embed_dim": 128}),
     "lazyformer_m2x2": ("lazyformer_m2x6_s_tiny", {"sublayer_pattern": "M2x2", "encoder_ffn_embed_dim": 160}),
@@ -49,7 +50,7 @@ SIZES = {
     "max_positions": 64,
     "dropout": 0.0,
     "attention_dropout": 0.0,
-    "attention_backend": "eager",  # takes two thirds of the time of the one that "auto" chooses at this size
+    "attention_backend": "eager",  # at this size, takes two thirds of the time of the one that "auto" chooses
 }
 ADAM = {
     "optimizer": "fused_adam",
@@ -67,9 +68,9 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
     """Run the demo in `folder`, or resume it where an earlier run stopped.
 
     Raises:
-        UserError: the folder holds a demo of other settings, or the text does not suffice.
+        UserError: the folder holds a demo with other settings, or there is too little text.
     """
-    torch.set_num_threads(1)  # a second one gains nothing at this size, and waits where another process runs
+    torch.set_num_threads(1)  # a second thread gains nothing at this size, and waits if another process is running
     with experiment(folder, asdict(settings), "a demo", "data"):
         tokens = prepare(settings, folder)
 
@@ -83,19 +84,19 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
         objective = pretraining_objective(settings, folder, next(iter(MODELS)))
         yardsticks = yardsticks_of(objective.texts, objective.held_out("valid"))
         print(f"\n{report(pretrained, finetuned, yardsticks, folder)}")
-        print(f"Pre-trained on {tokens:,} tokens, in turn in one process.")
+        print(f"Both models were pre-trained on {tokens:,} tokens, taking turns in one process.")
         lazy = list(MODELS)[-1]
         print(f"\nPicture: {folder / 'loss.png'}   Table: {folder / 'table.md'}   Models: {folder / lazy}")
 
 
 def prepare(settings: DemoSettings, folder: Path) -> int:
-    """Make the corpus and the acceptability task, unless they are there, from the user's text or Python's prose.
+    """Build the corpus and the acceptability task from the user's text or Python's prose, unless they exist.
 
     Returns:
-        the number of tokens of the training text.
+        The number of tokens in the training text.
 
     Raises:
-        UserError: a file in one of them is not what it was when the models began to learn from it.
+        UserError: a file of the corpus or the task has changed since it was built.
     """
     data = folder / "data"
     task = folder / "acceptability"
@@ -104,14 +105,14 @@ def prepare(settings: DemoSettings, folder: Path) -> int:
     if data.exists() and task.exists():
         print(f"Reusing the text in {data} and {task}.")
     else:
-        print(f"Reading {settings.corpus or 'the English prose that Python carries'}.")
+        print(f"Reading {settings.corpus or 'the English prose that comes with Python'}.")
         text = settings.corpus or str(write_prose(folder / "python_prose.jsonl"))
         if not data.exists():
             corpus = CorpusSettings(
                 vocab_size=settings.vocab_size,
                 valid_share=settings.valid_share,
                 seed=settings.seed,
-                word_coverage=1.0,  # the text is small: every word counts, and every character is worth a token
+                word_coverage=1.0,  # in a small text, every word counts and every character deserves a token
                 text=TextSettings(character_coverage=1.0),
             )
             build_corpus([text], data, corpus)
@@ -125,7 +126,7 @@ def prepare(settings: DemoSettings, folder: Path) -> int:
     for name in {**before["checksums"], **checksums}:
         if before["checksums"].get(name) != checksums.get(name):
             made = folder / Path(name).parts[0]
-            raise UserError(f"{folder / name}: is not as it was made; remove {made} and run the same command again")
+            raise UserError(f"{folder / name}: has changed since it was made; remove {made} and rerun the same command")
     return before["tokens"]
 
 
@@ -133,8 +134,8 @@ class DemoTraining(Training):
     """The training of a model of MODELS.
 
     Args:
-        job: the training.
-        measures: names of the metrics that are kept.
+        job: the job of the training.
+        measures: the names of the metrics that its curve has.
     """
 
     validations = 6
@@ -144,13 +145,13 @@ class DemoTraining(Training):
         self.measures = measures
 
     def measure(self) -> dict[str, float]:
-        """Return the metrics of the whole validation split."""
+        """Return the chosen metrics on the whole validation split."""
         found = self.evaluate()
         return {name: float(found[name]) for name in self.measures}
 
 
 def recipe_options(settings: DemoSettings) -> Mapping[str, Any]:
-    """Return the options of the recipe, of model, text and optimizer, by name."""
+    """Return the options of the recipe for model, text and optimizer, by name."""
     if settings.recipe == "laptop":
         return LAPTOP
     return ADAM
@@ -178,7 +179,7 @@ def pretraining_objective(settings: DemoSettings, folder: Path, name: str) -> Ma
 
 
 def pretraining_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
-    """Return the pre-trainings of both models, on the same batches."""
+    """Return the pre-training jobs of both models, which use the same batches."""
     options = recipe_options(settings)
     optimization = OptimizationConfig.from_options(
         options,
@@ -194,7 +195,7 @@ def pretraining_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
 
 
 def finetuning_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
-    """Return the fine-tunings on the acceptability task, which begin with the pre-trained models."""
+    """Return the jobs that fine-tune the pre-trained models on the acceptability task."""
     optimization = OptimizationConfig(
         settings.finetuning_updates,
         rate=1e-3,
@@ -217,13 +218,13 @@ def finetuning_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
 
 
 def report(pretrained: Results, finetuned: Results, yardsticks: Yardsticks, folder: Path) -> str:
-    """Write table.md and loss.png; return the table, with the yardsticks below it.
+    """Write table.md and loss.png, and return the table followed by the yardsticks.
 
     Args:
-        pretrained: results of pre-training by model.
-        finetuned: results of fine-tuning by model; that after the last update counts, so that none is chosen by the
-            split that it is measured on.
-        yardsticks: losses of counting, beside which the models' stand.
+        pretrained: the results of pre-training by model.
+        finetuned: the results of fine-tuning by model. The score after the last update counts, so that no score is
+            selected on the split on which it is measured.
+        yardsticks: the losses of counting, for comparison.
         folder: the folder of the files.
     """
     rows = []
@@ -251,7 +252,7 @@ def report(pretrained: Results, finetuned: Results, yardsticks: Yardsticks, fold
 
 
 def draw(results: Results, yardsticks: Yardsticks, path: Path) -> None:
-    """Draw the validation losses against updates and training time, with the yardsticks, to a PNG."""
+    """Draw the validation losses and the yardsticks against updates and training time, to a PNG file."""
     with picture(path, 1, 2, (5, 4), sharey=True) as (panels,):
         for axis, key, label in zip(panels, ("updates", "seconds"), ("updates", "seconds of training"), strict=True):
             for (name, result), style in zip(results.items(), ("o-", "s--"), strict=True):

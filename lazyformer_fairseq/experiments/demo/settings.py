@@ -1,4 +1,4 @@
-"""Settings of the demo."""
+"""The settings of the demo."""
 
 from dataclasses import dataclass
 from typing import Optional
@@ -9,24 +9,24 @@ from lazyformer_fairseq.training.laptop import LAPTOP_HELP
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Settings that decide the demo's result; its folder keeps them, and resumes a demo of the same settings only.
+    """The settings that determine the result of the demo; its folder stores them and resumes only with the same ones.
 
     Attributes:
-        vocab_size: number of symbols.
-        valid_share: share of the documents that is held out, from which the acceptability task is made.
-        tokens_per_sample: longest block.
-        sequences: per update.
-        finetuning_updates: on the acceptability task.
-        seed: the seed of everything.
+        vocab_size: the number of symbols in the vocabulary.
+        valid_share: the share of the documents that is held out, from which the acceptability task is built.
+        tokens_per_sample: the length of the longest block, in tokens.
+        sequences: the number of sequences per update.
+        finetuning_updates: the number of updates of fine-tuning on the acceptability task.
+        seed: the seed of the corpus and of all trainings.
     """
 
     corpus: Optional[str] = option(
         None,
-        "Text file or folder of .txt files.",
-        shown="the English prose that Python carries",
+        "Text file, or folder of .txt files, to train on.",
+        shown="the English prose that comes with Python",
     )
-    updates: int = option(5000, "Updates of pre-training.", low=6)
-    recipe: str = option("laptop", f"How the models learn. {LAPTOP_HELP}.", choices=("laptop", "adam"))
+    updates: int = option(5000, "Number of updates of pre-training.", low=6)
+    recipe: str = option("laptop", f"Training recipe. {LAPTOP_HELP}.", choices=("laptop", "adam"))
     vocab_size: int = 4000
     valid_share: float = 0.2
     tokens_per_sample: int = 32

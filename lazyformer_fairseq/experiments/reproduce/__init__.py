@@ -1,1 +1,1 @@
-"""``lazyformer reproduce``: LazyFormer's tables and figures, from raw text to one page."""
+"""``lazyformer reproduce``: the tables and figures of LazyFormer and PAR Transformer, from raw text to one page."""

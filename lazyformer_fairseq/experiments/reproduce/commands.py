@@ -1,4 +1,4 @@
-"""The command ``lazyformer reproduce``, with a subcommand for each paper."""
+"""The command ``lazyformer reproduce``, with one subcommand per paper."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,28 +16,28 @@ OUT = click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """Options of every paper."""
+    """The options that apply to every paper."""
 
-    tiny: bool = option(False, "Reproduce in miniature, on two cores.")
+    tiny: bool = option(False, "Reproduce a miniature, which runs on two cores.")
     only: tuple[str, ...] = option(
         (),
-        "Run only these steps and what they need, such as 'bench_*'; --plan lists them.",
+        "Run only these steps, such as 'bench_*', and those that they need; --plan lists all steps.",
         "--steps",
         metavar="NAME,...",
         shown="all",
     )
-    plan: bool = option(False, "Print cost, disk, state and command of each step; run nothing.")
+    plan: bool = option(False, "Print the cost, disk space, state and command of each step, without running any.")
     teraflops: Optional[float] = option(
         None,
-        "For --plan, the speed of all devices together.",
+        "Training speed of all devices together that --plan assumes, in TFLOP/s.",
         low=0,
         is_open=True,
-        shown="21.4 per GPU, LazyFormer's V100; tiny: 0.005",
+        shown="21.4 per GPU, as for LazyFormer's V100; with --tiny 0.005",
     )
-    report: bool = option(False, "Write the report of what is there, and run nothing.")
+    report: bool = option(False, "Write the report of the results so far, without running any step.")
 
     def carry_out(self, reproduction: Any, out: Path) -> None:
-        """Run a reproduction, print its plan, or write its report."""
+        """Run a reproduction, print its plan, or write its report, as the options say."""
         if self.plan:
             from lazyformer_fairseq.executors.nvidia_smi import count_gpus
 
@@ -57,9 +57,9 @@ class ReproduceOptions:
 
 @click.group(cls=Group, default="lazyformer")
 def reproduce() -> None:
-    """Reproduce the tables and figures of a paper, LazyFormer or PAR Transformer, from text to one page.
+    """Reproduce the tables and figures of a paper, LazyFormer or PAR Transformer, from raw text to one page.
 
-    `lazyformer reproduce RAW OUT` is `lazyformer reproduce lazyformer RAW OUT`.
+    `lazyformer reproduce RAW OUT` is short for `lazyformer reproduce lazyformer RAW OUT`.
     """
 
 
@@ -72,15 +72,15 @@ def reproduce() -> None:
     multiple=True,
     callback=separated,
     metavar="ARCH,...",
-    help="Pre-trained and fine-tuned models; all: Table 3's five others too, which are only timed otherwise. "
-    " [default: those of Tables 1 and 4]",
+    help="Models to pre-train and fine-tune; `all` adds the five other models of Table 3, which are otherwise only "
+    "timed.  [default: those of Tables 1 and 4]",
 )
 @click.option(
     "--tasks",
     multiple=True,
     callback=separated,
     metavar="A,B,...",
-    help="Tasks of GLUE.  [default: the paper's eight; with --tiny CoLA and RTE]",
+    help="GLUE tasks to fine-tune on.  [default: the paper's eight; with --tiny CoLA and RTE]",
 )
 @takes(ExecutorOptions, into="place")
 def lazyformer(
@@ -91,15 +91,17 @@ def lazyformer(
     tasks: tuple[str, ...],
     place: ExecutorOptions,
 ) -> None:
-    """Reproduce LazyFormer's Tables 1 to 4 and Figures 2 and 3: from text in RAW to OUT/report/report.md.
+    """Reproduce Tables 1 to 4 and Figures 2 and 3 of LazyFormer, from text in RAW to OUT/report/report.md.
 
-    It builds the corpus, times the models, pre-trains six of them (or --models) for a million updates, fine-tunes on
-    GLUE from six checkpoints of each model of Table 1 and from the last one of the others, and writes one page with the
-    paper's numbers beside its own. RAW is a folder: `glue` in it is GLUE's official download, `books` holds books, one
-    per file, and everything else is text in any format that lazyformer corpus reads. With --tiny RAW may be the word
-    demo: the prose that Python carries. --executor is where the jobs of the corpus and of fine-tuning run.
+    The command builds the corpus, times the models, and pre-trains six of them (or those of --models) for a million
+    updates. It fine-tunes on GLUE from six checkpoints of each model of Table 1 and from the last checkpoint of the
+    others. Finally it writes one page that shows the measured numbers beside the paper's. RAW is a folder: its
+    subfolder `glue` is GLUE's official download, `books` holds books, one per file, and everything else is text in any
+    format that `lazyformer corpus` reads. With --tiny, RAW may be the word demo, which stands for the English prose
+    that comes with Python. --executor says where the jobs of the corpus and of fine-tuning run.
 
-    Stop it at any time; rerun to resume. Look at --plan first: in full it takes weeks on eight GPUs.
+    You can stop the command at any time and rerun it to resume. Look at --plan first: a full reproduction takes weeks
+    on eight GPUs.
 
     \b
     lazyformer reproduce lazyformer raw results/lazyformer --plan
@@ -125,14 +127,15 @@ def lazyformer(
 @OUT
 @takes(ReproduceOptions, into="options")
 def par(raw: str, out: Path, options: ReproduceOptions) -> None:
-    """Reproduce PAR Transformer's Tables 1, 2, 3, 6 and 7 and Figures 1 and 2: from RAW to OUT/report/report.md.
+    """Reproduce Tables 1, 2, 3, 6 and 7 and Figures 1 and 2 of PAR Transformer, from RAW to OUT/report/report.md.
 
-    It searches, measures latencies, trains all models of these tables, evaluates them, and writes one page with the
-    paper's numbers beside its own. RAW is a folder: `wikitext-103`, `enwik8` and `text8` in it are as they are
-    distributed, or as scripts/prepare_wikitext103.sh and the like prepared them. With --tiny RAW may be the word demo:
-    the prose that Python carries. Table 4, PAR BERT, is made by scripts/pretrain_par_bert.sh.
+    The command runs the search, measures latencies, trains and evaluates all models of these tables, and writes one
+    page that shows the measured numbers beside the paper's. RAW is a folder whose subfolders `wikitext-103`, `enwik8`
+    and `text8` hold the texts as they are distributed, or as scripts/prepare_wikitext103.sh and the corresponding
+    scripts prepared them. With --tiny, RAW may be the word demo, which stands for the English prose that comes with
+    Python. For Table 4, PAR BERT, use scripts/pretrain_par_bert.sh.
 
-    Stop it at any time; rerun to resume. Look at --plan first.
+    You can stop the command at any time and rerun it to resume. Look at --plan first.
 
     \b
     lazyformer reproduce par raw results/par --plan

@@ -1,9 +1,9 @@
-"""A reproduction: a table of steps, each a command with what it makes, and a page about what they made.
+"""The engine of reproductions: a table of steps, which are commands with their results, and a page about these results.
 
-Each step runs once, in a process of its own. A finished step has a record; a stopped one resumes.
+Each step runs once, in a process of its own. A finished step has a record; a step that was stopped resumes.
 
-OUT/reproduction.json     what is reproduced
-OUT/steps/NAME.json       record of a step: its command, when it ended, its seconds
+OUT/reproduction.json     the settings of the reproduction
+OUT/steps/NAME.json       the record of a step: its command, its duration in seconds, and when it ended
 OUT/report/report.md      the page
 """
 
@@ -34,11 +34,16 @@ from lazyformer_fairseq.training.run_record import RUN
 CLI = "lazyformer_fairseq.cli"
 PYTHONS_PROSE = "demo"
 GB = 1e9
-BYTES_PER_PARAMETER = 16  # in a checkpoint, all in 32 bits: weights, the optimizer's copy, two moments
+BYTES_PER_PARAMETER = 16  # in a checkpoint: the weights, the optimizer's copy and two moments, in 32 bits each
 
 
 def our_command(*words: Any, **options: Any) -> tuple[str, ...]:
-    """Return a command of `lazyformer` for a step: its words, then options by name, dashes written as underscores."""
+    """Return a `lazyformer` command for a step.
+
+    Args:
+        words: the words after `lazyformer`.
+        options: the options by name, with underscores for dashes.
+    """
     command = [CLI, *map(str, words)]
     for name, value in options.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
@@ -47,16 +52,16 @@ def our_command(*words: Any, **options: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Step:
-    """A row of the table.
+    """A step of a reproduction.
 
     Attributes:
-        name: also of its record.
-        what: a description for the reader.
-        command: a module, which ``python -m`` runs, and its arguments. Run again after a stop, it resumes.
-        makes: the file or folder that is there when the step is done.
-        needs: names of other steps.
-        checkpoints: number of checkpoints that a training keeps, for the plan.
-        starts_anew: an unfinished `makes` is removed first, because the command would refuse it.
+        name: the name of the step and of its record.
+        what: a description for the user.
+        command: a module for ``python -m`` and its arguments. If it is run again after a stop, it resumes.
+        makes: the file or folder that exists when the step is done.
+        needs: the names of the steps whose results it needs.
+        checkpoints: the number of checkpoints that a training keeps, for the plan.
+        starts_anew: whether the folder of an unfinished result is removed first, because the command would reject it.
     """
 
     name: str
@@ -68,29 +73,29 @@ class Step:
     starts_anew: bool = False
 
     def record(self, out: Path) -> Optional[dict[str, Any]]:
-        """Return the record of a step that is done and whose result is still there."""
+        """Return the record of the step if it is done and its result still exists, else None."""
         path = out / "steps" / f"{self.name}.json"
         if path.exists() and self.makes.exists():
             return read_json(path)
         return None
 
 
-WriteSection = Callable[[Path], str]  # from what is there; pictures go into the folder that it is given
+WriteSection = Callable[[Path], str]  # takes the folder for pictures and returns the text of the section
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A paper to reproduce.
+    """The reproduction of a paper.
 
     Attributes:
-        paper: its name.
-        settings: values that must stay the same when the reproduction resumes.
+        paper: the name of the paper.
+        settings: the values that must stay the same when the reproduction resumes.
         steps: the steps, in the order in which they run.
-        sections: functions that write the sections of the page, by title.
+        sections: the functions that write the sections of the page, by title.
         introduction: the introduction of the page.
         note: a sentence for the plan.
-        flops_per_second: speed that the plan assumes for one device.
-        is_tiny: whether it is the miniature.
+        flops_per_second: the training speed of one device that the plan assumes, in FLOP/s.
+        is_tiny: whether this is the miniature.
     """
 
     paper: str
@@ -103,10 +108,12 @@ class Reproduction:
     is_tiny: bool
 
     def chosen(self, patterns: Sequence[str]) -> list[Step]:
-        """Return the steps that patterns such as ``bench_*`` name, and those that they need; all without patterns.
+        """Return the steps whose names match patterns such as ``bench_*``, and those that they need.
+
+        Without patterns, these are all steps.
 
         Raises:
-            UserError: a pattern names no step.
+            UserError: a pattern matches no step.
         """
         names = [step.name for step in self.steps]
         wanted: set[str] = set()
@@ -121,10 +128,10 @@ class Reproduction:
         return [step for step in self.steps if step.name in wanted]
 
     def carry_out(self, out: Path, patterns: Sequence[str]) -> None:
-        """Run the steps that these patterns name, then write the page.
+        """Run the steps whose names match the patterns, then write the page.
 
         Raises:
-            UserError: a pattern names no step, or steps failed, with a sentence for each.
+            UserError: a pattern matches no step, or steps failed. The message has a sentence for each failed step.
         """
         steps = self.chosen(patterns)
         with stoppable():
@@ -132,16 +139,16 @@ class Reproduction:
         if len(failures) < len(steps):
             self.report(out)
         if failures:
-            raise UserError("\n".join([*failures, "the same command tries again what is not done"]))
+            raise UserError("\n".join([*failures, "run the same command again to retry the steps that are not done"]))
 
     def report(self, out: Path) -> None:
-        """Write the page of what is there.
+        """Write the page about the results so far.
 
         Raises:
             UserError: no step is done yet.
         """
         if not any(step.record(out) for step in self.steps):
-            raise UserError(f"{out}: no step is done yet, so there is nothing to report")
+            raise UserError(f"{out}: no step is done yet, so there is nothing to report; run some steps first")
         folder = out / "report"
         facts = {**describe_machine(device_named("auto")), **describe_versions()}
         written_on = "; ".join(f"{name} {value}" for name, value in facts.items())
@@ -151,7 +158,7 @@ class Reproduction:
         blocks = [title, f"{self.introduction} Written on: {written_on}."]
         for title, write in self.sections.items():
             blocks += [f"## {title}", write(folder)]
-        blocks += ["## What it took", self._what_it_took(out)]
+        blocks += ["## Duration of the steps", self._what_it_took(out)]
         write_text(folder / "report.md", "\n\n".join(blocks) + "\n")
         click.echo(f"written: {folder / 'report.md'}")
 
@@ -163,16 +170,16 @@ class Reproduction:
                 hours = f"{record['seconds'] / 3600:,.3f}"
             else:
                 hours = "not done"
-            rows.append({"step": step.name, "what": step.what, "hours of its last start": hours})
+            rows.append({"step": step.name, "what": step.what, "hours of the last run": hours})
         return markdown_table(rows, left=("what",))
 
     def plan(self, out: Path, patterns: Sequence[str], speed: float) -> str:
-        """Return a Markdown table of the steps with the costs of trainings, by arithmetic, and the commands.
+        """Return a Markdown table of the steps with the estimated costs of trainings, followed by the commands.
 
         Args:
-            out: folder of the reproduction.
-            patterns: patterns of names of steps.
-            speed: FLOP/s of training that all devices reach together.
+            out: the folder of the reproduction.
+            patterns: patterns of the names of steps.
+            speed: the training speed of all devices together, in FLOP/s.
         """
         steps = self.chosen(patterns)
         rows = []
@@ -195,14 +202,15 @@ class Reproduction:
         existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
         free = shutil.disk_usage(existing).free / GB
         to_do = (
-            f"Trainings to do: {hours_left:,.1f} hours and {gigabytes_left:,.1f} GB of checkpoints; {free:,.1f} GB are "
-            f"free in {existing}."
+            f"The remaining trainings take {hours_left:,.1f} hours and {gigabytes_left:,.1f} GB of checkpoints; "
+            f"{free:,.1f} GB are free in {existing}."
         )
         if free < gigabytes_left:
             to_do += " THIS DOES NOT FIT."
         assumptions = (
-            f"Hours are by arithmetic: {speed / 1e12:g} TFLOP/s of training (--teraflops), with a backward pass of two "
-            f"forward passes. Checkpoints take {BYTES_PER_PARAMETER} bytes per parameter. Other steps are not counted."
+            f"The hours are computed for a training speed of {speed / 1e12:g} TFLOP/s (--teraflops), with a backward "
+            f"pass as expensive as two forward passes. Checkpoints take {BYTES_PER_PARAMETER} bytes per parameter. "
+            "Other steps are not counted."
         )
         commands = [f"{step.name}: python -m {shlex.join(step.command)}" for step in steps]
         parts = [markdown_table(rows, left=("what", "state")), to_do, assumptions, self.note, *commands]
@@ -210,14 +218,21 @@ class Reproduction:
 
 
 def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Run what is not done yet. Where a step fails, those that need it are left out, and the others go on.
+    """Run the steps that are not done yet.
+
+    If a step fails, those that need it are skipped, and the others still run.
+
+    Args:
+        steps: the steps, in the order in which they run.
+        out: the folder of the reproduction.
+        settings: the values that must stay the same when the reproduction resumes.
 
     Returns:
-        a sentence for each step that failed or was left out.
+        A sentence for each step that failed or was skipped.
 
     Raises:
-        UserError: OUT holds another reproduction, or another process is at work in it.
-        KeyboardInterrupt: Ctrl-C or SIGTERM; the running step has saved what it could.
+        UserError: `out` holds another reproduction, or another process is using it.
+        KeyboardInterrupt: there was a Ctrl-C or a SIGTERM; the running step has saved what it could.
     """
     failures: dict[str, str] = {}
     with run_lock(out):
@@ -227,9 +242,9 @@ def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> 
             title = f"[{number}/{len(steps)}] {step.name}"
             missing = [name for name in step.needs if name in failures]
             if step.record(out):
-                click.echo(f"{title}: done already")
+                click.echo(f"{title}: already done")
             elif missing:
-                failures[step.name] = f"step {step.name} was left out: it needs {', '.join(missing)}"
+                failures[step.name] = f"step {step.name} was skipped, because it needs {', '.join(missing)}"
             else:
                 click.echo(f"{title}: {step.what}")
                 try:
@@ -242,13 +257,13 @@ def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> 
 
 
 def run_step(step: Step, out: Path) -> float:
-    """Run a step to its end, and record it.
+    """Run a step to its end, and write its record.
 
     Returns:
-        its seconds.
+        The duration of the step in seconds.
 
     Raises:
-        UserError: it failed, or has not made what it should.
+        UserError: the step failed, or its result is missing.
         KeyboardInterrupt: there was a signal; the step has ended.
     """
     if step.starts_anew and step.makes.parent.exists():
@@ -258,9 +273,9 @@ def run_step(step: Step, out: Path) -> float:
     if ended.signals:
         raise KeyboardInterrupt
     if ended.code:
-        raise UserError(f"step {step.name} failed with exit code {ended.code}; look at what it printed")
+        raise UserError(f"step {step.name} failed with exit code {ended.code}; see its output for the reason")
     if not step.makes.exists():
-        raise UserError(f"step {step.name} ended, but {step.makes} is not there; look at what it printed")
+        raise UserError(f"step {step.name} ended, but {step.makes} does not exist; see its output for the reason")
     seconds = time.monotonic() - began
     record = {
         "command": shlex.join(step.command),
@@ -271,34 +286,40 @@ def run_step(step: Step, out: Path) -> float:
     return seconds
 
 
-# --- For the sections of every page
+# --- Parts that the sections of all pages use
 
 
 def missing(steps: str) -> str:
-    """Return the sentence that stands where the results of these steps are not there yet."""
-    return f"Not there yet: `{steps}`."
+    """Return the sentence that replaces results of steps that are not done yet."""
+    return f"No results yet from `{steps}`."
 
 
 def show_losses(folders: Sequence[Path], report: Path, steps: str) -> str:
-    """Return a table of validation losses with their picture, and write loss.png.
+    """Write the picture loss.png, and return it in Markdown with a table of validation losses.
 
     Args:
-        folders: folders of trainings, which may not have begun.
-        report: the page's folder.
-        steps: to name where nothing was measured yet.
+        folders: the folders of trainings, which need not have begun.
+        report: the folder of the page.
+        steps: the name of the steps to mention if nothing has been measured yet.
     """
     begun = [str(folder) for folder in folders if (folder / RUN).exists()]
     try:
         shown, silent = read_histories(find_runs(begun))
     except UserError:
         return missing(steps)
-    axes = [axis for axis in AXES if axis != "tokens"]  # all models read the same tokens in an update
+    axes = [axis for axis in AXES if axis != "tokens"]  # redundant, as all models read the same tokens in an update
     draw(shown, axes, report / "loss.png")
     picture = "![validation loss against updates, time and FLOPs](loss.png)"
     return "\n\n".join([table(shown), *silent, picture])
 
 
 def show_picture(picture: Path, report: Path, what: str) -> str:
-    """Copy a picture that a step has made into the page's folder; return the Markdown that shows it."""
+    """Copy the picture of a step to the folder of the page, and return the Markdown that shows it.
+
+    Args:
+        picture: the file of the picture.
+        report: the folder of the page.
+        what: the alternative text of the picture.
+    """
     copy_file(picture, report / picture.name)
     return f"![{what}]({picture.name})"

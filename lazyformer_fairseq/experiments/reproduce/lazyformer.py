@@ -1,4 +1,4 @@
-"""LazyFormer (arXiv 2102.12702): what the paper prints, the steps that reproduce it, and the sections of the page."""
+"""The reproduction of LazyFormer (arXiv 2102.12702): the paper's numbers, the steps, and the sections of the page."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,23 +33,23 @@ from lazyformer_fairseq.storage.json_files import read_json
 TABLE_1 = ("bert_base", "lazyformer_m2x6_s", "lazyformer_m2x6_sd", "lazyformer_m2x6")
 TABLE_4 = ("lazyformer_m2x6_w6144", "lazyformer_m2x7")
 FIGURE_3 = ("lazyformer_m2x6_s", "lazyformer_m3x4_s", "lazyformer_m4x3_s", "lazyformer_m6x2_s")
-FURTHER_CHECKPOINTS = 5  # beside those of Figure 2: the last three, best and last
+FURTHER_CHECKPOINTS = 5  # in addition to those of Figure 2: the latest three, checkpoint_best and checkpoint_last
 BOOKS = "books"
 PROSE_MODULE = "lazyformer_fairseq.experiments.prose"
-NOT_TEXT = ("glue", "glue.download")  # the second has what scripts/download_glue.sh unpacks
+NOT_TEXT = ("glue", "glue.download")  # scripts/download_glue.sh unpacks to the second
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A model of the paper's tables, and what the paper prints of it.
+    """A model of the paper's tables, with the paper's numbers.
 
     Attributes:
-        arch: our name.
-        name: the paper's name.
-        seconds: the seconds of 100 updates on eight V100s; no table has any for Table 4's models ("the same
-            pre-training cost").
-        average: the average over GLUE.
-        mnli: matched/mismatched, where Table 4 has it.
+        arch: its name in this package.
+        name: its name in the paper.
+        seconds: the seconds per 100 updates on eight V100s; None for the models of Table 4, for which the paper only
+            says "the same pre-training cost".
+        average: the average score over GLUE.
+        mnli: the scores of MNLI, matched/mismatched, if Table 4 has them.
     """
 
     arch: str
@@ -60,7 +60,7 @@ class Printed:
 
 
 MODELS = (
-    # MNLI of M2x6-S as printed; Table 1 has 85.69/85.46
+    # The scores of MNLI for M2x6-S are as printed in Table 4; Table 1 has 85.69/85.46.
     Printed(arch="bert_base", name="BERT", seconds=45, average=83.52),
     Printed(arch="lazyformer_m2x6_s", name="M2x6-S", seconds=35, average=83.69, mnli="85.72/35.67"),
     Printed(arch="lazyformer_m2x6_sd", name="M2x6-SD", seconds=38, average=83.52),
@@ -78,20 +78,23 @@ PRINTED = {row.arch: row for row in MODELS}
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes of everything.
+    """The sizes of a reproduction, either in full or in miniature.
 
     Attributes:
-        corpus, pretraining, bench, finetuning: further options of `lazyformer corpus`, `pretrain`, `bench`, `finetune`,
-            dashes written as underscores.
-        updates: the updates of pre-training.
-        kept: updates at which checkpoints are kept and fine-tuned, as in Figure 2; the paper prints 500,000 alone.
-        validate_every: updates between validations.
-        length: tokens of a sequence.
-        sequences: per update.
-        tasks: tasks of GLUE.
-        lengths: the lengths of Figure 3.
-        flops_per_second: speed that the plan assumes for one device.
-        shrink: number by which widths are divided.
+        corpus: further options of `lazyformer corpus`, with underscores for dashes.
+        pretraining: further options of `lazyformer pretrain`.
+        bench: further options of `lazyformer bench`.
+        finetuning: further options of `lazyformer finetune`.
+        updates: the number of updates of pre-training.
+        kept: the updates at which checkpoints are kept and fine-tuned, as in Figure 2; the paper prints the scores only
+            for 500,000.
+        validate_every: the number of updates between validations.
+        length: the number of tokens per sequence.
+        sequences: the number of sequences per update.
+        tasks: the tasks of GLUE.
+        lengths: the sequence lengths of Figure 3.
+        flops_per_second: the training speed of one device that the plan assumes, in FLOP/s.
+        shrink: the number by which widths are divided.
     """
 
     corpus: Mapping[str, Any]
@@ -110,11 +113,14 @@ class Size:
 
     @property
     def is_tiny(self) -> bool:
-        """True for the miniature."""
+        """True if this is the miniature."""
         return self.shrink > 1
 
     def widths(self, arch: str) -> tuple[int, int, int]:
-        """Return the widths of embedding and feed-forward, and the number of heads (of 8 in miniature)."""
+        """Return the embedding dimension, the feed-forward width and the number of heads of an arch.
+
+        In the miniature, the head size is 8.
+        """
         row = ARCHITECTURES[arch]
         embed_dim = row.encoder_embed_dim // self.shrink
         if self.is_tiny:
@@ -124,7 +130,7 @@ class Size:
         return embed_dim, row.encoder_ffn_embed_dim // self.shrink, heads
 
     def bench_arch(self, arch: str) -> str:
-        """Return the name of the architecture that is timed; in miniature all have the same widths."""
+        """Return the name of the arch that is timed, which in the miniature is its tiny twin."""
         if self.is_tiny:
             return f"{arch.removesuffix('_base')}_tiny"
         return arch
@@ -137,7 +143,7 @@ PAPER = Size(
     finetuning={},
     updates=1_000_000,
     kept=(200_000, 400_000, 500_000, 600_000, 800_000, 1_000_000),
-    validate_every=5000,  # as it saves
+    validate_every=5000,  # whenever a checkpoint is saved
     length=512,
     sequences=256,
     tasks=PAPER_TASKS,
@@ -175,7 +181,7 @@ TINY = Size(
     sequences=8,
     tasks=("CoLA", "RTE"),
     lengths=(32, 64),
-    flops_per_second=5e9,  # of one core, at these sizes
+    flops_per_second=5e9,  # on one core, at these sizes
     shrink=16,
 )
 
@@ -185,11 +191,11 @@ class Inputs:
     """The texts, tasks and models of a reproduction.
 
     Attributes:
-        raw: the folder of text as it was given, or "demo".
-        texts: what `lazyformer corpus` reads.
+        raw: the folder of text as the user gave it, or "demo".
+        texts: the inputs of `lazyformer corpus`.
         glue: the folder of GLUE's official download.
-        tasks: names in GLUE's table.
-        models: architectures that are pre-trained and fine-tuned.
+        tasks: the names of the tasks in the table of GLUE.
+        models: the archs to pre-train and fine-tune.
     """
 
     raw: str
@@ -200,17 +206,17 @@ class Inputs:
 
 
 def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tasks: Sequence[str] = ()) -> Inputs:
-    """Check that everything is there.
+    """Find the inputs of a reproduction, and check that they exist.
 
     Args:
-        raw: folder, in which `glue` is GLUE's download; or "demo".
-        out: folder of the reproduction.
+        raw: the folder of text, in which `glue` is GLUE's download; or "demo".
+        out: the folder of the reproduction.
         size: the sizes of the reproduction.
-        models: none for those of Tables 1 and 4; "all" for Table 3's too.
-        tasks: none for the size's, in miniature as many of them as are there.
+        models: the archs to pre-train and fine-tune; empty for those of Tables 1 and 4, "all" for those of Table 3 too.
+        tasks: the tasks of GLUE; empty for those of `size`, of which a miniature uses those that exist.
 
     Raises:
-        UserError: a folder or a task's file is missing, or a model is none of the paper's tables.
+        UserError: a folder or a file of a task is missing, or a model is not in the paper's tables.
     """
     if "all" in models:
         models = tuple(PRINTED)
@@ -222,13 +228,15 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
     chosen = tuple(find_task(name).name for name in tasks)
     if raw == PYTHONS_PROSE:
         if not size.is_tiny:
-            raise UserError(f"{PYTHONS_PROSE}: is a megabyte of text, for --tiny alone; give a folder of text")
+            raise UserError(f"{PYTHONS_PROSE}: is only a megabyte of text, for use with --tiny; give a folder of text")
         made = out / "raw"
         return Inputs(raw, (str(made / "prose.jsonl"),), made / "glue", ("CoLA",), models)
 
     folder = Path(raw)
     if not folder.is_dir():
-        raise UserError(f"{raw}: no such folder; scripts/download_wikipedia.sh and scripts/download_books.sh fill it")
+        raise UserError(
+            f"{raw}: no such folder; create it with scripts/download_wikipedia.sh and scripts/download_books.sh"
+        )
     glue = folder / "glue"
     wanted = chosen or size.tasks
     missing_files = {task: _missing_files(glue, task) for task in wanted}
@@ -237,7 +245,7 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
     if len(present) < len(wanted) and not may_leave_out:
         files = ", ".join(file for files in missing_files.values() for file in files)
         raise UserError(
-            f"{glue}: lacks {files}; put GLUE's official download there (scripts/download_glue.sh {glue}), or a link "
+            f"{glue}: lacks {files}; put GLUE's official download there (scripts/download_glue.sh {glue}) or a link "
             "to it, or give fewer --tasks"
         )
     texts = []
@@ -247,7 +255,7 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
         elif path.name not in NOT_TEXT and not path.name.startswith("."):
             texts.append(str(path))
     if not texts:
-        raise UserError(f"{raw}: holds no text; give it a dump of Wikipedia, and a folder `{BOOKS}` of books")
+        raise UserError(f"{raw}: holds no text; add a dump of Wikipedia, and a folder `{BOOKS}` of books")
     return Inputs(str(folder.absolute()), tuple(texts), glue, present, models)
 
 
@@ -261,10 +269,10 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
     """Return the reproduction of the paper.
 
     Args:
-        size: the sizes of everything.
-        inputs: texts, tasks, models.
-        out: folder of the results.
-        precision: the precision of the benchmarks; all other commands take the machine's.
+        size: the sizes of the reproduction.
+        inputs: its texts, tasks and models.
+        out: the folder of the results.
+        precision: the precision of the benchmarks; all other commands choose it by the machine.
     """
     page = _Page(size, inputs, out)
     settings = {
@@ -276,15 +284,15 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
     }
     timed_alone = ", ".join(arch for arch in PRINTED if arch not in inputs.models) or "none"
     introduction = (
-        "Columns and rows marked (paper) are printed in arXiv 2102.12702; all others were measured here, with one seed "
-        f"of pre-training each. Pre-trained and fine-tuned (--models): {', '.join(inputs.models)}; left out: "
-        f"{timed_alone}. GLUE's tasks: {', '.join(inputs.tasks)}."
+        "Columns and rows marked (paper) show the numbers printed in arXiv 2102.12702. All others were measured here, "
+        f"with one pre-training seed each. Pre-trained and fine-tuned (--models): {', '.join(inputs.models)}. Only "
+        f"timed: {timed_alone}. GLUE tasks: {', '.join(inputs.tasks)}."
     )
     if size.is_tiny:
         introduction = (
             f"**This shows that everything runs, not which model is better**: widths are divided by {size.shrink}, "
             f"with {size.length} tokens per sequence, {size.sequences} sequences per update and {size.updates:,} "
-            f"updates. The models of the benchmarks all have the same tiny widths.\n\n{introduction}"
+            f"updates. In the benchmarks, all models have the same tiny widths.\n\n{introduction}"
         )
     return Reproduction(
         paper="LazyFormer",
@@ -292,31 +300,38 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
         steps=list_steps(size, inputs, out, precision),
         sections={
             f"Tables 1 and 4: GLUE after {size.updates:,} updates": page.glue,
-            "Figure 2: validation loss, GLUE": page.losses,
-            "Tables 2 and 3: time of an update": page.times,
+            "Figure 2: validation loss and GLUE": page.losses,
+            "Tables 2 and 3: time per update": page.times,
             "Figure 3: speed-up against length": page.speedups,
         },
         introduction=introduction,
-        note=f"Pre-trained: {', '.join(inputs.models)}. Timed alone: {timed_alone}; --models adds them.",
+        note=f"Pre-trained: {', '.join(inputs.models)}. Only timed: {timed_alone}; choose others with --models.",
         flops_per_second=size.flops_per_second,
         is_tiny=size.is_tiny,
     )
 
 
 def finetuned_updates(arch: str, size: Size) -> tuple[int, ...]:
-    """Return the updates whose checkpoints are fine-tuned: those of Figure 2, or of Tables 3 and 4 the last."""
+    """Return the updates whose checkpoints are fine-tuned: all of Figure 2 for models of Table 1, else the last."""
     if arch in TABLE_1:
         return size.kept
     return size.kept[-1:]
 
 
 def list_steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[Step]:
-    """Return all steps, in the order in which they run; `precision` is that of the benchmarks."""
+    """Return all steps, in the order in which they run.
+
+    Args:
+        size: the sizes of the reproduction.
+        inputs: its texts, tasks and models.
+        out: the folder of the results.
+        precision: the precision of the benchmarks.
+    """
     steps = []
     if inputs.raw == PYTHONS_PROSE:
         step = Step(
             name="text",
-            what="Python's prose, and a task made of it",
+            what="Python's prose, and a task built from it",
             command=(PROSE_MODULE, str(inputs.glue.parent), str(size.corpus["valid_share"])),
             makes=inputs.glue,
         )
@@ -324,21 +339,21 @@ def list_steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[St
     steps += [
         Step(
             name="corpus",
-            what="text becomes data",
+            what="data from text",
             command=our_command("corpus", *inputs.texts, out / "data", **size.corpus),
             makes=out / "data" / "manifest.json",
             needs=tuple(step.name for step in steps),
         ),
         Step(
             name="bench_tables",
-            what="times of Tables 2 to 4",
+            what="times for Tables 2 to 4",
             command=_bench(size, PRINTED, (size.length,), precision, out / "bench" / "tables"),
             makes=out / "bench" / "tables" / "results.json",
             starts_anew=True,
         ),
         Step(
             name="bench_figure_3",
-            what="speed-up against length, Figure 3",
+            what="speed-up against length for Figure 3",
             command=_bench(size, ("bert_base", *FIGURE_3), size.lengths, precision, out / "bench" / "figure_3"),
             makes=out / "bench" / "figure_3" / "results.json",
             starts_anew=True,
@@ -416,7 +431,7 @@ def _finetune(size: Size, inputs: Inputs, arch: str, pretrained: Path, output: P
 
 
 class _Page:
-    """The sections of the page: what was measured here beside what the paper prints."""
+    """The sections of the page, which show the measured numbers beside the paper's."""
 
     def __init__(self, size: Size, inputs: Inputs, out: Path):
         self.size = size
@@ -433,7 +448,7 @@ class _Page:
         return None
 
     def _glue_row(self, arch: str) -> Optional[TableRow]:
-        """Return the scores of a model after its last update."""
+        """Return the GLUE scores of a model after its last update, or None if there are none yet."""
         results = self._glue_results()
         name = f"{arch}-{self.size.updates}"
         if results is None or name not in results.grid.models:
@@ -448,7 +463,7 @@ class _Page:
         return f"{average:.2f}"
 
     def glue(self, report: Path) -> str:
-        """Return averages beside the paper's, and write GLUE's own report, which has Table 1 whole."""
+        """Return the table of average scores, and write the separate report of GLUE, which has all of Table 1."""
         if self._glue_results() is None:
             return missing("glue_*")
         write_glue_report(self.out / "glue", report / "glue")
@@ -468,15 +483,15 @@ class _Page:
                 }
             )
         return (
-            f"{markdown_table(rows)}\n\nThe paper's 85.72/35.67 is as printed; its Table 1 has 85.69/85.46 for that "
-            "model. Scores by task, at every checkpoint, beside the paper's Table 1: [glue/glue.md](glue/glue.md)."
+            f"{markdown_table(rows)}\n\nThe paper prints 85.72/35.67 in Table 4, but 85.69/85.46 for the same model in "
+            "Table 1. [glue/glue.md](glue/glue.md) shows the scores of each task at every checkpoint beside Table 1."
         )
 
     def losses(self, report: Path) -> str:
-        """Return the validation losses, and the picture of GLUE's scores at the checkpoints."""
+        """Return the validation losses, and the picture of GLUE scores at the checkpoints."""
         blocks = [show_losses([self.out / "pretraining" / arch for arch in PRINTED], report, "pretrain_*")]
         if (report / "glue" / "glue.png").exists():
-            blocks.append("![GLUE's scores against updates of pre-training](glue/glue.png)")
+            blocks.append("![GLUE scores against pre-training updates](glue/glue.png)")
         return "\n\n".join(blocks)
 
     def _benchmark(self, name: str) -> Optional[dict[str, Any]]:
@@ -486,7 +501,7 @@ class _Page:
         return None
 
     def times(self, _: Path) -> str:
-        """Return the time of an update of each model, and its speed-up over BERT."""
+        """Return the time per update of each model, and its speed-up over BERT."""
         results = self._benchmark("tables")
         if results is None:
             return missing("bench_tables")
@@ -503,16 +518,16 @@ class _Page:
             rows.append(row)
         rows[0] |= {header: NOTHING for header in rows[1] if header not in rows[0]}
         explanation = (
-            f"An update of {cell['batch']} sequences of {cell['time']} tokens in {cell['precision']}, on one "
-            f"{results['machine']['device']}. The first speed-up is over BERT as the paper has it, with attention "
-            "dropout 0.1, which SD models have too. The second is over the same BERT without it, on its fastest back "
-            "end: this is what lazy attention alone gains. The paper's speed-ups are quotients of its seconds per 100 "
-            "updates on eight V100s."
+            f"The times are those of an update of {cell['batch']} sequences of {cell['time']} tokens in "
+            f"{cell['precision']}, on one {results['machine']['device']}. The first speed-up is relative to BERT as in "
+            "the paper, with attention dropout 0.1, which the SD models have too. The second is relative to the same "
+            "BERT without attention dropout on its fastest back end; this is the gain from lazy attention alone. The "
+            "paper's speed-ups are computed from its seconds per 100 updates on eight V100s."
         )
         return f"{markdown_table(rows, left=('back end',))}\n\n{explanation}"
 
     def speedups(self, report: Path) -> str:
-        """Return the speed-up over BERT by length, with the pictures of the benchmark."""
+        """Return the speed-up over BERT at each length, with the pictures of the benchmark."""
         results = self._benchmark("figure_3")
         if results is None:
             return missing("bench_figure_3")
@@ -523,8 +538,9 @@ class _Page:
                 row[f"n = {cell['time']:,}"] = _speedup(fastest(cell, self.size.bench_arch(arch)), REGISTERED)
             rows.append(row)
         explanation = (
-            "Speed-up over BERT as the paper has it, with attention dropout 0.1; the pictures show that over BERT "
-            "without it, too. The paper draws its figure without numbers; its text says almost 2x."
+            "The speed-ups are relative to BERT as in the paper, with attention dropout 0.1. The pictures also show "
+            "those relative to BERT without attention dropout. The figure in the paper has no numbers; its text says "
+            "almost 2x."
         )
         pictures = sorted((self.out / "bench" / "figure_3").glob("speedup_training_*.png"))
         show = partial(show_picture, report=report, what="speed-up against tokens per sequence")
@@ -532,7 +548,7 @@ class _Page:
 
 
 def fastest(cell: Mapping[str, Any], model: str) -> Optional[dict[str, Any]]:
-    """Return the row of a model's fastest back end in a cell of a benchmark."""
+    """Return the row of a model's fastest back end in a cell of a benchmark, or None if the model was not timed."""
     rows = [row for row in cell["rows"] if row["model"] == model]
     return min(rows, key=lambda row: row["seconds"]["median"], default=None)
 

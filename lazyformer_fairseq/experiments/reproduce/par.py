@@ -1,7 +1,7 @@
-"""PAR Transformer (arXiv 2009.04534): what the paper prints, the steps that reproduce it, and the sections of the page.
+"""The reproduction of PAR Transformer (arXiv 2009.04534): the paper's numbers, the steps, and the sections of the page.
 
-Table 4, PAR BERT, is not among them: ``lazyformer pretrain --recipe phases`` and the commands for GLUE and SQuAD make
-it. Table 5 lists hyperparameters, which patterns/architectures.py has.
+Table 4, PAR BERT, is not included; it is reproduced with ``lazyformer pretrain --recipe phases`` and the commands for
+GLUE and SQuAD. Table 5 lists hyperparameters, which are in patterns/architectures.py.
 """
 
 import json
@@ -38,22 +38,23 @@ from lazyformer_fairseq.storage.json_files import read_json
 
 CORPORA = ("wikitext-103", "enwik8", "text8")
 WIKITEXT = CORPORA[0]
-KEPT_CHECKPOINTS = 6  # the last three, best, last, and that of the last update
+KEPT_CHECKPOINTS = 6  # the latest three, checkpoint_best, checkpoint_last, and that of the last update
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A model of a table, and what the paper prints of it.
+    """A model of the paper's tables, with the paper's numbers.
 
     Attributes:
         corpus: one of CORPORA.
-        arch: our name.
-        name: the paper's name.
-        measure: test perplexity on WikiText-103, else bits per character.
-        milliseconds: latency on an A100.
-        parameters: parameters of a base model, in millions (Table 6).
-        gigaflops: gigaFLOPs of a base model (Table 6).
-        valid_40k, valid_140k: validation perplexity of a base model after so many updates (Table 7).
+        arch: its name in this package.
+        name: its name in the paper.
+        measure: the test perplexity on WikiText-103; bits per character on the other corpora.
+        milliseconds: the latency on an A100.
+        parameters: the parameters of a base model, in millions (Table 6).
+        gigaflops: the gigaFLOPs of a base model (Table 6).
+        valid_40k: the validation perplexity of a base model after 40,000 updates (Table 7).
+        valid_140k: the validation perplexity of a base model after 140,000 updates (Table 7).
     """
 
     corpus: str
@@ -130,14 +131,17 @@ TABLE_3 = (
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes of everything.
+    """The sizes of a reproduction, either in full or in miniature.
 
     Attributes:
-        pretraining, evaluation, bench, search: further options of the commands, dashes written as underscores.
-        updates: the updates of each training; None for the architecture's own.
-        longer: updates of Table 7.
-        flops_per_second: speed that the plan assumes for one device.
-        is_tiny: whether it is the miniature.
+        pretraining: further options of `lazyformer pretrain`, with underscores for dashes.
+        evaluation: further options of `lazyformer lm evaluate`.
+        bench: further options of `lazyformer bench`.
+        search: further options of `lazyformer search`.
+        updates: the number of updates of each training; None for that of the arch.
+        longer: the number of updates of the longer trainings of Table 7.
+        flops_per_second: the training speed of one device that the plan assumes, in FLOP/s.
+        is_tiny: whether this is the miniature.
     """
 
     pretraining: Mapping[str, Any]
@@ -150,13 +154,13 @@ class Size:
     is_tiny: bool = False
 
     def arch(self, name: str) -> str:
-        """Return the architecture that is trained."""
+        """Return the arch that is trained, which in the miniature is its tiny twin."""
         if self.is_tiny:
             return f"{name.removesuffix('_base')}_tiny"
         return name
 
     def updates_of(self, arch: str) -> int:
-        """Return the updates of a training that is not the longer one."""
+        """Return the number of updates of a training that is not one of the longer ones."""
         return self.updates or CAUSAL_ARCHITECTURES[arch].updates
 
 
@@ -164,7 +168,7 @@ PAPER = Size(
     pretraining={},
     evaluation={},
     bench={"rounds": 50},
-    # An update of 128 streams in 32 layers of s, f and identity in fp32 takes 62 GB; an eighth of it fits a V100.
+    # An update of 128 streams in 32 layers of s, f and identity takes 62 GB in fp32; an eighth of it fits on a V100.
     search={"tgt_len": 192, "mem_len": 192, "update_freq": 8},
     updates=None,
     longer=140_000,
@@ -196,7 +200,7 @@ TINY = Size(
     },
     updates=60,
     longer=120,
-    flops_per_second=5e9,  # of one core, at these sizes
+    flops_per_second=5e9,  # on one core, at these sizes
     is_tiny=True,
 )
 
@@ -217,7 +221,7 @@ class Training:
 
     @property
     def name(self) -> str:
-        """The name of its folder and steps."""
+        """The name of the training's folder and steps."""
         name = self.arch
         if self.corpus != WIKITEXT:
             name += f"_{self.corpus}"
@@ -227,25 +231,30 @@ class Training:
 
 
 def find_inputs(raw: str, size: Size, out: Path) -> dict[str, Path]:
-    """Return the folders of texts by name; of a miniature as many as are there.
+    """Return the folders of the texts by name; a miniature uses those that exist.
+
+    Args:
+        raw: the folder of all texts, or "demo".
+        size: the sizes of the reproduction.
+        out: the folder of the reproduction.
 
     Raises:
-        UserError: one is missing.
+        UserError: a text is missing.
     """
     if raw == PYTHONS_PROSE:
         if not size.is_tiny:
-            raise UserError(f"{PYTHONS_PROSE}: is a megabyte of text, for --tiny alone; give a folder of texts")
+            raise UserError(f"{PYTHONS_PROSE}: is only a megabyte of text, for use with --tiny; give a folder of texts")
         return {name: out / "raw" / name for name in CORPORA}
     found = {name: Path(raw, name) for name in CORPORA if Path(raw, name).exists()}
     lacking = [name for name in CORPORA if name not in found]
     if lacking and not (size.is_tiny and found):
         scripts = ", ".join(f"scripts/prepare_{name.replace('-', '')}.sh {Path(raw, name)}" for name in lacking)
-        raise UserError(f"{raw}: lacks {', '.join(lacking)}; {scripts} makes what is missing, or give a folder with it")
+        raise UserError(f"{raw}: lacks {', '.join(lacking)}; {scripts} creates this, or give a folder that has it")
     return found
 
 
 def write_texts(folder: Path) -> None:
-    """Write Python's prose as three texts, whole or not at all: one by words, two by characters with spaces between."""
+    """Write Python's prose as three texts, atomically: one of words, and two of characters separated by spaces."""
     with atomic_folder(folder) as unfinished:
         documents = write_prose(unfinished / PROSE).read_text(encoding="utf-8").splitlines()
         text = "\n".join(json.loads(line)["text"] for line in documents)
@@ -269,20 +278,20 @@ def reproduction(size: Size, inputs: Mapping[str, Path], out: Path) -> Reproduct
     """Return the reproduction of the paper.
 
     Args:
-        size: the sizes of everything.
-        inputs: folders of texts by name.
-        out: folder of the results.
+        size: the sizes of the reproduction.
+        inputs: the folders of the texts by name.
+        out: the folder of the results.
     """
     page = _Page(size, out)
     introduction = (
-        "Columns marked (paper) are printed in arXiv 2009.04534, with latencies of an A100; all others were measured "
-        f"here, with one seed each. Texts: {', '.join(inputs)}."
+        "Columns marked (paper) show the numbers printed in arXiv 2009.04534, with latencies on an A100. All others "
+        f"were measured here, with one seed each. Texts: {', '.join(inputs)}."
     )
     if size.is_tiny:
         introduction = (
             "**This shows that everything runs, not which model is better**: models are 32 wide, with segments and "
-            f"memory of 16 tokens, 8 streams and {size.updates} updates. The paper's numbers are those of other "
-            f"texts.\n\n{introduction}"
+            f"memory of 16 tokens, 8 streams and {size.updates} updates. The paper's numbers are for other texts."
+            f"\n\n{introduction}"
         )
     return Reproduction(
         paper="PAR Transformer",
@@ -293,10 +302,10 @@ def reproduction(size: Size, inputs: Mapping[str, Path], out: Path) -> Reproduct
         },
         steps=list_steps(size, inputs, out),
         sections={
-            "Figures 1 and 2: the supernet, and what it finds": page.search,
+            "Figures 1 and 2: the supernet and the pattern that it finds": page.search,
             "Table 1: how much attention a model needs": page.attention,
             "Tables 2 and 6: base models": page.base_models,
-            "Table 3: large models, and models of characters": page.large_models,
+            "Table 3: large models and character-level models": page.large_models,
             "Table 7: longer training": page.longer_training,
         },
         introduction=introduction,
@@ -307,7 +316,7 @@ def reproduction(size: Size, inputs: Mapping[str, Path], out: Path) -> Reproduct
 
 
 def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
-    """Return all steps, in the order in which they run: first those that Table 2 needs."""
+    """Return all steps, in the order in which they run; those that Table 2 needs come first."""
     steps = []
     before: tuple[str, ...] = ()
     if all(path.parent == out / "raw" for path in inputs.values()):
@@ -329,7 +338,7 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
         needs[name] = (f"prepare_{name}",)
         step = Step(
             name=f"prepare_{name}",
-            what="text becomes data",
+            what="data from text",
             command=_prepare(size, name, path, data[name]),
             makes=data[name] / "manifest.json",
             needs=before,
@@ -341,7 +350,7 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
         command = our_command("search", data[WIKITEXT], out / "search", **options)
         step = Step(
             name="search",
-            what="the supernet of Figure 1, and what it finds",
+            what="the supernet of Figure 1 and the pattern that it finds",
             command=(*command, "--decoder-normalize-before"),
             makes=out / "search" / "result.json",
             needs=needs[WIKITEXT],
@@ -350,7 +359,7 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
     options = {"arch": ",".join(map(size.arch, BASE)), **size.bench, "output": out / "bench"}
     step = Step(
         name="bench",
-        what="latencies of Tables 2 and 6",
+        what="latencies for Tables 2 and 6",
         command=our_command("bench", "models", **options),
         makes=out / "bench" / "results.json",
         starts_anew=True,
@@ -367,7 +376,10 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
 
 
 def _prepare(size: Size, name: str, text: Path, data: Path) -> tuple[str, ...]:
-    """Return the command that makes data of a text; a miniature's texts are in WikiText's format, and not official."""
+    """Return the command that converts a text to data.
+
+    The texts of a miniature are in the format of WikiText and are not checked against the official ones.
+    """
     if size.is_tiny:
         return our_command("lm", "prepare", "wikitext", text, data)
     corpus = "wikitext" if name == WIKITEXT else name
@@ -375,7 +387,10 @@ def _prepare(size: Size, name: str, text: Path, data: Path) -> tuple[str, ...]:
 
 
 def _training_steps(size: Size, training: Training, data: Path, out: Path, needs: tuple[str, ...]) -> list[Step]:
-    """Return a training and its evaluations: on the test split, and of Table 7's models on the validation split."""
+    """Return the steps of a training and of its evaluations.
+
+    Models are evaluated on the test split, and those of Table 7 also or only on the validation split.
+    """
     arch = training.arch
     updates = size.updates_of(arch)
     splits = ["test"]
@@ -407,7 +422,7 @@ def _training_steps(size: Size, training: Training, data: Path, out: Path, needs
         options = {"split": split, **(size.evaluation or {"lengths": lengths}), "json": folder / f"{split}.json"}
         step = Step(
             name=f"{split}_{training.name}",
-            what=f"{arch} on {training.corpus}, {split} split, at batch 1",
+            what=f"{arch} on {training.corpus}, {split} split, at batch size 1",
             command=our_command("lm", "evaluate", folder / "checkpoint_best.pt", data, **options),
             makes=folder / f"{split}.json",
             needs=(f"train_{training.name}",),
@@ -417,7 +432,7 @@ def _training_steps(size: Size, training: Training, data: Path, out: Path, needs
 
 
 class _Page:
-    """The sections of the page: what was measured here beside what the paper prints."""
+    """The sections of the page, which show the measured numbers beside the paper's."""
 
     def __init__(self, size: Size, out: Path):
         self.size = size
@@ -441,7 +456,7 @@ class _Page:
         if not result.exists():
             return missing("search")
         picture = self.out / "search" / "probabilities.png"
-        shown = show_picture(picture, report, "probability of each block in each layer")
+        shown = show_picture(picture, report, "probability of each candidate in each layer")
         return f"{shown}\n\n{report_of(read_json(result))}"
 
     def attention(self, _: Path) -> str:
@@ -460,7 +475,7 @@ class _Page:
         return markdown_table(rows, left=("pattern",))
 
     def base_models(self, report: Path) -> str:
-        """Return Tables 2 and 6, and the losses of these trainings."""
+        """Return Tables 2 and 6, and the validation losses of these trainings."""
         results = self.out / "bench" / "results.json"
         seconds = {}
         if results.exists():
@@ -495,7 +510,7 @@ class _Page:
                     "GFLOPs (paper)": f"{printed.gigaflops}",
                 }
             )
-        blocks = [markdown_table(rows, left=("pattern",)), "Parameters and GFLOPs are counted at the paper's size."]
+        blocks = [markdown_table(rows, left=("pattern",)), "Parameters and GFLOPs are those at the size in the paper."]
         if not results.exists():
             blocks.append(missing("bench"))
         blocks.append(show_losses([self.out / "training" / arch for arch in BASE], report, "train_*"))
@@ -526,9 +541,7 @@ class _Page:
                     "PPL / bpc (paper)": printed_measure,
                 }
             )
-        explanation = (
-            "The time of a segment is the mean over the evaluation of the test split, at batch 1 in single precision."
-        )
+        explanation = "The time per segment is the mean over the evaluation of the test split, at batch size 1 in fp32."
         return f"{markdown_table(rows, left=('model', 'pattern'))}\n\n{explanation}"
 
     def longer_training(self, _: Path) -> str:

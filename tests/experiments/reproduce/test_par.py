@@ -86,7 +86,7 @@ def test_trainings_are_the_papers(raw, tmp_path, name, size, updates, lengths):
             "nowhere out",
             "nowhere: lacks wikitext-103, enwik8, text8; scripts/prepare_wikitext103.sh nowhere/wikitext-103",
         ),
-        ("demo out", "demo: is a megabyte of text, for --tiny alone"),
+        ("demo out", "demo: is only a megabyte of text, for use with --tiny"),
         ("raw out --steps serch", "--steps serch: no such step; did you mean search"),
         ("raw out --report", "no step is done yet"),
     ],
@@ -134,5 +134,5 @@ def test_the_papers_numbers_stand_beside_ours(raw, tmp_path):
     assert rows_of(page, "| text8        | PAR")[0][3:] == ["10.0", "8.4", "1.185", "1.18"]
     assert rows_of(page, "| PAR Transformer Base      |")[-1][1:] == ["23.4", "23.3", "22.6", "22.4"]
     for step in ("search", "train_*"):
-        assert f"Not there yet: `{step}`." in page
+        assert f"No results yet from `{step}`." in page
     assert "0.500" in [row[-1] for row in rows_of(page, "| bench ")]

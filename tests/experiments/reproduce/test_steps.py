@@ -114,7 +114,7 @@ def test_a_million_updates_cost_what_arithmetic_says(raw, tmp_path):
 
 def test_models_and_steps_choose(raw, tmp_path):
     words = ("reproduce", "lazyformer", raw, tmp_path / "out", "--plan")
-    assert "Timed alone: lazyformer_m3x4_sd, " in invoke(*words)
+    assert "Only timed: lazyformer_m3x4_sd, " in invoke(*words)
     said = invoke(*words, "--models", "all")
     assert re.findall(r"^\| pretrain_(\w+)", said, re.MULTILINE) == [*PRINTED]
     said = invoke(*words, "--models", "lazyformer_m6x2_sd", "--steps", "bench_t*,glue_*")
@@ -139,7 +139,7 @@ def test_jobs_run_where_the_user_says(raw, tmp_path):
 def test_the_plan_is_printed_and_nothing_runs(raw, tmp_path):
     said = invoke("reproduce", raw, tmp_path / "out", "--plan")
     assert len(re.findall(r"^\| (?:corpus|bench|pretrain|glue)_?\w* .*\| to do", said, re.MULTILINE)) == 15
-    assert re.search(r"Trainings to do: [\d,.]+ hours and [\d,.]+ GB of checkpoints; [\d,.]+ GB are free", said)
+    assert re.search(r"trainings take [\d,.]+ hours and [\d,.]+ GB of checkpoints; [\d,.]+ GB are free", said)
     assert "pretrain_bert_base: python -m lazyformer_fairseq.cli pretrain bert_base" in said
     assert not (tmp_path / "out").exists()
     # Without a text the demo's is made.
@@ -153,7 +153,7 @@ def test_the_plan_is_printed_and_nothing_runs(raw, tmp_path):
     ("words", "message"),
     [
         ("nowhere out", "nowhere: no such folder; scripts/download_wikipedia.sh"),
-        ("demo out", "demo: is a megabyte of text, for --tiny alone"),
+        ("demo out", "demo: is only a megabyte of text, for use with --tiny"),
         ("bare out", "bare/glue: lacks MNLI/train.tsv, .*a link to it"),
         ("bare out --tiny", "lacks CoLA/train.tsv"),
         ("some out", "lacks MNLI/train.tsv"),
@@ -232,13 +232,13 @@ def test_what_is_done_is_not_done_again_unless_it_was_removed():
 def test_a_step_that_fails_is_named_and_tried_again():
     first, second, third = step("a", "fails once"), step("b", needs=("a",)), step("c")
     failed, left_out = run(first, second, third)
-    assert failed == "step a failed with exit code 1; look at what it printed"
-    assert left_out == "step b was left out: it needs a"
+    assert failed == "step a failed with exit code 1; see its output for the reason"
+    assert left_out == "step b was skipped, because it needs a"
     assert [bool(each.record(Path("out"))) for each in (first, second, third)] == [False, False, True]
     assert run(first, second, third) == []
     assert Path("out/b/result").exists() and len(calls()) == 4
     [failed] = run(step("d", "makes nothing"))
-    assert failed == "step d ended, but out/d/result is not there; look at what it printed"
+    assert failed == "step d ended, but out/d/result does not exist; see its output for the reason"
 
 
 def test_what_a_command_would_refuse_is_cleared_first_but_only_where_the_step_says_so():
@@ -268,9 +268,9 @@ def test_it_goes_the_whole_way_and_resumes(tmp_path, interruptible):
     assert process.returncode == 130
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert "[2/16] corpus: done already" in run.stdout
+    assert "[2/16] corpus: already done" in run.stdout
     page = (tmp_path / "out" / "report" / "report.md").read_text()
-    assert "Not there yet" not in page and "not done" not in page
+    assert "No results yet" not in page and "not done" not in page
     scores = re.findall(r"^\| (\w+)-(\d+) ", page.split("## Figure 2")[0], re.MULTILINE)
     assert len(scores) == 5 and ("lazyformer_m2x6", "600") in scores
     losses = re.findall(r"^\| \w+ +\| M\dx\d+ +\| +(\d+) \| +1,200 .*\| +([\d.]+) \| +([\d.]+) \|", page, re.MULTILINE)
@@ -341,7 +341,7 @@ def test_the_papers_numbers_stand_beside_ours(tmp_path):
     assert rows_of(page, "| M2x6-S  ")[1][1:4] == ["80.0", "1.50x", "1.12x"]
     assert rows_of(page, "| M2x6-S  ")[1][6] == "1.29x"  # 45 / 35
     assert rows_of(page, "| M6x2-SD ")[1] == ["M6x2-SD", "-", "-", "-", "-", "-", "1.36x", "82.47"]
-    assert "left out: lazyformer_m3x4_sd, lazyformer_m4x3_sd" in page
+    assert "Only timed: lazyformer_m3x4_sd, lazyformer_m4x3_sd" in page
     assert rows_of(page, "| M2x6  ")[0][2:] == ["75.00/75.00", "86.34/86.31", "75.00", "84.56"]
     assert rows_of(page, "| lazyformer_m2x6_s ")[-1][1:] == ["1.50x", "1.50x"]  # of Figure 3
     assert "0.500" in [row[-1] for row in rows_of(page, "| bench_tables ")]
@@ -362,6 +362,6 @@ def test_what_is_not_there_is_named_and_a_miniature_says_that_it_is_one(tmp_path
     made.report(out)
     page = page_of(out)
     for missing in ("glue_*", "bench_tables", "bench_figure_3"):
-        assert f"Not there yet: `{missing}`." in page
+        assert f"No results yet from `{missing}`." in page
     assert "This shows that everything runs, not which model is better" in page
     assert "not done" in [row[-1] for row in rows_of(page, "| glue_bert_base ")]

@@ -1,1 +1,1 @@
-"""The GPUs of this machine: how many, what they can compute with, and whether torch has kernels for them."""
+"""The places where jobs run: this machine, Ray and Slurm; and the GPUs of this machine and torch's support for them."""

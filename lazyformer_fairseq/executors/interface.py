@@ -1,7 +1,7 @@
-"""The interface of the places where jobs run: processes of this machine, a Ray cluster, and Slurm.
+"""The interface of the places where jobs run: processes on this machine, a Ray cluster, and Slurm.
 
-A job is a call of a function that keeps its result in files of its own, each whole or not at all. So the disk says
-which jobs are done, whoever did them, and a job whose process was lost is done again.
+A job is a call of a function that stores its result in files of its own, which are written atomically. The files
+therefore show which jobs are done, no matter where they ran, and a job whose process was lost can be run again.
 """
 
 import os
@@ -13,9 +13,9 @@ from typing import Any, Optional, Self
 
 from lazyformer_fairseq.errors import UserError
 
-LOOK_EVERY = 0.2  # seconds between two looks at jobs
-ATTEMPTS = 3  # of a job whose process was lost
-UNLIMITED = 10**6  # jobs, where a cluster has a queue of its own
+LOOK_EVERY = 0.2  # seconds between two checks of the jobs
+ATTEMPTS = 3  # the largest number of attempts at a job whose process is lost
+UNLIMITED = 10**6  # jobs at a time, for a cluster that has a queue of its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,9 +23,9 @@ class Call:
     """A job: a call of a function in another process.
 
     Attributes:
-        function: a function of a module, or a partial of one.
-        arguments: its arguments; they travel to the process by pickle.
-        folder: the working folder that it begins in on a cluster; relative paths start there.
+        function: a module-level function, or a partial of one.
+        arguments: its arguments, which must be picklable.
+        folder: the working directory of the job on a cluster, to which paths may be relative.
     """
 
     function: Callable[..., Any]
@@ -34,7 +34,7 @@ class Call:
 
 
 class LostError(Exception):
-    """The process of a job has ended without a word: it was killed, or its machine was lost."""
+    """The process of a job ended without a result, because it was killed or its machine was lost."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Ended:
 
     Attributes:
         call: the job.
-        error: what its function raised, or a :class:`LostError`; None where it returned.
-        is_tried_again: whether the job, which was lost, is started once more.
+        error: the exception that its function raised, or a :class:`LostError`; None if the function returned.
+        is_tried_again: whether the job was lost and will be started again.
     """
 
     call: Call
@@ -56,7 +56,7 @@ class Executor(ABC):
     """A place where jobs run side by side.
 
     Attributes:
-        is_here: whether its jobs run on this machine, as this process does.
+        is_here: whether the jobs run on the machine of this process.
     """
 
     is_here = False
@@ -68,35 +68,35 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self, calls: Sequence[Call]) -> None:
-        """Start jobs; no more than are free."""
+        """Start jobs, at most as many as :attr:`free`."""
 
     @abstractmethod
     def wait(self) -> list[Ended]:
-        """Return the jobs that have ended since the last call, after :data:`LOOK_EVERY` seconds at the latest."""
+        """Return the jobs that have ended since the last call, waiting up to :data:`LOOK_EVERY` seconds for one."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End all jobs that are under way; others may start afterwards."""
+        """End all running jobs; others may be started afterwards."""
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block stops it."""
+        """Return the executor, which stops when the block is left."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop."""
+        """End all running jobs."""
         self.stop()
 
 
 def run_calls(calls: Sequence[Call], executor: Executor) -> Iterator[Optional[Ended]]:
-    """Run jobs, as many at a time as the executor has room for; whatever happens, no job goes on afterwards.
+    """Run jobs, as many at a time as the executor has room for; if this is interrupted, the running jobs are ended.
 
     Args:
         calls: the jobs, in the order in which they start.
         executor: the place where they run.
 
     Yields:
-        The end of each job; None at each look that found none. A job that was lost is started again, up to
-        :data:`ATTEMPTS` times in all, and so may end several times.
+        The end of each job, or None for each check at which no job had ended. A job that is lost is started again, up
+        to :data:`ATTEMPTS` attempts in all, so it may end several times.
     """
     waiting = list(calls)
     attempts: Counter[Call] = Counter()
@@ -113,12 +113,12 @@ def run_calls(calls: Sequence[Call], executor: Executor) -> Iterator[Optional[En
             running -= len(all_ended)
             for ended in all_ended:
                 if isinstance(ended.error, LostError) and attempts[ended.call] < ATTEMPTS:
-                    waiting.append(ended.call)  # not at once: its machine may be about to be given up
+                    waiting.append(ended.call)  # goes to the end of the queue, as its machine may be failing
                     ended = replace(ended, is_tried_again=True)  # noqa: PLW2901
                 yield ended
             if not all_ended:
                 yield None
-    except BaseException:  # the reader of this iterator has gone, too
+    except BaseException:  # includes the GeneratorExit of a caller that stops iterating
         executor.stop()
         raise
 
@@ -138,7 +138,7 @@ def error_of(function: Callable[..., Any], arguments: Sequence[Any]) -> Optional
 
 
 def reason(error: BaseException) -> str:
-    """Return why a job failed, in a line."""
+    """Return the reason why a job failed, in one line."""
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__

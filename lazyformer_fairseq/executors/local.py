@@ -1,4 +1,4 @@
-"""Jobs in processes of this machine, each on a GPU or on the processor."""
+"""The executor that runs jobs in processes on this machine, each on a GPU or on the CPU."""
 
 import multiprocessing
 import os
@@ -16,19 +16,19 @@ from lazyformer_fairseq.executors.interface import LOOK_EVERY, Call, Ended, Exec
 
 
 def processors_here() -> int:
-    """Return the number of processors that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, eq=False)
 class Worker:
-    """A process, and this end of the pipe to it."""
+    """A process that runs jobs, and our end of the pipe to it."""
 
     process: BaseProcess
     pipe: connection.Connection
 
     def close(self) -> str:
-        """Let go of the process, wait until it is gone, and return how it ended."""
+        """Close the pipe, wait until the process has ended, and return how it ended, in words."""
         self.pipe.close()
         self.process.join()
         code = self.process.exitcode or 0
@@ -39,12 +39,12 @@ class Worker:
 
 @dataclass(eq=False)
 class Place:
-    """Room for one process.
+    """A slot for one process.
 
     Attributes:
-        gpu: its GPU, as CUDA_VISIBLE_DEVICES names it; "" for the CPU.
+        gpu: the GPU of the process, as in CUDA_VISIBLE_DEVICES; "" for the CPU.
         worker: the process, if there is one.
-        call: its job, if it has one.
+        call: the job that it runs, if any.
     """
 
     gpu: str = ""
@@ -53,15 +53,16 @@ class Place:
 
 
 class Local(Executor):
-    """A number of processes at a time.
+    """The executor that runs jobs in processes on this machine.
 
     Args:
-        count: how many processes; None for one per GPU, or one per core.
-        gpus: as CUDA_VISIBLE_DEVICES names them; empty for the CPU. More processes than GPUs share them in turn.
-        threads: threads of each process on a CPU.
-        preload: modules that processes without a GPU begin with, at no cost.
-        keeps_processes: whether a process does job after job; otherwise each job has a new one, with nothing left in
-            its memory or on its GPU.
+        count: the largest number of processes; None for one per GPU or, without GPUs, as many as the cores allow.
+        gpus: the GPUs, as in CUDA_VISIBLE_DEVICES; empty for the CPU. If there are more processes than GPUs, they share
+            them.
+        threads: the number of threads of each process on a CPU.
+        preload: modules that processes without a GPU have already imported when they start.
+        keeps_processes: whether a process runs one job after another. Otherwise each job gets a new process, so that
+            nothing is left over in memory or on the GPU.
     """
 
     is_here = True
@@ -92,13 +93,13 @@ class Local(Executor):
         return sum(place.call is None for place in self._places)
 
     def start(self, calls: Sequence[Call]) -> None:
-        """Start jobs; no more than are free."""
+        """Start jobs, at most as many as :attr:`free`."""
         places = [place for place in self._places if place.call is None]
         for call, place in zip(calls, places, strict=False):
             if place.worker is None:
                 place.worker = self._open(place.gpu)
             place.call = call
-            with suppress(BrokenPipeError):  # the process was killed while it had nothing to do: wait() finds it
+            with suppress(BrokenPipeError):  # the process was killed while it was idle, which wait() will find
                 place.worker.pipe.send((call.function, call.arguments))
 
     def wait(self) -> list[Ended]:
@@ -108,7 +109,7 @@ class Local(Executor):
         return [self._end(place) for place in busy if place.worker and place.worker.pipe in ready]
 
     def stop(self) -> None:
-        """End all processes, and wait until they are gone."""
+        """Kill all processes, and wait until they have ended."""
         workers = [place.worker for place in self._places if place.worker is not None]
         for worker in workers:
             worker.process.kill()
@@ -117,16 +118,16 @@ class Local(Executor):
         self._places = [Place(place.gpu) for place in self._places]
 
     def _open(self, gpu: str) -> Worker:
-        """Start a process, which waits for a job."""
+        """Start a process that waits for jobs."""
         pipe, its_end = multiprocessing.Pipe()
         process = self._context.Process(target=_serve, args=(its_end,))
         with _environment({**self._environment, "CUDA_VISIBLE_DEVICES": gpu}), interrupts_held_back():
             process.start()
-        its_end.close()  # so that the end of the process is the end of what can be read
+        its_end.close()  # so that reading from the pipe ends when the process does
         return Worker(process, pipe)
 
     def _end(self, place: Place) -> Ended:
-        """Return the end of a place's job, of whose process there is something to read."""
+        """Return how the job of a place ended, after its pipe has become readable."""
         worker, call = place.worker, place.call
         assert worker is not None and call is not None
         place.call = None
@@ -144,9 +145,9 @@ class Local(Executor):
 
 
 def start_fork_server(preload: Sequence[str]) -> ForkServerContext:
-    """Start the process that forks others, if it is not there; it imports modules while its parent goes on.
+    """Start the fork server, unless it is running; it imports the modules while this process goes on.
 
-    It ignores Ctrl-C, or its imports would print a traceback.
+    The fork server ignores Ctrl-C, as its imports would otherwise print a traceback.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
@@ -156,7 +157,7 @@ def start_fork_server(preload: Sequence[str]) -> ForkServerContext:
 
 
 def _serve(pipe: connection.Connection) -> None:
-    """Do jobs in a new process until its parent lets go of the pipe."""
+    """Run jobs in a new process until the parent closes the pipe."""
     end_with_parent()
     while True:
         try:
@@ -168,7 +169,7 @@ def _serve(pipe: connection.Connection) -> None:
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set the values for processes started meanwhile."""
+    """Set environment variables for processes that are started within the block."""
     before = dict(os.environ)
     os.environ.update(values)
     try:

@@ -1,4 +1,7 @@
-"""This machine's GPUs, by nvidia-smi, and their precision: torch takes seconds to import. ``python -m`` counts them."""
+"""The GPUs of this machine and their precision, from nvidia-smi, without importing torch, which takes seconds.
+
+``python -m`` with this module prints the number of GPUs.
+"""
 
 import functools
 import os
@@ -9,13 +12,13 @@ from itertools import takewhile
 from typing import Optional
 
 Capability = tuple[int, int]  # compute capability, as (7, 0)
-# NVIDIA, CUDA C++ Programming Guide, table of features by compute capability: Ampere's tensor cores were the first with
-# bfloat16. Older GPUs emulate it, slowly, and torch.cuda.is_bf16_supported() is true of them.
+# Ampere's tensor cores were the first to support bfloat16 (NVIDIA, CUDA C++ Programming Guide, table of features by
+# compute capability). Older GPUs emulate it slowly, but torch.cuda.is_bf16_supported() returns True for them too.
 LEAST_WITH_BF16 = (8, 0)
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that torch will see, as CUDA_VISIBLE_DEVICES names them; nvidia-smi knows nothing of it."""
+    """Return the GPUs that torch will see, as in CUDA_VISIBLE_DEVICES, which nvidia-smi itself ignores."""
     there = gpus_of_machine()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not there:
@@ -25,17 +28,17 @@ def visible_gpus() -> list[str]:
 
 
 def gpus_of_machine() -> int:
-    """Return how many a working driver sees."""
+    """Return the number of GPUs in this machine, or 0 without a working driver."""
     return sum(line.startswith("GPU") for line in _ask("-L"))
 
 
 def count_gpus() -> int:
-    """Return how many torch will see."""
+    """Return the number of GPUs that torch will see."""
     return len(visible_gpus())
 
 
 def capabilities() -> list[Capability]:
-    """Return that of every GPU of the machine; none where the driver is too old to tell."""
+    """Return the compute capabilities of all GPUs of the machine; empty if the driver is too old to report them."""
     lines = _ask("--query-gpu=compute_cap", "--format=csv,noheader")
     found = []
     for line in lines:
@@ -47,7 +50,7 @@ def capabilities() -> list[Capability]:
 
 
 def smallest_memory() -> Optional[int]:
-    """Return the bytes of the GPU that has least; None where there is none, and where the driver does not tell."""
+    """Return the memory of the smallest GPU in bytes, or None without a GPU or if the driver does not report it."""
     lines = _ask("--query-gpu=memory.total", "--format=csv,noheader,nounits")
     if lines and all(line.strip().isdigit() for line in lines):
         return min(int(line) * 2**20 for line in lines)
@@ -55,7 +58,7 @@ def smallest_memory() -> Optional[int]:
 
 
 def driver() -> Optional[int]:
-    """Return the driver's release, as 580 of 580.65.06; None where there is none."""
+    """Return the major version of the driver, such as 580 for 580.65.06, or None without a driver."""
     lines = _ask("--query-gpu=driver_version", "--format=csv,noheader")
     release = "".join(lines[:1]).strip().partition(".")[0]
     if release.isdigit():
@@ -63,7 +66,7 @@ def driver() -> Optional[int]:
     return None
 
 
-@functools.cache  # every run of a command asks, more than once; the answers take some tenths of a second
+@functools.cache  # every command asks several times, and an answer takes some tenths of a second
 def _ask(*options: str) -> list[str]:
     try:
         answer = subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=60, check=False)
@@ -75,21 +78,24 @@ def _ask(*options: str) -> list[str]:
 
 
 def precision_of(found: Collection[Capability]) -> str:
-    """Return the precision for GPUs of these capabilities: bf16 where all have it, else fp16, also for unknown ones."""
+    """Return the precision for GPUs of these capabilities: bf16 if all of them support it, otherwise fp16.
+
+    If the capabilities are unknown, this is fp16.
+    """
     if found and min(found) >= LEAST_WITH_BF16:
         return "bf16"
     return "fp16"
 
 
 def precision_here() -> str:
-    """Return that of this machine, by nvidia-smi, so that neither torch nor CUDA starts: fp32 without a GPU."""
+    """Return the precision for this machine, which is fp32 without a GPU; neither torch nor CUDA is initialized."""
     if count_gpus():
         return precision_of(capabilities())
     return "fp32"
 
 
 def precision_on(device: str) -> str:
-    """Return that of ``cpu`` (fp32) or of the GPU that torch uses, ``cuda``."""
+    """Return the precision for a device: fp32 for ``cpu``; for ``cuda``, that of the GPU that torch uses."""
     if device == "cpu":
         return "fp32"
     import torch

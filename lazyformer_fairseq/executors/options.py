@@ -1,4 +1,4 @@
-"""The options by which commands choose where their jobs run."""
+"""The options that choose where the jobs of a command run."""
 
 import shutil
 from collections.abc import Sequence
@@ -23,31 +23,32 @@ WHERE = "Where jobs run"  # a section of --help
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorOptions:
-    """The place where the jobs of a command run."""
+    """The options that choose where the jobs of a command run."""
 
     executor: str = option(
         LOCAL,
-        "local: processes of this machine; ray: the Ray cluster at RAY_ADDRESS, or one on this machine; slurm: arrays "
-        "of Slurm jobs. All machines must have the same files under the same paths; a corpus may be at a URL.",
+        "Where jobs run. local: in processes on this machine; ray: on the Ray cluster at RAY_ADDRESS, or on one "
+        "started here; slurm: as arrays of Slurm jobs. All machines must have the same files under the same paths; a "
+        "corpus may be at a URL.",
         choices=(LOCAL, RAY, SLURM),
         section=WHERE,
     )
     workers: Optional[int] = option(
         None,
-        "Jobs at a time.",
+        "Number of jobs that run at the same time.",
         low=1,
-        shown="on this machine as many as GPUs, else cores / threads; on a cluster as many as there is room for",
+        shown="on this machine one per GPU, or without GPUs cores / threads; on a cluster as many as there is room for",
         section=WHERE,
     )
     slurm: tuple[str, ...] = option(
         (),
-        "Parameters of --executor slurm, by submitit's names: slurm_partition=gpu,timeout_min=600.",
+        "Parameters for --executor slurm, named as in submitit, such as slurm_partition=gpu,timeout_min=600.",
         metavar="NAME=VALUE,...",
         section=WHERE,
     )
 
     def given(self) -> dict[str, str]:
-        """Return the options that are not as they are by default, by name, as a command line has them."""
+        """Return the options that differ from their defaults, by name, as they are written on a command line."""
         found = {}
         for name, value in asdict(self).items():
             if value != getattr(ExecutorOptions, name):
@@ -55,10 +56,10 @@ class ExecutorOptions:
         return found
 
     def slurm_parameters(self) -> dict[str, str]:
-        """Return the parameters by name.
+        """Return the parameters of ``--slurm`` by name.
 
         Raises:
-            UserError: one has no value, there is no Slurm here, or the jobs go elsewhere.
+            UserError: a parameter has no value, Slurm is not available here, or the jobs do not run under Slurm.
         """
         parameters = {}
         for text in self.slurm:
@@ -66,10 +67,12 @@ class ExecutorOptions:
             if not found:
                 raise UserError(f"--slurm {text}: give NAME=VALUE, as in slurm_partition=gpu")
             if self.executor != SLURM:
-                raise UserError(f"--slurm {text}: means something with --executor slurm; give both, or neither")
+                raise UserError(f"--slurm {text}: applies only to --executor slurm; give both, or neither")
             parameters[name] = value
         if self.executor == SLURM and shutil.which("sbatch") is None:
-            raise UserError("--executor slurm: there is no sbatch here; start the command where jobs are submitted")
+            raise UserError(
+                "--executor slurm: there is no sbatch on this machine; run the command where jobs can be submitted"
+            )
         return parameters
 
 
@@ -81,19 +84,19 @@ def choose_executor(
     gpus: Sequence[str] = (),
     preload: Sequence[str] = (),
 ) -> Executor:
-    """Return the place where jobs run.
+    """Return the executor that the options choose.
 
     Args:
         given: the options.
-        folder: the folder of Slurm's logs.
-        name: the name of Slurm's jobs.
-        threads: processors of a job.
-        gpus: this machine's GPUs that may be used; of a cluster's each job gets one where there are any here. Slurm
-            gives what its parameters say.
-        preload: modules that processes of this machine begin with.
+        folder: the folder for the logs of Slurm jobs.
+        name: the name of Slurm jobs.
+        threads: the number of CPU cores per job.
+        gpus: the GPUs of this machine that may be used. On a Ray cluster, each job gets one GPU if this is not empty;
+            under Slurm, the parameters decide.
+        preload: modules that the processes of this machine import early.
 
     Raises:
-        UserError: the options do not fit together, or the place is not there.
+        UserError: the options conflict, or the executor is not available.
     """
     parameters = given.slurm_parameters()
     if given.executor == SLURM:
@@ -105,10 +108,10 @@ def choose_executor(
 
 
 def choose_gpus(names: Optional[str]) -> list[str]:
-    """Return the GPUs that ``--gpus`` names, all by default; none for the CPU.
+    """Return the GPUs that ``--gpus`` names, by default all of them; an empty list stands for the CPU.
 
     Raises:
-        UserError: they are not there.
+        UserError: there is no GPU, or torch cannot use the GPUs.
     """
     if names == "none":
         return []

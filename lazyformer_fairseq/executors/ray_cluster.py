@@ -1,4 +1,4 @@
-"""Jobs as tasks of a Ray cluster (https://docs.ray.io), on as many machines as it has."""
+"""The executor that runs jobs as tasks on all machines of a Ray cluster (https://docs.ray.io)."""
 
 import logging
 import os
@@ -13,14 +13,15 @@ ADDRESS = "RAY_ADDRESS"
 
 
 class RayCluster(Executor):
-    """The cluster at RAY_ADDRESS; without that variable one is started on this machine for this process.
+    """The executor for the Ray cluster at RAY_ADDRESS.
 
-    Every machine has this package, and the same files under the same paths, the folders of its calls among them.
+    Without that variable, a cluster is started on this machine for this process. Every machine must have this package
+    and the same files under the same paths, including the working directories of the jobs.
 
     Args:
-        at_once: jobs at a time; None for as many as the cluster has room for.
-        threads: processors of a job.
-        gpus: GPUs of a job: 0, 1, or a share of one.
+        at_once: the largest number of jobs at a time; None for as many as the cluster has room for.
+        threads: the number of CPU cores per job.
+        gpus: the number of GPUs per job: 0, 1, or a fraction of one.
 
     Raises:
         UserError: Ray is not installed, there is no cluster at RAY_ADDRESS, or it has less than a job needs.
@@ -28,7 +29,7 @@ class RayCluster(Executor):
 
     def __init__(self, at_once: Optional[int] = None, threads: int = 1, gpus: float = 0):
         refuse_without_extra("cluster", "--executor ray")
-        import ray  # takes a second, which other commands need not spend
+        import ray  # the import takes a second, which other commands need not spend
 
         self._ray = ray
         if not ray.is_initialized():
@@ -46,19 +47,19 @@ class RayCluster(Executor):
     def _refuse_too_small(self, threads: int, gpus: float) -> None:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         if not any(node.get("CPU", 0) >= threads and node.get("GPU", 0) >= gpus for node in nodes):
-            needed = f"{threads} processors and {gpus:g} GPUs"
+            needed = f"{threads} CPU cores and {gpus:g} GPUs"
             raise UserError(f"--executor ray: no machine of the cluster has {needed}, which a job needs")
 
     @property
     def free(self) -> int:
-        """The number of jobs that could start now; machines may join and leave meanwhile."""
+        """The number of jobs that could start now, which changes as machines join or leave the cluster."""
         room = self._at_once
         if room is None:
             room = max(1, int(self._ray.cluster_resources().get("CPU", 0) // self._threads))
         return max(0, room - len(self._calls))
 
     def start(self, calls: Sequence[Call]) -> None:
-        """Send jobs."""
+        """Submit jobs to the cluster."""
         for call in calls:
             self._calls[self._call.remote(call.folder, call.function, call.arguments)] = call
 
@@ -73,19 +74,19 @@ class RayCluster(Executor):
     def _error_of(self, reference: Any) -> Optional[BaseException]:
         try:
             return self._ray.get(reference)
-        except self._ray.exceptions.RayTaskError as error:  # a job that did not begin, as its module is not there
+        except self._ray.exceptions.RayTaskError as error:  # the job did not start, because its module is missing
             return RuntimeError(f"{type(error.cause).__name__}: {error.cause}")
         except self._ray.exceptions.RayError as error:
             return LostError(f"{type(error).__name__} of Ray")
 
     def stop(self) -> None:
-        """Cancel all jobs; a cluster that was started for them ends with this process."""
+        """Cancel all jobs; a cluster that was started for this process ends with it."""
         for reference in self._calls:
             self._ray.cancel(reference, force=True)
         self._calls = {}
 
 
 def _call_in(folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Optional[BaseException]:
-    """Call a function in a folder, as paths may be relative to it."""
+    """Call a function in the working directory `folder`, to which paths may be relative."""
     os.chdir(folder)
     return error_of(function, arguments)

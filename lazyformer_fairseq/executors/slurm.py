@@ -1,4 +1,4 @@
-"""Jobs as an array of Slurm's, sent by submitit."""
+"""The executor that runs jobs as arrays of Slurm jobs, submitted by submitit."""
 
 import logging
 import time
@@ -12,17 +12,17 @@ from lazyformer_fairseq.extras import refuse_without_extra
 
 TYPICAL = {"timeout_min": 24 * 60}
 LARGEST_ARRAY = 1000  # jobs; Slurm's own limit is 1,001 unless its administrator sets another
-LOOK_AT_SLURM_EVERY = 5.0  # seconds: a look is a look at files of a network
+LOOK_AT_SLURM_EVERY = 5.0  # seconds; each check reads files over the network
 
 
 class Slurm(Executor):
-    """An array of jobs.
+    """The executor that runs jobs as arrays of Slurm jobs.
 
     Args:
-        kind: ``slurm``, or ``local`` for submitit's processes on this machine.
-        folder: folder of submitit's own files and logs.
-        options: submitit's parameters, such as ``slurm_partition`` or ``timeout_min``.
-        at_once: jobs of the array that run at the same time; for ``local``, processes.
+        kind: ``slurm``, or ``local`` for processes that submitit starts on this machine.
+        folder: the folder for the files and logs of submitit.
+        options: parameters of submitit, such as ``slurm_partition`` or ``timeout_min``.
+        at_once: the largest number of jobs of an array, or of processes for ``local``, that run at the same time.
 
     Raises:
         UserError: submitit is not installed, there is no Slurm here, or an option is unknown to submitit.
@@ -30,9 +30,9 @@ class Slurm(Executor):
 
     def __init__(self, kind: str, folder: Path, options: Mapping[str, str], at_once: Optional[int] = None):
         refuse_without_extra("cluster", "--executor slurm")
-        import submitit  # takes a second, which other commands need not spend
+        import submitit  # the import takes a second, which other commands need not spend
 
-        logging.getLogger("submitit").setLevel(logging.ERROR)  # without Slurm's accounting it warns at every look
+        logging.getLogger("submitit").setLevel(logging.ERROR)  # without Slurm's accounting it warns at every check
 
         values: dict[str, Any] = dict(TYPICAL)
         if kind == "slurm" and at_once:
@@ -52,11 +52,11 @@ class Slurm(Executor):
 
     @property
     def free(self) -> int:
-        """The number of jobs that may be sent now: Slurm has a queue of its own."""
+        """The number of jobs that may be submitted now, which is practically unlimited, as Slurm has its own queue."""
         return (self._at_once or UNLIMITED) - len(self._calls)
 
     def start(self, calls: Sequence[Call]) -> None:
-        """Send jobs, as arrays."""
+        """Submit jobs as arrays."""
         for begin in range(0, len(calls), LARGEST_ARRAY):
             array = calls[begin : begin + LARGEST_ARRAY]
             with self._executor.batch():
@@ -78,7 +78,7 @@ class Slurm(Executor):
             return LostError(f"job {job.job_id}: {lines[-1].strip(' -')[:300]}")
 
     def stop(self) -> None:
-        """Cancel the jobs that are under way."""
+        """Cancel all jobs that have not ended."""
         for job in self._calls:
             job.cancel()
         self._calls = {}

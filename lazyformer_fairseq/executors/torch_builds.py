@@ -1,7 +1,7 @@
-"""Builds of torch and the GPUs they have kernels for: PyPI's for Linux on x86-64, the choice, and the one installed.
+"""The builds of torch on PyPI for Linux on x86-64, the GPUs for which they have kernels, and the choice among them.
 
-torch itself is imported late: scripts/choose_torch.py runs this before there is one. nvidia-smi tells of the GPUs, so
-that CUDA does not start here: who asks may have to fork.
+torch itself is imported late, because scripts/choose_torch.py uses this module before torch is installed. Information
+about GPUs comes from nvidia-smi, so that CUDA is not initialized in a process that may have to fork.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,12 +15,12 @@ from lazyformer_fairseq.executors.nvidia_smi import Capability
 
 @dataclass(frozen=True)
 class Build:
-    """A torch of PyPI.
+    """A build of torch on PyPI.
 
     Attributes:
-        version: the last one of its minor version.
-        cuda: the version that it is built with, ``torch.version.cuda``.
-        architectures: what its kernels are compiled for, ``torch._C._cuda_getArchFlags()``.
+        version: the version, which is the last one of its minor version.
+        cuda: the version of CUDA with which it is built, ``torch.version.cuda``.
+        architectures: the architectures for which its kernels are compiled, ``torch._C._cuda_getArchFlags()``.
     """
 
     version: str
@@ -31,9 +31,9 @@ class Build:
 MAXWELL_TO_HOPPER = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 VOLTA_TO_BLACKWELL = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 TURING_TO_BLACKWELL = VOLTA_TO_BLACKWELL[1:]
-# Newest first, from the version that the project is tried with down to the lowest that setup.py allows; read in the
-# wheels for Python 3.11. They agree with the matrix "PyTorch CUDA Support" in RELEASE.md of PyTorch, which says of
-# builds that are not on PyPI: those with CUDA 12.6 keep Maxwell to Volta.
+# Newest first, from the version with which this project is tested down to the lowest that setup.py allows. The values
+# were read from the wheels for Python 3.11, and agree with the matrix "PyTorch CUDA Support" in PyTorch's RELEASE.md.
+# According to that matrix, builds with CUDA 12.6, which are not on PyPI, still support Maxwell to Volta.
 BUILDS = (
     Build("2.13.0", "13.0", TURING_TO_BLACKWELL),
     Build("2.12.1", "13.0", TURING_TO_BLACKWELL),
@@ -44,16 +44,17 @@ BUILDS = (
     Build("2.7.1", "12.6", MAXWELL_TO_HOPPER),
     Build("2.6.0", "12.4", MAXWELL_TO_HOPPER),
 )
-# Release of the driver by major version of CUDA: NVIDIA, CUDA Compatibility, "Minor Version Compatibility", table 1.
+# The lowest major version of the driver for each major version of CUDA, from NVIDIA, CUDA Compatibility, "Minor Version
+# Compatibility", table 1.
 LEAST_DRIVER = {"11": 450, "12": 525, "13": 580}
 
 
 def has_kernels(capability: Capability, architectures: Iterable[str]) -> bool:
-    """Return whether a GPU runs what is compiled for one of `architectures`.
+    """Return whether a GPU can run kernels that are compiled for one of `architectures`.
 
-    A binary, ``sm_80``, runs on GPUs of the same major version and no lower minor one; code that the driver compiles,
-    ``compute_80``, on all later GPUs (NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility").
-    Those with a letter, ``sm_90a``, run on exactly this GPU.
+    A binary such as ``sm_80`` runs on GPUs with the same major and no lower minor version. Code that the driver
+    compiles, such as ``compute_80``, also runs on all later GPUs (NVIDIA, CUDA C++ Programming Guide, "Binary
+    Compatibility", "PTX Compatibility"). An architecture with a letter, such as ``sm_90a``, runs only on that GPU.
     """
     return any(_runs(capability, *architecture.partition("_")[::2]) for architecture in architectures)
 
@@ -67,15 +68,15 @@ def _runs(capability: Capability, compiled_for: str, version: str) -> bool:
 
 
 def can_run(driver: Optional[int], cuda: str) -> bool:
-    """Return whether a driver of this release runs a torch of this CUDA version; an unknown one is taken to."""
+    """Return whether a driver of this major version supports a version of CUDA; True if the driver is unknown."""
     return driver is None or driver >= LEAST_DRIVER.get(cuda.partition(".")[0], 0)
 
 
 def newest_for(capabilities: Sequence[Capability], driver: Optional[int] = None) -> Optional[Build]:
-    """Return the newest build that this driver runs and that has kernels for all of these GPUs; if none has, for most.
+    """Return the newest build among those that run with this driver and have kernels for the most of these GPUs.
 
-    Where the driver says nothing of the GPUs (`capabilities` is empty) it alone decides. None where no build has
-    kernels for any.
+    If the capabilities of the GPUs are unknown (`capabilities` is empty), the driver alone decides. The result is None
+    if no build has kernels for any of the GPUs.
     """
 
     def served(build: Build) -> int:
@@ -88,7 +89,7 @@ def newest_for(capabilities: Sequence[Capability], driver: Optional[int] = None)
 
 
 def why(capabilities: Sequence[Capability], driver: Optional[int]) -> str:
-    """Return in words what :func:`newest_for` looked at."""
+    """Return the criteria of :func:`newest_for` in words."""
     kernels = ""
     if capabilities:
         kernels = f" with kernels for compute capability {in_words(capabilities)}"
@@ -96,20 +97,20 @@ def why(capabilities: Sequence[Capability], driver: Optional[int]) -> str:
 
 
 def in_words(capabilities: Iterable[Capability]) -> str:
-    """Return ``7.0 and 8.0``."""
+    """Return compute capabilities in words, as in ``7.0 and 8.0``."""
     return " and ".join(f"{major}.{minor}" for major, minor in sorted(set(capabilities)))
 
 
 def refuse_unfit_torch(processes: int = 1) -> None:
-    """Raise a UserError where torch cannot use as many of the GPUs that it will see as there are processes here."""
+    """Raise a UserError if torch cannot use as many GPUs as there are processes on this machine."""
     if misfit := misfit_of_torch(processes):
-        raise UserError(f"{misfit}. To use the processor all the same, set CUDA_VISIBLE_DEVICES to nothing")
+        raise UserError(f"{misfit}. To use the CPU instead, set CUDA_VISIBLE_DEVICES to an empty value")
 
 
 def misfit_of_torch(processes: int = 1) -> Optional[str]:
-    """Return why torch cannot use that many GPUs, and what to install; None where it can, and where there is no GPU.
+    """Return why torch cannot use that many GPUs, and what to install; None if it can, or if there is no GPU.
 
-    With GPUs of several types nobody knows here which ones torch will see: enough of them have to do.
+    If the GPUs are of several types, it is unknown which of them torch will see; it suffices that enough of them work.
     """
     visible = nvidia_smi.count_gpus()
     if not visible:
@@ -123,14 +124,14 @@ def misfit_of_torch(processes: int = 1) -> Optional[str]:
         return f"{name} is a build without CUDA, but this machine has {visible} GPU(s): {_remedy(there, driver)}"
     if not can_run(driver, torch.version.cuda):
         least = LEAST_DRIVER[torch.version.cuda.partition(".")[0]]
-        needed = f"{name} is built with CUDA {torch.version.cuda}, which needs NVIDIA's driver from {least} on"
-        return f"{needed}, and here is {driver}: update the driver, or {_remedy(there, driver)}"
+        needed = f"{name} is built with CUDA {torch.version.cuda}, which needs NVIDIA's driver {least} or later"
+        return f"{needed}, but this machine has {driver}: update the driver, or {_remedy(there, driver)}"
     compiled = (torch._C._cuda_getArchFlags() or "").split()
     lacking = [capability for capability in there if not has_kernels(capability, compiled)]
     if len(there) - len(lacking) >= min(processes, visible, len(there)):
         return None
     return (
-        f"{name} has no kernels for GPUs of compute capability {in_words(lacking)}, but for {' '.join(compiled)}: "
+        f"{name} has no kernels for GPUs of compute capability {in_words(lacking)}, only for {' '.join(compiled)}: "
         f"{_remedy(there, driver)}"
     )
 
@@ -144,5 +145,5 @@ def _remedy(there: list[Capability], driver: Optional[int]) -> str:
 
 
 if __name__ == "__main__":
-    if misfit := misfit_of_torch(nvidia_smi.count_gpus()):  # one that cannot be used is worth a line
+    if misfit := misfit_of_torch(nvidia_smi.count_gpus()):  # even a single GPU that cannot be used is reported
         print(misfit)

@@ -1,1 +1,1 @@
-"""Shared parts of reports: tables, numbers with their spread, figures in one style, pages of Markdown."""
+"""The building blocks of reports: tables, numbers with their spread, figures in one style, and Markdown pages."""

@@ -1,4 +1,4 @@
-"""The look that figures share, and the one place that writes them."""
+"""The common style of all figures, and the function that writes them."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,16 +14,16 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lazyformer_fairseq.storage.atomic import atomic_file
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; each also has a mark of its own.
+# The colours of Okabe and Ito, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
-INCHES_A_COLUMN = 2.2  # of a legend
+INCHES_A_COLUMN = 2.2  # width of a column of a legend
 
-Style = Mapping[str, Any]  # as matplotlib takes it
+Style = Mapping[str, Any]  # keyword arguments of matplotlib
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return by name a colour and a mark, as matplotlib takes them: no pair comes twice among the first 42."""
+    """Return a colour and a mark for each name, as keyword arguments of matplotlib; the first 42 pairs are distinct."""
     pairs = zip(itertools.cycle(COLOURS), itertools.cycle(MARKS), strict=False)
     return {name: {"color": colour, "marker": mark} for name, (colour, mark) in zip(names, pairs, strict=False)}
 
@@ -38,16 +38,16 @@ def picture(
     legend: Sequence[Line2D] = (),
     **subplots: Any,
 ) -> Iterator[np.ndarray]:
-    """Yield an array of axes, (rows, columns), with a grid; writes the figure as a PNG when the block ends well.
+    """Yield an array of axes, (rows, columns), and write the figure to a PNG file if the block ends without an error.
 
     Args:
-        rows: rows of panels.
-        columns: columns of panels.
-        path: of the PNG, which is there whole or not at all.
-        panel: width and height of a panel, inches.
-        title: above all panels.
-        legend: handles below all panels, see :func:`handles`; extend the list that you give while you draw.
-        subplots: as ``sharex`` and ``sharey``, for matplotlib's `Figure.subplots`.
+        path: the PNG file, which is written atomically.
+        rows: the number of rows of panels.
+        columns: the number of columns of panels.
+        panel: the width and height of a panel, in inches.
+        title: a title above all panels.
+        legend: the handles of a legend below all panels, see :func:`handles`; the list may be extended in the block.
+        subplots: further arguments of matplotlib's `Figure.subplots`, such as ``sharex`` and ``sharey``.
     """
     figure = Figure(figsize=(panel[0] * columns, panel[1] * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **subplots)
@@ -70,12 +70,19 @@ def picture(
 
 
 def handles(style_of: Mapping[str, Style], **more: Any) -> list[Line2D]:
-    """Return a handle of a legend for each name; `more` is for all of them, as ``linestyle=""``."""
+    """Return a legend handle for each name; `more` holds arguments for all of them, such as ``linestyle=""``."""
     return [Line2D([], [], label=name, **{**style, **more}) for name, style in style_of.items()]
 
 
 def draw_band(axis: Axes, x: Sequence[float], values: np.ndarray, style: Style) -> None:
-    """Draw the median of `values`, (seeds, points), as a line over `x`, (points,), in a band from lowest to highest."""
+    """Draw the median over seeds as a line, within a band from the lowest to the highest value.
+
+    Args:
+        axis: the axes.
+        x: the horizontal positions, (points,).
+        values: the values, (seeds, points).
+        style: the style of the line; the band has its colour.
+    """
     axis.fill_between(
         x,
         values.min(axis=0),
@@ -88,25 +95,26 @@ def draw_band(axis: Axes, x: Sequence[float], values: np.ndarray, style: Style) 
 
 
 def draw_spread(axis: Axes, x: float, values: Sequence[float], style: Style) -> None:
-    """Draw a mark at the median of `values` and a bar from lowest to highest."""
+    """Draw a mark at the median of `values` and a bar from the lowest to the highest of them."""
     axis.vlines(x, min(values), max(values), color=style["color"], linewidth=1)
     axis.plot(x, np.median(values), linestyle="", markersize=8, zorder=3, **style)
 
 
 OF_COST = {
     "updates": "updates",
-    "tokens": "tokens of training",
-    "flops": "FLOPs of training",
-    "hours": "hours of training",
-    "seconds": "seconds of its own training",
+    "tokens": "training tokens",
+    "flops": "training FLOPs",
+    "hours": "training time, hours",
+    "seconds": "training time of the model, seconds",
 }
 SECONDS_OF = {"hours": 3600, "minutes": 60, "seconds": 1}
 
 
 def label_cost(axis: Axes, cost: str) -> None:
-    """Name the x axis, from zero on, which shows a cost of OF_COST; large numbers are short, as 1.5T for 1.5e12.
+    """Label the x axis, which starts at zero and shows one of the costs in OF_COST.
 
-    Times are shown as hours from an hour on, as minutes from six, else as seconds.
+    Large numbers are abbreviated, such as 1.5T for 1.5e12. Times are shown in hours from one hour on, in minutes from
+    six minutes on, and otherwise in seconds.
     """
     axis.set_xlim(left=0)
     most = axis.get_xlim()[1]

@@ -1,24 +1,24 @@
-"""Numbers as a reader wants them: few digits, and how far several of them lie apart."""
+"""The format of numbers in reports: few digits, and the spread of repeated measurements."""
 
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
 import numpy as np
 
-NOTHING = "-"  # a cell that has no value
+NOTHING = "-"  # a cell without a value
 FEWEST_FOR_QUARTILES = 3
 CONFIDENCE = 0.95
 
 
 def number(value: float) -> str:
-    """Return three digits or more, and no power of ten: 0.0123, 4.56, 7,890."""
+    """Format a number with at least three significant digits: 0.0123, 4.56 or 7,890."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return `n`, `median`, and the quartiles, `low` and `high`; fewer than three values have none."""
+    """Return `n` and `median` of the values and, if there are at least three, the quartiles `low` and `high`."""
     found = {"n": len(values), "median": float(np.median(values))}
     if len(values) >= FEWEST_FOR_QUARTILES:
         found |= {
@@ -29,12 +29,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def in_milliseconds(seconds: Sequence[float]) -> dict[str, float]:
-    """Return the :func:`spread` of seconds, in milliseconds."""
+    """Return the :func:`spread` of times given in seconds, in milliseconds."""
     return spread([1000 * each for each in seconds])
 
 
 def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
-    """Return the median and, in brackets, `low` and `high`, or how few values there were, of what `spread` returns."""
+    """Format a result of :func:`spread` as the median with the quartiles in brackets, or with n if there are none."""
     median = f"{of['median']:.{digits}f}"
     if "low" not in of:
         return f"{median} (n = {of['n']})"
@@ -42,7 +42,7 @@ def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
 
 
 def with_range(values: Sequence[float]) -> str:
-    """Return the median and, in brackets, the lowest and the highest where there are several; four digits or more."""
+    """Format values as their median with, if there are several, the lowest and the highest in brackets."""
     middle = float(np.median(values))
     digits = 3
     if abs(middle) >= 100:
@@ -53,21 +53,21 @@ def with_range(values: Sequence[float]) -> str:
 
 
 def mean_bounds(values: Sequence[float]) -> Optional[tuple[float, float]]:
-    """Return Student's two-sided 95% interval for the mean over seeds; None for fewer than two seeds."""
+    """Return Student's two-sided 95% confidence interval of the mean over seeds, or None for fewer than two seeds."""
     if len(values) < 2:
         return None
-    from scipy import stats  # takes a second
+    from scipy import stats  # the import takes a second
 
     middle = float(np.mean(values))
     error = float(stats.sem(values))
     if error == 0:
-        return middle, middle  # scipy answers nan
+        return middle, middle  # scipy would return nan
     low, high = stats.t.interval(CONFIDENCE, len(values) - 1, loc=middle, scale=error)
     return float(low), float(high)
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the unit that reads best: 31.4 s, 12 min, 2 h 05 min, 3.4 days, 57 years."""
+    """Format a duration in the unit that reads best: 31.4 s, 12 min, 2 h 05 min, 3.4 days or 57 years."""
     if seconds < 100:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""A report's page: tables, notes and pictures in the order in which they are read."""
+"""The page of a report, which consists of tables, notes, pictures and paragraphs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from lazyformer_fairseq.storage.atomic import write_text
 
 @dataclass(frozen=True)
 class Notes:
-    """Sentences that a reader must know beside the tables, a bullet each."""
+    """Notes that a reader needs besides the tables, shown as one bullet each."""
 
     sentences: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that stands in the folder of the page."""
+    """A picture in the folder of the page."""
 
     name: str
 
@@ -26,13 +26,13 @@ Block = Table | Notes | Picture | str  # a str is a paragraph, or a heading such
 
 
 def markdown(blocks: Sequence[Block], pictures: bool = True) -> str:
-    """Return the page in Markdown, with a line's end behind it. A screen shows no pictures: leave them out there."""
+    """Return the page in Markdown, ending in a newline; pictures can be left out, as a screen does not show them."""
     shown = [block for block in blocks if pictures or not isinstance(block, Picture)]
     return "\n\n".join(text for text in map(_as_markdown, shown) if text) + "\n"
 
 
 def write_page(blocks: Sequence[Block], folder: Path, stem: str) -> str:
-    """Write STEM.md, whole; returns what a screen shows of it."""
+    """Write the page to STEM.md atomically, and return it without pictures, for the screen."""
     write_text(folder / f"{stem}.md", markdown(blocks))
     return markdown(blocks, pictures=False)
 

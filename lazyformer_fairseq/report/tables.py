@@ -1,4 +1,4 @@
-"""Tables for readers, on the screen and in Markdown."""
+"""Tables for the screen and for Markdown pages."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from tabulate import tabulate
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as they are printed, by header.
+    """A table of cells, which are printed as they are.
 
     Args:
-        title: above it.
-        rows: mappings with the same headers in the same order, at least one.
-        left: headers, beside the first, whose columns hold words and are aligned to the left.
+        title: the heading above the table; empty for none.
+        rows: the cells of each row by header. There must be at least one row, and all need the same headers in order.
+        left: the headers of columns that are aligned to the left, in addition to the first one.
     """
 
     title: str
@@ -22,12 +22,12 @@ class Table:
     left: Collection[str] = ()
 
     def printed(self, style: str = "github") -> str:
-        """Return the table in a format of tabulate's: `github`, `simple` (for a screen)."""
+        """Return the table as text in a format of tabulate, such as `github` or, for the screen, `simple`."""
         first = next(iter(self.rows[0]))
         align = ["left" if header in (first, *self.left) else "right" for header in self.rows[0]]
         return tabulate(self.rows, "keys", tablefmt=style, disable_numparse=True, colalign=align)
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]], left: Collection[str] = ()) -> str:
-    """Return a table without a title, in Markdown; the arguments are those of :class:`Table`."""
+    """Return a table without a title in Markdown; the arguments are those of :class:`Table`."""
     return Table("", rows, left).printed()

@@ -135,11 +135,16 @@ def test_gpus_that_torch_will_not_see_do_not_count(gpus, monkeypatch, chosen, vi
 @pytest.mark.parametrize(
     ("built", "there", "driver", "words"),
     [
-        (TORCH_2_13, "7.0 7.0", "580.65", r"no kernels for GPUs .* 7\.0, but for sm_75 .* torch===2\.10\.0, the"),
+        (TORCH_2_13, "7.0 7.0", "580.65", r"no kernels for GPUs .* 7\.0, only for sm_75 .* torch===2\.10\.0, the"),
         (TORCH_2_13, "6.0", "580.65", r"compute capability 6\.0, .* pip install torch===2\.7\.1, the newest"),
-        (TORCH_2_10, "3.5", "470.82", r"needs NVIDIA's driver from 525 on, and here is 470: update the driver, or"),
+        (
+            TORCH_2_10,
+            "3.5",
+            "470.82",
+            r"needs NVIDIA's driver 525 or later, but this machine has 470: update the driver",
+        ),
         (TORCH_2_10, "3.5", "535.10", r"compute capability 3\.5, .* no torch from 2\.6 on can use them"),
-        (TORCH_2_13, "8.0", "550.54", r"CUDA 13\.0, which needs NVIDIA's driver from 580 .* torch===2\.10\.0"),
+        (TORCH_2_13, "8.0", "550.54", r"CUDA 13\.0, which needs NVIDIA's driver 580 .* torch===2\.10\.0"),
         (WITHOUT_CUDA, "9.0 9.0", "580.65", r"a build without CUDA, .* 2 GPU\(s\): pip install torch===2\.13\.0"),
         (TORCH_2_13, "7.0 6.0", "580.65", r"6\.0 and 7\.0, .* torch===2\.7\.1"),
     ],
@@ -147,7 +152,7 @@ def test_gpus_that_torch_will_not_see_do_not_count(gpus, monkeypatch, chosen, vi
 def test_a_misfit_is_named_with_the_remedy(machine, built, there, driver, words):
     machine(built, there, driver=driver)
     assert re.search(words, misfit_of_torch())
-    with pytest.raises(UserError, match="set CUDA_VISIBLE_DEVICES to nothing"):
+    with pytest.raises(UserError, match="set CUDA_VISIBLE_DEVICES to an empty value"):
         torch_builds.refuse_unfit_torch()
 
 

@@ -60,11 +60,11 @@ def test_a_figure_is_written_when_its_block_ends_well_and_forty_two_names_look_d
 @pytest.mark.parametrize(
     ("cost", "values", "ticks", "label"),
     [
-        ("flops", [0, 4.2e12], "0 1T 2T 3T 4T", "FLOPs of training"),
-        ("hours", [0, 0.0175], "0 10 20 30 40 50 60", "seconds of training"),
-        ("hours", [0, 0.5], "0 5 10 15 20 25 30", "minutes of training"),
-        ("hours", [0, 60], "0 20 40 60", "hours of training"),
-        ("seconds", [0, 3000], "0 10 20 30 40 50", "minutes of its own training"),
+        ("flops", [0, 4.2e12], "0 1T 2T 3T 4T", "training FLOPs"),
+        ("hours", [0, 0.0175], "0 10 20 30 40 50 60", "training time, seconds"),
+        ("hours", [0, 0.5], "0 5 10 15 20 25 30", "training time, minutes"),
+        ("hours", [0, 60], "0 20 40 60", "training time, hours"),
+        ("seconds", [0, 3000], "0 10 20 30 40 50", "training time of the model, minutes"),
     ],
 )
 def test_ticks_of_a_cost_are_short_and_in_a_unit_that_fits(tmp_path, cost, values, ticks, label):

@@ -98,7 +98,9 @@ def test_a_text_that_changed_since_the_models_read_it_is_named(name, finished, s
     shutil.copytree(finished[0], tmp_path / "demo")
     path = tmp_path / "demo" / name
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(UserError, match=rf"demo/{name}: is not as it was made; remove .* run the same command again"):
+    with pytest.raises(
+        UserError, match=rf"demo/{name}: has changed since it was made; remove .* rerun the same command"
+    ):
         run_demo(settings, tmp_path / "demo")
 
 

@@ -29,11 +29,9 @@ EXPLAINED = {
 LEGEND = """\
 Times are medians with quartiles in brackets, or with the number of rounds, n, if the time allowed only a few. "x NAME"
 tells how many times faster than NAME a model is, by the medians; the brackets give the quartiles of the ratios of
-single
-rounds, and "limit" is the speed-up that the FLOPs alone allow. FLOPs are those of the model, without what a back end
-recomputes; "of peak" compares FLOP/s with the fastest matrix product in the same rounds. MB (10^6 bytes) counts
-weights,
-optimizer and the peak memory of a call."""
+single rounds, and "limit" is the speed-up that the FLOPs alone allow. FLOPs are those of the model, without what a
+back end recomputes; "of peak" compares FLOP/s with the fastest matrix product in the same rounds. MB (10^6 bytes)
+counts weights, optimizer and the peak memory of a call."""
 
 
 def page(results: Mapping[str, Any]) -> list[Block]:

@@ -183,7 +183,7 @@ def test_the_recipes_options_count(monkeypatch):
         ("model: {_name: roberta}\n", "its model is roberta"),
         ("model: 3\n", "cannot be read"),
         ("a: [\n", "not a YAML file of settings"),
-        ("", "holds NoneType"),
+        ("", "contains NoneType"),
         ("model: {_name: lazyformer, dropout: 7}", "--dropout 7.0: must be from 0 to below 1"),
         ("model: {_name: lazyformer}\ntask: {tokens_per_sample: 2.5}", "sample 2.5: must be a whole number, 1 or more"),
         ("model: {_name: lazyformer}\ntask: {mask_prob: .nan}", "--mask-prob nan: must be a number, from 0 to 1"),
@@ -325,4 +325,4 @@ def test_gpus_that_are_not_here_can_be_planned_for(gpus, here, asked, batch, mem
 @pytest.mark.parametrize("wrong", ["0", "-1", "1e2", "8x", "x16GB", "8x16", "10000000", "8x0GB"])
 def test_what_is_no_number_of_gpus(wrong):
     for words in ("plan --arch bert_base", "pretrain bert_base data"):
-        assert re.search("write for example (8, or 8x16GB|16GB)", refusal(*words.split(), f"--gpus={wrong}"))
+        assert re.search("write for example (8 or 8x16GB|16GB)", refusal(*words.split(), f"--gpus={wrong}"))

@@ -42,9 +42,9 @@ def unix_socket(path: Path) -> None:
 
 # How each comes to have the name, and what is said of it.
 OBSTACLES = {
-    link: "is a link",
-    link_to_nothing: "is a link",
-    link_to_itself: "is a link",
+    link: "this is a link",
+    link_to_nothing: "this is a link",
+    link_to_itself: "this is a link",
     hard_link: r"has another name \(a hard link\)",
     os.mkfifo: "not a regular file",
     Path.mkdir: "not a regular file",

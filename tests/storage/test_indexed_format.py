@@ -44,7 +44,7 @@ def test_as_written_at_once(tmp_path_factory, parts, dtype):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("b.bin", None, "b.bin: truncated: 6 bytes, 8 by b.idx"),
+        ("b.bin", None, "b.bin: truncated: 6 bytes, but 8 by b.idx"),
         ("b.idx", None, "b.idx: truncated"),
         ("a.idx", b"", r"a\.idx: not an index of fairseq"),
         ("a.idx", b"x" * 200, r"a\.idx: not an index of fairseq"),

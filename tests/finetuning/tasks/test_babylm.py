@@ -119,7 +119,7 @@ def test_the_whole_way_from_files_to_the_table_resumed_and_predicted(toy_babylm,
 def test_what_cannot_be_trained_is_refused(toy_babylm, tmp_path):
     words = ["finetune", f"m={START}", "--task", "babylm", "--output", tmp_path / "out", "--data", toy_babylm]
     assert f"{toy_babylm}: contains no training file of BabyLM-BoolQ; give" in refusal(*words, "--tasks", "boolq")
-    assert "'STS-B' is not a BabyLM task; known tasks are BabyLM-BoolQ" in refusal(*words, "--tasks", "STS-B")
+    assert "'STS-B' is no BabyLM task; known are BabyLM-BoolQ" in refusal(*words, "--tasks", "STS-B")
     assert "--protocol par: BabyLM has babylm" in refusal(*words, "--protocol", "par")
     assert not (tmp_path / "out").exists()
 

@@ -75,7 +75,7 @@ def moods(tmp_path_factory) -> Path:
         write(folder / "moods" / f"{name}.tsv", ("text", "label"), *rows)
     options = "--lrs 1e-2 --seeds 1 --epochs 12 --batch-size 8 --gpus none --workers 1".split()
     said = invoke("finetune", f"m={START}", "--data", folder / "moods", "--output", folder / "out", *options)
-    assert "moods: 3 classes, calm, glad, sad; accuracy selects epoch and rate" in said
+    assert "moods: 3 classes, calm, glad, sad; accuracy selects epoch and learning rate" in said
     assert "macro_f1" in said and f"to use it: lazyformer predict {folder / 'out'} texts.tsv" in said
     assert (folder / "out" / "report" / "moods.md").is_file()
     return folder
@@ -202,7 +202,7 @@ def test_columns_the_order_of_labels_and_the_metric_are_options(tmp_path):
     assert stars.labels == ("1", "0") and not stars.is_regression, "a score, unless labels are given"
     for options, words in (
         ({"labels": ("1", "2")}, "--labels: '2' is given twice, or no row"),
-        ({"labels": ("1", "0"), "label_type": "scores"}, "--labels: scores have none"),
+        ({"labels": ("1", "0"), "label_type": "scores"}, "--labels: scores have no labels"),
     ):
         with pytest.raises(UserError, match=words):
             choose_benchmark(None, settings_of(tmp_path, tmp_path / "stars", **options))
@@ -215,8 +215,8 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
 @pytest.mark.parametrize(
     ("train", "dev", "options", "words"),
     [
-        ("a b\tx\nc d\ty\n", GOOD, "", r"train.tsv, line 1: names no column with texts, but 'a b', 'x'. Put a"),
-        ("text\tmood\na\tx\n", GOOD, "", "line 1: names no column of labels, but 'text', 'mood'.*--label"),
+        ("a b\tx\nc d\ty\n", GOOD, "", r"train.tsv, line 1: names no column with texts, but 'a b', 'x'. Write a"),
+        ("text\tmood\na\tx\n", GOOD, "", "line 1: names no column with labels, but 'text', 'mood'.*--label"),
         (GOOD, "a b\tx\n", "", r"dev.tsv, line 1: the header lacks 'text', 'label'"),
         (GOOD, "text\tlabel\na\tz\n", "", r"dev.tsv, line 2: label 'z' is none of bad's labels x, y.*mend the row"),
         ("text\tlabel\na\tx\nb\tx\n", GOOD, "", r"train.tsv: all 2 labels are 'x'; give rows of two classes"),

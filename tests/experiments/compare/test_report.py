@@ -150,13 +150,13 @@ def test_the_command_joins_folders_and_files_and_writes_where_it_is_told(tmp_pat
     invoke(*given, "--against", "updates", "--output", tmp_path / "narrow")
     three, one = (imread(tmp_path / folder / "curves.png").shape[1] for folder in ("both", "narrow"))
     assert one < three / 2
-    assert "say with --output" in refusal(*given)
-    assert "say with --output" in refusal("compare", "report", tmp_path / "two.json")
+    assert "the report with --output" in refusal(*given)
+    assert "the report with --output" in refusal("compare", "report", tmp_path / "two.json")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [("{0} --target low", "--target low: is neither"), ("{0}/nowhere", "nowhere"), ("{0}", "no such file")],
+    [("{0} --target low", "--target low: give a number or"), ("{0}/nowhere", "nowhere"), ("{0}", "no such file")],
 )
 def test_mistakes_of_the_command(tmp_path, options, words):
     assert words in refusal("compare", "report", *options.format(tmp_path).split())
@@ -228,7 +228,7 @@ def test_results_that_lack_something_or_are_of_something_else_are_refused(tmp_pa
     (tmp_path / "results.json").write_text(json.dumps(results))
     with pytest.raises(UserError, match=message):
         reading.read_folder(tmp_path)
-    with pytest.raises(UserError, match="a folder is there twice"):
+    with pytest.raises(UserError, match="the same folder is given twice"):
         reading.read_folders([tmp_path, tmp_path])
 
 

@@ -152,7 +152,7 @@ def test_the_plan_is_printed_and_nothing_runs(raw, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("nowhere out", "nowhere: no such folder; scripts/download_wikipedia.sh"),
+        ("nowhere out", "nowhere: no such folder; create it with scripts/download_wikipedia.sh"),
         ("demo out", "demo: is only a megabyte of text, for use with --tiny"),
         ("bare out", "bare/glue: lacks MNLI/train.tsv, .*a link to it"),
         ("bare out --tiny", "lacks CoLA/train.tsv"),

@@ -161,7 +161,7 @@ def test_a_report_ends_it_though_runs_have_failed(options, tmp_path):
     assert "failed: m CoLA lr0.001_seed1: IsADirectoryError: " in output
     assert json.loads((folder / "failed.json").read_text())["attempts"] == 2
     markdown = (tmp_path / "out" / "report" / "glue.md").read_text()
-    assert markdown.partition("![")[0] in output and "* m on CoLA: the number may change" in markdown
+    assert markdown.partition("![")[0] in output and "* m on CoLA: the score may change" in markdown
     assert output.endswith(f"written to {tmp_path / 'out' / 'report'}\n")
 
 

@@ -84,7 +84,7 @@ DAMAGE = {
         "shard1/train.idx", -8
     ),
     "shard1/train.idx: truncated: 12 bytes": cut("shard1/train.idx", 12),
-    r"shard0/train.bin: too long: [\d,]+ bytes, [\d,]+ by train.idx": copy("shard0/valid.idx", "shard0/train.idx"),
+    r"shard0/train.bin: too long: [\d,]+ bytes, but [\d,]+ by train.idx": copy("shard0/valid.idx", "shard0/train.idx"),
     "shard0/train.bin: truncated.*, or put each beside its own": swap("shard0/train.bin", "shard0/valid.bin"),
     "shard0/train.bin: truncated.* put each beside its own": swap("shard0/train.bin", "shard2/train.bin"),
     r"its train files hold [\d,]+ tokens, .*manifest.json speaks of [\d,]+: a file is of another corpus": both(
@@ -95,8 +95,8 @@ DAMAGE = {
     "shard1/train.idx: an empty shard without items; leave it out": both(
         cut("shard1/train.bin", 0), rewrite("shard1/train.idx", lambda _: HEADER.pack(MAGIC, 1, 8, 0))
     ),
-    "shard1/train.bin: no such file, though tra": remove("shard1/train.bin"),
-    "shard1/train.idx: no such file, though tra": remove("shard1/train.idx"),
+    "shard1/train.bin: no such file, although tra": remove("shard1/train.bin"),
+    "shard1/train.idx: no such file, although tra": remove("shard1/train.idx"),
     "shard1: this shard is missing; 2 of 3 are there": remove("shard1"),
     "shard2: this shard is missing; 2 of 3 are there": remove("shard2"),
     "shard0: this shard is missing": both(copy("shard0/dict.txt", "shard1/dict.txt"), remove("shard0")),

@@ -119,7 +119,7 @@ def test_an_interrupted_comparison_comes_to_the_same_to_the_bit(finished, data_f
 def test_a_folder_of_other_data_is_refused(finished, data_folder, monkeypatch):
     monkeypatch.setattr(task, "hash_data", lambda _: {"train.bin": "0" * 64})
     with pytest.raises(
-        UserError, match=f"{finished[0]}: holds a comparison .*the SHA-256 of train.bin is '.*' there, '00"
+        UserError, match=f"{finished[0]}: contains a comparison .*the SHA-256 of train.bin is '.*' there, '00"
     ):
         compare(tiny(data_folder), finished[0], [])
 

@@ -26,13 +26,13 @@ from lazyformer_fairseq.storage.remote import is_url
 @click.option(
     "--cased",
     is_flag=True,
-    help="Keep upper case.  [default: lower-case, as the paper]",
+    help="Keep upper-case letters.  [default: convert to lower case, as in the paper]",
 )
 @click.option(
     "--word-budget",
     metavar="N",
     callback=lambda _context, _option, text: text and read_count(text),
-    help="Refuse text of more words, as in 10M; words are what stands between spaces.",
+    help="Stop if the cleaned text has more than N words, such as 10M; words are counted between spaces.",
 )
 @takes(ExecutorOptions, into="place")
 def corpus(
@@ -43,20 +43,22 @@ def corpus(
     word_budget: Optional[int],
     settings: CorpusSettings,
 ) -> None:
-    """Turn raw text, INPUTs, into OUT, which fairseq-train reads.
+    """Convert raw text (INPUTs) to OUT, a folder of data that fairseq-train reads.
 
-    OUT gets shards of training data, the validation split, dictionary, tokenizer, manifest.json and report.html.
+    OUT receives shards of training data, the validation split, a dictionary, a tokenizer, manifest.json and
+    report.html.
 
     INPUT and OUT may be URLs, such as s3://bucket/folder (docs/scaling.md).
 
-    An INPUT is a file or a folder: a MediaWiki dump (.xml, .xml.bz2), WikiExtractor's output, JSON lines, plain text
-    with documents divided by blank lines or `= Title =` lines; all also as .gz, .bz2 or .zst; or Parquet, a document
-    per row. The format is found from the content; FORMAT:INPUT sets it (mediawiki, wikiextractor, jsonl, text,
-    wikitext, book, babylm, parquet). Say book:INPUT for plain-text books, one document a file, and babylm:INPUT for
-    text whose lines people selected, such as BabyLM's: no line of it is dropped, and each is a paragraph. Of equal
-    documents the first in the order given stays.
+    An INPUT is a file or a folder. It holds a MediaWiki dump (.xml, .xml.bz2), WikiExtractor's output, JSON lines, or
+    plain text whose documents are separated by blank lines or by `= Title =` lines; all of these may be compressed as
+    .gz, .bz2 or .zst. Parquet files with one document per row are read as well. The format is detected from the
+    content; FORMAT:INPUT sets it (mediawiki, wikiextractor, jsonl, text, wikitext, book, babylm, parquet). Use
+    book:INPUT for plain-text books, one document per file. Use babylm:INPUT for text whose lines were selected by
+    people, such as BabyLM's: each line is a paragraph, and none is dropped. Of equal documents, the first in the
+    order given is kept.
 
-    Stop it at any time; rerun to resume.
+    You can stop the command at any time and rerun it to resume.
     """
     refuse_without_extra("corpus", "lazyformer corpus")
     refuse_missing_inputs(inputs)
@@ -64,7 +66,7 @@ def corpus(
     from lazyformer_fairseq.corpus.manifest import told_of_bad_input
 
     if cased and settings.tokenizer:
-        raise UserError("--cased: the settings of --tokenizer decide this; leave it out")
+        raise UserError("--cased: the tokenizer of --tokenizer decides this; leave out --cased")
     settings = replace(settings, text=replace(settings.text, lower_case=not cased))
     with stoppable(f"{out}: stopped; rerun to resume"):
         executor = None
@@ -75,7 +77,7 @@ def corpus(
         if place.executor != LOCAL or place.slurm:
             executor = choose_executor(place, logs, "lazyformer-corpus")
         manifest = build_corpus(inputs, out, settings, place.workers or processors_here(), word_budget, executor)
-        shutil.rmtree(logs, ignore_errors=True)  # of jobs that ended well
+        shutil.rmtree(logs, ignore_errors=True)  # after a failure, this line is not reached and the logs stay
     documents = manifest["documents"]
     train, valid = (
         f"{of['sentences']:,} sentences, {of['words']:,} words, {of['tokens']:,} tokens" if of["tokens"] else "empty"
@@ -92,7 +94,7 @@ def corpus(
 
 
 def refuse_missing_inputs(inputs: tuple[str, ...]) -> None:
-    """Raise a UserError, before anything heavy is imported."""
+    """Raise a UserError if an input is missing, before anything heavy is imported."""
     from lazyformer_fairseq.corpus.readers.inputs import parse_spec
 
     for spec in inputs:

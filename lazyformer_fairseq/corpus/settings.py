@@ -1,4 +1,4 @@
-"""Everything that decides the bytes of a corpus, apart from its inputs."""
+"""The settings that, together with the inputs, determine the bytes of a corpus."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional, Union
@@ -13,19 +13,19 @@ VOCAB_SIZE = 32_768
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """Settings of ``lazyformer corpus``, one option each but for the last two.
+    """Settings of ``lazyformer corpus``; each is an option of the command, except for the last two.
 
     Raises:
-        UserError: a value that is not possible; the message names it.
+        UserError: a value is not allowed; the message names it.
     """
 
     vocab_size: Optional[int] = option(
         None,
-        "Size of the dictionary, all included.",
+        "Number of entries in the dictionary, special symbols included.",
         low=10,
-        shown="32768; fewer if the text is too small for it",
+        shown="32768, or fewer if the text is too small",
     )
-    """By default as in LazyFormer, appendix A."""
+    """The default follows LazyFormer, appendix A."""
 
     word_coverage: Optional[float] = option(
         None,
@@ -33,56 +33,64 @@ class CorpusSettings:
         low=0,
         is_open=True,
         high=1,
-        shown="0.999; 1 with another model's tokenizer",
+        shown="0.999, or 1 with another model's tokenizer",
     )
-    """Words equally frequent go together. A tokenizer that came with another model has learnt to spell the rare ones.
+    """Words of equal frequency are kept or dropped together.
 
-    The number of rare words grows with the text as it should: of 9 million running words of Wikipedia and novels the
-    default drops none (half a percent occur once, most of them good English that BPE can spell: "cordially", "vapors");
-    of 3 thousand million, by the same law (the share of rare words falls with the power 0.6 of the text), those that
-    occur less than some 15 times.
+    With a tokenizer from another model, all words are kept by default, because it has learnt to spell rare ones.
+
+    The number of dropped words grows with the text, as it should. From 9 million running words of Wikipedia and
+    novels, the default drops none: half a percent of them occur once, and most of these are good English that BPE can
+    spell, such as "cordially" and "vapors". From 3,000 million words it drops those that occur fewer than about 15
+    times, by the same law (the share of rare words falls with the text's size to the power of 0.6).
     """
 
     valid_share: float = option(
         0.005,
-        "Share of documents held out, at least one; 0 for none: train with --disable-validation.",
+        "Share of documents to hold out for validation, at least one document; after 0, train with "
+        "--disable-validation.",
         low=0,
         high=1,
     )
-    """Which ones depends on their text and the seed alone."""
+    """Whether a document is held out depends only on its text and the seed."""
 
     min_document_characters: int = option(
         100,
-        "Drop shorter documents; a sign of Chinese, Japanese or Korean counts for three letters.",
+        "Drop documents of fewer characters; a Chinese, Japanese or Korean character counts as three.",
         low=0,
     )
     min_line_words: int = option(
         5,
-        "Drop shorter lines unless they end like a sentence; two signs count for a word.",
+        "Drop lines of fewer words unless they end like a sentence; two Chinese, Japanese or Korean characters count "
+        "as a word.",
         low=0,
     )
     min_line_letters: float = option(0.5, "Drop lines with a smaller share of letters and spaces.", low=0, high=1)
-    near_duplicates: bool = option(False, "Drop near-duplicates (MinHash), not only equal documents.")
-    spacy_model: Optional[str] = option(None, "Installed spaCy model that finds sentences.", shown="rules for English")
+    near_duplicates: bool = option(False, "Drop near-duplicate documents (found by MinHash), not only equal ones.")
+    spacy_model: Optional[str] = option(
+        None, "Installed spaCy model that splits text into sentences.", shown="rules for English"
+    )
     bad_input: str = option(
         "stop",
-        "At a broken record or a damaged file: stop and name it, or leave it out, count it and go on.",
+        "Whether to stop at a broken record or a damaged file and name it, or to skip it, count it and continue.",
         choices=("stop", "skip"),
     )
-    """A corpus that was begun with "stop" may go on with "skip"."""
+    """A corpus that was begun with "stop" may be continued with "skip"."""
 
-    seed: int = option(1, "Chooses the documents held out.", low=0)
-    shards: Optional[int] = option(None, "Folders of training data.", low=1, shown="one a gigabyte of input")
+    seed: int = option(1, "Seed that chooses the documents to hold out.", low=0)
+    shards: Optional[int] = option(
+        None, "Number of shards, the folders of training data.", low=1, shown="one per gigabyte of input"
+    )
     tokenizer: Optional[str] = option(
         None,
-        "Use this tokenizer, case and vocabulary.",
+        "Existing tokenizer to use, with its case and vocabulary.",
         metavar="FOLDER",
         shown="train one",
     )
-    """It decides ``vocab_size`` and ``text``."""
+    """It determines ``vocab_size`` and ``text``."""
 
     unit_megabytes: Optional[float] = None
-    """Input in a unit, the atom of work; by default a 64th of the input, 0.25 to 32."""
+    """Megabytes of input per unit of work; by default 1/64 of the input, but at least 0.25 and at most 32."""
 
     text: Union[TextSettings, LibrarySettings] = field(default_factory=TextSettings)
 
@@ -91,7 +99,7 @@ class CorpusSettings:
 
     @property
     def share_of_kept_words(self) -> float:
-        """The word coverage that is meant."""
+        """The word coverage in effect: the one that was set, or the default."""
         if self.word_coverage is not None:
             return self.word_coverage
         if isinstance(self.text, LibrarySettings):
@@ -99,7 +107,11 @@ class CorpusSettings:
         return WORD_COVERAGE
 
     def as_json(self, tokenizer: Optional[str]) -> dict[str, Any]:
-        """Return all settings; those of the text under ``text``, and of a tokenizer its digest, which is given."""
+        """Return all settings as values for JSON, those of the text under ``text``.
+
+        Args:
+            tokenizer: digest of the user's tokenizer, which takes the place of its path; None if there is none.
+        """
         values = asdict(self)
         values["word_coverage"] = self.share_of_kept_words
         values["tokenizer"] = tokenizer

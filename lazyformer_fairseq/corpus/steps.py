@@ -1,6 +1,7 @@
-"""The steps that a unit's documents go through: what they share, and the first one.
+"""The interface of the steps that a unit's documents go through, and the first step, which reads them.
 
-Also a measure of texts, in letters and words of English, for scripts that write more with fewer signs.
+The module also measures the length of texts in letters and words of English, because some scripts need fewer
+characters for the same text.
 """
 
 import re
@@ -20,11 +21,11 @@ EXAMPLE_LENGTH = 160
 
 @dataclass
 class Document:
-    """A text on its way, one paragraph or sentence a line.
+    """A text on its way through the steps, with one paragraph or sentence per line.
 
     Attributes:
         id: ``FILE:NUMBER``, see :class:`~lazyformer_fairseq.corpus.readers.formats.RawDocument`.
-        metadata: {"format": ...}, what the reader adds, and from :class:`Fingerprint` on its numbers.
+        metadata: ``format`` and the fields that the reader adds; from :class:`Fingerprint` on, also its hashes.
     """
 
     text: str
@@ -34,12 +35,12 @@ class Document:
 
 @dataclass
 class TaskNotes:
-    """A task's notes for the report, beside its numbers; the steps of one task share them.
+    """A task's notes for the report, in addition to its counts; the steps of a task share them.
 
     Attributes:
-        examples: by step, pairs of text before and after, around the first place that the step changed.
-        dropped: by reason, names of the first documents (or files) dropped.
-        documents: by file, how many documents were read.
+        examples: by step, pairs of text before and after it, cut around the first place that it changed.
+        dropped: by reason, the names of the first documents (or files) that were dropped.
+        documents: by file, the number of documents read.
     """
 
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
@@ -47,15 +48,15 @@ class TaskNotes:
     documents: Counter[str] = field(default_factory=Counter)
 
     def add_example(self, step: str, before: str, after: str) -> None:
-        """Keep the text before and after a step, around the first place that it changed."""
+        """Keep the text before and after a step as an example, unless it has enough or changed nothing."""
         examples = self.examples.setdefault(step, [])
         if len(examples) < EXAMPLES and before != after:
-            place = len(commonprefix((before, after)))  # noqa: RUF071  of characters, not of folders
+            place = len(commonprefix((before, after)))  # noqa: RUF071  texts, not paths
             window = slice(max(0, place - EXAMPLE_LENGTH // 4), place + EXAMPLE_LENGTH)
             examples.append((before[window], after[window]))
 
     def add_dropped(self, reason: str, name: str) -> None:
-        """Keep the name of a document or file that was dropped."""
+        """Keep the name of a dropped document or file, unless the reason has enough names."""
         names = self.dropped.setdefault(reason, [])
         if len(names) < EXAMPLES:
             names.append(name)
@@ -65,8 +66,8 @@ class TaskNotes:
 class DocumentStep:
     """A step that changes a document's text in place, or drops the document for a reason.
 
-    Its ``counts``: ``documents in`` = ``documents out`` + the sum of all ``dropped: REASON``; characters in, out.
-    A subclass writes :meth:`process`, and counts whatever else it likes.
+    In its ``counts``, ``documents in`` equals ``documents out`` plus the sum of all ``dropped: REASON``; there are also
+    ``characters in`` and ``characters out``. A subclass implements :meth:`process` and may add counts of its own.
     """
 
     name: ClassVar[str]
@@ -75,10 +76,10 @@ class DocumentStep:
 
     @abstractmethod
     def process(self, document: Document) -> Optional[str]:
-        """Change ``document`` in place. None: passes it on; a string: drops it for this reason."""
+        """Change ``document`` in place; return None to pass it on, or the reason to drop it."""
 
     def run(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents that :meth:`process` passes on, and count."""
+        """Yield the documents that :meth:`process` passes on, and count documents and characters."""
         counts = self.counts
         for document in documents:
             before = document.text
@@ -95,20 +96,20 @@ class DocumentStep:
             yield document
 
 
-# Letters and marks of Chinese, Japanese and Korean. Their texts have a third to a half of the characters of an English
-# one, and Chinese and Japanese no spaces: a sign counts for three letters, two signs for a word.
+# Letters and marks of Chinese, Japanese and Korean. A text in these scripts has a third to a half as many characters as
+# in English, and Chinese and Japanese have no spaces. So a sign counts as three letters, and two signs as a word.
 WIDE = re.compile("[\u1100-\u11ff\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff01-\uffdc\U00020000-\U0003ffff]")
 LETTERS_OF_A_SIGN = 3
 SIGNS_OF_A_WORD = 2
 
 
 def length_in_letters(text: str) -> int:
-    """Return the number of characters; a sign of Chinese, Japanese or Korean counts as three."""
+    """Return the length of ``text`` in characters; a Chinese, Japanese or Korean character counts as three."""
     return len(text) + (LETTERS_OF_A_SIGN - 1) * _signs(text)
 
 
 def has_words(text: str, at_least: int) -> bool:
-    """Return whether ``text`` has so many words; two signs of Chinese, Japanese or Korean count as one."""
+    """Return whether ``text`` has ``at_least`` words; two Chinese, Japanese or Korean characters count as one."""
     words = len(text.split(maxsplit=at_least))
     return words >= at_least or words + _signs(text) // SIGNS_OF_A_WORD >= at_least
 
@@ -126,11 +127,12 @@ DAMAGED_FILE = "damaged file"
 
 @dataclass
 class ReadDocuments(DocumentStep):
-    """The first step: reads the pieces of a unit.
+    """The first step, which reads the pieces of a unit.
 
     Args:
-        bad_input: "stop" raises a BadInputError at a broken record or a damaged file; "skip" drops and counts the
-            record, and of the file keeps the documents before the damage.
+        unit: the pieces to read, in order.
+        bad_input: "stop" raises a BadInputError at a broken record or a damaged file; "skip" drops and counts a broken
+            record, and keeps the documents of a damaged file that come before the damage.
     """
 
     name = "read"
@@ -138,7 +140,7 @@ class ReadDocuments(DocumentStep):
     bad_input: Literal["stop", "skip"] = "stop"
 
     def run(self, documents: Iterable[Document] = ()) -> Iterator[Document]:  # noqa: ARG002  (the first step)
-        """Yield the documents of the unit, and count."""
+        """Yield the documents of the unit, and count them."""
         for piece in self.unit:
             watch = Watch()
             skip = None

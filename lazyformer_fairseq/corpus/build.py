@@ -1,4 +1,4 @@
-"""Builds a corpus: plans, runs the stages in a work folder, lets a stopped run resume, puts the result in place."""
+"""The construction of a corpus: plan it, run its stages in a work folder, resume a stopped run, publish the result."""
 
 import os
 import shutil
@@ -49,8 +49,9 @@ UNITS_OF_SMALL_INPUT = 64
 SMALLEST_UNIT = MEGABYTE // 4
 LARGEST_UNIT = 32 * MEGABYTE
 MOST_LINES = 10
-WORKER_IMPORTS = "lazyformer_fairseq.corpus.worker_imports"  # what tasks need, which takes seconds to load
-# Not read before the words are stored; what is not possible with a text, such as a vocabulary too large, is among them.
+WORKER_IMPORTS = "lazyformer_fairseq.corpus.worker_imports"  # takes seconds to load, so workers share it
+# No stage reads these settings before the words are stored. So an unfinished corpus may change them, for example if the
+# vocabulary turns out to be too large for the text.
 DECIDED_LATE = ("valid_share", "seed", "word_coverage", "vocab_size", "shards", "tokenizer")
 OPTION_OF_RULE = {
     "too short": " (--min-document-characters)",
@@ -68,24 +69,25 @@ def build_corpus(
     word_budget: Optional[int] = None,
     executor: Optional[Executor] = None,
 ) -> dict[str, Any]:
-    """Make ``folder`` from raw ``inputs``: shards, dictionary, tokenizer, manifest.json and report.html.
+    """Build ``folder`` from raw ``inputs``: shards, dictionary, tokenizer, manifest.json and report.html.
 
-    Stop it at any time; call it again with the same arguments to resume. The bytes written are the same (but for
-    ``timing`` in the manifest), whatever the number of workers.
+    The build may be stopped at any time; the same call resumes it. Except for ``timing`` in the manifest, the bytes
+    written do not depend on the number of workers.
 
     Args:
-        folder: the corpus to make, a path or a URL.
-        settings: all that decides its bytes.
-        inputs: files or folders, paths or URLs, each with ``FORMAT:`` before it or without.
-        workers: tasks at the same time on this machine.
-        word_budget: most words between spaces, of both splits together, after cleaning; None for any number.
-        executor: the place where tasks run; None for this machine.
+        inputs: paths or URLs of files or folders, each optionally preceded by ``FORMAT:``.
+        folder: path or URL of the corpus to build.
+        settings: together with the inputs, they determine the bytes of the corpus.
+        workers: number of tasks that run at the same time on this machine.
+        word_budget: largest number of words that both splits may have together, counted between spaces after cleaning;
+            None for no limit.
+        executor: runs the tasks; None for this machine.
 
     Returns:
         the manifest.
 
     Raises:
-        UserError: an input, the folder or a setting is wrong, or a task stopped, and why.
+        UserError: an input, the folder or a setting is wrong, or a task failed; the message says why.
     """
     if executor is None and workers > 1:
         with Local(workers, preload=[WORKER_IMPORTS], keeps_processes=True) as here:
@@ -106,14 +108,14 @@ def _build(
     *,
     remote: Optional[RemoteWork] = None,
 ) -> dict[str, Any]:
-    """Do what :func:`build_corpus` says; of a corpus at a URL, ``folder`` is this machine's copy."""
-    folder = folder.resolve()  # a link, or ".", cannot be replaced at the end
+    """Build a corpus as :func:`build_corpus` does; if it has a URL, ``folder`` is this machine's copy of it."""
+    folder = folder.resolve()  # at the end, the result could not replace a link or "."
     left_out: list[str] = []
     files = find_inputs(inputs, settings.bad_input, left_out)
     _tell(left_out, files)
     settings, digest = _with_tokenizer(settings)
     if settings.spacy_model:
-        load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker
+        load_splitter(settings.spacy_model)  # reports an unusable model here rather than in a worker
     plan = {
         "settings": settings.as_json(digest),
         "versions": versions([*PACKAGES, *filter(None, [settings.spacy_model])]),
@@ -124,7 +126,10 @@ def _build(
     if manifest:
         size = manifest["vocabulary"]["size"]
         if settings.vocab_size not in (None, size):
-            raise UserError(f"{folder} has {size} symbols, as its text is small; leave out --vocab-size, or remove it")
+            raise UserError(
+                f"{folder}: has only {size} symbols, because its text is small; leave out --vocab-size, or remove the "
+                "folder"
+            )
         remove_leftovers(folder.parent, folder.name)
         remove_published_work(folder)
     else:
@@ -156,7 +161,11 @@ def _run_stages(
     executor: Optional[Executor],
     remote: Optional[RemoteWork],
 ) -> tuple[stages.Job, dict[str, str]]:
-    """Run all stages; return the job with its units, and the file of each part of a file that was cut."""
+    """Run all stages.
+
+    Returns:
+        the job with its units; by part of a file that was cut, the path of that file.
+    """
     paths = job.paths
     if remote:
         remote.send([PLAN])
@@ -166,7 +175,7 @@ def _run_stages(
     to_read, origins = _with_parts(files, job, remote)
     job = _planned(job, files, to_read)
     _forget_other(late, paths, remote)
-    stages.loaded_tokenizer.cache_clear()  # of an earlier corpus of this name
+    stages.loaded_tokenizer.cache_clear()  # it may hold the tokenizer of an earlier corpus with the same path
     for stage, (task, sizes) in stages.STAGES.items():
         _run_stage(stage, task, sizes(job), job, executor, remote)
         if stage == "words":
@@ -174,7 +183,7 @@ def _run_stages(
         if stage == "tokenizer":
             size = read_json(paths.vocabulary)["size"]
             if size < (job.settings.vocab_size or VOCAB_SIZE):
-                _say(f"vocabulary: {size:,} symbols, as the text is small; --vocab-size N for another number")
+                _say(f"vocabulary: {size:,} symbols, because the text is small; --vocab-size sets another size")
         if stage == "duplicates":
             _refuse_empty_split(paths, job.settings.valid_share)
             _refuse_empty_shard(job)
@@ -183,7 +192,7 @@ def _run_stages(
 
 
 def _write_result(paths: stages.WorkPaths, manifest: dict[str, Any]) -> None:
-    """Write what a corpus has beside its shards."""
+    """Write the parts of a corpus other than its shards: tokenizer, dictionary, report and manifest."""
     shutil.copytree(paths.tokenizer, paths.result / "tokenizer", copy_function=copy_file, dirs_exist_ok=True)
     copy_file(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
     write_report(manifest, paths.result / "report.html")
@@ -198,19 +207,19 @@ def _run_stage(
     executor: Optional[Executor],
     remote: Optional[RemoteWork],
 ) -> None:
-    """Run the tasks of a stage; where the work folder is at a URL, fetch what this process will read of them."""
+    """Run the tasks of a stage; if the work folder is at a URL, fetch those results that this process reads."""
     folder = job.paths.tasks / stage
     if remote is None:
         stages.run_tasks(partial(task, job), sizes, folder, executor)
         return
     if stage == "tokenizer" and job.settings.tokenizer:
-        executor = None  # the user's tokenizer may be on this machine alone
+        executor = None  # the user's tokenizer may exist only on this machine
     stages.run_tasks(partial(run_remote_task, remote, stage, job), sizes, folder, executor, keeps_counts=True)
     remote.fetch_after(stage, job)
 
 
 def _with_tokenizer(settings: CorpusSettings) -> tuple[CorpusSettings, Optional[str]]:
-    """Return settings as the tokenizer that the user brings decides them, if any, and its digest."""
+    """Return the settings as the user's tokenizer, if there is one, determines them, and its digest or None."""
     if not settings.tokenizer:
         return settings, None
     path = os.path.abspath(settings.tokenizer)
@@ -220,7 +229,7 @@ def _with_tokenizer(settings: CorpusSettings) -> tuple[CorpusSettings, Optional[
 
 
 def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
-    """Return name, format, bytes and SHA-256 of every file, with a bar where that takes a while."""
+    """Return the path, format, bytes and SHA-256 of each file, and show a progress bar while hashing."""
     scale = {"unit": "B", "unit_scale": True}
     with (
         Progress(total=sum(file.size for file in files), desc="checking inputs", **scale) as bar,
@@ -236,7 +245,7 @@ def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
 
 
 def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
-    """Return bytes of input per unit: by the settings, else few enough that several workers share a small input."""
+    """Return the bytes of input per unit: as set, or few enough that several workers can share a small input."""
     if settings.unit_megabytes:
         return max(1, round(settings.unit_megabytes * MEGABYTE))
     total = sum(file.size for file in files)
@@ -246,7 +255,11 @@ def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
 def _with_parts(
     files: Sequence[InputFile], job: stages.Job, remote: Optional[RemoteWork]
 ) -> tuple[list[InputFile], dict[str, str]]:
-    """Return the files to read, with parts in place of those that were cut; the file of each part."""
+    """Replace files that were cut by their parts.
+
+    Returns:
+        the files to read; by part, the path of the file that it comes from.
+    """
     to_read = []
     origins = {}
     for file in files:
@@ -265,21 +278,25 @@ def _with_parts(
 
 
 def _planned(job: stages.Job, files: Sequence[InputFile], to_read: Sequence[InputFile]) -> stages.Job:
-    """Return the job with its units and its number of shards; UserError where there are too few units."""
+    """Return the job with its units and its number of shards.
+
+    Raises:
+        UserError: there is no unit, or there are fewer units than shards.
+    """
     units = plan_units(to_read, job.unit_bytes)
     if not units:
-        raise UserError(f"{files[0].path}: is damaged from its start, and there is no other input; get it again")
+        raise UserError(f"{files[0].path}: is damaged from its start, and there is no other input; get a new copy")
     shards = job.settings.shards or -(-sum(file.size for file in files) // GIGABYTE)
     if shards > len(units):
         raise UserError(
-            f"--shards {shards}: the input is {len(units)} units of work, and a shard needs one; give at most so "
-            "many shards"
+            f"--shards {shards}: each shard needs at least one unit of work, and the input has only {len(units)}; give "
+            "at most that number"
         )
     return replace(job, units=units, shards=shards)
 
 
 def _forget_other(late: dict[str, Any], paths: stages.WorkPaths, remote: Optional[RemoteWork]) -> None:
-    """Remove what other late settings have made of the words of an unfinished corpus, which stay."""
+    """Remove what an unfinished corpus made from its words with other late settings, but keep the words."""
     chosen = paths.root / LATE_SETTINGS
     if chosen.exists() and read_json(chosen) == late:
         return
@@ -295,7 +312,7 @@ def _forget_other(late: dict[str, Any], paths: stages.WorkPaths, remote: Optiona
 
 
 def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
-    """Report the format of each input: a guess may not be what the user meant."""
+    """Report the format of each input, since a guess may not be what the user meant, and the files left out."""
     for name, format in FORMATS.items():
         if sizes := [file.size for file in files if file.format == name]:
             what = f"{len(sizes):,} {'file' if len(sizes) == 1 else 'files'}, {sum(sizes) / MEGABYTE:,.1f} MB"
@@ -304,16 +321,16 @@ def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
     if nameless:
         _say(
             f"{', '.join(nameless[:3])}: no <siteinfo> with the names of namespaces; links to pictures and "
-            f"categories are known by their names in {len(TABLE)} languages alone"
+            f"categories are recognized only by their names in {len(TABLE)} languages"
         )
     for line in left_out[:MOST_LINES]:
         _say(f"left out: {line}")
     if len(left_out) > MOST_LINES:
-        _say(f"left out: {len(left_out) - MOST_LINES:,} more files")
+        _say(f"left out: {len(left_out) - MOST_LINES:,} more, which are not listed")
 
 
 def _tell_of_words(job: stages.Job, origins: dict[str, str]) -> None:
-    """Report what reading and cleaning dropped and by which rule, before hours of work on the rest.
+    """Report what reading and cleaning dropped, and by which rule, before hours of work on the rest.
 
     Raises:
         UserError: nothing is left.
@@ -324,15 +341,18 @@ def _tell_of_words(job: stages.Job, origins: dict[str, str]) -> None:
     lines = f"{steps['clean']['lines in']:,.0f} lines"
     of_documents, of_lines = (_by_rule(steps.values(), label) for label in (DROPPED, "lines dropped: "))
     if not steps["store"]["documents out"]:
-        raise UserError(f"none of the {documents} is left: dropped {of_documents}; of {lines}: {of_lines or 'none'}")
+        raise UserError(
+            f"none of the {documents} is left: dropped {of_documents}; of {lines}, dropped {of_lines or 'none'}. "
+            "Relax these rules, or give other text"
+        )
     for dropped, of in ((of_documents, documents), (of_lines, lines)):
         if dropped:
-            _say(f"dropped of {of}: {dropped}")
+            _say(f"of {of}, dropped: {dropped}")
     if number := read[NOT_UTF8]:
         names = gather_notes(job, origins).dropped[NOT_UTF8]
         _say(
-            f"{number:,.0f} lines are not UTF-8 and were read as Windows-1252, perhaps wrongly (iconv converts files); "
-            f"the first are in {', '.join(dict.fromkeys(origins.get(path, path) for path in names))}"
+            f"lines that are not UTF-8: {number:,.0f}; they were read as Windows-1252, perhaps wrongly (iconv converts "
+            f"files); the first are in {', '.join(dict.fromkeys(origins.get(path, path) for path in names))}"
         )
 
 
@@ -344,7 +364,7 @@ def _by_rule(steps: Iterable[Counter], label: str) -> str:
     dropped: Counter[str] = Counter()
     for counts in steps:
         dropped.update({name.removeprefix(label): n for name, n in counts.items() if name.startswith(label)})
-    del dropped["empty"]  # lines
+    del dropped["empty"]  # an empty line is no loss
     return ", ".join(f"{n:,} {rule}{OPTION_OF_RULE.get(rule, '')}" for rule, n in dropped.most_common() if n)
 
 
@@ -354,13 +374,13 @@ def _refuse_empty_split(paths: stages.WorkPaths, valid_share: float) -> None:
         if must_have and not counts[split]:
             raise UserError(
                 f"none of the {counts['train'] + counts['valid']:,.0f} documents fell into the {split} split "
-                f"(--valid-share {valid_share}); give more documents, or another share or seed; --valid-share 0 holds "
-                "out none"
+                f"(--valid-share {valid_share}); give more documents, another share or another --seed; --valid-share 0 "
+                "holds out no documents"
             )
 
 
 def _refuse_empty_shard(job: stages.Job) -> None:
-    """Refuse a shard without training documents: those of all its units may be duplicates, or held out."""
+    """Refuse a shard without training documents: all documents of its units may be duplicates or held out."""
     has_text = [job.documents_of_splits(unit)["train"].any() for unit in range(len(job.units))]
     for rank in range(job.shards):
         if not any(has_text[rank :: job.shards]):
@@ -368,7 +388,7 @@ def _refuse_empty_shard(job: stages.Job) -> None:
 
 
 def _refuse_too_many_words(job: stages.Job, budget: Optional[int]) -> None:
-    """Refuse text beyond a budget of words, such as that of BabyLM's rules."""
+    """Refuse text with more words than a budget allows, such as the one in BabyLM's rules."""
     words = 0
     for unit in range(len(job.units)):
         stored = WordStore(job.paths.of("words", unit)).running_words
@@ -379,10 +399,10 @@ def _refuse_too_many_words(job: stages.Job, budget: Optional[int]) -> None:
 
 
 def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, Any]]:
-    """Return the manifest of an existing corpus; None where ``folder`` does not exist, or is empty.
+    """Return the manifest of an existing corpus, or None if ``folder`` does not exist or is empty.
 
     Raises:
-        UserError: ``folder`` holds something else, or a corpus of another ``plan``; names the difference.
+        UserError: ``folder`` holds something else, or a corpus of another ``plan``; the message names the difference.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir()) and not folder.is_mount()):
         return None
@@ -396,12 +416,12 @@ def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, 
 
 
 def work_folder_of(folder: Path) -> Path:
-    """Return the folder that a corpus is made in."""
+    """Return the work folder in which a corpus is built."""
     return folder.absolute().with_name(f".{folder.absolute().name}.unfinished")
 
 
 def remove_published_work(folder: Path) -> None:
-    """Remove the work folder of a corpus that :func:`publish` was stopped at after it had got its name."""
+    """Remove the work folder that is left if :func:`publish` was stopped after it had renamed the result."""
     work = work_folder_of(folder)
     if (work / PUBLISHED).exists() and not (work / stages.RESULT).exists():
         shutil.rmtree(work)
@@ -409,10 +429,10 @@ def remove_published_work(folder: Path) -> None:
 
 @contextmanager
 def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
-    """Yield the folder ``.NAME.unfinished`` beside ``folder``, as the last run of the same plan left it.
+    """Yield the work folder ``.NAME.unfinished`` beside ``folder``, as the last run of the same plan left it.
 
     Raises:
-        UserError: it cannot be made, another run is at work in it, or it was begun with another ``plan``.
+        UserError: the work folder cannot be made, another run is using it, or it was begun with another ``plan``.
     """
     remove_published_work(folder)
     work = work_folder_of(folder)
@@ -425,11 +445,11 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
 
 
 def publish(work: Path, folder: Path) -> None:
-    """Give the folder ``result`` inside ``work`` the name ``folder``, and remove the rest of ``work``."""
-    write_text(work / PUBLISHED, "")  # from now on a work folder without a result is rubbish, whole or not
+    """Rename ``result`` in ``work`` to ``folder``, and remove the rest of ``work``."""
+    write_text(work / PUBLISHED, "")  # from now on, a work folder without a result may be deleted
     sync_content(work / stages.RESULT)
     if folder.is_dir():
-        folder.rmdir()  # an empty one, see finished_manifest
+        folder.rmdir()  # it is empty, see finished_manifest
     os.replace(work / stages.RESULT, folder)
     os.replace(work, rest := unfinished_name(folder))  # if we are stopped now, the same command removes it
     shutil.rmtree(rest, ignore_errors=True)
@@ -437,7 +457,7 @@ def publish(work: Path, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class PlannedInput:
-    """A file that a corpus is made of; the hash says what is in it."""
+    """An input file of a corpus, whose content is identified by its hash."""
 
     path: str
     format: str
@@ -446,7 +466,7 @@ class PlannedInput:
 
 @dataclass(frozen=True)
 class Plan:
-    """The parts of a manifest, or of the plan in a work folder, that decide a corpus."""
+    """The part of a manifest, or of the plan in a work folder, that determines the corpus."""
 
     settings: dict[str, Any]
     versions: dict[str, Any]
@@ -454,9 +474,9 @@ class Plan:
 
 
 def _refuse_other_plan(there: Plan, plan: dict[str, Any], folder: Path) -> None:
-    remedy = "give the same, remove it, or choose another folder"
+    remedy = "use the same as before, remove the folder, or choose another one"
     settings = dict(there.settings)
-    if settings.get("bad_input") == "stop":  # what is done met nothing bad, and would be the same with "skip"
+    if settings.get("bad_input") == "stop":  # no finished task met bad input, so "skip" changes none of them
         settings["bad_input"] = plan["settings"]["bad_input"]
     for name, found in (("settings", settings), ("versions", there.versions)):
         if differing := differences({key: found.get(key) for key in plan[name]}, plan[name]):

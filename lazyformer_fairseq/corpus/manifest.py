@@ -1,7 +1,7 @@
-"""``manifest.json``: a corpus's inputs; for every step, what it took in, dropped and gave out; and the cost.
+"""``manifest.json``: a corpus's inputs, what each step received, dropped and passed on, and the time that it took.
 
-``report.html`` is the same for readers, on one page that loads nothing and runs nothing. ``report.html.jinja`` has its
-words and its looks. jinja2 escapes all that it writes, for a corpus may hold anything.
+``report.html`` shows the same to people, on one page that loads nothing and runs no scripts. Its text and layout are in
+``report.html.jinja``. jinja2 escapes every value, because a corpus may contain anything.
 """
 
 import json
@@ -26,7 +26,7 @@ from lazyformer_fairseq.report.numbers import duration, number
 from lazyformer_fairseq.storage.atomic import write_text
 
 FORMAT_VERSION = 1
-# With Python and the spaCy model, all that decides the result.
+# The packages whose versions, with those of Python and the spaCy model, determine the result.
 PACKAGES = ("lazyformer_fairseq", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy", "xxhash", "rensa")
 NAMES_OF_DROPPED = 10
 DROPPED = "dropped: "
@@ -40,8 +40,8 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
     Args:
         job: paths and settings.
         plan: settings, versions and inputs.
-        origins: the file of each part, for files that were cut.
-        workers: number of tasks at the same time.
+        origins: by part of a file that was cut, the path of that file.
+        workers: number of tasks that ran at the same time.
     """
     paths = job.paths
     steps = [_step(name, counts) for name, counts in stage_totals(paths.tasks / "words").items()]
@@ -51,7 +51,7 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
         counts[f"{DAMAGED_FILE}s"] = counts.get(f"{DAMAGED_FILE}s", 0) + damaged
 
     vocabulary = json.loads(paths.vocabulary.read_text())
-    tokens = {}  # by split: how often each id occurs, ``</s>`` left out
+    tokens = {}  # by split: how often each id occurs, without ``</s>``
     for split in ("train", "valid"):
         parts = (paths.of("ids", unit, f".{split}") for unit in range(len(job.units)))
         tokens[split] = load_unigrams(parts, vocabulary["size"])
@@ -101,19 +101,22 @@ def stage_totals(folder: Path) -> dict[str, Counter]:
 
 
 def _step(name: str, counts: Counter) -> dict[str, Any]:
-    """Return a row of the manifest's list of steps that documents pass through."""
+    """Return a step's row in the manifest's list of steps."""
     others = {label: n for label, n in sorted(counts.items()) if label not in FLOW and not label.startswith(DROPPED)}
     flow = {label: counts[label] for label in FLOW if label in counts}
     return {"name": name, **flow, "dropped": _dropped(counts), "counts": others}
 
 
 def _dropped(counts: Counter) -> dict[str, int]:
-    """Return the number of documents a step dropped, by reason."""
+    """Return the number of documents that a step dropped, by reason."""
     return {label.removeprefix(DROPPED): n for label, n in sorted(counts.items()) if label.startswith(DROPPED)}
 
 
 def gather_notes(job: Job, origins: dict[str, str]) -> TaskNotes:
-    """Return the notes of all units: first examples by step, first names dropped by reason, documents by input file."""
+    """Return the notes of all units together.
+
+    They hold the first examples by step, the first dropped names by reason, and the number of documents by input file.
+    """
     notes = TaskNotes()
     names: dict[str, list[str]] = defaultdict(list)
     for damage in _damaged_while_cut(job):
@@ -128,7 +131,7 @@ def gather_notes(job: Job, origins: dict[str, str]) -> TaskNotes:
         notes.documents.update(of_unit["documents"])
 
     first_of_part = {}
-    for part, origin in origins.items():  # in the order of the file
+    for part, origin in origins.items():  # parts come in the order of the file
         first_of_part[part] = notes.documents[origin]
         notes.documents[origin] += notes.documents.pop(part, 0)
     for reason in sorted(names):
@@ -137,7 +140,7 @@ def gather_notes(job: Job, origins: dict[str, str]) -> TaskNotes:
 
 
 def _in_input(name: str, origins: Mapping[str, str], first_of_part: Mapping[str, int]) -> str:
-    """Return ``FILE:NUMBER`` of a document, or another remark, with the input file in place of its part."""
+    """Return a document's ``FILE:NUMBER``, or another remark, with the input file in place of a part of it."""
     part, _, number = name.rpartition(":")
     if part in origins and number.isdecimal():
         return f"{origins[part]}:{first_of_part[part] + int(number)}"
@@ -148,24 +151,24 @@ def _in_input(name: str, origins: Mapping[str, str], first_of_part: Mapping[str,
 
 
 def _damaged_while_cut(job: Job) -> list[Path]:
-    """Return the remarks on input files whose compressed data is damaged."""
+    """Return the files with remarks on input files whose compressed data was found damaged while they were cut."""
     return sorted(job.paths.root.glob(f"cut/*/{DAMAGE_FILE}"))
 
 
 def told_of_bad_input(manifest: dict[str, Any]) -> Iterator[str]:
-    """Yield sentences on what ``--bad-input skip`` left out: how much, and the first place."""
+    """Yield sentences that say how much ``--bad-input skip`` left out, and where it first did so."""
     numbers = {
         BAD_RECORD: manifest["documents"]["dropped"].get(BAD_RECORD, 0),
         DAMAGED_FILE: manifest["steps"][0]["counts"].get(f"{DAMAGED_FILE}s", 0),
     }
-    outcomes = {BAD_RECORD: " left out", DAMAGED_FILE: ", kept as far as the damage"}
+    outcomes = {BAD_RECORD: " left out", DAMAGED_FILE: ", read up to the damage"}
     for name, several in numbers.items():
         if several:
             yield f"{plural(several, name)}{outcomes[name]}; the first: {manifest['dropped_names'][name][0]}"
 
 
 def _timing(paths: WorkPaths, workers: int, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the seconds that the stages took, resumed runs together, and the text that was cleaned."""
+    """Return the seconds that each stage took, over all runs, and the megabytes of text that were cleaned."""
     stages = []
     for stage in STAGES:
         folder = paths.tasks / stage
@@ -186,7 +189,7 @@ def _split_totals(job: Job, split: str, token_counts: np.ndarray, logarithms: np
     names = ("documents", "sentences", "words", "tokens", "unknown")
     sums = {name: sum(part[name] for part in parts) for name in names}
     unknown = sums.pop("unknown")
-    sums["unknown_share"] = None  # the split is empty
+    sums["unknown_share"] = None  # stays so if the split is empty
     sums["frequencies_bits"] = None
     if sums["tokens"]:
         sums["unknown_share"] = unknown / sums["tokens"]
@@ -195,9 +198,9 @@ def _split_totals(job: Job, split: str, token_counts: np.ndarray, logarithms: np
 
 
 def _cost_of_neighbours(job: Job) -> Optional[float]:
-    """Return bits per token of validation text for counts of neighbouring tokens, all of which are visible.
+    """Return the loss of the table of counts on the validation text, in bits per token, with all neighbours visible.
 
-    None where there is no validation text. Ends of sentences are seen but not predicted.
+    Return None if there is no validation text. Ends of sentences are visible but not predicted.
     """
     tokenizer = load_tokenizer(job.paths.tokenizer)
     train = (job.paths.of("ids", unit, ".train") for unit in range(len(job.units)))
@@ -213,7 +216,7 @@ Manifest = dict[str, Any]
 
 
 def write_report(manifest: Manifest, path: Path) -> None:
-    """Write the page; the same manifest gives the same bytes."""
+    """Write the report page; the same manifest gives the same bytes."""
     of_text = {f"text.{name}": value for name, value in manifest["settings"]["text"].items()}
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -233,7 +236,10 @@ def write_report(manifest: Manifest, path: Path) -> None:
 
 
 def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:
-    """Return (reason, documents, names of the first), the most frequent on top; last those of whole files, say."""
+    """Return (reason, number of documents, first names) for each reason, the most frequent first.
+
+    Reasons that drop no documents, such as a damaged file, come last.
+    """
     dropped = {reason: n for reason, n in Counter(manifest["documents"]["dropped"]).most_common() if n}
     names = manifest["dropped_names"]
     ordered = dict.fromkeys([*dropped, *sorted(names)])
@@ -241,7 +247,7 @@ def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:
 
 
 def visible(value: Any) -> Any:
-    """Return text with invisible characters (control, direction, lone surrogates) as their codes, line ends as ↵."""
+    """Return text with invisible characters (control, direction, lone surrogates) as codes and line ends as ↵."""
     if isinstance(value, Markup):
         return value
     text = str(value).replace("\n", " ↵ ")
@@ -249,21 +255,21 @@ def visible(value: Any) -> Any:
 
 
 def count(value: Optional[float]) -> str:
-    """Return a number without decimals, or a dash for none."""
+    """Return a number without decimals, or a dash for None."""
     if value is None:
         return "–"
     return f"{value:,.0f}"
 
 
 def plural(several: int, noun: str) -> str:
-    """Return a number with its noun."""
+    """Return a number with its noun in the singular or plural."""
     if several == 1:
         return f"1 {noun}"
     return f"{several:,} {noun}s"
 
 
 def short(value: Union[int, float]) -> str:
-    """Return three digits and a unit: 1,234 or 12.3 M."""
+    """Return a number in short form, with three digits and a unit from a million on: 1,234 or 12.3 M."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= 0.9995 * size:
             return f"{number(value / size)} {unit}"
@@ -271,7 +277,7 @@ def short(value: Union[int, float]) -> str:
 
 
 def percent(share: Optional[float]) -> str:
-    """Return two significant digits: 12%, 1.2%, 0.012%; a dash for none."""
+    """Return a percentage with two significant digits, such as 12%, 1.2% or 0.012%, or a dash for None and NaN."""
     if share is None or np.isnan(share):
         return "–"
     return f"{float(f'{100 * share:.2g}'):g}%"

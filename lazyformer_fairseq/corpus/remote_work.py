@@ -1,7 +1,7 @@
 """The work folder of a corpus at a URL, and the copy of it that each machine works on.
 
-A task fetches the files that it reads and this machine lacks, does its work on local files, and sends what it made, its
-counts last. So the counts at the URL say which tasks are done, whichever machine did them.
+A task fetches those of its input files that this machine lacks, works on local files, and sends its output, with its
+counts last. So the counts at the URL show which tasks are done, whichever machine ran them.
 """
 
 import secrets
@@ -32,13 +32,13 @@ from lazyformer_fairseq.storage.json_files import read_json
 from lazyformer_fairseq.storage.remote import copies, digest, fetch, opened, remove
 from lazyformer_fairseq.storage.run_lock import file_lock, run_lock
 
-AT_ONCE = 32  # files on their way
+AT_ONCE = 32  # files that are transferred at the same time
 PLAN = "plan.json"
 LATE_SETTINGS = "late_settings.json"
 MANIFEST = "manifest.json"
 
 # Files and folders of the work folder, by stage; {0:05d} is the number of the task.
-READ = {  # by a task, beside its input; see also _parts_of_shard
+READ = {  # what a task reads besides its input; see also _parts_of_shard
     "cut": (),
     "words": (),
     "duplicates": ("words/*/fingerprints.npy", "words/*/bands.npy"),
@@ -47,7 +47,7 @@ READ = {  # by a task, beside its input; see also _parts_of_shard
     "ids": ("words/{0:05d}", "duplicates/{0:05d}.npy", "tokenizer", "kept_words.npy"),
     "shards": ("tokenizer",),
 }
-MADE = {  # by a task
+MADE = {  # what a task makes
     "cut": ("cut/{0:05d}",),
     "words": ("words/{0:05d}",),
     "duplicates": ("duplicates",),
@@ -56,7 +56,7 @@ MADE = {  # by a task
     "ids": ("ids/{0:05d}.*",),
     "shards": ("result/shard{0}",),
 }
-READ_AFTER = {  # by the command, beside the counts
+READ_AFTER = {  # what the command reads after a stage, besides the counts
     "cut": ("cut",),
     "words": ("words/*/notes.json", "words/*/running_words.npy"),
     "duplicates": ("duplicates",),
@@ -78,11 +78,11 @@ def _parts_of_shard(job: Job, rank: int) -> list[str]:
 
 @dataclass(frozen=True)
 class RemoteWork:
-    """The work folder of a corpus at a URL; travels to the machines of the tasks.
+    """The work folder of a corpus at a URL; the object is sent to the machines that run tasks.
 
     Attributes:
-        url: the corpus to make.
-        run: a name of this run of the command: copies of another run's files are not trusted.
+        url: the URL of the corpus to build.
+        run: a unique name of this run of the command; a copy from another run is discarded.
     """
 
     url: str
@@ -90,12 +90,12 @@ class RemoteWork:
 
     @property
     def home(self) -> Path:
-        """This machine's copy of the folder that the corpus and its work folder are in."""
+        """The local folder that holds the copies of the corpus and of its work folder."""
         return copies() / digest(self.url)
 
     @property
     def folder(self) -> Path:
-        """The corpus in this copy."""
+        """The local copy of the corpus."""
         return self.home / self.url.rpartition("/")[2]
 
     @property
@@ -106,11 +106,11 @@ class RemoteWork:
 
     @property
     def paths(self) -> WorkPaths:
-        """The paths in this machine's copy of the work folder."""
+        """The paths in the local copy of the work folder."""
         return WorkPaths(self.home / self.work_url.rpartition("/")[2])
 
     def open(self) -> WorkPaths:
-        """Return the paths of this machine's copy of the work folder, which is emptied if it is another run's."""
+        """Return the paths of the local copy of the work folder, after emptying a copy from another run."""
         paths = self.paths
         paths.tasks.mkdir(parents=True, exist_ok=True)
         mark = self.home / "run"
@@ -126,8 +126,11 @@ class RemoteWork:
         """Fetch the files that this machine lacks.
 
         Args:
-            names: files of the work folder, folders, or patterns such as ``ids/*.json``.
-            needed: whether it is an error that nothing has one of these names.
+            names: files or folders in the work folder, or patterns such as ``ids/*.json``.
+            needed: whether every name must match something.
+
+        Raises:
+            FileNotFoundError: a needed name matches nothing.
         """
         with opened(self.work_url) as (files, top), ThreadPoolExecutor(AT_ONCE) as pool:
 
@@ -135,7 +138,7 @@ class RemoteWork:
                 below = files.find(f"{top}/{name.partition('/*')[0]}")
                 found = [path.removeprefix(f"{top}/") for path in below]
                 found = [path for path in found if fnmatch(path, name) or path.startswith(f"{name}/")]
-                found = [path for path in found if ".." not in path.split("/")]  # which would lead out of the copy
+                found = [path for path in found if ".." not in path.split("/")]  # would lead out of the copy
                 if needed and not found:
                     raise FileNotFoundError(f"{top}/{name}")
                 return found
@@ -146,7 +149,7 @@ class RemoteWork:
             list(pool.map(fetch_one, chain.from_iterable(pool.map(files_named, names))))
 
     def send(self, names: Sequence[str]) -> None:
-        """Send files, those in folders, and those that match patterns."""
+        """Send files, folders with all their files, and files that match patterns."""
         with opened(self.work_url) as (files, top), ThreadPoolExecutor(AT_ONCE) as pool:
             root = self.paths.root
             found = [path for name in names for path in root.glob(name)]
@@ -155,7 +158,7 @@ class RemoteWork:
             list(pool.map(files.put_file, map(str, found), targets))
 
     def fetch_after(self, stage: str, job: Job) -> None:
-        """Fetch what the command reads after a stage."""
+        """Fetch the files that the command reads after a stage."""
         self.fetch([f"tasks/{stage}", *READ_AFTER[stage]])
         if stage != "ids":
             return
@@ -166,10 +169,10 @@ class RemoteWork:
                 counted += read_json(job.paths.of("ids", unit, ".json"))["train"]["tokens"]
 
     def fetch_begun(self) -> None:
-        """Fetch what an earlier run of the command left: a finished corpus's manifest, or the plan and the counts.
+        """Fetch what an earlier run left: the manifest of a finished corpus, or else the plan and the counts.
 
         Raises:
-            UserError: something else has the name.
+            UserError: something else exists at the URL.
         """
         with opened(self.url) as (files, top):
             if files.exists(f"{top}/{MANIFEST}"):
@@ -180,7 +183,7 @@ class RemoteWork:
                 raise UserError(f"{self.url}: exists already; remove it or choose another folder")
 
     def publish(self) -> None:
-        """Give the result its URL, file by file; its manifest comes last."""
+        """Copy the result to its URL, file by file, with the manifest last."""
         self.send([RESULT])
         with opened(f"{self.work_url}/{RESULT}") as (files, result), opened(self.url) as (_, top):
             manifest = f"{result}/{MANIFEST}"
@@ -191,11 +194,11 @@ class RemoteWork:
 
 @contextmanager
 def remote_work(url: str) -> Iterator[RemoteWork]:
-    """Yield the work folder of a corpus at a URL, as the last run left it; removes it, and its copy, at the end.
+    """Yield the work folder of a corpus at a URL, as the last run left it; remove it and its local copy at the end.
 
     Raises:
-        UserError: it cannot be reached, another command of this machine makes the same corpus, or one that is raised
-            in the block; its message names the URL in place of the copy.
+        UserError: the URL cannot be reached, or another command on this machine is building the same corpus. A
+            UserError from the block is raised again, with the URL in place of the copy's path in its message.
     """
     url = url.rstrip("/")
     parent, _, name = url.rpartition("/")
@@ -216,7 +219,7 @@ def remote_work(url: str) -> Iterator[RemoteWork]:
 
 
 def run_remote_task(work: RemoteWork, stage: str, job: Job, rank: int) -> int:
-    """Run a task on this machine's copy of the work folder, send what it made, and return its rank."""
+    """Run a task on the local copy of the work folder, send its output, and return its rank."""
     paths = work.open()
     job = replace(job, paths=paths)
     task = cut_one
@@ -225,7 +228,7 @@ def run_remote_task(work: RemoteWork, stage: str, job: Job, rank: int) -> int:
     reads = [name.format(rank) for name in READ[stage]]
     if stage == "shards":
         reads += _parts_of_shard(job, rank)
-    with at_work(paths.tasks):  # until the last file is sent
+    with at_work(paths.tasks):  # a resumed run waits until the last file is sent
         work.fetch(reads)
         run_task(partial(task, job), paths.tasks / stage, rank)
         work.send([name.format(rank) for name in MADE[stage]])

@@ -1,15 +1,15 @@
-"""The stages of ``lazyformer corpus``: what a task of each does, and how the tasks of a stage run.
+"""The stages of ``lazyformer corpus``: what the tasks of each stage do, and how they run.
 
-cut         big compressed files into parts (a task a file)
-words       units of input -> stored words (a task a unit)
-duplicates  which documents of which unit to drop (one task)
-count       words of the training documents (a task a unit)
+cut         large compressed files -> parts (one task per file)
+words       units of input -> stored words (one task per unit)
+duplicates  fingerprints -> which documents to drop and to hold out (one task)
+count       stored words -> counts of the words of the training documents (one task per unit)
 tokenizer   merged counts -> low-frequency filter -> BPE (one task)
-ids         stored words -> ids of pieces (a task a unit)
-shards      parts of units -> shards (a task a shard)
+ids         stored words -> token ids (one task per unit)
+shards      parts of units -> shards (one task per shard)
 
-Tasks run in this process or where an executor puts them, and show their progress. A task is done once its counts lie
-in the stage's folder, ``tasks/STAGE/NNNNN.json``. Whoever resumes does the others.
+Tasks run in this process or where an executor puts them, and show their progress. A task is done once its counts are
+in the stage's folder, ``tasks/STAGE/NNNNN.json``. A resumed run does the remaining tasks.
 """
 
 import math
@@ -47,12 +47,12 @@ from lazyformer_fairseq.storage.indexed_format import join_parts
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
 
-RESULT = "result"  # in the work folder; what becomes the corpus
-Counts = dict[str, Counter]  # of a task, by step
+RESULT = "result"  # the folder in the work folder that becomes the corpus
+Counts = dict[str, Counter]  # a task's counts, by step
 
 
 class WorkPaths:
-    """Paths of the stages' files; `tasks` holds the counts of their tasks, a folder per stage."""
+    """The paths in a work folder; `tasks` holds the counts of the tasks, in one folder per stage."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -63,13 +63,19 @@ class WorkPaths:
         self.result = root / RESULT
 
     def of(self, name: str, number: int, ending: str = "") -> Path:
-        """Return the path of what a task keeps: a unit's ``words``, ``duplicates``, ``counts``, ``ids``; ``cut``."""
+        """Return the path of a task's output.
+
+        Args:
+            name: ``words``, ``duplicates``, ``counts`` or ``ids`` of a unit, or ``cut`` for the parts of a file.
+            number: number of the unit or file.
+            ending: what follows the number in the name.
+        """
         return self.root / name / f"{number:05d}{ending}"
 
 
 @dataclass(frozen=True)
 class Job:
-    """The settings and paths of every task, which travel to the workers."""
+    """The settings and paths that every task needs; it is sent to the workers."""
 
     paths: WorkPaths
     settings: CorpusSettings
@@ -79,13 +85,13 @@ class Job:
     shards: int = 1
 
     def documents_of_splits(self, unit: int) -> dict[str, np.ndarray]:
-        """Return, by split, the documents of a unit that are in it: bool (documents,)."""
+        """Return, by split, which documents of a unit belong to it: bool (documents,)."""
         marks = np.load(self.paths.of("duplicates", unit, ".npy"), allow_pickle=False)
         return {"train": marks == KEEP, "valid": marks == HELD_OUT}
 
 
 def cut_one(job: Job, rank: int) -> None:
-    """Cut a compressed file that cannot be read in pieces."""
+    """Cut a compressed file that can only be read from its start into parts."""
     cut_file(job.to_cut[rank], job.paths.of("cut", rank), job.unit_bytes, job.settings.bad_input)
 
 
@@ -107,7 +113,7 @@ def store_words(job: Job, rank: int) -> Counts:
 
 
 def through(steps: Iterable[DocumentStep]) -> Iterator[Document]:
-    """Return what the last step passes on; all steps share their notes."""
+    """Yield the documents that pass all steps; the steps share their notes."""
     documents: Iterable[Document] = ()
     notes = TaskNotes()
     for step in steps:
@@ -117,13 +123,13 @@ def through(steps: Iterable[DocumentStep]) -> Iterator[Document]:
 
 
 def clean_documents(inputs: Sequence[str]) -> Iterator[Document]:
-    """Yield the documents of ``inputs`` after the first steps: clean paragraphs, one a line, and a fingerprint."""
+    """Yield the documents of ``inputs`` after the first steps, with one clean paragraph per line and a fingerprint."""
     unit = [Piece(file.path, file.format) for file in find_inputs(inputs)]
     return through([ReadDocuments(unit), ExtractWikiMarkup(), CleanText(), Fingerprint()])
 
 
 def mark_duplicates(job: Job, _rank: int) -> Counts:
-    """Decide for every unit which of its documents to drop, and why, and which to hold out."""
+    """Decide, for each unit, which of its documents to drop, and why, and which to hold out."""
     counts: Counter[str] = Counter()
     stores = [WordStore(job.paths.of("words", unit)) for unit in range(len(job.units))]
     marks = find_duplicates([store.fingerprints for store in stores], [store.bands for store in stores])
@@ -148,17 +154,18 @@ def count_words_of_unit(job: Job, rank: int) -> None:
 
 
 def train_tokenizer(job: Job, _rank: int) -> None:
-    """Merge the words of all units, and train BPE on the frequent ones unless the user brings a tokenizer.
+    """Merge the word counts of all units, and train BPE on the frequent words unless the user gives a tokenizer.
 
-    Where nobody asked for a number of symbols and the text is too small for the default, it is a power of two below
-    half of what the text has: with all of it most words would be a symbol each, seen a few times.
+    If no vocabulary size is set and the text is too small for the default, the size is the largest power of two that is
+    at most half of what the text allows: at the full size, most words would be symbols of their own, each seen only a
+    few times.
     """
     paths = job.paths
     settings = job.settings
     folders = [paths.of("counts", unit) for unit in range(len(job.units))]
     always_kept = settings.text.special_tokens
     summary, frequent = merge_counts(folders, paths.kept_words, settings.share_of_kept_words, always_kept)
-    shutil.rmtree(paths.tokenizer, ignore_errors=True)  # of a run that was stopped
+    shutil.rmtree(paths.tokenizer, ignore_errors=True)  # left by a stopped run
     if settings.tokenizer:
         load_tokenizer(settings.tokenizer).save(paths.tokenizer)
     else:
@@ -170,13 +177,13 @@ def train_tokenizer(job: Job, _rank: int) -> None:
                 raise
             try:
                 train(2 ** int(math.log2(error.largest / 2)))
-            except UserError:  # fewer than the text's characters
+            except UserError:  # the text has more characters than that
                 train(error.largest)
     write_json(paths.vocabulary, {**summary, "size": len(load_tokenizer(paths.tokenizer).symbols)})
 
 
 def write_ids_of_unit(job: Job, rank: int) -> None:
-    """Turn the unit's words into ids, train and valid apart."""
+    """Encode the unit's words as token ids, each split separately."""
     counts = write_ids(
         WordStore(job.paths.of("words", rank)),
         keep=job.documents_of_splits(rank),
@@ -191,7 +198,7 @@ loaded_tokenizer = lru_cache(maxsize=1)(load_tokenizer)  # once per process, for
 
 
 def join_shard(job: Job, rank: int) -> None:
-    """Join the parts of every so many-th unit; the validation split is whole in the first shard."""
+    """Join the parts of the units that belong to a shard; the first shard also gets the whole validation split."""
     folder = job.paths.result / f"shard{rank}"
     units = len(job.units)
     folder.mkdir(parents=True, exist_ok=True)
@@ -202,7 +209,7 @@ def join_shard(job: Job, rank: int) -> None:
 
 
 Task = Callable[[Job, int], Optional[Counts]]
-# After the cutting, in order: what a task does, and the size of each: bytes of input, or 1.
+# The stages after "cut", in order: the function that runs a task, and the size of each task (bytes of input, or 1).
 STAGES: Mapping[str, tuple[Task, Callable[[Job], list[int]]]] = {
     "words": (store_words, lambda job: [bytes_of(unit) for unit in job.units]),
     "duplicates": (mark_duplicates, lambda _job: [1]),
@@ -223,17 +230,18 @@ def run_tasks(
     executor: Optional[Executor] = None,
     keeps_counts: bool = False,
 ) -> None:
-    """Run ``task(rank)`` for each rank below ``len(sizes)``, but for those that an earlier run completed.
+    """Run ``task(rank)`` for each rank below ``len(sizes)``, except for tasks that an earlier run completed.
 
     Args:
-        task: returns its counts by step, or None where it is one step and counts nothing; can be pickled.
-        sizes: in bytes of input, for the bar; 1 each where there is no such size.
-        folder: receives the counts, and the seconds that passed.
-        executor: the place where tasks run side by side; None for this process.
-        keeps_counts: whether the task keeps its counts itself and returns its rank; it needs no folder of the command.
+        task: a function that can be pickled and returns its counts by step, or None if it counts nothing.
+        sizes: bytes of input of each task, for the progress bar; 1 each if they do not apply.
+        folder: receives the counts of the tasks and the seconds that the run took.
+        executor: runs tasks in parallel; None for this process, one after the other.
+        keeps_counts: whether the task writes its counts itself and returns its rank; it then runs independently of the
+            command's folder.
 
     Raises:
-        UserError: a task failed for a reason that the user can fix; finished work stays.
+        UserError: a task failed for a reason that the user can fix; finished work is kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     waiting = [rank for rank in range(len(sizes)) if not (folder / f"{rank:05d}.json").exists()]
@@ -256,23 +264,23 @@ def run_tasks(
             for rank in finished:
                 bar.update(sizes[rank])
     except BadInputError as error:
-        raise UserError(f"{error}; or leave out all that is broken: --bad-input skip") from None
+        raise UserError(f"{error}; or skip all broken input with --bad-input skip") from None
     except OSError as error:
         if error.errno not in OUT_OF_SPACE:
             raise
         raise UserError(
-            f"{error.filename or folder}: cannot be written ({error.strerror}). What was finished stays: make room and "
+            f"{error.filename or folder}: cannot be written ({error.strerror}). Finished work is kept; make room and "
             "run the same command again"
         ) from None
     finally:
-        with open(folder / SECONDS_FILE, "a", opener=own_file) as file:  # of this run; a resumed run adds a line
+        with open(folder / SECONDS_FILE, "a", opener=own_file) as file:  # each run adds a line
             file.write(f"{time.monotonic() - began}\n")
 
 
 def run_task(task: Callable[[int], Optional[Counts]], folder: Path, rank: int) -> int:
     """Run one task in this process, write its counts, and return its rank.
 
-    Whoever resumes after a kill waits for the tasks that are still under way.
+    A run that resumes after a kill waits for the tasks that are still running; see :func:`wait_for_workers`.
     """
     with at_work(folder.parent):
         write_json(folder / f"{rank:05d}.json", task(rank) or {}, durable=False)
@@ -280,20 +288,20 @@ def run_task(task: Callable[[int], Optional[Counts]], folder: Path, rank: int) -
 
 
 def at_work(tasks: Path) -> AbstractContextManager[None]:
-    """Return a block for which :func:`wait_for_workers` waits."""
+    """Return a context manager whose block :func:`wait_for_workers` waits for."""
     return file_lock(tasks / WORKERS_LOCK, shared=True)
 
 
 def _elsewhere(run: Callable[[int], int], ranks: Sequence[int], executor: Executor, begins_in: str) -> Iterator[int]:
-    """Yield ranks as their tasks end where an executor put them."""
+    """Run the tasks of ``ranks`` on an executor, and yield each rank as its task ends."""
     rank_of = {Call(run, (rank,), begins_in): rank for rank in ranks}
     for ended in run_calls(list(rank_of), executor):
         if ended is None or ended.is_tried_again:
             continue
         if isinstance(ended.error, LostError):
             raise UserError(
-                f"a worker died: {ended.error}, from outside or by the system for want of memory. What was "
-                "finished stays: run the same command again, with fewer --workers if memory was short"
+                f"a worker died: {ended.error}. It was killed from outside, or by the system because memory ran out. "
+                "Finished work is kept; run the same command again, with fewer --workers if memory was short"
             )
         if ended.error is not None:
             raise ended.error
@@ -301,7 +309,7 @@ def _elsewhere(run: Callable[[int], int], ranks: Sequence[int], executor: Execut
 
 
 def wait_for_workers(folder: Path) -> None:
-    """Wait until the tasks of a killed run have ended; its processes exit by themselves within seconds."""
+    """Wait until the tasks of a killed run have ended; its processes exit on their own within seconds."""
     folder.mkdir(exist_ok=True)
     with file_lock(folder / WORKERS_LOCK):
         pass

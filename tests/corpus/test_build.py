@@ -246,7 +246,7 @@ def test_a_dump_that_is_truncated_or_cut_into_parts(raw, tmp_path):
     [damaged] = manifest["dropped_names"]["damaged file"]
     assert str(dump) in damaged and manifest["documents"]["in"] >= 80
     [told] = told_of_bad_input(manifest)
-    assert told == f"1 damaged file, kept as far as the damage; the first: {damaged}"
+    assert told == f"1 damaged file, read up to the damage; the first: {damaged}"
     smaller = replace(SMALL, bad_input="skip", unit_megabytes=0.002)  # than the dump, which is cut
     of_parts = build_corpus(given, tmp_path / "cut", smaller)
     assert of_parts["dropped_names"] == manifest["dropped_names"] and [*told_of_bad_input(of_parts)] == [told]
@@ -274,9 +274,9 @@ def test_a_vocabulary_that_nobody_asked_for_shrinks_with_a_notice(raw, tmp_path,
     manifest = build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=None))
     size = len((tmp_path / "out" / "dict.txt").read_text().splitlines()) + 4
     assert manifest["vocabulary"]["size"] == size == 2 ** int(math.log2(size)) < 30_000
-    assert f"vocabulary: {size:,} symbols, as the text is small; --vocab-size N" in capsys.readouterr().err
+    assert f"vocabulary: {size:,} symbols, because the text is small; --vocab-size" in capsys.readouterr().err
     assert manifest == build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=None))
-    with pytest.raises(UserError, match=f"out has {size} symbols, as its text is small; leave out --vocab-size"):
+    with pytest.raises(UserError, match=f"out: has only {size} symbols, because its text is small; leave"):
         build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=VOCAB_SIZE))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(build, "describe", Mock(side_effect=KeyboardInterrupt))
@@ -297,13 +297,13 @@ def test_a_broken_record_is_counted_and_named_last_by_a_run_that_began_without_t
         return CliRunner().invoke(corpus, command, catch_exceptions=False)
 
     where = f"{tmp_path}/a.jsonl, line 21: no valid JSON"
-    with pytest.raises(UserError, match=rf"{where}.*; or leave out all that is broken: --bad-input skip"):
+    with pytest.raises(UserError, match=rf"{where}.*; or skip all broken input with --bad-input skip"):
         run()
     done = run("--bad-input", "skip")
     assert done.exit_code == 0
     assert "42 documents, 3 of them dropped (2 bad record, 1 too short)" in done.stdout
     assert done.stdout.splitlines()[-1].startswith(f"2 bad records left out; the first: {where}")
-    assert "dropped of 42 documents: 2 bad record (--bad-input skip)" in done.stderr
+    assert "of 42 documents, dropped: 2 bad record (--bad-input skip)" in done.stderr
     manifest = manifest_of(tmp_path / "out")
     assert len(manifest["dropped_names"]["bad record"]) == 2
     assert [entry["documents"] for entry in manifest["inputs"]] == [39, 1]
@@ -394,7 +394,7 @@ def test_ctrl_c_loses_nothing(text, tmp_path, monkeypatch):
     ("content", "options", "message"),
     [
         (toy_texts(60), "--spacy-model xx_no_such", "'xx_no_such': not installed"),
-        (toy_texts(60), "--shards 2", "--shards 2: the input is 1 units of work"),
+        (toy_texts(60), "--shards 2", "--shards 2: each shard needs at least one unit of work, and .* only 1;"),
         (toy_texts(1), "", "none of the 1 documents fell into the valid split"),
         (["A.", "B.", "no sentence"], "", r"none of the 3 documents is left: dropped 3 too short \(--min-docum"),
     ],
@@ -423,14 +423,14 @@ def test_it_says_how_the_input_was_understood_and_short_documents_of_other_scrip
     assert result.exit_code == 0
     assert "6 documents, 3 of them dropped (2 too short, 1 duplicate); " in result.output, "each has its reason"
     assert "read as text: 1 file, 0.0 MB; a document is what stands between blank lines" in result.stderr
-    assert "dropped of 6 documents: 2 too short (--min-document-characters)" in result.stderr
+    assert "of 6 documents, dropped: 2 too short (--min-document-characters)" in result.stderr
     assert "valid 1 sentences" in result.output
     result = run(text, tmp_path / "all", "--vocab-size 110 --min-document-characters 0 --valid-share 0")
     assert "6 documents, 1 of them dropped (1 duplicate)" in result.output and "valid empty" in result.output
     assert "valid: empty" in (tmp_path / "all" / "report.html").read_text()
     text.write_bytes("\n\n".join(["Un café à Paris. " * 9, *toy_texts(20)]).encode("cp1252"))
     result = run(text, tmp_path / "latin")
-    assert "1 lines are not UTF-8 and were read as Windows-1252" in result.stderr
+    assert "lines that are not UTF-8: 1; they were read as Windows-1252" in result.stderr
     assert f"the first are in {text}" in result.stderr
 
 

@@ -321,7 +321,7 @@ def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
     if nameless:
         _say(
             f"{', '.join(nameless[:3])}: no <siteinfo> with the names of namespaces; links to pictures and "
-            f"categories are recognized only by their names in {len(TABLE)} languages"
+            f"categories are recognised only by their names in {len(TABLE)} languages"
         )
     for line in left_out[:MOST_LINES]:
         _say(f"left out: {line}")

@@ -1,8 +1,9 @@
-"""Cleans documents line by line (a line is a paragraph), and drops the lines and documents that are not prose.
+"""The cleaning of documents, line by line (a line is a paragraph); it drops lines and documents that are not prose.
 
-First come the rules that replace parts of a line: left-overs of wiki and HTML markup, links, odd characters. Each rule
-takes time in proportion to the line, whatever its text: a pattern that repeats something either stops at the character
-that it starts with, or takes all it can and gives nothing back (``++``), or starts only where a run starts.
+The first part of the module has the rules that replace parts of a line: remnants of wiki and HTML markup, links, odd
+characters. Each rule takes time in proportion to the length of the line, whatever its text. To this end, a pattern that
+repeats something either stops at the character that it starts with, or is possessive (``++``), or matches only at the
+start of a run.
 """
 
 import html
@@ -23,12 +24,12 @@ Replacement = Union[str, Callable[[re.Match], str]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A pattern and what takes its place.
+    """A pattern and its replacement.
 
     Attributes:
-        label: the name of the count of replacements.
-        hints: plain strings, one of which is in every text that the pattern matches: a much quicker test.
-        gate: a quick pattern that is found wherever the pattern is.
+        label: the name under which replacements are counted.
+        hints: plain strings; every text that the pattern matches contains one of them, which is much faster to test.
+        gate: a faster pattern that is found in every text that the pattern matches.
     """
 
     label: str
@@ -38,8 +39,8 @@ class Rule:
     gate: Optional[re.Pattern] = None
 
     def applies(self, text: str) -> bool:
-        """Return whether the pattern may match in a text."""
-        for hint in self.hints:  # a loop: any() of a generator takes three times as long
+        """Return whether the pattern may match in a text, by its hints and its gate."""
+        for hint in self.hints:  # any() with a generator would take three times as long
             if hint in text:
                 return self.gate is None or self.gate.search(text) is not None
         return False
@@ -47,14 +48,15 @@ class Rule:
 
 # Characters -----------------------------------------------------------------------------------------------------------
 
-# Control, soft hyphen, zero-width, direction marks, private use, lone surrogates, non-characters: none is printable.
-# The zero-width (non-)joiner is spelling in Persian and the scripts of India: it stays between their letters.
+# Control characters, soft hyphens, zero-width characters, direction marks, private use, lone surrogates and
+# non-characters: none is printable. The zero-width joiner and non-joiner belong to the spelling of Persian and of the
+# scripts of India, so they stay between their letters.
 INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"
     "\ud800-\uf8ff\ufdd0-\ufdef\ufeff\ufff0-\ufffb\ufffe\uffff\U000e0000-\U000e007f\U000f0000-\U0010ffff]"
     "|(?<![\u0600-\u1cff])[\u200c\u200d]|[\u200c\u200d](?![\u0600-\u1cff])"
 )
-UNDECODABLE = "\ufffd"  # a reader puts it in place of bytes that are not UTF-8
+UNDECODABLE = "\ufffd"  # readers put it in place of bytes that they cannot decode
 
 # Markup ---------------------------------------------------------------------------------------------------------------
 
@@ -78,7 +80,7 @@ def decode_entity(entity: re.Match) -> str:
 
 
 def tags(names: str) -> re.Pattern:
-    """Return the pattern of opening and closing tags of these names."""
+    """Return a pattern of opening and closing tags with these names."""
     return re.compile(rf"</?(?:{'|'.join(names.split())})(?:\s[^<>]*+|/)?>", re.IGNORECASE)
 
 
@@ -87,7 +89,10 @@ def _keep_caption(link: re.Match) -> str:
 
 
 def _without_paired(quotes: re.Match) -> str:
-    """Remove wiki's bold and italic, which come in pairs; a single ``''`` opens a quotation (''Tis so,') and stays."""
+    """Remove the quotes of wiki's bold and italics, which come in pairs; a single ``''`` opens a quotation and stays.
+
+    An example of such a quotation is ``''Tis so,'``.
+    """
     runs = list(re.finditer("'{2,}", quotes[0]))
     if len(runs) % 2 == 0 and "``" not in quotes[0]:
         return re.sub("'{2,}", "", quotes[0])
@@ -95,7 +100,7 @@ def _without_paired(quotes: re.Match) -> str:
 
 
 def _without_empty(brackets: re.Match) -> str:
-    """Take out every balanced pair of round brackets that holds nothing but such pairs, spaces and separators."""
+    """Remove each balanced pair of round brackets that holds only other such pairs, spaces and separators."""
     kept: list[str] = []
     open_places: list[int] = []
     for character in brackets[0]:
@@ -115,7 +120,7 @@ def _without_empty(brackets: re.Match) -> str:
 
 
 def _any_of(words: frozenset[str]) -> str:
-    """Return a pattern of any of these words, the longest first."""
+    """Return a pattern that matches any of these words, the longest first."""
     ordered = sorted(words, key=lambda word: (-len(word), word))
     return f"(?:{'|'.join(re.escape(word).replace(chr(92) + ' ', '[ _]') for word in ordered)})"
 
@@ -134,7 +139,8 @@ def _rule(
     return Rule(label, hints, re.compile(pattern), replacement, gate and re.compile(gate))
 
 
-# What differs between languages: MediaWiki's names of namespaces and image options, in all of them; notes, in English.
+# Rules that depend on the language: names of MediaWiki's namespaces and image options in all languages, and editors'
+# notes in English.
 OF_LANGUAGES = (
     _rule("wiki links", rf"(?i)\[\[ ?:?{_any_of(LEFT_OUT_NAMESPACES)}:[^\[\]]*+\]\]", "", "[["),
     _rule("image options", rf"(?i)\b(?:{_any_of(SMALL_PICTURE)}|{SIZE})\|(?:{OPTION}\|)*+", "", "|"),
@@ -171,7 +177,7 @@ MARKUP = (
     _rule("bullets", r"^(?:[*•]+ )++", "", "* ", "• "),
 )
 
-# Left where an extractor took a template away: Nous (, ) is; Rand (; born 1905); Activity theory (AT; ).
+# Brackets from which an extractor removed a template: Nous (, ) is; Rand (; born 1905); Activity theory (AT; ).
 BRACKETS = (
     _rule("empty brackets", r"(?: |^)\([ ,;]*+[()][ ,;()]*+", _without_empty, "(", gate=r"\([ ,;()]"),
     _rule("empty brackets", r"(?: |^)\[ ?\](?= |$)", "", "[ ]", "[]"),
@@ -179,7 +185,7 @@ BRACKETS = (
     _rule("separators in brackets", r"(?<![,;])(?<![,;] ) ?[,;](?:[,;]| (?=[,;]))*+ \)", ")", ", )", "; )"),
 )
 
-# Halves of pairs. Last of all: the pair around another pair shows only once the inner one is gone.
+# Halves of pairs. These rules come last: an outer pair can be recognised only once the inner one is gone.
 HALVES = (
     _rule("comments", "<!--", "", "<!--"),
     _rule("templates", r"\{\{+|\}\}+", "", "{{", "}}"),
@@ -199,7 +205,7 @@ ROOTS = r"(?:usr|etc|home|var|opt|bin|sbin|dev|tmp|lib|mnt|proc|sys|Users|Librar
 
 
 def _replaced_by(token: str) -> Callable[[re.Match], str]:
-    """Return a replacement: ``token`` for a link and its own angle brackets, with no letter glued to it."""
+    """Return a function that replaces a link and its angle brackets by ``token``, set apart from adjoining letters."""
 
     def replace(link: re.Match) -> str:
         found = link[0]
@@ -209,7 +215,7 @@ def _replaced_by(token: str) -> Callable[[re.Match], str]:
             bare = found.rstrip(AFTER_A_LINK)
             rest = found[len(bare) :]
             if rest.startswith(")") and bare.count("(") > bare.count(")"):
-                rest = rest[1:]  # of a title such as Mercury_(planet)
+                rest = rest[1:]  # it belongs to a title such as Mercury_(planet)
         before = text[link.start() - 1 : link.start()]
         after = rest[:1] or text[link.end() : link.end() + 1]
         return f"{' ' if before.isalnum() else ''}{token}{' ' if after.isalnum() else ''}{rest}"
@@ -232,7 +238,7 @@ LINKS = (
     _rule("<file>", r"(?<!\w)[A-Za-z]:\\[^\s<>\"“”|*?,;()\[\]]*+", _file, ":\\"),
     _rule("<url>", "(?i)" + _bare_or_bracketed(rf"{PROTOCOL}:///?{ADDRESS}"), _url, "://"),
     _rule("<url>", "(?i)" + _bare_or_bracketed(rf"(?<![\w.])www\.[\w-]++\.{ADDRESS}"), _url, "www.", "WWW."),
-    # A bare Amazon.com is a name; with a path it is an address.
+    # A bare Amazon.com is a name; with a path, it is an address.
     _rule(
         "<url>",
         rf"(?<![\w./@-])(?:[\w-]++\.)+{SITE}(?::\d{{1,5}})?/[^\s<>\"“”\[\]]*+",
@@ -256,37 +262,39 @@ RULES = (*MARKUP, *BRACKETS, *LINKS)
 PASSES = 8  # markup nested deeper than this is not prose
 MOST_UNDECODABLE = 0.1  # share of a line's characters
 ENDS_A_SENTENCE = re.compile(r"""[.!?…。！？।؟][ "'”’»)\]*_-]*$""")
-FEW = 5  # signs, which even the shortest line may have: "No!"
+FEW = 5  # characters other than letters and spaces, which even the shortest line may have: "No!"
 LETTER = re.compile(r"[^\W\d_]")
 TABLE = re.compile(r"\{\||\||\!\s.*\!\!")
-# Deleting these bytes of UTF-8 leaves ASCII's digits and signs; every character outside ASCII counts as a letter.
+# Deleting these bytes from UTF-8 leaves the digits and signs of ASCII; all other characters count as letters.
 LETTERS_AND_SPACE = bytes(c for c in range(256) if c >= 128 or chr(c).isalpha() or c == 32)
 SENTENCE_END_OR_SPACE = (
     re.compile(r".*[.!?][\"'”’)\]]* |.*[。！？।]", re.DOTALL),
     re.compile(r".* ", re.DOTALL),
 )
 SELECTED = {name for name, row in FORMATS.items() if row.is_selected}
-LOOKS = ("heading", "table", "few letters", "short, not a sentence")  # reasons to drop a line that nobody selected
+LOOKS = ("heading", "table", "few letters", "short, not a sentence")  # reasons that do not apply to selected text
 
 
 @dataclass
 class CleanText(DocumentStep):
-    """Text of one paragraph a line -> the same without markup, odd characters and spaces, with links as ``<url>`` etc.
+    """The step that removes markup, odd characters and superfluous spaces, and writes links as ``<url>`` and the like.
 
-    The rules run on each line until none changes it, so cleaning a text again changes nothing. Unicode
-    becomes NFC, one spelling for what looks the same; not NFKC, which would make 102 of 10². Statistics: ``lines in`` =
-    ``lines out`` + the sum of all ``lines dropped: REASON``; ``replaced: <url>``, ``removed: tags`` ... count places.
+    It takes and returns text with one paragraph per line. The rules run on each line until none changes it, so
+    cleaning a text again changes nothing. Unicode is normalised to NFC, which has one spelling for what looks the same;
+    NFKC would turn 10² into 102. Among the counts, ``lines in`` equals ``lines out`` plus the sum of all ``lines
+    dropped: REASON``, while ``replaced: <url>``, ``removed: tags`` and the like count places in the text.
+
+    Words and characters are counted as in ``steps.py``, according to the script. No line or document of a format with
+    selected text is dropped for its looks.
 
     Args:
-        min_line_words: a line with fewer words is dropped unless it ends like a sentence: a title, a caption, an item.
-        min_line_letters: share of letters and spaces among a line's characters.
-        min_document_characters: a document that keeps less is dropped as too short; one that lost more than half
-            of its characters in lines of few letters is dropped for that.
-        max_line_characters: a longer line is divided, after the last sentence that fits, or at a space, and its parts
-            count as lines. One without any such place is dropped.
-
-    Words and characters are counted as ``steps.py`` does, so that they fit the script. Text of a format whose text is
-    selected loses no line or document for its looks.
+        min_line_words: a line with fewer words, such as a title, a caption or a list item, is dropped unless it ends
+            like a sentence.
+        min_line_letters: a line is dropped if the share of letters and spaces among its characters is smaller.
+        min_document_characters: a document that keeps fewer is dropped as too short. One that lost more than half
+            of its characters in lines of few letters is dropped for that reason.
+        max_line_characters: a longer line is divided after the last sentence that fits, or else at a space, and its
+            parts count as lines. A line that cannot be divided is dropped.
     """
 
     name = "clean"
@@ -296,7 +304,7 @@ class CleanText(DocumentStep):
     max_line_characters: int = 100_000
 
     def process(self, document: Document) -> Optional[str]:
-        """Clean the lines of a document; drop it if too little is left."""
+        """Clean the lines of a document, and drop it if too little is left."""
         counts = self.counts
         is_selected = document.metadata.get("format") in SELECTED
         kept = []
@@ -326,7 +334,7 @@ class CleanText(DocumentStep):
         return None
 
     def _cleaned(self, line: str, counts: Counter[str]) -> tuple[str, Optional[str]]:
-        """Return the clean line, and the reason to drop it or None."""
+        """Return the clean line, and the reason to drop it, or None."""
         if UNDECODABLE in line and line.count(UNDECODABLE) > MOST_UNDECODABLE * len(line):
             return line, "undecodable"
         line = clean_characters(line, counts)
@@ -355,7 +363,7 @@ class CleanText(DocumentStep):
 
 
 def clean_characters(line: str, counts: Counter[str]) -> str:
-    """Return the line without invisible characters, in NFC, with single spaces."""
+    """Return the line in NFC, without invisible characters and with single spaces."""
     if UNDECODABLE in line:
         counts["removed: undecodable characters"] += line.count(UNDECODABLE)
         line = line.replace(UNDECODABLE, "")
@@ -372,7 +380,7 @@ def clean_characters(line: str, counts: Counter[str]) -> str:
 
 
 def replace_once(line: str, counts: Counter[str]) -> str:
-    """Return a line of clean characters after one pass of the rules."""
+    """Apply the rules once to a line of clean characters, and return it."""
     before = line
     for rules in (RULES, HALVES):
         for rule in rules:
@@ -387,7 +395,10 @@ def replace_once(line: str, counts: Counter[str]) -> str:
 
 
 def divided(line: str, most: int) -> Iterator[str]:
-    """Yield parts of at most ``most`` characters, cut after a sentence or at a space; all if there is neither."""
+    """Yield parts of a line of at most ``most`` characters, cut after a sentence or else at a space.
+
+    Where there is neither, the rest of the line is one part.
+    """
     start = 0
     while len(line) - start > most:
         for place in SENTENCE_END_OR_SPACE:

@@ -1,7 +1,7 @@
-"""Finds documents that occur twice, or nearly, among any number of documents, in bounded memory; holds some out.
+"""The search for duplicates and near-duplicates among any number of documents, in bounded memory.
 
-A hash of the text tells equal documents, and on request hashes that they share tell similar ones. The same hash decides
-which documents are held out for validation.
+Equal documents have the same hash of their text; on request, similar documents are found by further hashes that they
+share. The hash of the text also decides which documents are held out for validation.
 """
 
 import re
@@ -14,7 +14,7 @@ from rensa import RMinHash
 
 from lazyformer_fairseq.corpus.steps import Document, DocumentStep
 
-# Punctuation outside ASCII: of Latin, general, of Chinese and Japanese, full-width.
+# Punctuation outside ASCII: Latin, general, Chinese and Japanese, full-width.
 PUNCTUATION = re.compile(
     "[\u0085\u00a0-\u00a9\u00ab-\u00b1\u00b4\u00b6-\u00b8\u00bb\u00bf\u1680\u2000-\u206f\u3000-\u3004\u3008-\u3020\uff00-\uff0f\uff1a-\uff20]+"
 )
@@ -24,17 +24,17 @@ NOT_WORDS_TO_SPACES = bytes.maketrans(NOT_WORDS, b" " * len(NOT_WORDS))
 SHINGLE = 5  # words
 BANDS = 18
 ROWS = 14
-PERMUTATIONS = 256  # at least BANDS * ROWS = 252; rensa is quickest at powers of two
+PERMUTATIONS = 256  # at least BANDS * ROWS = 252; rensa is fastest at powers of two
 SEED = 1
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, made odd: a multiplier that spreads bits
 
 
 @dataclass
 class Fingerprint(DocumentStep):
-    """Adds to a document's metadata ``fingerprint``: the (high, low) halves of a hash of its letters and digits.
+    """The step that adds a ``fingerprint`` to a document's metadata: the halves of a hash of its letters and digits.
 
-    With ``near_duplicates`` also ``bands``: 18 integers of 64 bits (see :func:`bands`). The same text gives the same
-    numbers on every machine; the bands may differ with another version of rensa.
+    With ``near_duplicates``, it also adds ``bands``, which are 18 integers of 64 bits (see :func:`bands`). The same
+    text gives the same numbers on every machine; only the bands may differ between versions of rensa.
     """
 
     name = "fingerprint"
@@ -48,9 +48,10 @@ class Fingerprint(DocumentStep):
 
 
 def fingerprint(text: str) -> tuple[int, int]:
-    """Return (high, low) 64 bits of xxh3-128 of the text's letters and digits; of the text itself where it has none.
+    """Return the (high, low) 64 bits of xxh3-128 of the text's letters and digits.
 
     Case, spacing and punctuation do not count: other line breaks, curly quotes or an extra space make no difference.
+    Text without any letters or digits is hashed as it is, without its spaces.
     """
     letters = _folded(text).translate(None, NOT_WORDS)
     digest = xxhash.xxh3_128_intdigest(letters or "".join(text.split()).encode())
@@ -58,10 +59,11 @@ def fingerprint(text: str) -> tuple[int, int]:
 
 
 def bands(text: str) -> list[int]:
-    """Return BANDS integers of 64 bits; similar texts share one or more.
+    """Return BANDS integers of 64 bits, of which similar texts share one or more.
 
-    They are hashes of 14 MinHash values each (Broder 1997) of the set of runs of 5 words. Two texts whose sets have
-    Jaccard similarity s share a band with chance 1 - (1 - s^14)^18: 1% at s = 0.6, 12% at 0.7, 55% at 0.8, 99% at 0.9.
+    Each is a hash of 14 MinHash values (Broder 1997) of the set of the text's runs of 5 words. Two texts whose sets
+    have Jaccard similarity s share a band with probability 1 - (1 - s^14)^18: 1% at s = 0.6, 12% at 0.7, 55% at 0.8,
+    99% at 0.9.
     """
     words = _folded(text).translate(NOT_WORDS_TO_SPACES).split()
     hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, words), dtype=np.uint64, count=len(words))
@@ -75,20 +77,21 @@ def bands(text: str) -> list[int]:
 
 
 def _folded(text: str) -> bytes:
-    """Return UTF-8 of the text, case-folded, with spaces for punctuation outside ASCII."""
+    """Return the case-folded text in UTF-8, with spaces in place of punctuation outside ASCII."""
     if text.isascii():
         return text.lower().encode()
     return PUNCTUATION.sub(" ", text.casefold()).encode()
 
 
 def threshold(draws: Sequence[np.ndarray], valid_share: float) -> float:
-    """Return the :func:`draw` below which documents are held out.
+    """Return the threshold such that documents whose :func:`draw` is below it are held out.
 
-    It is the share, or, if no draw is that low, just above the lowest one.
+    It is the share itself or, if no draw is that low, a number just above the lowest draw. With a single document,
+    it is always the share.
 
     Args:
-        draws: of the documents of each unit.
-        valid_share: expected share of the documents; 0 for none.
+        draws: the draws of the documents, an array per unit.
+        valid_share: expected share of the documents to hold out; 0 for none.
     """
     lowest = min((unit.min() for unit in draws if len(unit)), default=1.0)
     several = sum(map(len, draws)) > 1
@@ -98,14 +101,14 @@ def threshold(draws: Sequence[np.ndarray], valid_share: float) -> float:
 
 
 def draw(fingerprints: np.ndarray, seed: int) -> np.ndarray:
-    """Return a number in [0, 1) for each document, which depends on its text and the seed, never on its place.
+    """Return a pseudo-random number in [0, 1) for each document, which depends only on its text and the seed.
 
     Args:
-        seed: decides, with the text, which number a document gets.
-        fingerprints: uint64 (documents, 2), or (2,) of one document.
+        fingerprints: uint64 (documents, 2), or (2,) for a single document.
+        seed: another seed gives other numbers.
 
     Returns:
-        float64 (documents,), or one number.
+        float64 (documents,), or a single number.
     """
     fingerprints = np.asarray(fingerprints, dtype=np.uint64)
     mixed = _mix(_mix(np.array([seed % 2**64], dtype=np.uint64)) ^ fingerprints[..., 0])
@@ -114,7 +117,7 @@ def draw(fingerprints: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """Return 64 bits mixed by a bijection that leaves no pattern; overflow is intended.
+    """Mix 64-bit integers by a bijection that leaves no visible pattern; overflow is intended.
 
     Source: splitmix64 (Steele, Lea and Flood, 2014).
     """
@@ -134,26 +137,28 @@ def find_duplicates(
     bands: Sequence[np.ndarray] = (),
     documents_at_once: int = DOCUMENTS_PER_PARTITION,
 ) -> list[np.ndarray]:
-    """Decide which documents to drop. The order is that of the units, and within a unit that of its documents.
+    """Decide which documents to drop as duplicates of an earlier one, in the order of the units and their documents.
 
-    A document is a DUPLICATE if an earlier one has its fingerprint; else a NEAR_DUPLICATE if an earlier one, itself
-    kept or not, has its hash in the same band. So the first of equal documents stays, and every one that
-    has no similar one before it. How documents are divided into units makes no difference, nor ``documents_at_once``.
+    A document is a DUPLICATE if an earlier one has the same fingerprint. Otherwise it is a NEAR_DUPLICATE if an earlier
+    one, kept or not, has the same hash in the same band. So a document is kept if no equal or similar one comes before
+    it. The result depends neither on the division into units nor on ``documents_at_once``.
 
     Args:
-        fingerprints: an item per unit, uint64 (documents, 2); memory-mapped if they are many.
-        bands: an item per unit, uint64 (documents, bands); none, or with 0 columns, for exact duplicates alone.
-        documents_at_once: bounds the memory: about 80 bytes for each of these, and 1 byte for each of all documents;
-            equal ones stay together.
+        fingerprints: an array per unit, uint64 (documents, 2), which may be memory-mapped.
+        bands: an array per unit, uint64 (documents, bands); no arrays, or arrays of 0 columns, to find exact
+            duplicates only.
+        documents_at_once: bounds the memory, which is about 80 bytes for each of these documents plus 1 byte for every
+            document; equal documents are always compared together.
 
     Returns:
-        an item per unit, uint8 (documents,): KEEP, DUPLICATE or NEAR_DUPLICATE.
+        an array per unit, uint8 (documents,): KEEP, DUPLICATE or NEAR_DUPLICATE.
     """
     decisions = [np.full(len(unit), KEEP, dtype=np.uint8) for unit in fingerprints]
     assert not bands or list(map(len, bands)) == list(map(len, fingerprints))
     _mark_repeated(fingerprints, decisions, DUPLICATE, documents_at_once)
     columns = max((unit.shape[1] for unit in bands), default=0)
-    bands = [unit if len(unit) else np.empty((0, columns), np.uint64) for unit in bands]  # stored with none
+    # Empty units are stored without columns.
+    bands = [unit if len(unit) else np.empty((0, columns), np.uint64) for unit in bands]
     for band in range(columns):
         _mark_repeated(
             [unit[:, band : band + 1] for unit in bands],
@@ -170,16 +175,16 @@ def _mark_repeated(
     mark: int,
     at_once: int,
 ) -> None:
-    """Mark every row, not marked yet, that equals an earlier row. Units: uint64 (documents, columns)."""
+    """Mark each row that equals an earlier row and has no mark yet; units are uint64 (documents, columns)."""
     partitions = np.uint64(-(-sum(map(len, units)) // at_once))
     for partition in range(int(partitions)):
-        # By the top 32 bits of a hash, which are spread evenly.
+        # The top 32 bits of a hash are spread evenly, and equal rows fall into the same partition.
         places = [
             np.flatnonzero((unit[:, 0] >> np.uint64(32)) * partitions >> np.uint64(32) == partition) for unit in units
         ]
         rows = np.concatenate([unit[found] for unit, found in zip(units, places, strict=True)])
         candidates = _may_be_repeated(rows[:, -1])
-        order = candidates[np.lexsort(rows[candidates].T)]  # stable: of equal rows the earliest comes first
+        order = candidates[np.lexsort(rows[candidates].T)]  # lexsort is stable: the earliest of equal rows comes first
         repeated = np.zeros(len(rows), dtype=bool)
         repeated[order[1:]] = (rows[order[1:]] == rows[order[:-1]]).all(axis=1)
         ends = np.cumsum([len(found) for found in places])[:-1]
@@ -189,7 +194,7 @@ def _mark_repeated(
 
 
 def _may_be_repeated(hashes: np.ndarray) -> np.ndarray:
-    """Return the places of all hashes that occur more than once; sorting whole rows takes several times as long."""
+    """Return the places of all hashes that occur more than once, much faster than by sorting whole rows."""
     order = np.argsort(hashes)
     in_order = hashes[order]
     equals_next = in_order[1:] == in_order[:-1]

@@ -1,10 +1,10 @@
-"""Divides cased text into sentences, by rules for English or by a model of spaCy.
+"""The division of cased text into sentences, by rules for English or by a spaCy model.
 
-Appendix A of the LazyFormer paper segments by spaCy. It must see the text before it is lower-cased.
+Appendix A of the LazyFormer paper uses spaCy. Sentences must be divided before the text is converted to lower case.
 
-:func:`starts_of_sentences` asks the rules at every final mark before a space. They look, in this order, at the next
-letter, at the mark, and at the word before it, which may be an abbreviation. Where no rule says otherwise, a sentence
-ends. ``tests/corpus/sentence_gold.txt`` measures the rules.
+:func:`starts_of_sentences` applies the rules at every final mark before a space. They look, in this order, at the next
+letter, at the mark, and at the word before the mark, which may be an abbreviation. Where no rule says otherwise, the
+sentence ends. The rules are tested on ``tests/corpus/sentence_gold.txt``.
 """
 
 import re
@@ -16,8 +16,8 @@ from typing import Optional
 from lazyformer_fairseq.corpus.steps import Document, DocumentStep, has_words
 from lazyformer_fairseq.errors import UserError
 
-# A final mark, the rest of its marks (closing quotes, a dash, a footnote's number) and then space. WikiText writes @.@
-# inside numbers.
+# A final mark, the marks that follow it (closing quotes, a dash, a footnote's number), and then space. WikiText writes
+# @.@ inside numbers.
 END = re.compile(r"[.?!…։؟۔।॥።](?:(?!\[\w)[^\w\s@]|_){0,30}+(?:\[\w{1,3}\]){0,9}+(?=\s)")
 SPACE = re.compile(r"\s+")
 LONE_MARKS = re.compile(r"(?:[^\w\s]|_){1,30}(?=\s)")
@@ -26,19 +26,19 @@ CLOSING = frozenset(")]}”’»")
 NEVER_FIRST = frozenset("&,;:/%+=.?!…)]}”»|")  # no sentence begins with one of these
 LONGEST_WORD = 40  # characters looked at before a final mark
 
-# With a name after it: never an end.
+# Abbreviations before a name: never the end of a sentence.
 TITLES = frozenset(
     """Mr Mrs Ms Messrs Mme Mlle M Dr Prof Ste Mt Ft Gen Col Lt Maj Capt Cpt Cmdr Cdr Sgt Cpl Pvt Adm Rev Hon Sen Rep
     Gov Pres Supt Insp Fr Atty Dep Asst Brig Ven Pte vs v cf viz e.g i.e E.g I.e Cf approx Approx ca est resp
     esp incl Proc Natl Acad Sci Biol Chem Phys Univ Dept""".split()
 )
-# With a number after it: never an end.
+# Abbreviations that are not the end of a sentence if a number follows.
 BEFORE_NUMBERS = frozenset(
     """No Nos no nos Fig Figs fig figs Eq Eqs eq Sec Secs sec Sect Vol Vols vol vols Ch Chs ch Chap chap Art Arts art p
     pp P Pp Op op fol ff ll vv Bk bk Pt pt Tab Temp Pop Alt Max Min Rs Ps Ex ex Cor Rom Matt Gal Heb Lev Deut""".split()
 )
 MONTHS = frozenset("Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec".split())
-# Perhaps an end: one if the next word likes to begin a sentence.
+# Abbreviations that end a sentence only if the next word often begins one.
 UNSURE = frozenset(
     """Inc Ltd Co Corp Bros Plc plc Cos Jr Sr jr sr al seq Ave Rd Blvd Bldg Esq Ala Ariz Ark Calif Colo Conn Del Fla Ga
     Ill Ind Kan Ky La Mass Md Me Mich Minn Miss Mo Mont Neb Nev Okla Ore Pa Penn Tenn Tex Va Vt Wash Wis Wyo Mon
@@ -62,7 +62,7 @@ AFTER_HOURS = re.compile(
 )
 DOTTED = re.compile(r"(?:[^\W\d_]{1,2}\.)+-?[^\W\d_]")  # U.S, p.m, J.R.R, J.-P without their last mark
 LIST_NUMBER = re.compile(r"\W{0,3}(?:\d{1,3}|[A-Za-z]|[IVXLC]{1,6})\.")
-LAST_WORD = re.compile(r"(?:\w[\w'’]*\.)*(?:\w[\w'’]*)?\Z")  # U.S in then-U.S, Mr in --Mr, isn't as it is
+LAST_WORD = re.compile(r"(?:\w[\w'’]*\.)*(?:\w[\w'’]*)?\Z")  # U.S in then-U.S, Mr in --Mr, but all of isn't
 LETTERS = re.compile(r"[^\W\d_]*")
 ROMAN_OR_NUMBER = re.compile(r"[\d(#]|[IVXLC]+\b")
 SAID = re.compile(
@@ -74,7 +74,7 @@ SAID = re.compile(
 
 
 def starts_of_sentences(text: str) -> Iterator[int]:
-    """Yield the places in a cased paragraph where sentences start, but for the first, in order, each after a space."""
+    """Yield the places in a cased paragraph where sentences start, except the first, in order; each follows a space."""
     quotes = _Quotes(text)
     sentence = 0
     for mark in END.finditer(text):
@@ -89,7 +89,7 @@ def starts_of_sentences(text: str) -> Iterator[int]:
 
 
 class _Quotes:
-    """Tells the opening from the closing ones among straight quotes that have space on both sides, as in WikiText."""
+    """A counter that tells opening from closing straight quotes if they have space on both sides, as in WikiText."""
 
     def __init__(self, text: str):
         self._text = text
@@ -97,16 +97,16 @@ class _Quotes:
         self._is_open = False
 
     def closes(self, place: int) -> bool:
-        """Return whether the quote at ``place`` closes what another has opened. Places ascend from call to call."""
+        """Return whether the quote at ``place`` is a closing one; places must ascend from call to call."""
         self._is_open ^= self._text.count('"', self._counted, place) % 2 == 1
         self._counted = place
         return self._is_open
 
 
 def _next(text: str, end: int, quotes: _Quotes) -> tuple[int, int]:
-    """Return (where the next sentence would start, if one does; where its first word does, past opening marks).
+    """Return where a next sentence would start, and where its first word would start, after any opening marks.
 
-    Closing marks that stand alone stay with the sentence before.
+    Closing marks that stand alone belong to the sentence before.
     """
     position = SPACE.match(text, end).end()
     while lone := LONE_MARKS.match(text, position):
@@ -125,7 +125,7 @@ def _is_end(  # noqa: PLR0911  (a list of rules)
     start: int,
     word: int,
 ) -> bool:
-    """Return whether the sentence from ``sentence`` on ends at ``mark``, and the next one is at ``start``."""
+    """Return whether the sentence from ``sentence`` on ends at ``mark``, so that the next one starts at ``start``."""
     letter = text[word]
     marks = mark[0]
     if text[start] in NEVER_FIRST or marks[-1] in ",;:":
@@ -133,7 +133,7 @@ def _is_end(  # noqa: PLR0911  (a list of rules)
     is_special_token = text[word - 1] == "<"  # <url> has no case
     if letter.islower() and not is_special_token and not text[word + 1 : word + 2].isupper():  # iPod may be first
         first = MARKS.match(text, sentence).end()
-        # a text without capitals has sentences too
+        # A text without capitals has sentences too.
         if not text[first].islower():
             return False
     if marks.startswith(("..", "…")) or text.endswith(". .", sentence, mark.start() + 1):
@@ -164,9 +164,9 @@ def _is_end_after(  # noqa: PLR0911  (a list of rules)
 
     Args:
         text: the paragraph.
-        begin: the first character behind the last space before ``stop``.
+        begin: the place after the last space before ``stop``.
         stop: the place of the full stop.
-        word: the place of the first letter behind it.
+        word: the place of the first letter after the full stop.
     """
     before = LAST_WORD.search(text, begin, stop)[0]
     if before in BEFORE_NUMBERS and ROMAN_OR_NUMBER.match(text, word):
@@ -187,20 +187,20 @@ def _is_end_after(  # noqa: PLR0911  (a list of rules)
 
 
 def _likes_to_begin(text: str, word: int) -> bool:
-    """Return whether the word at ``word`` is one of FIRST_WORDS, and no initial such as ``A.``."""
+    """Return whether the word at ``word`` is one of FIRST_WORDS and not an initial such as ``A.``."""
     letters = LETTERS.match(text, word)
     return letters[0] in FIRST_WORDS and text[letters.end() : letters.end() + 1] != "."
 
 
 class SentenceSplitter:
-    """Callable: a paragraph of cased text -> its sentences, in order, stripped; no character but space is lost.
+    """A function that divides a paragraph of cased text into sentences, and loses no characters except spaces.
 
     Args:
-        spacy_model: name of an installed spaCy pipeline that sets sentence boundaries (``en_core_web_sm``);
+        spacy_model: name of an installed spaCy pipeline that sets sentence boundaries, such as ``en_core_web_sm``;
             None for the rules, which are far faster.
 
     Raises:
-        UserError: ``spacy_model`` is not installed, or it finds no sentences.
+        UserError: ``spacy_model`` is not installed, or does not set sentence boundaries.
     """
 
     def __init__(self, spacy_model: Optional[str] = None):
@@ -213,13 +213,13 @@ class SentenceSplitter:
             self._trained = spacy.load(spacy_model)
         except OSError:
             raise UserError(
-                f"spaCy model {spacy_model!r}: not installed; `python -m spacy download {spacy_model}`"
+                f"spaCy model {spacy_model!r}: not installed; run `python -m spacy download {spacy_model}`"
             ) from None
         if not self._trained("A word.").has_annotation("SENT_START"):
             raise UserError(f"spaCy model {spacy_model!r}: has no parser, senter or sentencizer; choose another")
 
     def __call__(self, paragraph: str) -> list[str]:
-        """Return the sentences of a paragraph."""
+        """Return the sentences of a paragraph, in order and stripped."""
         starts = [0, *self._starts(paragraph)]
         sentences = (paragraph[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=False))
         return [sentence for sentence in sentences if sentence]
@@ -227,26 +227,27 @@ class SentenceSplitter:
     def _starts(self, paragraph: str) -> Iterator[int]:
         if self._trained is None:
             return starts_of_sentences(paragraph)
-        with self._trained.memory_zone():  # else its vocabulary grows with every new word
+        with self._trained.memory_zone():  # otherwise its vocabulary would grow with every new word
             return iter([sentence.start_char for sentence in self._trained(paragraph).sents][1:])
 
 
 @dataclass
 class SplitSentences(DocumentStep):
-    """Text of one paragraph a line -> one cased sentence a line; short sentences are joined to a neighbour.
+    """The step that divides paragraphs (one per line) into cased sentences (one per line), and joins short ones.
 
-    "Concatenate short sequences" (appendix A of the LazyFormer paper): a sentence of fewer than ``min_words`` goes to
-    the one before it in its paragraph, else to the next one (of a later paragraph too); at the document's end, to the
-    one before. Never across documents.
+    The paper concatenates short sequences (LazyFormer, appendix A). Here a sentence of fewer than ``min_words`` is
+    joined to the one before it in its paragraph, or else to the next one, even of a later paragraph; at the end of the
+    document, it is joined to the one before. Sentences are never joined across documents.
 
-    Its statistics: ``sentences`` passed on, ``short sentences joined``. Drops documents with ``no sentence`` left.
+    The step counts the ``sentences`` that it passes on and the ``short sentences joined``, and drops documents that
+    have ``no sentence`` left.
 
     Args:
         spacy_model: see :class:`SentenceSplitter`.
-        min_words: words (between spaces) that a sentence has at least, unless its document has fewer; 0: no joining.
+        min_words: least number of words (between spaces) in a sentence, unless its document has fewer; 0 to join none.
 
     Raises:
-        UserError: with the first document: ``spacy_model`` is not installed.
+        UserError: ``spacy_model`` is not installed; raised at the first document.
     """
 
     name = "sentences"
@@ -271,9 +272,9 @@ load_splitter = lru_cache(maxsize=1)(SentenceSplitter)  # once per process, for 
 
 
 def join_short(paragraphs: list[list[str]], min_words: int) -> list[str]:
-    """Return the sentences of all paragraphs, in order; those of fewer than ``min_words`` words join a neighbour."""
+    """Return the sentences of all paragraphs in order; those of fewer than ``min_words`` are joined to a neighbour."""
     sentences: list[str] = []
-    waiting = ""  # short ones at the beginning of a paragraph: a number, a heading, "No."
+    waiting = ""  # short sentences at the beginning of a paragraph, such as a number, a heading or "No."
     for paragraph in paragraphs:
         has_sentence = False
         for part in paragraph:

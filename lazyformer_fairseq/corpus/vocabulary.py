@@ -1,17 +1,19 @@
-"""Counts words in a unit and in all units; decides which are too rare, and which ones the tokenizer learns from.
+"""The counts of words, which decide which words are too rare and which ones train the tokenizer, and their token ids.
+
+The counts of a unit are stored in a folder:
 
     COUNTS/hashes.npy      uint64 (words,): xxh3_64 of each distinct word of the unit, sorted
     COUNTS/counts.npy      uint64 (words,): how often each occurs
     COUNTS/vocabulary.bin  the words themselves, in the order of the hashes, as in a word store
 
-All units are merged by hash, which takes some 60 bytes of memory for each distinct word. The chance that any two of 10
-million words share their 64 bits is 3 in a million; they would count as one.
+The counts of all units are merged by hash, which takes about 60 bytes of memory per distinct word. Two words with the
+same 64-bit hash would count as one word; the probability that 10 million words contain such a pair is 3 in a million.
 
-Stored words -> ids in fairseq's memory-mapped format, one part for each unit and split.
+The token ids are stored in fairseq's memory-mapped format, one part per unit and split:
 
-    PREFIX.bin  PREFIX.idx   a sentence an item, ending ``</s>``; an item of ``</s>`` alone after each document: what
-                             fairseq-preprocess writes for lines of pieces with an empty line after each document
-    PREFIX.unigrams.npy      uint32 (2, ids): the ids that occur, ``</s>`` left out, and how often each of them does
+    PREFIX.bin  PREFIX.idx   an item per sentence, which ends with ``</s>``, and an item of ``</s>`` alone after each
+                             document: what fairseq-preprocess writes if an empty line follows each document
+    PREFIX.unigrams.npy      uint32 (2, ids): the ids that occur, without ``</s>``, and how often each of them occurs
 
 Each distinct word of the unit is encoded once; numpy does the rest.
 """
@@ -31,18 +33,18 @@ from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder
 from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
 
 MOST_WORDS_FOR_BPE = 1_000_000
-ENTRIES_AT_ONCE = 4_000_000  # words of units that wait to be merged
+ENTRIES_AT_ONCE = 4_000_000  # words of waiting units that are merged at once
 
 
 def smallest_kept_count(counts: np.ndarray, coverage: float) -> int:
-    """Return the largest count such that the words that occur as often or more are this share of all running words.
+    """Return the largest count such that words with at least this count make up ``coverage`` of the running words.
 
     Args:
         counts: how often each distinct word occurs: integers (words,).
-        coverage: share of running words to keep.
+        coverage: share of the running words to keep.
     """
     values, types = np.unique(counts, return_counts=True)
-    kept = np.cumsum((values.astype(np.int64) * types)[::-1])  # running words of these counts and of higher ones
+    kept = np.cumsum((values.astype(np.int64) * types)[::-1])  # running words with at least this count
     return int(values[::-1][np.argmax(kept >= coverage * kept[-1])])
 
 
@@ -52,7 +54,13 @@ def word_hashes(words: Sequence[str]) -> np.ndarray:
 
 
 def count_words(store: WordStore, keep: np.ndarray, folder: Path) -> None:
-    """Count the words of a unit's documents where ``keep``, bool (documents,), is true; writes ``folder`` whole."""
+    """Count the words of those documents of a unit for which ``keep`` is true, and write the counts to ``folder``.
+
+    Args:
+        store: words of the unit.
+        keep: bool (documents,).
+        folder: receives the counts; it is written whole or not at all.
+    """
     vocabulary = store.vocabulary
     counts = np.bincount(store.select(keep).words, minlength=len(vocabulary)).astype(np.uint64)
     hashes = word_hashes(vocabulary)
@@ -71,32 +79,33 @@ def merge_counts(
     always_kept: Sequence[str] = (),
     most_frequent: int = MOST_WORDS_FOR_BPE,
 ) -> tuple[dict[str, float], list[tuple[str, int]]]:
-    """Merge what :func:`count_words` wrote for each unit, and write the hashes of the kept words.
+    """Merge the counts that :func:`count_words` wrote for each unit, and write the hashes of the kept words.
 
     Args:
         folders: folders of the units' counts.
-        kept_file: receives uint64 (kept words,), sorted, as .npy; it exists only after a successful merge.
+        kept_file: receives the sorted hashes of the kept words, uint64 (kept words,), as .npy; it exists only after a
+            successful merge.
         coverage: see :func:`smallest_kept_count`; rarer words become ``<unk>``.
-        always_kept: words that are never too rare.
-        most_frequent: how many words to return at most; those of one count are returned together or not at all.
+        always_kept: words that are kept even if they are rare.
+        most_frequent: largest number of words to return; words of equal count are returned together or not at all.
 
     Returns:
-        a summary for the manifest, and the most frequent kept words with their counts, most frequent first, ties by
-        word.
+        a summary for the manifest, and the most frequent kept words with their counts, the most frequent first and ties
+        in the order of the words.
 
     Raises:
-        UserError: there is no word; the disk is full.
+        UserError: the training documents contain no words, or the disk is full.
     """
     hashes, counts = _merged(folders)
     if not len(hashes):
-        raise UserError("the training documents hold no word; give more documents, or hold fewer of them out")
+        raise UserError("the training documents contain no words; give more documents, or hold out fewer of them")
     min_count = smallest_kept_count(counts, coverage)
     is_kept = (counts >= min_count) | np.isin(hashes, word_hashes(always_kept))
     with atomic_file(kept_file) as file:
         np.save(file, hashes[is_kept], allow_pickle=False)
 
     least = min_count
-    if len(counts) > most_frequent:  # above the count of the first word that finds no place
+    if len(counts) > most_frequent:  # one more than the count of the first word that is left out
         least = max(min_count, int(np.partition(counts, -most_frequent - 1)[-most_frequent - 1]) + 1)
     is_frequent = counts >= least
     words = _find_words(hashes[is_frequent], folders)
@@ -112,7 +121,7 @@ def merge_counts(
 
 
 def _merged(folders: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct hashes of all units, sorted, and their counts; units join when they are worth a sort."""
+    """Return the distinct hashes of all units, sorted, and their counts; several units are merged in one sort."""
     merged = np.empty((2, 0), dtype=np.uint64)
     waiting: list[np.ndarray] = []
     for folder in folders:
@@ -128,7 +137,7 @@ def _merged(folders: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
-    """Return the words of some sorted hashes, each from the first unit that has it."""
+    """Return the words with the given hashes, which are sorted; each comes from the first unit that has it."""
     words = [""] * len(wanted)
     missing = np.ones(len(wanted), dtype=bool)
     for folder in folders:
@@ -146,7 +155,7 @@ def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
 
 
 def place_of(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return the place of each of ``hashes`` in the sorted ``table``, -1 for those not in it."""
+    """Return the place of each of ``hashes`` in the sorted ``table``, or -1 for a hash that is not in it."""
     if not len(table):
         return np.full(len(hashes), -1)
     places = np.minimum(np.searchsorted(table, hashes), len(table) - 1)
@@ -168,17 +177,16 @@ def write_ids(
 
     Args:
         store: words of the unit.
-        keep: by split, bool (documents,): those that are in it.
+        keep: by split, bool (documents,): which documents belong to it.
         tokenizer: encodes the words.
-        frequent: uint64, sorted: the hashes of the words that are frequent enough (see ``vocabulary.py``). In the
-            training split every other word becomes one ``<unk>``. The validation split asks what a model in use is
-            asked, in GLUE and in ``fill_mask``: there pieces spell every word.
-        prefix: path without endings.
+        frequent: uint64, sorted: the hashes of the words that are frequent enough. In the training split, every other
+            word becomes one ``<unk>``. In the validation split, every word is spelt in pieces, as it is when the model
+            is used in GLUE or ``fill_mask``.
+        prefix: path without the split and the ending.
 
     Returns:
-        by split, counts that may be added up over units: ``documents``; ``sentences``; ``words`` between spaces, before
-        normalisation; ``tokens``, ``</s>`` left out;
-        ``unknown`` ones among these.
+        by split, counts that can be summed over units: ``documents``, ``sentences``, ``words`` (between spaces, before
+        normalisation), ``tokens`` (without ``</s>``) and ``unknown`` (tokens that are ``<unk>``).
     """
     hashes = word_hashes(store.vocabulary)
     is_frequent = (place_of(hashes, frequent) >= 0) | np.isin(hashes, word_hashes(tokenizer.settings.special_tokens))
@@ -198,20 +206,22 @@ class WordPieces:
     """The ids of every word of a unit's vocabulary, with ``</s>`` as one more word at the end.
 
     Args:
-        spelt: bool (words,): the words that become pieces; each other one becomes ``<unk>``.
+        vocabulary: the words.
+        tokenizer: encodes the words.
+        spelt: bool (words,): which words become pieces; each of the others becomes ``<unk>``.
 
     Attributes:
-        ids: of all words, one word after the other, in the type that fairseq stores them in.
+        ids: the ids of all words, one word after the other, in the integer type in which fairseq stores them.
         lengths: (words + 1,): number of ids of each word.
         starts: (words + 1,): place of each word's first id.
     """
 
     def __init__(self, vocabulary: list[str], tokenizer: TextTokenizer, spelt: np.ndarray):
-        # Only the task masks; a text about masks is text.
+        # Only the task may mask, so "<mask>" in a text is spelt as plain text.
         words = [f"{MASK[0]} {MASK[1:-1]} {MASK[-1]}" if word == MASK else word for word in vocabulary]
         ids, lengths = tokenizer.encode_words([word for word, is_spelt in zip(words, spelt, strict=True) if is_spelt])
         spelt = spelt.copy()
-        spelt[spelt] = lengths > 0  # a word made of sentencepiece's space sign has none
+        spelt[spelt] = lengths > 0  # a word that consists of sentencepiece's space sign has no pieces
         self.lengths = np.ones(len(words) + 1, dtype=np.int32)
         self.lengths[:-1][spelt] = lengths[lengths > 0]
         self.starts = np.cumsum(self.lengths) - self.lengths
@@ -220,14 +230,15 @@ class WordPieces:
         self.ids[-1] = tokenizer.special.eos
 
     def items(self, selected: SelectedWords) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all items of some documents, item after item, and the number of ids of each."""
+        """Return the ids of all items of the selected documents, one after the other, and the length of each item."""
         eos_word = len(self.lengths) - 1
         sentence_ends = np.cumsum(selected.sentence_lengths, dtype=np.int64)
         document_ends = sentence_ends[np.cumsum(selected.document_sentences, dtype=np.int64) - 1]
         words = np.insert(selected.words, np.concatenate([sentence_ends, document_ends]), eos_word)
         lengths = self.lengths[words]
         ends = np.cumsum(lengths, dtype=np.int64)
-        # Id number i of a word whose ids end before place e of the result: starts + i, with i = place - (e - length).
+        # A word whose ids end before place e of the result begins at e - length. So the id at `place` of the result is
+        # the one at starts + place - (e - length).
         source = np.repeat(self.starts[words] - (ends - lengths), lengths)
         source += np.arange(len(source))
         return self.ids[source], np.diff(ends[words == eos_word], prepend=0)
@@ -255,7 +266,7 @@ def _write_part(
 
 
 def load_unigrams(prefixes: Iterable[Path], symbols: int) -> np.ndarray:
-    """Return how often each id occurs in some parts together: int64 (symbols,)."""
+    """Return how often each id occurs in all given parts together: int64 (symbols,)."""
     total = np.zeros(symbols, dtype=np.int64)
     for prefix in prefixes:
         ids, counts = np.load(f"{prefix}.unigrams.npy", allow_pickle=False)

@@ -1,12 +1,12 @@
-"""Makes paragraphs from wiki markup: what a reader of the article would call its text.
+"""The extraction of paragraphs from wiki markup: what a reader of the article would call its text.
 
-As in BERT's recipe, headings, lists, tables, captions and references go. Templates whose text is part of a sentence,
-such as {{convert|5|km}}, are rendered; all others go. First come the facts of one language's Wikipedia, here English;
-``wiki_words.py`` has those that differ between the Wikipedias.
+As in BERT's recipe, headings, lists, tables, captions and references are removed. Templates whose text is part of a
+sentence, such as {{convert|5|km}}, are rendered; all others are removed. The first part of the module has what is
+specific to the English Wikipedia; ``wiki_words.py`` has the words that differ between the Wikipedias.
 
-The time grows in proportion to a page's length, whatever the page holds. Brackets are matched in one pass with a stack,
-and what they hold is rendered from the inside out, at most DEEPEST times. No pattern looks further than the next
-bracket or tag.
+The time is proportional to a page's length, whatever the page contains. Brackets are matched in one pass with a stack,
+and their content is rendered from the inside out, up to DEEPEST levels. No pattern looks further than the next bracket
+or tag.
 """
 
 import re
@@ -26,8 +26,8 @@ DISAMBIGUATION_OPENING = re.compile(
 
 FORMULA_WORD = "formula"  # stands for a formula, so that its sentence stays whole
 
-Arguments = list[str]  # those without a name, in order
-Text = Union[str, Callable[[Arguments], str]]  # with {} for the first argument, or a function of all
+Arguments = list[str]  # the unnamed arguments of a template, in order
+Text = Union[str, Callable[[Arguments], str]]  # has {} for the first argument, or is a function of all arguments
 
 
 def _second(arguments: Arguments) -> str:
@@ -40,7 +40,7 @@ BETWEEN_NUMBERS = frozenset(("to", "and", "or", "by", "x", "×", "-", "–", "to
 
 
 def _measure(arguments: Arguments) -> str:
-    """Render {{convert|5|km|mi}} or {{convert|5|to|10|km}} with the first unit alone."""
+    """Render {{convert|5|km|mi}} or {{convert|5|to|10|km}} with the first unit only."""
     words = arguments[:2]
     while len(arguments) >= len(words) + 2 and words[-1] in BETWEEN_NUMBERS:
         words = arguments[: len(words) + 2]
@@ -53,8 +53,8 @@ def _fraction(arguments: Arguments) -> str:
     return " ".join([*whole, "/".join(parts if len(parts) != 1 else ["1", *parts])])
 
 
-# Templates whose text is part of a sentence, with their names in lower case, `_` for a space; all others are dropped.
-# A text has {} for the first argument. `lang-` are {{lang-fr|mot}}, {{lang-de|Wort}}, ...
+# Templates whose text is part of a sentence, with names in lower case and `_` for a space; all others are dropped.
+# `lang-` stands for {{lang-fr|mot}}, {{lang-de|Wort}} and so on.
 TEXTS_OF_TEMPLATES: tuple[tuple[Text, str], ...] = (
     (
         "{}",
@@ -89,10 +89,10 @@ TEXTS_OF_TEMPLATES: tuple[tuple[Text, str], ...] = (
 INLINE_TEMPLATES = {name.replace("_", " "): text for text, names in TEXTS_OF_TEMPLATES for name in names.split()}
 
 
-DEEPEST = 20  # brackets in brackets; deeper ones go
-LONGEST_ELEMENT = 30_000  # characters; beyond them its end was forgotten, and is that of another one
+DEEPEST = 20  # levels of nested brackets; deeper ones are removed
+LONGEST_ELEMENT = 30_000  # characters; an end tag further away probably belongs to another element
 
-REDIRECT = re.compile(r"\s*+#\s?\w++\s*+(?::\s*+)?\[\[")  # the word is the wiki's own: #REDIRECT, #WEITERLEITUNG
+REDIRECT = re.compile(r"\s*+#\s?\w++\s*+(?::\s*+)?\[\[")  # each wiki has its own word: #REDIRECT, #WEITERLEITUNG
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 FORMULAS = "math chem ce"
 LEFT_OUT = (
@@ -114,26 +114,27 @@ INDENT = re.compile(r"^ ++(?=[^\s|!{}*#:;\[<])", re.MULTILINE)
 
 PARAGRAPH_BREAK = tags("p center h1 h2 h3 h4 h5 h6")
 
-# Brackets whose content was a template: "Aristotle (; 384 BC)".
+# Spaces and separators in brackets from which a template was removed: "Aristotle (; 384 BC)".
 AFTER_OPENING = re.compile(r"(?<=\()[\s,;:]++(?=\w)|(?<=[\[(«]) ")
 BEFORE_CLOSING = re.compile(r"(?<![\s,;])[\s,;]++(?=\))| (?=[,:\]»]|\.(?!\w))|(?<=\.) (?=\.)")
 LINE_OF_MARKUP = re.compile(r"[|!{}].*|.*[{}]|\(.*\)|\W*")
 LIST_MARKS = "*#;:"
-INDENTED = "\0"  # a mark of our own, which XML cannot hold
-NOT_PROSE = LIST_MARKS + "\t=|!{}<_-"  # first characters of lines that stand alone
+INDENTED = "\0"  # our own mark, which cannot occur in XML
+NOT_PROSE = LIST_MARKS + "\t=|!{}<_-"  # a line that begins with one of these does not continue a paragraph
 SHORT_LINE = 100  # characters
 
 
 class ExtractWikiMarkup(DocumentStep):
-    """Pages of a MediaWiki dump become paragraphs, one a line; documents of other formats pass as they are.
+    """The step that turns pages of a MediaWiki dump into paragraphs, one per line.
 
-    Dropped: redirects, pages that are not articles, disambiguation pages, and what has no text left.
+    It drops redirects, pages that are not articles, disambiguation pages, and pages that have no text left. Documents
+    of other formats are passed on unchanged.
     """
 
     name = "wiki markup"
 
     def process(self, document: Document) -> Optional[str]:  # noqa: PLR0911  (a list of rules)
-        """Render a page as paragraphs; drop it if it is no article."""
+        """Render a page as paragraphs, or drop it if it is not an article."""
         page = document.metadata
         if page["format"] != "mediawiki":
             return None
@@ -152,12 +153,12 @@ class ExtractWikiMarkup(DocumentStep):
         return None
 
     def paragraphs(self, markup: str, left_out_namespaces: frozenset[str] = LEFT_OUT_NAMESPACES) -> str:
-        """Return the plain text of a page, one paragraph a line.
+        """Return the plain text of a page, one paragraph per line.
 
         Args:
-            markup: of the page.
-            left_out_namespaces: in lower case; a link into one of these shows a picture or sorts the page, and its text
-                is not part of the sentence.
+            markup: the wiki markup of the page.
+            left_out_namespaces: namespaces in lower case; a link into one of them shows a picture or puts the page into
+                a category, so its text is not part of the sentence.
         """
 
         def link_text(content: str) -> str:
@@ -182,7 +183,7 @@ class ExtractWikiMarkup(DocumentStep):
 
 
 def is_disambiguation(markup: str) -> bool:
-    """Return whether a page says by its markup that it only lists the articles of a name."""
+    """Return whether a page's markup says that it only lists articles that share a name."""
     if "__DISAMBIG__" in markup:
         return True
     names = (plain(name) for name in TEMPLATE_NAME.findall(markup))
@@ -190,9 +191,9 @@ def is_disambiguation(markup: str) -> bool:
 
 
 def replace_elements(text: str) -> str:
-    """Return a text without HTML elements that are no prose, with the word for a formula in the place of each.
+    """Return a text without HTML elements that are not prose, and with a word in place of each formula.
 
-    Of an element that is not closed, or whose end is far away, the tag goes and the content stays.
+    If an element is not closed or its end is far away, its tag is removed and its content stays.
     """
     found = list(ELEMENT.finditer(text))
     waiting: dict[str, list[int]] = {}
@@ -206,7 +207,7 @@ def replace_elements(text: str) -> str:
     kept: list[str] = []
     at = 0
     for number, tag in enumerate(found):
-        if tag.start() < at:  # inside of one that was replaced
+        if tag.start() < at:  # inside an element that was replaced
             continue
         kept.append(text[at : tag.start()])
         at = tag.end()
@@ -220,17 +221,17 @@ def replace_elements(text: str) -> str:
 
 
 def replace_nested(text: str, delimiter: re.Pattern, render: Callable[[str], str]) -> str:
-    """Return a text with what stands between brackets rendered, from the inside out; the brackets go.
+    """Replace each pair of brackets in a text by its rendered content, from the inside out.
 
-    What is not closed stays, and harms nothing else.
+    Brackets without a counterpart stay, and do not affect the rest.
 
     Args:
-        text: with brackets.
-        delimiter: matches an opening bracket, which begins with one of ``{[``, or a closing one.
-        render: turns what stands between two into what takes its place.
+        text: the text with brackets.
+        delimiter: matches an opening bracket, which begins with ``{`` or ``[``, or a closing one.
+        render: takes the content of a pair of brackets, and returns the text that replaces the pair.
     """
-    parts: list[list[str]] = [[]]  # of the text around all brackets, and of what stands in each that is open
-    heights = [0]  # how many brackets in brackets were rendered in each
+    parts: list[list[str]] = [[]]  # parts of the text outside all brackets, then of the content of each open bracket
+    heights = [0]  # for each of these, how many levels of nested brackets were rendered in it
     openings: list[str] = []
     at = 0
     for found in delimiter.finditer(text):
@@ -257,7 +258,7 @@ def replace_nested(text: str, delimiter: re.Pattern, render: Callable[[str], str
 
 
 def template_text(content: str) -> str:
-    """Return the text of a template's call: part of a sentence, or nothing."""
+    """Return the text of a template if it is part of a sentence, or else an empty string."""
     name, _, rest = content.partition("|")
     name = name.strip().replace("_", " ").lower()
     if name.startswith("formatnum:"):
@@ -276,9 +277,9 @@ def template_text(content: str) -> str:
 
 
 def join_lines(text: str) -> str:
-    """Return a text in which a line after a line continues its paragraph.
+    """Join successive lines of prose, which belong to the same paragraph.
 
-    Short lines that begin with a space are code or drawings, and go.
+    Short lines that begin with a space are code or drawings, and are removed.
     """
     lines: list[list[str]] = []
     goes_on = False
@@ -297,7 +298,7 @@ def join_lines(text: str) -> str:
 
 
 def mend(line: str) -> str:
-    """Return a line without what templates left behind; empty if it is a heading, an item of a list or no prose."""
+    """Clean up what templates left behind in a line; return "" for a heading, a list item or a line without prose."""
     line = line.strip().lstrip(":").lstrip()
     is_heading = line.startswith("==") and "==" in line[2:]
     if is_heading or line.startswith(tuple(LIST_MARKS)):

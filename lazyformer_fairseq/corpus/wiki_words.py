@@ -1,14 +1,14 @@
-"""Words of MediaWiki that differ between the Wikipedias: namespaces, options of pictures, disambiguation.
+"""The words of MediaWiki that differ between the Wikipedias: namespaces, options of pictures, disambiguation.
 
-``wiki_words.txt`` has those of the larger ones. All of them count in every text, whatever its language: what is left of
-the markup in a text of WikiExtractor or in JSON lines comes without its language. The head of a dump has the namespaces
-of its wiki, whichever it is.
+``wiki_words.txt`` has the words of the larger Wikipedias. All of them apply to every text, because remnants of markup
+in WikiExtractor's output or in JSON lines come without their language. The head of a dump names the namespaces of its
+own wiki, whatever the language.
 """
 
 import re
 from pathlib import Path
 
-FILES_CATEGORIES_MEDIA = ("6", "14", "-2")  # keys of namespaces
+FILES_CATEGORIES_MEDIA = ("6", "14", "-2")  # MediaWiki's keys of these namespaces
 NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^<>]*>([^<>]*)</namespace>')
 
 
@@ -25,7 +25,7 @@ def read_table() -> dict[str, list[frozenset[str]]]:
 
 
 def plain(name: str) -> str:
-    """Return a name as MediaWiki compares it: without regard to case, underscores and the space around it."""
+    """Return a name in the form in which MediaWiki compares it, regardless of case, underscores and outer spaces."""
     return " ".join(name.replace("_", " ").split()).casefold()
 
 
@@ -36,6 +36,6 @@ LEFT_OUT_NAMESPACES, SMALL_PICTURE, PICTURE_OPTIONS, DISAMBIGUATION = (
 
 
 def left_out_namespaces_of(head: bytes) -> tuple[str, ...]:
-    """Return a wiki's own names of files, categories and media, from the head of its dump; empty if it has none."""
+    """Return a wiki's own names of the namespaces of files, categories and media, from the head of its dump."""
     found = NAMESPACE.findall(head)
     return tuple(plain(name.decode(errors="replace")) for key, name in found if key.decode() in FILES_CATEGORIES_MEDIA)

@@ -1,15 +1,15 @@
-"""Cased sentences -> the words that BPE sees -> the words of one unit of input on disk, which the later stages read.
+"""The last steps of a unit: they turn cased sentences into the words that BPE sees, and store these on disk.
 
     STORE/words.npy               uint32 (words,): rows of the unit's vocabulary, in the order of the text
     STORE/sentence_lengths.npy    uint32 (sentences,): words of each sentence
     STORE/document_sentences.npy  uint32 (documents,): sentences of each document
-    STORE/running_words.npy       uint32 (documents,): words of each document between spaces, before normalisation
+    STORE/running_words.npy       uint32 (documents,): words of each document, between spaces, before normalisation
     STORE/fingerprints.npy        uint64 (documents, 2): xxh3_128 of each document, high and low half
     STORE/bands.npy               uint64 (documents, bands): for near-duplicates; no columns without them
-    STORE/vocabulary.bin          the unit's distinct words in UTF-8, sorted by their bytes, a line feed between them
+    STORE/vocabulary.bin          the unit's distinct words in UTF-8, sorted by their bytes, joined by line feeds
     STORE/notes.json              the task's notes for the report, see ``steps.py``
 
-Some 0.8 bytes for each byte of text. Counting or looking up words happens once for each distinct word of a unit.
+A store takes about 0.8 bytes per byte of text. The later stages count and look up each distinct word of a unit once.
 """
 
 import json
@@ -41,20 +41,19 @@ _SYMBOLS = re.compile(
 
 @dataclass
 class NormaliseWords(DocumentStep):
-    """Each line (a cased sentence) becomes its normalised words, divided by single spaces; lines without any go.
+    """The step that turns each line, a cased sentence, into its normalised words, separated by single spaces.
 
-    A literal ``<mask>``, ``</s>`` or other symbol of the model, in a text that mentions it, is written plain, like
-    ``< mask >``: only the task may mask. Stand-ins of cleaning such as ``<url>`` stay, and so does the ``<unk>`` by
-    which WikiText has replaced its rare words. A tokenizer that came with another model writes symbols plain by itself.
-
-    Dropped: documents with ``no word`` left.
+    Lines without words are removed, and documents with ``no word`` left are dropped. If a text mentions ``<mask>``,
+    ``</s>`` or another symbol of the model, the symbol is written as plain words, like ``< mask >``, because only the
+    task may mask. The placeholders that cleaning inserts, such as ``<url>``, stay, and so does the ``<unk>`` that
+    stands for rare words in WikiText. A tokenizer from another model does this by itself.
     """
 
     name = "words"
     settings: Union[TextSettings, LibrarySettings]
 
     def process(self, document: Document) -> Optional[str]:
-        """Process a document; see the class."""
+        """Normalise the words of a document."""
         text = document.text
         document.metadata["running_words"] = len(text.split())
         normalise = load_normaliser(self.settings)
@@ -74,18 +73,18 @@ class NormaliseWords(DocumentStep):
 def load_normaliser(
     settings: Union[TextSettings, LibrarySettings],
 ) -> Union[TextNormaliser, LibraryNormaliser]:
-    """Return what makes a tokenizer's words of a text, by its settings alone."""
+    """Return the normaliser, which turns text into a tokenizer's words, for the tokenizer's settings."""
     if isinstance(settings, LibrarySettings):
         return LibraryNormaliser(settings)
     return TextNormaliser(settings)
 
 
 def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
-    """Return a text with the model's own symbols spelt as words between brackets, as ``< mask >``.
+    """Return a text with the model's own symbols spelt as plain words, such as ``< mask >``.
 
     Args:
         text: raw text.
-        keep_unknown: leave ``<unk>`` as it is, an unknown word.
+        keep_unknown: whether ``<unk>`` stays as it is and counts as an unknown word.
     """
 
     def spelt(symbol: re.Match) -> str:
@@ -97,7 +96,7 @@ def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
 
 
 class SelectedWords(NamedTuple):
-    """The words of some documents of a store; the arrays are as the store's."""
+    """The words of some documents of a store, in arrays like those of the store."""
 
     words: np.ndarray
     sentence_lengths: np.ndarray
@@ -105,7 +104,7 @@ class SelectedWords(NamedTuple):
 
 
 class WordStore:
-    """An existing store; maps an array into memory when it is asked for: not all files need be on this machine."""
+    """An existing store; each array is memory-mapped at its first use, so not all files need to be on this machine."""
 
     words: np.ndarray
     sentence_lengths: np.ndarray
@@ -126,11 +125,11 @@ class WordStore:
 
     @cached_property
     def vocabulary(self) -> list[str]:
-        """Distinct words of the unit."""
+        """The distinct words of the unit, sorted by their UTF-8 bytes."""
         return split_words((self.folder / VOCABULARY_FILE).read_bytes())
 
     def select(self, keep: np.ndarray) -> SelectedWords:
-        """Return the words of those documents where ``keep``, bool (documents,), is true."""
+        """Return the words of the documents for which ``keep``, bool (documents,), is true."""
         keep_sentence = np.repeat(keep, self.document_sentences)
         keep_word = np.repeat(keep_sentence, self.sentence_lengths)
         return SelectedWords(
@@ -141,11 +140,11 @@ class WordStore:
 
 
 class StoreWords(DocumentStep):
-    """The last step of a unit: writes ``folder``, whole or not at all, after the last document.
+    """The last step of a unit, which writes ``folder`` after the last document, whole or not at all.
 
-    Takes documents of one sentence a line, words divided by single spaces. Their metadata hold ``running_words``, the
-    number of words before normalisation, ``fingerprint``, two numbers of 64 bits, and perhaps ``bands``, as many such
-    numbers for every document.
+    Documents must have one sentence per line, with words separated by single spaces. Their metadata must contain
+    ``running_words``, the number of words before normalisation, and ``fingerprint``, two 64-bit integers. It may also
+    contain ``bands``, 64-bit integers whose number is the same for every document.
     """
 
     name = "store"
@@ -169,7 +168,7 @@ class StoreWords(DocumentStep):
             (unfinished / NOTES_FILE).write_text(json.dumps(vars(self.notes), indent=1) + "\n", encoding="utf-8")
 
     def process(self, document: Document) -> Optional[str]:
-        """Process a document; see the class."""
+        """Add the words of a document to the store."""
         if not document.text:
             return "no sentence"
         sentences = document.text.split("\n")
@@ -185,7 +184,7 @@ class StoreWords(DocumentStep):
 
     def _save(self, folder: Path) -> None:
         assert "" not in self._ids, "words must be divided by single spaces"
-        vocabulary = sorted(self._ids)  # by code points, which is the order of the UTF-8 bytes too
+        vocabulary = sorted(self._ids)  # the order of code points is also that of the UTF-8 bytes
         sorted_id = np.empty(len(vocabulary), dtype=np.uint32)
         sorted_id[[self._ids[word] for word in vocabulary]] = np.arange(len(vocabulary), dtype=np.uint32)
         documents = len(self._document_sentences)
@@ -203,12 +202,12 @@ class StoreWords(DocumentStep):
 
 
 def join_words(words: Sequence[str]) -> bytes:
-    """Return words in UTF-8, a line feed between them."""
+    """Return words in UTF-8, joined by line feeds."""
     return "\n".join(words).encode()
 
 
 def split_words(content: bytes) -> list[str]:
-    """Undo :func:`join_words`; no word is empty."""
+    """Return the words that :func:`join_words` joined, none of which may be empty."""
     if content:
         return content.decode().split("\n")
     return []

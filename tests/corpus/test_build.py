@@ -255,7 +255,7 @@ def test_a_dump_that_is_truncated_or_cut_into_parts(raw, tmp_path):
     names = build_corpus([str(dump)], tmp_path / "odd", smaller)["dropped_names"]
     assert (names["redirect"], names["not an article"]) == ([f"{dump}:81"], [f"{dump}:82"])  # its number in the dump
     last_line = text.count(b"\n")
-    assert names["bad record"] == [f"{dump}, line {last_line}: malformed XML: this stands outside of <page>...</page>"]
+    assert names["bad record"] == [f"{dump}, line {last_line}: malformed XML: this is outside of <page>...</page>"]
 
 
 def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_path):
@@ -296,7 +296,7 @@ def test_a_broken_record_is_counted_and_named_last_by_a_run_that_began_without_t
         command = [*given, "--workers", "1", "--vocab-size", "110", "--valid-share", "0.1", *options]
         return CliRunner().invoke(corpus, command, catch_exceptions=False)
 
-    where = f"{tmp_path}/a.jsonl, line 21: no valid JSON"
+    where = f"{tmp_path}/a.jsonl, line 21: not valid JSON"
     with pytest.raises(UserError, match=rf"{where}.*; or skip all broken input with --bad-input skip"):
         run()
     done = run("--bad-input", "skip")
@@ -422,7 +422,7 @@ def test_it_says_how_the_input_was_understood_and_short_documents_of_other_scrip
     result = run(text, tmp_path / "out")
     assert result.exit_code == 0
     assert "6 documents, 3 of them dropped (2 too short, 1 duplicate); " in result.output, "each has its reason"
-    assert "read as text: 1 file, 0.0 MB; a document is what stands between blank lines" in result.stderr
+    assert "read as text: 1 file, 0.0 MB; a document is the text between blank lines" in result.stderr
     assert "of 6 documents, dropped: 2 too short (--min-document-characters)" in result.stderr
     assert "valid 1 sentences" in result.output
     result = run(text, tmp_path / "all", "--vocab-size 110 --min-document-characters 0 --valid-share 0")

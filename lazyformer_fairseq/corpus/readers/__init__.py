@@ -1,1 +1,1 @@
-"""Reads the input: finds its files, divides them into units, and yields the documents of each."""
+"""The readers of the input, which find its files, divide them into units, and yield the documents of each unit."""

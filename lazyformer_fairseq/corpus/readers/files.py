@@ -1,11 +1,12 @@
-"""Opens plain, gz, bz2 and zst files alike, and divides them into blocks of lines, one document each.
+"""Plain, gz, bz2 and zst files, which are all read in the same way, and their blocks of lines, one document each.
 
-The file's first bytes decide which it is, not its name. A file may hold several streams, one after the other (bgzip,
-pbzip2, Wikipedia's multistream dumps, concatenated zst frames). Python's own readers silently
-accept a truncated zst file, hence this one.
+The compression is recognised from a file's first bytes, not from its name. A file may contain several streams, one
+after the other (bgzip, pbzip2, Wikipedia's multistream dumps, concatenated zst frames). Python's own readers silently
+accept a truncated zst file, so this module has its own.
 
-A format marks a document's start by a line. A range of bytes ``[start, end)`` of a file gives, whole, the blocks whose
-first line begins in it: so ranges that cover a file give every block once, wherever the cuts fall.
+In every format, a line marks the start of a document. Reading a range of bytes ``[start, end)`` of a file yields the
+blocks whose first line begins in the range, each of them whole. So ranges that cover a file yield every block once,
+wherever the cuts are.
 """
 
 import bz2
@@ -22,17 +23,19 @@ import zstandard
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.remote import local_copy
 
-# Bytes that go to the decompressor at once, and for bz2 that come out. What it has made of them is lost where they are
-# damaged; and 1 KiB of zst can stand for 32 MB, 50 bytes of bz2 for 46 MB.
+# The number of bytes that are decompressed at once and, for bz2, the largest number that may come out at once. Both are
+# small, because a damaged chunk yields nothing, and because 1 KiB of zst can expand to 32 MB and 50 bytes of bz2 to
+# 46 MB.
 CHUNK = 1 << 10
 MOST_AT_ONCE = 1 << 16
-# Text shrinks to a third, a table to a thirtieth, a bomb to a millionth. Below the second number any file may do as it
-# likes. The whole may be one document, of which reading makes some ten copies.
+# How many times its size a file may expand to, and the number of bytes up to which it may expand at any ratio.
+# Compression shrinks text to a third, a table to a thirtieth, and a decompression bomb to a millionth. The whole file
+# may be one document, of which the steps make about ten copies.
 MOST_TIMES = 50
 BEYOND_BYTES = 1 << 24
-MOST_WINDOW = 1 << 27  # bytes that a zst file may have its reader keep; what `zstd` reads without --long
-BZ2_STREAM = b"1AY&SY"  # after `BZh` and a digit: the first block of a bz2 stream
-BZ2_END = b"\x17\x72\x45\x38\x50\x90"  # the same place in a stream of nothing
+MOST_WINDOW = 1 << 27  # bytes of a zst file's window; the largest that `zstd` accepts without --long
+BZ2_STREAM = b"1AY&SY"  # follows `BZh` and a digit at the start of a bz2 stream
+BZ2_END = b"\x17\x72\x45\x38\x50\x90"  # takes its place in an empty stream
 STARTS = {"gz": b"\x1f\x8b\x08", "zst": b"\x28\xb5\x2f\xfd"}
 DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "gz": lambda: zlib.decompressobj(wbits=31),
@@ -42,11 +45,11 @@ DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 
 
 class BadInputError(UserError):
-    """A record that is broken, or a file whose compressed data is damaged; the message names file, place and reason."""
+    """A broken record, or a file whose compressed data is damaged; the message names the file, the place and why."""
 
 
 def compression(path: Union[str, Path]) -> Optional[str]:
-    """Return ``gz``, ``bz2``, ``zst``, or None for a file that is not compressed."""
+    """Return ``gz``, ``bz2`` or ``zst`` for a compressed file, or None for any other."""
     with open(local_copy(path), "rb") as file:
         head = file.read(10)
     if head.startswith(b"BZh") and head[4:] in (BZ2_STREAM, BZ2_END):
@@ -55,9 +58,9 @@ def compression(path: Union[str, Path]) -> Optional[str]:
 
 
 def open_decompressed(path: Union[str, Path], start: int = 0, end: Optional[int] = None) -> io.BufferedReader:
-    """Return the bytes of the streams of a compressed file that begin in ``[start, end)`` of it.
+    """Open a file from ``start`` on; of a compressed file, the decompressed streams that begin in ``[start, end)``.
 
-    Ignores ``end`` for a file that is not compressed: whoever reads lines goes beyond it to finish a document.
+    If the file is not compressed, ``end`` is ignored: to finish a document, its lines must be read beyond it.
     """
     compressed_by = compression(path)
     buffering = 0
@@ -71,10 +74,10 @@ def open_decompressed(path: Union[str, Path], start: int = 0, end: Optional[int]
 
 
 class _Decompressed(io.RawIOBase):
-    """The streams of a compressed file that begin before ``end``.
+    """The decompressed bytes of those streams of a compressed file that begin in ``[start, end)``.
 
     Raises:
-        BadInputError: a stream is damaged, stops before its end, or stands for far more bytes than text would.
+        BadInputError: a stream is damaged or truncated, or expands to far more bytes than text would.
     """
 
     def __init__(self, file: BinaryIO, path: str, compressed_by: str, start: int, end: Optional[int]):
@@ -83,7 +86,7 @@ class _Decompressed(io.RawIOBase):
         self._compressed_by = compressed_by
         self._start = start
         self._end = end
-        self._at = start  # of the next compressed byte to hand to the decompressor
+        self._at = start  # place of the next compressed byte to decompress
         self._chunk = b""
         self._stream: Any = None  # None between two streams
         self._ready = memoryview(b"")
@@ -103,25 +106,25 @@ class _Decompressed(io.RawIOBase):
                 if not self._chunk and self._stream is None:
                     return 0
                 if not self._chunk:
-                    self._fail("stop in the middle, so the file is not whole")
+                    self._fail("is truncated, so the file is incomplete")
             if self._stream is None:
                 if self._end is not None and self._at >= self._end:
                     return 0
-                chunk = self._chunk.lstrip(b"\0")  # some tools fill up the last block with zeros
+                chunk = self._chunk.lstrip(b"\0")  # some tools pad the last block with zeros
                 self._at += len(self._chunk) - len(chunk)
                 self._chunk = chunk
             if self._chunk or self._holds_input():
                 self._ready = memoryview(self._decompress())
                 self._unpacked += len(self._ready)
                 if self._unpacked > max(BEYOND_BYTES, MOST_TIMES * (self._at - self._start)):
-                    self._fail(f"unpack to more than {MOST_TIMES} times their size, which no text does")
+                    self._fail(f"expands to more than {MOST_TIMES} times its size, which text never does")
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]
         return count
 
     def _holds_input(self) -> bool:
-        """Return whether the decompressor has more output for the input it was given; only bz2's ever has."""
+        """Return whether the decompressor has more output for its previous input, as only bz2's can have."""
         return not getattr(self._stream, "needs_input", True)
 
     def _decompress(self) -> bytes:
@@ -132,7 +135,7 @@ class _Decompressed(io.RawIOBase):
             self._stream = self._stream or DECOMPRESSORS[self._compressed_by]()
             text = self._stream.decompress(self._chunk, *most)
         except (OSError, zlib.error, zstandard.ZstdError, EOFError) as error:
-            self._fail(f"are damaged ({error})")
+            self._fail(f"is damaged ({error})")
         left = b""
         if self._stream.eof:
             left = self._stream.unused_data
@@ -144,7 +147,7 @@ class _Decompressed(io.RawIOBase):
 
     def _fail(self, what: str) -> None:
         raise BadInputError(
-            f"{self._path}, byte {self._at}: its {self._compressed_by} data {what}; get it again, or leave it out"
+            f"{self._path}, byte {self._at}: the {self._compressed_by} data {what}; get a new copy, or leave it out"
         ) from None
 
 
@@ -153,9 +156,10 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Piece:
-    """The part to read in one go: a whole file, or the documents of it whose first byte lies in ``[start, end)``.
+    """A part of the input that is read in one go: a file, or its documents whose first byte is in ``[start, end)``.
 
-    Offsets are of the file on disk; in a bz2 file a range holds whole streams, each of which begins with a document.
+    Offsets are those in the file on disk. In a bz2 file, a range has whole streams, each of which begins with a
+    document.
     """
 
     path: str
@@ -163,25 +167,26 @@ class Piece:
     start: int = 0
     end: Optional[int] = None
     first_line: int = 1
-    """The number of its first line, where the file is a part of another one."""
+    """Number of the first line in the original file, if the file was cut from another one."""
     left_out_namespaces: tuple[str, ...] = ()
-    """Of a dump, its wiki's names for pictures, media and categories."""
+    """For a dump: its wiki's names of the namespaces of pictures, media and categories."""
 
 
 @dataclass
 class Watch:
-    """A reader's report: ``lines_not_utf8`` were decoded as cp1252 instead."""
+    """A reader's report: the number of ``lines_not_utf8``, which were decoded as cp1252 instead."""
 
     lines_not_utf8: int = 0
 
 
 class Block(NamedTuple):
-    """The lines of a document, line ends included.
+    """The lines of a document, with their line ends.
 
     Attributes:
-        offset: of its first byte in the file; in the decompressed piece, if the file is compressed.
-        line: number of its first line in the piece, from 1.
-        is_preamble: it stands before the first start of a document in the file.
+        offset: place of its first byte in the file or, if the file is compressed, in the decompressed piece.
+        line: number of its first line in the piece, counted from 1.
+        content: the lines.
+        is_preamble: whether the lines come before the first start of a document in the file.
     """
 
     offset: int
@@ -196,18 +201,20 @@ Parsed = Iterator[Union[tuple[str, dict[str, Any]], BadInputError]]
 
 @dataclass(frozen=True)
 class Format:
-    """A row of the table of formats (``formats.py``): how a format is recognised, and its documents are found.
+    """A row of the table of formats (``formats.py``): how to recognise a format, and how to find its documents.
 
     Attributes:
-        document: what a document of it is, in messages.
-        names: a regular expression of its files' names, without the ending of a compressed one.
-        recognises: whether a file is of this format, by its first bytes, without space before them, and its path; a
-            UserError for what is near to it, but cannot be read.
-        starts_document: whether one starts with a line: (line, whether the one before it is blank or there is none).
-        parse: (text, metadata) of the documents in a block, and a BadInputError in the place of each that is broken.
-        read_whole: in place of these two, where documents are not lines of a file: the same of a piece.
-        magic: the bytes that a file of it begins with, if it is no text.
-        is_selected: whether people chose its text line by line, so that no line or document is dropped for its looks.
+        document: what a document is in this format, for messages.
+        names: a regular expression for the names of its files, without the ending of a compressed file.
+        recognises: returns whether a file has this format, from its first bytes (without leading space) and its path;
+            raises a UserError for a file that is similar but cannot be read.
+        starts_document: returns whether a document starts with a line, from the line and whether the line before it is
+            blank or missing.
+        parse: yields (text, metadata) for each document in a block, and a BadInputError in place of a broken one.
+        read_whole: yields the same for a piece; it replaces these two if documents are not made of lines.
+        magic: the first bytes of a file, if the format is not text.
+        is_selected: whether people selected the text line by line, so that no line or document is dropped for its
+            looks.
     """
 
     document: str
@@ -221,10 +228,10 @@ class Format:
 
 
 def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block]:
-    """Return blocks of a piece in order; memory is bounded by the longest one.
+    """Yield the blocks of a piece in order; memory is bounded by the longest block.
 
     Raises:
-        BadInputError: compressed data is damaged or truncated.
+        BadInputError: the compressed data is damaged or truncated.
     """
     is_plain = compression(piece.path) is None
     end = None
@@ -239,7 +246,7 @@ def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block
     with open_decompressed(piece.path, piece.start, piece.end) as file:
         if is_plain and piece.start:
             offset, after_blank = _move_to_line(file, piece)
-            number = 2  # at most one line was passed over; see `place`
+            number = 2  # line 1 is the one that was skipped, if any; see `place`
         for read in file:
             line = read
             if not offset:
@@ -263,7 +270,7 @@ def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block
 
 
 def _move_to_line(file: BinaryIO, piece: Piece) -> tuple[int, bool]:
-    """Read on to the first line that begins in the range: (its offset, is the line before it blank?)."""
+    """Move to the first line that begins in the range; return its offset, and whether the line before it is blank."""
     with open(local_copy(piece.path), "rb") as before:
         before.seek(piece.start - 1)
         offset = piece.start
@@ -273,7 +280,7 @@ def _move_to_line(file: BinaryIO, piece: Piece) -> tuple[int, bool]:
 
 
 def _is_blank_before(file: BinaryIO, offset: int) -> bool:
-    """Return whether nothing but space stands between ``offset`` and the start of its line."""
+    """Return whether there is only space between the start of a line and ``offset`` in it."""
     while offset > 0:
         start = max(0, offset - 4096)
         file.seek(start)
@@ -289,7 +296,7 @@ def _is_blank_before(file: BinaryIO, offset: int) -> bool:
 
 
 def decode(content: bytes, watch: Watch) -> str:
-    """Decode UTF-8; any other line is read as cp1252 (old books), where bytes without meaning become U+FFFD."""
+    """Decode UTF-8; decode a line that is not UTF-8 as cp1252 (old books), with U+FFFD for undefined bytes."""
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -305,14 +312,14 @@ def _decode_line(line: bytes, watch: Watch) -> str:
 
 
 def place(piece: Piece, line: int) -> str:
-    """Return ``FILE, line N``, the place of the piece's line number ``line``, for a message."""
+    """Return ``FILE, line N`` for a message, given the number of a line in a piece."""
     if not piece.start:
         return f"{piece.path}, line {piece.first_line - 1 + line}"
     if compression(piece.path) is not None:
-        return f"{piece.path}, line {line} of what begins at byte {piece.start}"
+        return f"{piece.path}, line {line} of the part that begins at byte {piece.start}"
     newlines = 0
     with open(local_copy(piece.path), "rb") as file:
-        left = piece.start - 1  # the range's line 2 begins after the first newline from here on
+        left = piece.start - 1  # line 2 of the range begins after the first newline from here on
         while left and (chunk := file.read(min(left, 1 << 20))):
             newlines += chunk.count(b"\n")
             left -= len(chunk)
@@ -320,5 +327,5 @@ def place(piece: Piece, line: int) -> str:
 
 
 def bytes_of(unit: Sequence[Piece]) -> int:
-    """Return bytes on disk of a unit."""
+    """Return the size of a unit on disk, in bytes."""
     return sum((os.path.getsize(local_copy(p.path)) if p.end is None else p.end) - p.start for p in unit)

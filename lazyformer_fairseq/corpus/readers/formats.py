@@ -1,12 +1,13 @@
-"""The formats: how each is recognised, where its documents start, and their text; the documents of a piece of a file.
+"""The input formats: how each is recognised, where its documents start, and what their text is.
 
-Documents of plain text are divided by blank lines, each of them one paragraph, hard-wrapped or not. In WikiText
-``= Title =`` after a blank line opens a document, and every further line is a paragraph. JSON lines hold an object a
-line, whose field ``text`` is the document; newlines in it divide paragraphs. WikiExtractor's ``--json`` is one of
-these; it puts the title before the text, which is left out.
+Documents of plain text are separated by blank lines; each is one paragraph, hard-wrapped or not. In WikiText,
+``= Title =`` after a blank line starts a document, and every further line is a paragraph. JSON lines have one object
+per line, whose field ``text`` is the document; newlines in it separate paragraphs. WikiExtractor's ``--json`` output
+has this form; it repeats the title at the start of the text, from where it is removed.
 
-Each function of a row takes a block, its piece and a watch, and yields (text, metadata) of the documents in it. In the
-place of a broken one it yields, not raises, a BadInputError: what comes after it may be whole.
+The parse function of a row takes a block, its piece and a watch, and yields (text, metadata) for each document in the
+block. In place of a broken document it yields a BadInputError, rather than raising it, because the next one may be
+whole.
 """
 
 import os
@@ -24,11 +25,11 @@ from lazyformer_fairseq.storage.remote import local_copy
 
 
 def lines_to_paragraphs(text: str, title: Optional[str] = None) -> str:
-    """Return one paragraph per line, from lines that are paragraphs already, without blank lines and superfluous space.
+    """Return text whose lines are paragraphs without blank lines and superfluous space.
 
     Args:
-        text: lines that are paragraphs.
-        title: left out where it is the first line.
+        text: one paragraph per line.
+        title: the first line is removed if it equals this title.
     """
     lines = (" ".join(line.split()) for line in text.split("\n"))
     text = "\n".join(line for line in lines if line)
@@ -44,21 +45,25 @@ TITLE_OF_PAGE = re.compile(r"<title>([^<\n]{1,200})</title>")
 
 
 def is_dump(content: bytes, file: str) -> bool:
-    """Return whether MediaWiki wrote this; a UserError for other XML and HTML."""
+    """Return whether a file is a MediaWiki dump.
+
+    Raises:
+        UserError: the file is other XML, or HTML.
+    """
     if b"<mediawiki" in content[:1000] or content.startswith(b"<page>"):
         return True
     if re.match(rb"<\?xml|<!DOCTYPE|<html", content, re.I):
-        raise UserError(f"{file}: is XML or HTML, but no MediaWiki dump; convert it, or leave it out")
+        raise UserError(f"{file}: is XML or HTML, but not a MediaWiki dump; convert it to text, or leave it out")
     return False
 
 
 def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Yield raw wiki markup of a page with {"title", "namespace", "model", "is_redirect"}; its last revision counts.
+    """Yield the raw wiki markup of the last revision of each page, with {"title", "namespace", "model", "is_redirect"}.
 
-    ``<page>``s stand inside ``<mediawiki>`` or, in a part of a dump, without it. A ``<`` in a text is escaped, so that
-    each ``<page>`` opens a page, whatever is wrong with the one before it.
+    ``<page>`` elements are inside ``<mediawiki>`` or, in a part of a dump, on their own. A ``<`` in text is escaped, so
+    each ``<page>`` starts a page, whatever is wrong with the page before it.
     """
-    outside = "malformed XML: this stands outside of <page>...</page>"
+    outside = "malformed XML: this is outside of <page>...</page>"
     if block.is_preamble:  # <mediawiki> and <siteinfo>
         if b"</page>" in block.content:
             yield files.BadInputError(f"{files.place(piece, block.line)}: {outside}")
@@ -69,7 +74,7 @@ def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> f
         xml = f"<page>{rest}"
         whole = PAGE.match(xml)
         if whole is None:
-            problem = f"malformed XML{_in_page(xml)}: no whole <page>...</page>; is the file whole?"
+            problem = f"malformed XML{_in_page(xml)}: this <page> is not closed by </page>; is the file complete?"
             yield files.BadInputError(f"{files.place(piece, line)}: {problem}")
         else:
             yield _parse_page(whole.group(), piece, line)
@@ -81,7 +86,7 @@ def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> f
 
 def _parse_page(xml: str, piece: files.Piece, line: int) -> Union[tuple[str, dict], files.BadInputError]:
     try:
-        # A <page> alone has no document type, the only place where XML can name other files or entities.
+        # A <page> on its own has no document type, which is the only place where XML can name other files or entities.
         page = ElementTree.fromstring(xml)  # noqa: S314
     except ElementTree.ParseError as error:
         where = files.place(piece, line + error.position[0] - 1)
@@ -96,21 +101,21 @@ def _parse_page(xml: str, piece: files.Piece, line: int) -> Union[tuple[str, dic
 
 
 def _in_page(xml: str) -> str:
-    """Return `` in page TITLE``, for a message; nothing where the title cannot be read."""
+    """Return `` in page TITLE`` for a message, or an empty string if the title cannot be read."""
     title = TITLE_OF_PAGE.search(xml)
     if title:
         return f" in page {unescape(title[1])!r}"
     return ""
 
 
-TITLE_OF_DOC = re.compile(r'(?>.*?\btitle=")(.*?)"\s*+>')  # atomic: of many openings the first one alone is tried
+TITLE_OF_DOC = re.compile(r'(?>.*?\btitle=")(.*?)"\s*+>')  # atomic: only the first of many openings is tried
 END_OF_DOC = re.compile(r"^</doc>\s*", re.MULTILINE)
 
 
 def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Return the paragraphs of ``<doc id=... title="...">``, title, paragraphs, ``</doc>``, without the title."""
+    """Yield the paragraphs between ``<doc id=... title="...">`` and ``</doc>``, without the title before them."""
     text = files.decode(block.content, watch)
-    outside = "text outside of <doc ...> and </doc>"
+    outside = "this is outside of <doc ...>...</doc>"
     if block.is_preamble:
         if text.strip():
             yield files.BadInputError(f"{files.place(piece, block.line)}: {outside}")
@@ -118,7 +123,7 @@ def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) 
     end = END_OF_DOC.search(text)
     if end is None:
         yield files.BadInputError(
-            f"{files.place(piece, block.line)}: this <doc ...> is not closed by </doc>; is the file whole?"
+            f"{files.place(piece, block.line)}: this <doc ...> is not closed by </doc>; is the file complete?"
         )
         return
     header, _, body = text[: end.start()].partition("\n")
@@ -132,20 +137,24 @@ def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) 
 
 
 def is_json_lines(content: bytes, file: str) -> bool:
-    """Return whether the first line is an object; a UserError for one list of them."""
+    """Return whether the first line is a JSON object.
+
+    Raises:
+        UserError: the file is one JSON list of objects.
+    """
     if re.match(rb"\[\s*\{", content) and ".json" in os.path.basename(file):
-        raise UserError(f"{file}: is one JSON list; write one object a line (`jq -c '.[]'`)")
+        raise UserError(f"{file}: is one JSON list; write one object per line (`jq -c '.[]'` does this)")
     return re.match(rb'\{\s*"', content) is not None
 
 
 def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Return the paragraphs of one line's object."""
+    """Yield the paragraphs of the object on one line."""
     if block.is_preamble:  # blank lines
         return
     try:
         record = orjson.loads(files.decode(block.content, watch))
     except orjson.JSONDecodeError as error:
-        yield files.BadInputError(f"{files.place(piece, block.line)}: no valid JSON ({error.msg})")
+        yield files.BadInputError(f"{files.place(piece, block.line)}: not valid JSON ({error.msg})")
         return
     if not isinstance(record, dict):
         yield files.BadInputError(f"{files.place(piece, block.line)}: a line must be a JSON object, {{...}}")
@@ -165,16 +174,16 @@ ROWS_AT_ONCE = 64
 
 
 def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Yield the paragraphs of the column ``text`` of a Parquet file, in the row groups that belong to the piece.
+    """Yield the documents in the column ``text`` of a Parquet file, from the row groups that belong to the piece.
 
-    Row groups are assigned to pieces by their number, not by their offset: pyarrow aborts the process when it is asked
-    for the offset of a damaged column.
+    Row groups are assigned to pieces by their number, not by their offset, because pyarrow aborts the process when it
+    is asked for the offset of a damaged column.
 
     Raises:
-        BadInputError: the file is damaged, has no such column, or stands for far more bytes than text would; what came
-            before it was yielded.
+        BadInputError: the file is damaged, has no such column, or expands to far more bytes than text would. The
+            documents before the damage have been yielded.
     """
-    import pyarrow  # takes a while, which other formats need not spend
+    import pyarrow  # is slow to import, and other formats do not need it
     from pyarrow.parquet import ParquetFile
 
     file = local_copy(piece.path)
@@ -191,7 +200,8 @@ def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
             unpacked = sum(group.total_byte_size for group in groups)
             if unpacked > max(files.BEYOND_BYTES, files.MOST_TIMES * size):
                 raise files.BadInputError(
-                    f"{piece.path}: its rows unpack to more than {files.MOST_TIMES} times its size, which no text does"
+                    f"{piece.path}: its rows expand to more than {files.MOST_TIMES} times its size, which text never "
+                    "does"
                 )
             row = 1
             for number, group in enumerate(groups):
@@ -201,19 +211,19 @@ def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
                 row += group.num_rows
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise files.BadInputError(
-            f"{piece.path}: cannot be read as Parquet ({str(error).splitlines()[0]}); get it again, or leave it out"
+            f"{piece.path}: cannot be read as Parquet ({str(error).splitlines()[0]}); get a new copy, or leave it out"
         ) from None
 
 
 def _rows_of(table: Any, number: int, row: int, path: str, watch: files.Watch) -> files.Parsed:
-    """Yield the documents of a row group.
+    """Yield the documents of a row group, and a BadInputError for each row without text.
 
     Args:
         table: the open file.
-        number: the row group's, from 0.
-        row: the number of its first row in the file, from 1.
-        path: of the file, for messages.
-        watch: counts what was read with doubt.
+        number: number of the row group, from 0.
+        row: number of its first row in the file, from 1.
+        path: path of the file, for messages.
+        watch: counts lines that are not UTF-8.
     """
     for batch in table.iter_batches(ROWS_AT_ONCE, row_groups=[number], columns=["text"]):
         for content in batch.column(0).cast("large_binary").to_pylist():
@@ -231,9 +241,9 @@ JOINT = re.compile(r" @([-,.])@ ")
 
 
 def parse_article(block: files.Block, _piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Return the paragraphs below one title of WikiText, without headings.
+    """Yield the paragraphs below one title of WikiText, without headings.
 
-    Its tokenizer's ``state @-@ run`` and ``1 @,@ 000`` are mended.
+    The separators of WikiText's tokenizer, as in ``state @-@ run`` and ``1 @,@ 000``, are undone.
     """
     text = HEADING.sub("", files.decode(block.content, watch))
     text = JOINT.sub(r"\1", lines_to_paragraphs(text))
@@ -242,26 +252,26 @@ def parse_article(block: files.Block, _piece: files.Piece, watch: files.Watch) -
 
 
 def parse_paragraph(block: files.Block, _piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Return the lines between blank ones, joined."""
+    """Yield the lines between blank lines, joined into one paragraph."""
     text = join_hard_wrapped(files.decode(block.content, watch))
     if text or not block.is_preamble:
         yield text, {}
 
 
 def parse_lines(block: files.Block, _piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Return the lines between blank ones, each a paragraph of its own."""
+    """Yield the lines between blank lines, each of which is a paragraph."""
     text = lines_to_paragraphs(files.decode(block.content, watch))
     if text or not block.is_preamble:
         yield text, {}
 
 
-# Books break "well-known" after its hyphen, never inside "known": the hyphen is the word's own and stays.
+# Books break lines after the hyphen of "well-known" but never inside "known", so the hyphen belongs to the word.
 HYPHEN_AT_LINE_END = re.compile(r"-(?<=[^\W\d_]-)[^\S\n]*\n\s*(?=[a-zß-öø-ÿ])")
 BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 
 
 def join_hard_wrapped(text: str) -> str:
-    """Return one paragraph from lines that were broken to fit a page."""
+    """Join lines that were broken to fit a page into one paragraph."""
     return " ".join(HYPHEN_AT_LINE_END.sub("-", text).split())
 
 
@@ -275,10 +285,10 @@ GUTENBERG_CREDITS = re.compile(r"\A(?:(?:Produced|E-?text prepared|Transcribed|P
 
 
 def read_book(piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Return the whole file, one paragraph a line, without Gutenberg's notices.
+    """Yield the whole file as one document, with one paragraph per line and without Gutenberg's notices.
 
     Raises:
-        BadInputError: compressed data is damaged; what came before it was yielded.
+        BadInputError: the compressed data is damaged. The text before the damage has been yielded.
     """
     parts = []
     damage = None
@@ -304,11 +314,11 @@ def read_book(piece: files.Piece, watch: files.Watch) -> files.Parsed:
 
 
 def is_gutenberg(content: bytes, _file: str) -> bool:
-    """Return whether Project Gutenberg's header is there."""
+    """Return whether a file begins with Project Gutenberg's header."""
     return GUTENBERG_START.search(content.decode(errors="replace")) is not None
 
 
-# In the order in which a file is tried; all that none of the others recognises is plain text.
+# The rows are tried on a file in this order; a file that no other row recognises is plain text.
 FORMATS: dict[str, files.Format] = {
     "parquet": files.Format(
         document="a row",
@@ -342,20 +352,20 @@ FORMATS: dict[str, files.Format] = {
         document="an article",
         names=r".*\.tokens",
         recognises=lambda content, _file: FIRST_TITLE.search(content) is not None,
-        # A list of abbreviations may hold a line `= Games =` too, but not after a blank line.
+        # A list of abbreviations may have a line `= Games =` too, but not after a blank line.
         starts_document=lambda line, after_blank: after_blank and TITLE_LINE.match(line) is not None,
         parse=parse_article,
     ),
-    # Plain-text books without Gutenberg's header are known by ``book:PATH`` alone; their names are those of texts.
+    # Plain-text books without Gutenberg's header need ``book:PATH``, because their names are those of any text.
     "book": files.Format(
         document="a file",
         names="(?!)",
         recognises=is_gutenberg,
         read_whole=read_book,
     ),
-    # Transcripts and articles of BabyLM, a sentence or an utterance a line; known by ``babylm:PATH`` alone.
+    # BabyLM's transcripts and articles, with one sentence or utterance per line, need ``babylm:PATH``.
     "babylm": files.Format(
-        document="what stands between blank lines, a paragraph a line",
+        document="the text between blank lines, one paragraph per line",
         names="(?!)",
         recognises=lambda _content, _file: False,
         starts_document=lambda line, after_blank: after_blank and not line.isspace(),
@@ -363,7 +373,7 @@ FORMATS: dict[str, files.Format] = {
         is_selected=True,
     ),
     "text": files.Format(
-        document="what stands between blank lines (books: say book:PATH)",
+        document="the text between blank lines (for books, use book:PATH)",
         names=r".*\.(?:txt|text|raw|md|markdown|rst|train|valid|validation|dev|test)|enwik[89]|text8",
         recognises=lambda _content, _file: True,
         starts_document=lambda line, after_blank: after_blank and not line.isspace(),
@@ -373,13 +383,14 @@ FORMATS: dict[str, files.Format] = {
 
 
 class RawDocument(NamedTuple):
-    """A document as its file has it.
+    """A document as it is in its file.
 
     Attributes:
-        number: of the document in its file, from 1. In a piece of a file, where the number of earlier ones is unknown:
-            ``@OFFSET`` of its first byte; in a piece of a bz2 file ``@START+NUMBER``, the number within the piece.
-        text: one paragraph a line; of ``mediawiki`` raw wiki markup.
-        metadata: of ``mediawiki`` the page's title, namespace, model and is_redirect; else empty.
+        number: the document's number in its file, from 1. In a piece of a file, where the number of earlier documents
+            is unknown, it is ``@OFFSET`` of the first byte; in a piece of a bz2 file, it is ``@START+NUMBER``, the
+            number within the piece.
+        text: one paragraph per line; for ``mediawiki``, raw wiki markup.
+        metadata: for ``mediawiki``, the page's title, namespace, model and is_redirect; otherwise empty.
     """
 
     number: Union[int, str]
@@ -392,15 +403,17 @@ def read_piece(
     watch: Optional[files.Watch] = None,
     skip: Optional[Callable[[files.BadInputError], None]] = None,
 ) -> Iterator[RawDocument]:
-    """Return documents in the order of the file; memory is bounded by the longest one.
+    """Yield the documents of a piece in the order of the file; memory is bounded by the longest document.
 
     Args:
-        piece: of a file.
-        watch: counts what was read with doubt.
-        skip: receives the remark on a broken record, which is left out; without it the first one is raised.
+        piece: the piece to read.
+        watch: counts lines that are not UTF-8.
+        skip: is called with the error of each broken record, which is then left out; if None, the first error is
+            raised.
 
     Raises:
-        BadInputError: names the file, the place and the reason; the documents before it were yielded.
+        BadInputError: a record is broken or the file is damaged; the message names the file, the place and the reason.
+            The documents before it have been yielded.
     """
     if watch is None:
         watch = files.Watch()
@@ -425,7 +438,7 @@ def read_piece(
 
 
 def _parsed(piece: files.Piece, reader: files.Format, watch: files.Watch) -> Iterator[tuple[int, files.Parsed]]:
-    """Return the offset of each block, and what is in it; a piece without lines is a block."""
+    """Yield the offset of each block and the documents in it; a piece that is read whole is one block."""
     if reader.read_whole:
         yield piece.start, reader.read_whole(piece, watch)
     else:

@@ -1,6 +1,7 @@
-"""Finds the input files and their formats, and divides them into units, the atom of work and of resuming.
+"""The input files and their formats, and their division into units, the smallest parts of work and of resuming.
 
-A file's format shows in its name, and in its first bytes once decompressed. A unit is what one task reads.
+The files of a folder are selected by their names, and a file's format is recognised from its first bytes, once
+decompressed. A unit is what one task reads.
 """
 
 import bz2
@@ -33,7 +34,7 @@ from lazyformer_fairseq.storage.remote import files_at, is_url, local_copy
 
 HEAD_BYTES = 1 << 16
 DAMAGE_FILE = "damage.txt"
-FAILURES = 3  # after so many streams that begin inside a page, none will begin with one: a bz2 file of pbzip2, say
+FAILURES = 3  # if this many streams begin inside a page, as in pbzip2's files, no stream will begin with one
 COMPRESSED = r"(?:\.(?:gz|bz2|zst))?"
 KNOWN_NAME = re.compile(
     rf"(?:{'|'.join(format.names for format in FORMATS.values())}){COMPRESSED}",
@@ -56,14 +57,15 @@ BINARY = {
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to read.
+    """An input file.
 
     Attributes:
-        path: where it is.
+        path: path or URL of the file.
         format: one of :data:`~lazyformer_fairseq.corpus.readers.formats.FORMATS`.
         size: bytes on disk.
-        first_line: of a part that :func:`cut_file` made, the number of its first line in the file.
-        left_out_namespaces: of a dump, its wiki's names for pictures, media and categories; empty where it names none.
+        first_line: for a part that :func:`cut_file` made, the number of its first line in the original file.
+        left_out_namespaces: for a dump, its wiki's names of the namespaces of pictures, media and categories; empty if
+            the dump does not name them.
     """
 
     path: str
@@ -78,18 +80,18 @@ def find_inputs(
     bad_input: Literal["stop", "skip"] = "stop",
     left_out: Optional[list[str]] = None,
 ) -> list[InputFile]:
-    """Return input files in the order of ``specs``, those of a folder by name.
+    """Return the input files in the order of ``specs``; files of the same folder are sorted by name.
 
     Args:
-        specs: ``PATH`` or ``FORMAT:PATH``; a path or a URL, of a file or a folder. A folder is searched with all its
-            subfolders, linked ones too, for names that a reader recognizes; hidden files, README and licence files are
-            left out. Without FORMAT it is guessed.
-        bad_input: "skip" leaves out a file of a folder that is empty or is not text, and a folder that cannot be read.
-        left_out: receives a line for each file of a folder that is left out: its path, and why.
+        specs: ``PATH`` or ``FORMAT:PATH``, where PATH is the path or URL of a file or folder. A folder is searched with
+            all its subfolders, including linked ones, for names that a reader recognises; hidden files, README and
+            licence files are left out. Without FORMAT, the format is guessed.
+        bad_input: "skip" leaves out files of a folder that are empty or not text, and folders that cannot be read.
+        left_out: receives a line for each file of a folder that is left out, with its path and the reason.
 
     Raises:
-        UserError: no such file, an empty or unreadable folder or file, an unknown format, a file that is not text, a
-            file that comes twice.
+        UserError: a file does not exist, is not text, or occurs twice, a file or folder is empty or cannot be read, or
+            a format is unknown.
     """
     files: dict[str, InputFile] = {}
     if left_out is None:
@@ -111,17 +113,17 @@ def find_inputs(
                 continue
             twin = files.setdefault(os.path.realpath(file), found)
             if twin is not found:
-                raise UserError(f"{file}: comes twice among the inputs, {twin.path} is the same file; name it once")
+                raise UserError(f"{file}: occurs twice in the inputs, as {twin.path} is the same file; name it once")
     if not files:
-        raise UserError("no input: name at least one file or folder that holds text")
+        raise UserError("no input: give at least one file or folder that contains text")
     return list(files.values())
 
 
 def parse_spec(spec: str) -> tuple[Optional[str], str]:
-    """Return format, None where it must be guessed, and path or URL.
+    """Return the format of an input, or None if it must be guessed, and its path or URL.
 
     Raises:
-        UserError: an unknown format, or a missing path; nobody asks at a URL yet.
+        UserError: the format is unknown, or the path does not exist. A URL is not requested yet.
     """
     prefix, colon, rest = spec.partition(":")
     if colon and prefix in FORMATS:
@@ -147,7 +149,7 @@ def parse_spec(spec: str) -> tuple[Optional[str], str]:
 
 
 def _text_files(folder: str, bad_input: str, left_out: list[str]) -> list[str]:
-    """Return the files of a folder whose names are those of texts, in order."""
+    """Return the files of a folder that have the name of a text file, in order."""
     if is_url(folder):
         below = [file for file in files_at(folder) if "/." not in file.removeprefix(folder)]
     else:
@@ -156,22 +158,22 @@ def _text_files(folder: str, bad_input: str, left_out: list[str]) -> list[str]:
     for file in sorted(below, key=lambda file: file.split("/")):
         name = os.path.basename(file)
         if ABOUT_THE_FILES.match(name) or not KNOWN_NAME.fullmatch(name):
-            left_out.append(f"{file}: its name is not one of a text that can be read")
+            left_out.append(f"{file}: its name is not that of a text file that can be read")
         else:
             found.append(file)
     if not found:
         raise UserError(
-            f"{folder}: holds no file whose name is that of a text: .txt, .text, .raw, .md, .rst, .tokens, .train, "
-            ".valid, .test, .xml, .jsonl, .ndjson, .json, .parquet or wiki_00; a file given by its name is read in any "
-            "case"
+            f"{folder}: contains no file with the name of a text file: .txt, .text, .raw, .md, .rst, .tokens, .train, "
+            ".valid, .test, .xml, .jsonl, .ndjson, .json, .parquet or wiki_00; to read a file with another name, give "
+            "its path"
         )
     return found
 
 
 def _files_below(top: Path, bad_input: str, left_out: list[str]) -> Iterator[Path]:
-    """Yield all files but hidden ones, each folder's once, however many links lead there.
+    """Yield all files below a folder except hidden ones; each folder is read once, however many links lead to it.
 
-    What cannot be followed is added to `left_out`.
+    A line for each folder or link that cannot be followed is added to `left_out`.
     """
     seen: dict[tuple[int, int], Path] = {}
     waiting = deque([top])
@@ -188,26 +190,26 @@ def _files_below(top: Path, bad_input: str, left_out: list[str]) -> Iterator[Pat
             continue
         first = seen.setdefault((status.st_dev, status.st_ino), folder)
         if first is not folder:
-            left_out.append(f"{folder}: is a link to {first}, which is read already")
+            left_out.append(f"{folder}: is a link to {first}, which has already been read")
             continue
         for path in (folder / name for name in sorted(names) if not name.startswith(".")):
             if os.path.isfile(path):
                 yield path
-            elif os.path.isdir(path):  # links come last: what they lead to goes by its own name
+            elif os.path.isdir(path):  # links come last, so that a folder keeps its own name
                 (waiting.append if path.is_symlink() else waiting.appendleft)(path)
             elif os.path.exists(path):
                 left_out.append(f"{path}: is neither a file nor a folder, but a device or a pipe")
             else:
-                left_out.append(f"{path}: is a link to what is not there, or cannot be read")
+                left_out.append(f"{path}: is a link to something that does not exist or cannot be read")
 
 
 def _recognised(file: str, wanted: Optional[str]) -> InputFile:
-    """Return the file with its format: the wanted one, or what it looks like."""
+    """Return a file with its format, which is the wanted one or, if that is None, the one that the file looks like."""
     try:
         size = os.path.getsize(local_copy(file))
         with open_decompressed(file) as stream:
             head = stream.read(HEAD_BYTES)
-    except BadInputError:  # compressed, and damaged from the start: whoever reads it will report where
+    except BadInputError:  # it is compressed and damaged from its start; the reader will report where
         by_name = (name for name, format in FORMATS.items() if re.match(format.names, os.path.basename(file)))
         return InputFile(file, wanted or next(by_name, "text"), size)
     except OSError as error:
@@ -215,18 +217,18 @@ def _recognised(file: str, wanted: Optional[str]) -> InputFile:
     for name, format in FORMATS.items():
         if format.magic and head.startswith(format.magic):
             if compression(file) is not None:
-                raise UserError(f"{file}: is a compressed {name} file, which is read as it is alone; unpack it")
+                raise UserError(f"{file}: is a compressed {name} file, which cannot be read; decompress it")
             return InputFile(file, name, size)
         if format.magic and name == wanted:
-            raise UserError(f"{file}: is no {name} file; leave {name}: out, or give another file")
+            raise UserError(f"{file}: is not a {name} file; leave out {name}:, or give another file")
     content = head.removeprefix(BOM).lstrip()
     if not content:
         raise UserError(f"{file}: is empty")
     for what, starts in BINARY.items():
         if head.startswith(starts):
-            raise UserError(f"{file}: is no text, it looks like {what}; convert it, or leave it out")
+            raise UserError(f"{file}: is not text, but looks like {what}; convert it, or leave it out")
     if b"\0" in head:
-        raise UserError(f"{file}: is no text, it holds NUL bytes (UTF-16 perhaps); convert it, or leave it out")
+        raise UserError(f"{file}: is not text but holds NUL bytes (UTF-16 perhaps); convert it, or leave it out")
     found = wanted or next(name for name, format in FORMATS.items() if format.recognises(content, file))
     namespaces = ()
     if found == "mediawiki":
@@ -235,9 +237,10 @@ def _recognised(file: str, wanted: Optional[str]) -> InputFile:
 
 
 def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece, ...]]:
-    """Return units of some ``unit_bytes`` on disk, in the order of ``files``: several small files, or a piece of one.
+    """Return units of about ``unit_bytes`` on disk, in the order of ``files``.
 
-    They depend on the files and ``unit_bytes`` alone.
+    A unit consists of several small files, or of a piece of a large one. The units depend only on the files and
+    ``unit_bytes``.
     """
     units: list[list[Piece]] = []
     room = 0  # in the last unit
@@ -255,7 +258,7 @@ def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece,
 
 
 def must_be_cut(file: InputFile, unit_bytes: int) -> bool:
-    """Return whether the file is larger than a unit, holds many documents, but can only be read from its start."""
+    """Return whether a file is larger than a unit and has many documents, but can only be read from its start."""
     return (
         file.size > unit_bytes
         and file.format != "book"
@@ -270,17 +273,17 @@ def cut_file(
     part_bytes: int,
     bad_input: Literal["stop", "skip"] = "stop",
 ) -> list[Path]:
-    """Write a file that :func:`must_be_cut` as parts of some ``part_bytes`` decompressed bytes, cut between documents.
+    """Cut a file that :func:`must_be_cut` into parts, between documents, and return their paths.
 
-    They are read as the same format, and are called ``part-NUMBER.LINE.zst`` with the number of their first line.
-    ``folder`` is made whole or not at all; if it is there it is not made again.
+    The parts have the format of the file. They are called ``part-NUMBER.LINE.zst``, where LINE is the number of their
+    first line. ``folder`` is written whole or not at all; if it exists already, it is left as it is.
 
     Args:
         file: the file to cut.
-        folder: folder of the parts.
-        part_bytes: decompressed bytes per part, about.
-        bad_input: "stop" raises :class:`BadInputError` where compressed data is damaged or truncated; "skip" keeps the
-        documents before the damage, and writes what is wrong to ``folder/damage.txt``.
+        folder: receives the parts.
+        part_bytes: approximate size of a part, in decompressed bytes.
+        bad_input: "stop" raises a :class:`BadInputError` if the compressed data is damaged or truncated; "skip" keeps
+            the documents before the damage, and writes what is wrong to ``folder/damage.txt``.
     """
     if not folder.is_dir():
         with atomic_folder(folder, durable=False) as unfinished:
@@ -311,7 +314,7 @@ def _write_parts(file: InputFile, folder: Path, part_bytes: int) -> None:
 def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:
     whole = Piece(file.path, file.format, first_line=file.first_line, left_out_namespaces=file.left_out_namespaces)
     if is_url(file.path):
-        whole = replace(whole, end=file.size)  # so that nobody has to ask there
+        whole = replace(whole, end=file.size)  # so that the size need not be requested from the URL
     cuts: list[int] = []
     if file.size > unit_bytes and file.format != "book":
         count = -(-file.size // unit_bytes)
@@ -324,9 +327,10 @@ def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:
 
 
 def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:
-    """Return offsets, some ``unit_bytes`` apart, at which a dump in many bz2 streams has one that begins with a page.
+    """Return offsets, about ``unit_bytes`` apart, at which a bz2 stream of a dump begins with a page.
 
-    Wikipedia's ``multistream`` dumps have this form: first a stream for the head, then one for every 100 pages.
+    Wikipedia's ``multistream`` dumps have such streams: the first has the head, and the others have 100 pages each. For
+    any other file, the list is empty.
     """
     if file.format != "mediawiki" or compression(file.path) != "bz2":
         return []
@@ -348,7 +352,7 @@ def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:
 
 
 def _magic_numbers(dump: BinaryIO) -> Iterator[int]:
-    """Return offsets from the present place on at which a bz2 stream seems to start."""
+    """Yield the offsets, from the current position on, at which a bz2 stream seems to start."""
     offset = dump.tell()
     buffer = b""
     while chunk := dump.read(1 << 20):
@@ -367,6 +371,6 @@ def _begins_with_page(path: str, start: int) -> bool:
         try:
             while not text and not stream.eof and (chunk := dump.read(1 << 16)):
                 text = stream.decompress(chunk, max_length=1000)
-        except OSError:  # the same bytes by chance
+        except OSError:  # the bytes looked like the start of a stream by chance
             return False
     return text.lstrip().startswith(b"<page>")

@@ -66,7 +66,7 @@ def test_a_file_is_known_by_its_bytes_and_a_large_one_is_divided(tmp_path):
     with pytest.raises(UserError, match="is a compressed parquet file"):
         find_inputs([str(tmp_path / "packed.gz")])
     (tmp_path / "no.txt").write_text("words")
-    with pytest.raises(UserError, match="is no parquet file"):
+    with pytest.raises(UserError, match="is not a parquet file"):
         find_inputs([f"parquet:{tmp_path / 'no.txt'}"])
 
 
@@ -83,7 +83,7 @@ def test_damage_other_columns_and_bombs_are_refused_in_words(tmp_path):
             texts(damaged)
     bomb = write(damaged, ["x" * (1 << 25)], compression="zstd", use_dictionary=False)
     assert bomb.stat().st_size < 1 << 16
-    with pytest.raises(BadInputError, match="its rows unpack to more than 50 times its size"):
+    with pytest.raises(BadInputError, match="its rows expand to more than 50 times its size"):
         texts(bomb)
 
 

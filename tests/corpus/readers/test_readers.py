@@ -147,12 +147,12 @@ RECORDS = {
     "jsonl": (
         '{{"text": "{0}"}}\n',
         {
-            '{"text": "half a pair \\ud83d"}\n': "no valid JSON",
+            '{"text": "half a pair \\ud83d"}\n': "not valid JSON",
             '{"id": 1, "body": "no text"}\n': 'has no field "text".*its fields: body, id',
             '{"text": null}\n': 'has no field "text"',
             '["text"]\n': "a line must be a JSON object",
-            '{"text": "cut': "no valid JSON",
-            "{" * 100_000: "no valid JSON",
+            '{"text": "cut': "not valid JSON",
+            "{" * 100_000: "not valid JSON",
         },
     ),
     "wikiextractor": (
@@ -243,9 +243,7 @@ def test_of_a_damaged_container_what_came_before_stays(tmp_path, format, suffix,
     path.write_bytes(packed)
     found = []
     documents = read_piece(Piece(str(path), format), skip=lambda _: None)  # of gz and zst some nonsense comes before it
-    with pytest.raises(
-        BadInputError, match=rf"{path}, byte \d+: its {suffix[1:]} data (stop in the middle|are damaged)"
-    ):
+    with pytest.raises(BadInputError, match=rf"{path}, byte \d+: the {suffix[1:]} data is (truncated|damaged)"):
         for document in documents:
             found += document.text.split("\n")
     whole = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(found, good, strict=False)))
@@ -328,10 +326,10 @@ def test_formats_are_found_in_the_order_of_names_and_what_is_left_out_is_told(fo
     expected = {name: (format, (folder / name).stat().st_size) for name, (_, format) in FILES.items()}
     assert list(found.items()) == [*expected.items(), ("linked/z.txt", ("text", 6))]
     said = {
-        "A": f"is a link to {folder}/i/AA, which is read already",
-        "gone.txt": "is a link to what is not there, or cannot be read",
-        "linked too": f"is a link to {folder}/linked, which is read already",
-        "linked/back": f"is a link to {folder}, which is read already",
+        "A": f"is a link to {folder}/i/AA, which has already been read",
+        "gone.txt": "is a link to something that does not exist or cannot be read",
+        "linked too": f"is a link to {folder}/linked, which has already been read",
+        "linked/back": f"is a link to {folder}, which has already been read",
         "pipe.txt": "is neither a file nor a folder, but a device or a pipe",
     }
     assert told == told | said and {*told} - {*said} == {"LICENSE", "README.txt", "picture.png"}
@@ -373,7 +371,7 @@ def test_a_file_that_is_named_is_taken_and_the_order_is_that_of_the_command(fold
         ("a.txt", "words".encode("utf-16-le"), "holds NUL bytes"),
         ("a.txt", b"%PDF-1.7", "looks like a PDF"),
         ("a.txt.gz", gzip.compress(b"PK\x03\x04\x14", mtime=0), "looks like a zip archive or an epub"),
-        ("a.xml", b"<?xml version='1.0'?><rss/>", "no MediaWiki dump"),
+        ("a.xml", b"<?xml version='1.0'?><rss/>", "not a MediaWiki dump"),
         ("a.txt", b"<!doctype html><p>x", "XML or HTML"),
         ("a.json", b'[{"text": "x"}]', "is one JSON list"),
     ],
@@ -397,11 +395,11 @@ def test_what_is_not_there_or_comes_twice(folder, tmp_path_factory):
     for specs, message in {
         (empty / "missing",): "missing: there is no such file or folder",
         (empty / ("x" * 300),): r"x: cannot be read \(File name too long",
-        (empty,): r"holds no file whose name is that of a text: \.txt",
+        (empty,): r"contains no file with the name of a text file: \.txt",
         (): "no input",
         (f"docx:{empty}",): "unknown format 'docx'; choose from parquet, wikiextractor, mediawiki",
-        (folder / "i", folder / "i" / "AA" / "wiki_00"): rf"{folder}/i/AA/wiki_00: comes twice",
-        (folder,): "again.txt: comes twice|a.txt: comes twice",
+        (folder / "i", folder / "i" / "AA" / "wiki_00"): rf"{folder}/i/AA/wiki_00: occurs twice",
+        (folder,): "again.txt: occurs twice|a.txt: occurs twice",
     }.items():
         with pytest.raises(UserError, match=message):
             formats(*specs)
@@ -535,7 +533,7 @@ def test_parts_are_there_whole_or_not_at_all_or_up_to_the_damage_if_asked_for(tm
     path = tmp_path / "big.txt.gz"
     content = gzip.compress(b"".join(b"Line %d\n\n" % i for i in range(9000)))
     path.write_bytes(content[:-1000])
-    with pytest.raises(BadInputError, match="stop in the middle"):
+    with pytest.raises(BadInputError, match="is truncated"):
         cut_file(file_of(path, "text"), tmp_path / "parts", 4000)
     assert not (tmp_path / "parts").exists()
     parts = cut_file(file_of(path, "text"), tmp_path / "some", 4000, bad_input="skip")

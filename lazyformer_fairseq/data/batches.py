@@ -1,4 +1,4 @@
-"""The batches of an epoch: what is in each, and in which order they come; the same as fairseq-train's, by index."""
+"""The batches of an epoch: the samples of each and the order of the batches, which are the same as in fairseq-train."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ def batch_by_size(
     max_tokens: Optional[int] = None,
     max_sentences: Optional[int] = None,
 ) -> list[np.ndarray]:
-    """Cut an order of samples into batches, each as large as may be; padding counts as tokens.
+    """Divide samples, in the given order, into batches that are as large as the limits allow.
 
     Args:
-        indices: the samples in their order, int64 (N,).
-        sizes: tokens of each of them, (N,).
-        max_tokens: most tokens of a batch, counted as its samples times the longest of them.
-        max_sentences: samples of a batch.
+        indices: numbers of the samples in their order, int64 (N,).
+        sizes: tokens of each sample, (N,).
+        max_tokens: largest number of tokens in a batch, padding included: its samples times the longest one's tokens.
+        max_sentences: largest number of samples in a batch.
 
     Raises:
-        UserError: a sample has more tokens than a batch may.
+        UserError: a sample has more than `max_tokens` tokens.
     """
     most = max_sentences or len(indices)
     if not max_tokens:
@@ -35,7 +35,7 @@ def batch_by_size(
             return np.split(indices, range(most, len(indices), most))
         return []
     if len(indices) and sizes.max() > max_tokens:
-        raise UserError(f"a sample has {sizes.max()} tokens, and a batch {max_tokens} at most (--max-tokens)")
+        raise UserError(f"a sample has {sizes.max()} tokens, but a batch at most {max_tokens}; raise --max-tokens")
     starts = [0]
     longest = 0
     for place, size in enumerate(sizes.tolist()):
@@ -50,7 +50,7 @@ def batch_by_size(
 
 
 def pad_right(rows: Sequence[torch.Tensor], pad: int, width: int = 0) -> torch.Tensor:
-    """Return rows (T,) of different lengths as one tensor (B, T); T is the longest, or `width` if that is more."""
+    """Pad rows (T,) of different lengths on the right to a tensor (B, T); T is the longest, or `width` if larger."""
     batch = pad_sequence(list(rows), batch_first=True, padding_value=pad)
     return torch.nn.functional.pad(batch, (0, max(0, width - batch.size(1))), value=pad)
 
@@ -58,7 +58,8 @@ def pad_right(rows: Sequence[torch.Tensor], pad: int, width: int = 0) -> torch.T
 class Batched(Protocol):
     """The methods of a dataset that :class:`EpochBatches` calls.
 
-    Every :class:`~lazyformer_fairseq.data.datasets.labelled_texts.SizedDataset` has them, and a split of masked text.
+    Every :class:`~lazyformer_fairseq.data.datasets.labelled_texts.SizedDataset` and every split of masked text has
+    them.
     """
 
     def set_epoch(self, epoch: int) -> None:
@@ -73,10 +74,10 @@ class Batched(Protocol):
         max_tokens: Optional[int],
         max_sentences: Optional[int],
     ) -> list:
-        """Divide an order of samples into batches."""
+        """Divide samples, in the given order, into batches."""
 
     def collater(self, samples: list) -> dict[str, Any]:
-        """Return samples as a batch."""
+        """Collate samples into a batch."""
 
     def __getitem__(self, index: int) -> Any: ...
 
@@ -85,24 +86,25 @@ class Batched(Protocol):
 class EpochBatches:
     """A dataset's batches, epoch after epoch, as fairseq-train reads them with the same seed in one process.
 
-    A pass over it yields the rest of an epoch, batches as the dataset's collater makes them; the next pass is the next
-    epoch. It stands where a DataLoader would, and keeps its place: :meth:`state_dict` counts what was yielded.
+    A pass over the object yields the rest of an epoch, in batches that the dataset's collater makes; the next pass
+    yields the next epoch. It is used like a DataLoader and keeps its place: :meth:`state_dict` counts the batches that
+    were yielded.
 
     Args:
-        dataset: one of this package.
-        batch_size: most samples of a batch; fairseq's ``--batch-size``.
-        max_tokens: most tokens of a batch, padding counted; ``--max-tokens``.
-        seed: ``--seed``; it and the epoch decide the order of the batches.
-        shuffle: whether batches come in random order, another in each epoch. In validation they do not, and each pass
-            is the first epoch.
-        workers: processes that read ahead; ``--num-workers``.
-        part: numbers of the samples that are read; None for all.
+        dataset: a dataset of this package.
+        batch_size: largest number of samples in a batch; fairseq's ``--batch-size``.
+        max_tokens: largest number of tokens in a batch, padding included; ``--max-tokens``.
+        seed: together with the epoch, it determines the order of the batches; ``--seed``.
+        shuffle: whether batches come in a random order, which changes in each epoch. In validation they do not, and
+            each pass is the first epoch.
+        workers: number of processes that read ahead; ``--num-workers``.
+        part: numbers of the samples to read; None for all.
 
     Attributes:
         epoch: the epoch of the next pass, from 1.
-        done: batches of it that were yielded, by all processes together.
-        shard: this process among those that share each update, from 0.
-        shards: processes; each is dealt every `shards`-th batch.
+        done: batches of that epoch that were yielded, by all processes together.
+        shard: number of this process among those that share each update, from 0.
+        shards: number of these processes; each of them reads every `shards`-th batch.
     """
 
     dataset: Batched
@@ -115,35 +117,35 @@ class EpochBatches:
 
     def __post_init__(self) -> None:
         if not (self.batch_size or self.max_tokens):
-            raise UserError("how large is a batch? Give batch_size, or max_tokens, or both")
+            raise UserError("the size of a batch is missing; give batch_size, max_tokens or both")
         self.shard = 0
         self.shards = 1
         self.epoch = 1
         self.done = 0
-        self._batches: tuple[int, list[np.ndarray]] = (0, [])  # of which epoch
+        self._batches: tuple[int, list[np.ndarray]] = (0, [])  # an epoch and its batches
 
     @property
     def indices(self) -> list[np.ndarray]:
-        """Numbers of the samples of each batch of the epoch, int64 (B,), in the order in which they are yielded."""
+        """The numbers of the samples of each batch, int64 (B,), in the order in which the epoch yields the batches."""
         if self._batches[0] != self.epoch:
             self.dataset.set_epoch(self.epoch)
             order = self.dataset.ordered_indices()
             if self.part is not None:
                 order = order[(order >= self.part.start) & (order < self.part.stop)]
             batches = self.dataset.batch_by_size(order, self.max_tokens, self.batch_size)
-            if self.shuffle:  # as np.random.shuffle after np.random.seed, which fairseq calls
+            if self.shuffle:  # like np.random.shuffle after np.random.seed, which fairseq calls
                 np.random.RandomState(self.seed + self.epoch).shuffle(batches)
             self._batches = self.epoch, batches
         return self._batches[1]
 
     def __len__(self) -> int:
-        """Batches of the whole epoch."""
+        """Return the number of batches in the whole epoch."""
         return len(self.indices)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         rest = [batch.tolist() for batch in self._dealt(self.indices[self.done :])]
         loader: DataLoader[dict[str, Any]] = DataLoader(
-            cast(Dataset, self.dataset),  # which a protocol cannot say
+            cast(Dataset, self.dataset),  # a protocol cannot extend Dataset
             batch_sampler=rest,
             collate_fn=self.dataset.collater,
             num_workers=self.workers,
@@ -152,18 +154,18 @@ class EpochBatches:
         for batch in loader:
             self.done = min(self.done + self._consumed(), len(self))
             yield batch
-        while self.done < len(self):  # the other processes have one more
+        while self.done < len(self):  # other processes have one more batch
             self.done = len(self)
             yield {}
         self.epoch = self._after()
         self.done = 0
 
     def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
-        """Return those of the rest of the epoch that this process reads."""
+        """Return those of the remaining batches that this process reads."""
         return batches[self.shard :: self.shards]
 
     def _consumed(self) -> int:
-        """Return how many batches all processes read together when each reads one."""
+        """Return the number of batches that all processes read together when each reads one."""
         return self.shards
 
     def _after(self) -> int:
@@ -173,7 +175,7 @@ class EpochBatches:
         return self.epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Return where it is, in fairseq's words: the epoch, and how many rounds of its batches were yielded.
+        """Return the place in the data as fairseq names it: the epoch, and the iterations that were done in it.
 
         `consumed` counts batches, whatever the number of processes.
         """
@@ -183,6 +185,6 @@ class EpochBatches:
         return {"epoch": self.epoch, "iterations_in_epoch": rounds, "consumed": self.done}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the last batch that was yielded; also takes the state that a fairseq checkpoint has."""
+        """Continue after the last batch that was yielded; the state may also come from a fairseq checkpoint."""
         self.epoch = state["epoch"]
         self.done = state.get("consumed", state["iterations_in_epoch"])

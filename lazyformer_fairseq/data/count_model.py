@@ -1,15 +1,16 @@
-"""Count models: a token's probability from how often it stood beside the same neighbours in the training text.
+"""Count models, which predict a token from how often it occurred beside the same neighbours in the training text.
 
-They are the yardsticks of this package. A masked LM is judged against :data:`NEIGHBOURS`, which knows two tokens on
-either side of the masked one, a causal LM against :func:`ngram`, which knows the tokens before.
+They are the yardsticks of this package. A masked LM is compared with :data:`NEIGHBOURS`, which sees two tokens on
+either side of the masked one, and a causal LM with :func:`ngram`, which sees the tokens before.
 
-All levels of context are interpolated by Witten and Bell's rule (1991, "The zero-frequency problem", method C). With
-c(h, w) the count of token w in context h, c(h) that of the context and t(h) the number of different tokens in it,
+All levels of context are interpolated by the rule of Witten and Bell (1991, "The zero-frequency problem", method C).
+With c(h, w) the count of token w in context h, c(h) the count of the context, and t(h) the number of different tokens
+in it,
 
     P(w | h) = (c(h, w) + t(h) * P(w | shorter h)) / (c(h) + t(h)),
 
-and at the end of the chain stands the uniform distribution. A level may hold two contexts of the same length, such as
-the token on the left and the one on the right; the mean of their probabilities counts.
+and the chain ends with the uniform distribution. A level may have two contexts of the same length, such as the token on
+the left and the token on the right; their probabilities are averaged.
 """
 
 import math
@@ -19,7 +20,7 @@ import numpy as np
 
 from lazyformer_fairseq.storage.indexed_format import MappedItems, Prefix
 
-MOST_COUNTED = 20_000_000  # tokens of the training text that a yardstick counts: a second per two million
+MOST_COUNTED = 20_000_000  # tokens of the training text to count, at two million per second
 
 Offsets = tuple[int, ...]  # a context: the places of its tokens, relative to the token that is predicted
 Levels = tuple[tuple[Offsets, ...], ...]  # from the largest contexts to the smallest
@@ -33,12 +34,12 @@ NEIGHBOURS: Levels = (
 
 
 def ngram(order: int) -> Levels:
-    """Return the contexts of an n-gram model: the `order` - 1 tokens before, down to none."""
+    """Return the contexts of an n-gram model: the `order` - 1 tokens before a token, then fewer, down to none."""
     return tuple((tuple(range(-length, 0)),) for length in range(order - 1, -1, -1))
 
 
 def read_tokens(datasets: Iterable[Prefix], most: int = MOST_COUNTED) -> np.ndarray:
-    """Return the tokens of datasets, one after the other, int64 (N,), N at most `most`."""
+    """Return the tokens of datasets, one after the other, int64 (N,), with N at most `most`."""
     parts = []
     for dataset in datasets:
         parts.append(MappedItems(dataset).ids[:most].astype(np.int64))
@@ -51,13 +52,13 @@ def read_tokens(datasets: Iterable[Prefix], most: int = MOST_COUNTED) -> np.ndar
 class CountModel:
     """A count model of a text.
 
-    Contexts are compared by hashes, of 49 bits for a vocabulary of 32,000. Among ten million contexts a tenth of one
-    pair is expected to have the same hash.
+    Contexts are compared by hashes, which have 49 bits for a vocabulary of 32,000. Among ten million contexts, 0.1
+    pairs are expected to have the same hash.
 
     Args:
         levels: the contexts, from the largest to the smallest.
         symbols: V, the size of the vocabulary.
-        text: ids (N,) of the training text. Ids of V and more stand for no token at all; they never match.
+        text: ids (N,) of the training text. Ids of V or more do not stand for a token and never match.
     """
 
     def __init__(self, levels: Levels, symbols: int, text: np.ndarray):
@@ -66,11 +67,11 @@ class CountModel:
         self.tables = {offsets: _Table(offsets, text, symbols) for level in levels for offsets in level}
 
     def log_probabilities(self, ids_BT: np.ndarray, at_BT: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Return the logarithms of tokens' probabilities, float64 (M,), in nats.
+        """Return the log probabilities of tokens, float64 (M,), in nats.
 
         Args:
-            ids_BT: what a model sees, (B, T); beyond both ends of a row there is nothing.
-            at_BT: True at the M places whose tokens are predicted. What `ids_BT` has there is not looked at.
+            ids_BT: the ids that a model sees, (B, T); there are no tokens beyond the ends of a row.
+            at_BT: True at the M places whose tokens are predicted; `ids_BT` is ignored there.
             targets: the ids of these tokens, (M,), row by row.
         """
         widest = max((abs(offset) for level in self.levels for offsets in level for offset in offsets), default=0)
@@ -86,22 +87,22 @@ class CountModel:
         return np.log(probabilities)
 
     def bits(self, ids_BT: np.ndarray, at_BT: np.ndarray, targets: np.ndarray) -> float:
-        """Return the mean bits per token of what :meth:`log_probabilities` returns."""
+        """Return the loss in bits per token; the arguments are those of :meth:`log_probabilities`."""
         return float(-self.log_probabilities(ids_BT, at_BT, targets).mean() / math.log(2))
 
 
 class _Table:
     """The counts of the contexts of one shape.
 
-    A pair of a context and a token is one number: the context's hash, whose lowest bits give way to the token's id. So
-    one sort brings all pairs of a context together.
+    A pair of a context and a token is stored as one number: the context's hash, with the token's id as its lowest bits.
+    So one sort brings all pairs of a context together.
 
     Attributes:
-        pairs: sorted numbers of pairs, each once.
-        pair_counts: how often each of them occurs.
-        contexts: sorted hashes of contexts, each once.
-        context_counts: how often each of them occurs.
-        types: how many different tokens occur in each of them.
+        pairs: the sorted numbers of the distinct pairs.
+        pair_counts: how often each pair occurs.
+        contexts: the sorted hashes of the distinct contexts.
+        context_counts: how often each context occurs.
+        types: how many different tokens occur in each context.
     """
 
     def __init__(self, offsets: Offsets, text: np.ndarray, symbols: int):
@@ -119,7 +120,7 @@ class _Table:
         self.context_counts = np.diff(np.concatenate([[0], np.cumsum(self.pair_counts)])[starts])
 
     def interpolate(self, context: Sequence[np.ndarray], tokens: np.ndarray, shorter: np.ndarray) -> np.ndarray:
-        """Return the probabilities of tokens (M,) in contexts, from those in shorter contexts (M,)."""
+        """Return the probabilities of tokens (M,) in their contexts, given those in the shorter contexts (M,)."""
         hashes = self._hash(context, len(tokens))
         pair_counts = _look_up(self.pairs, self.pair_counts, self._number(hashes, tokens))
         context_counts = _look_up(self.contexts, self.context_counts, hashes)
@@ -129,7 +130,7 @@ class _Table:
         return np.where(is_known, (pair_counts + types * shorter) / total, shorter)
 
     def _hash(self, context: Sequence[np.ndarray], count: int) -> np.ndarray:
-        """Return a hash, uint64 (count,), of each context, whose tokens stand in several arrays (count,).
+        """Return the hash of each context, uint64 (count,), given one array (count,) for each place in the context.
 
         The bits are spread by the finalizer of splitmix64 (Steele et al., 2014).
         """
@@ -142,18 +143,18 @@ class _Table:
         return hashes >> self.token_bits
 
     def _number(self, hashes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return the numbers of contexts followed by tokens."""
+        """Return the numbers of the pairs of contexts and tokens."""
         return (hashes << self.token_bits) | tokens.astype(np.uint64)
 
 
 def _runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each of some sorted values once, and where the runs of equal ones start; last, how many there are."""
+    """Return the distinct values of a sorted array, and where each of them starts; the array's length comes last."""
     starts = np.flatnonzero(np.concatenate([np.ones(min(len(values), 1), bool), values[1:] != values[:-1]]))
     return values[starts], np.append(starts, len(values))
 
 
 def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the values of keys, which are sorted; 0 for an unknown one."""
+    """Return the values of the wanted keys, or 0 for a key that is not in the sorted `keys`."""
     if not len(keys):
         return np.zeros(len(wanted))
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)

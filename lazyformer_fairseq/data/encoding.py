@@ -1,4 +1,4 @@
-"""Labelled texts as ids: encoded from official files, or read from a folder that was prepared of them."""
+"""Labelled texts as ids, which are encoded from a task's files or read from a prepared folder."""
 
 import logging
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ def read_examples(
     tokenizer: TextTokenizer,
     longest: Optional[int],
 ) -> EncodedExamples:
-    """Read a split of a task.
+    """Read the examples of a split of a task, and log what the user should know of them.
 
     Args:
-        task: row of the task.
-        data: a folder of its official files, or of it as prepared.
+        task: description of the task.
+        data: folder of the task's files, or a prepared folder.
         split: name of the split.
-        tokenizer: encodes official files.
-        longest: tokens of an input; longer ones are cut.
+        tokenizer: encodes the task's files.
+        longest: largest number of tokens in an input; longer ones are cut. None cuts none.
     """
     if PreparedTask.is_at(data):
         examples = load_prepared(data).read(split, longest, tokenizer.special.eos)
         most = int(sizes_of(examples.inputs).max())
-        logger.info("%s/%s: %d examples, the longest %d tokens", data, split, len(examples.inputs), most)
+        logger.info("%s/%s: %d examples of up to %d tokens", data, split, len(examples.inputs), most)
         _warn_of_cuts(examples, most, f"{data}/{split}")
         return examples
     file = read_split(task, data, split)
@@ -55,7 +55,7 @@ def read_examples(
 
 
 def _warn_of_cuts(examples: EncodedExamples, longest: Optional[int], source: Union[str, Path]) -> None:
-    """Log how many inputs of a split were cut, where some were: they are as long as the longest then."""
+    """Log how many inputs of a split were cut to `longest` tokens, if any were."""
     if examples.cut and longest is not None:
         logger.warning("%s", told_cut(examples.cut, len(examples.inputs), longest, f"rows of {source}"))
 
@@ -65,19 +65,21 @@ def encode_split(
     split: SplitFile,
     max_length: Optional[int],
 ) -> tuple[list[np.ndarray], dict[str, float]]:
-    """Encode the examples of a file in their order as the tokenizer builds inputs.
+    """Encode the examples of a file, in their order, as inputs of the model.
 
     Args:
         tokenizer: builds the inputs.
         split: the file.
-        max_length: most ids of an input, all counted; longer ones are cut, the longer text first; None cuts none.
+        max_length: largest number of ids in an input, special ones included. Longer inputs are cut, the longer text of
+            a pair first; None cuts none.
 
     Raises:
-        UserError: a text of a row with a label has characters, but none that makes a token.
+        UserError: a text of a row with a label has characters but no tokens.
 
     Returns:
-        Inputs of the model (int32 each), and what was counted: inputs that had to be cut, and before that tokens,
-        ``<s>`` and ``</s>`` included, words as the tokenizer divides the text, those that are or hold an ``<unk>``.
+        The inputs (an int32 array each) and the counts: the number of inputs that were cut and, before cutting, the
+        numbers of tokens (``<s>`` and ``</s>`` included), of words as the tokenizer divides the text, and of tokens and
+        words that are or contain ``<unk>``.
     """
     bar = Progress(split.examples, desc=f"encode {split.path}", unit=" rows", delay=2, leave=False)
     whole = [np.array(tokenizer.build_input(*example.texts), dtype=np.int32) for example in bar]
@@ -109,9 +111,9 @@ def encode_split(
 
 def _refuse_texts_without_tokens(tokenizer: TextTokenizer, split: SplitFile, inputs: Sequence[np.ndarray]) -> None:
     for example, ids in zip(split.examples, inputs, strict=True):
-        # Of empty texts the reader of the file has decided already.
+        # The reader of the file has already dealt with empty texts.
         if example.target is not None and all(map(str.strip, example.texts)) and lacks_text(ids, tokenizer.special.eos):
             raise UserError(
-                f"{split.path}, line {example.line}: a sentence holds nothing but control characters; mend the "
+                f"{split.path}, line {example.line}: a sentence contains only control characters; correct the "
                 "row, or remove it"
             )

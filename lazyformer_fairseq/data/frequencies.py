@@ -1,7 +1,7 @@
-"""The unigram loss: bits of a model that knows how often each token occurs in the training text, and no more.
+"""The unigram loss: the loss of a model that only knows how often each token occurs in the training text.
 
-It is the plateau on which trainings begin. Frequencies are of the training text, the cost is that of what is scored:
-the entropy of the scored tokens themselves would be lower, as it knows their own frequencies.
+It is the plateau on which a training begins. The frequencies come from the training text, and the loss is that of the
+scored tokens. The entropy of the scored tokens would be lower, because it uses their own frequencies.
 """
 
 import math
@@ -11,11 +11,11 @@ import numpy as np
 
 from lazyformer_fairseq.progress import Progress
 
-AT_ONCE = 1 << 22  # ids, which are read and counted together
+AT_ONCE = 1 << 22  # ids that are read and counted together
 
 
 def count_pieces(texts: Iterable[np.ndarray], symbols: int) -> np.ndarray:
-    """Return how often each id occurs in texts, which may be mapped from files: int64 (V,), V = `symbols`."""
+    """Count how often each id occurs in texts, which may be memory-mapped: int64 (V,), with V = `symbols`."""
     parts = [text[start : start + AT_ONCE] for text in texts for start in range(0, len(text), AT_ONCE)]
     counts = np.zeros(symbols, np.int64)
     for part in Progress(
@@ -30,11 +30,12 @@ def count_pieces(texts: Iterable[np.ndarray], symbols: int) -> np.ndarray:
 
 
 def log_frequencies(counts: np.ndarray, never: Collection[int] = ()) -> np.ndarray:
-    """Logarithms of shares that sum to one, float64 (V,), each count one larger, so that no token is impossible.
+    """Return the log frequency of each id, float64 (V,), after adding one to each count so that none is impossible.
 
     Args:
         counts: how often each id occurs in the training text, (V,).
-        never: ids that are never scored, such as ``<pad>``; these get the logarithm of a token that did not occur.
+        never: ids that are never scored, such as ``<pad>``; they are left out of the frequencies, and get the value of
+            a token that did not occur.
     """
     smoothed = counts + 1.0
     smoothed[list(never)] = 0
@@ -43,5 +44,5 @@ def log_frequencies(counts: np.ndarray, never: Collection[int] = ()) -> np.ndarr
 
 
 def cost_in_bits(logarithms: np.ndarray, counts: np.ndarray) -> float:
-    """Return bits per token, by logarithms of frequencies (V,), of tokens that were scored so often each (V,)."""
+    """Return the loss in bits per token, given the log frequencies (V,) and how often each id was scored (V,)."""
     return float(-(logarithms * counts).sum() / counts.sum() / math.log(2))

@@ -1,10 +1,10 @@
-"""Files of labelled texts: the row that describes a task on them, GLUE's or a user's own, and their one reader.
+"""Files of labelled texts: the description of a task on them, from GLUE or the user, and the reader of all formats.
 
-In TSV files a quotation mark is a character like any other (QUOTE_NONE): GLUE's texts hold unpaired ones. So a line
-divided at its tabs is the row; only a line feed ends it, for texts hold other characters that Unicode calls line ends.
-CSV files have quotation marks around fields that hold commas, quotation marks or line ends; a line of JSON lines is an
-object. A CoNLL file has a word per line, in the first of its columns, and the word's tag in the last; an empty line
-ends a sentence, which is a row of two columns here: its words, and their tags.
+In TSV files, a quotation mark is a character like any other (QUOTE_NONE), because GLUE's texts have unpaired ones. So a
+row is a line that is split at its tabs. Only a line feed ends it, because texts contain other characters that Unicode
+counts as line ends. CSV files have quotation marks around fields that contain commas, quotation marks or line ends. In
+JSON lines, each line is an object. A CoNLL file has a word per line, in the first of its columns, with the word's tag
+in the last; an empty line ends a sentence. Here the sentence is a row of two columns: its words, and their tags.
 """
 
 import csv
@@ -24,20 +24,20 @@ from lazyformer_fairseq.storage.checked import Finite, PositiveAmount, as_type, 
 
 Column = Union[int, str]
 CONLL = ".conll"
-NEW_DOCUMENT = "-DOCSTART-"  # in CoNLL files the first column of a line that is no word
-OUTSIDE = "O"  # the tag of a word outside of all entities
-MOST_SHOWN = 12  # labels in a message
-NAME = re.compile(r"\w[\w.+@-]*")  # of a task: folders are called so
-# A leading zero, as in 007, makes a code of a number: it stays as it is written.
+NEW_DOCUMENT = "-DOCSTART-"  # the first column of a CoNLL file's line that is not a word
+OUTSIDE = "O"  # the tag of a word outside all entities
+MOST_SHOWN = 12  # labels that a message lists
+NAME = re.compile(r"\w[\w.+@-]*")  # of a task, which is also the name of folders
+# A number with a leading zero, such as 007, is a code and stays as it is written.
 NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]{1,2})?")
-# Written by pandas, R and databases where a label is missing, in any case; Python writes None, which others may mean.
+# What pandas, R and databases write for a missing label, in any case; of Python's None, other spellings may be labels.
 MISSING = re.compile(r"(?i:nan|<na>|null)|None")
 
 
 def class_name(word: str) -> str:
-    """Return the name of the class that a label column calls `word`: of a whole number its digits alone.
+    """Return the class that `word` in a label column names; a whole number is reduced to its digits.
 
-    pandas writes the classes 0 and 1 as 0.0 and 1.0 where a label of the column is missing, numpy as 1.000e+00.
+    pandas writes the classes 0 and 1 as 0.0 and 1.0 if a label of the column is missing, and numpy writes 1.000e+00.
     """
     if NUMBER.fullmatch(word):
         number = Decimal(word)
@@ -47,7 +47,7 @@ def class_name(word: str) -> str:
 
 
 def listed_labels(word: str) -> Optional[list[str]]:
-    """Return the labels in a label column's `word` that is a list of JSON, as in ``["anger", "joy"]``; else None."""
+    """Return the labels if `word` in a label column is a JSON list, such as ``["anger", "joy"]``, or else None."""
     if not word.lstrip().startswith("["):
         return None
     try:
@@ -63,15 +63,15 @@ def words_of(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Split:
-    """One file of a task.
+    """A file of a task.
 
     Attributes:
-        file: its name in the task's folder.
-        texts: the columns of one sentence or of a pair: names where the file has a header, else numbers from 0.
-        label: the column of the label, as above; None where the file has no labels.
-        rows: examples of the official file; those with too few fields are not counted.
-        templates: one text or two, each made of several columns by name, as in ``Question: {question}``; empty where
-            columns are texts.
+        file: name of the file in the task's folder.
+        texts: the columns of a text or a pair of texts: names if the file has a header, otherwise numbers from 0.
+        label: the column of the label, likewise; None if the file has no labels.
+        rows: number of examples in the official file, without rows that have too few fields.
+        templates: one or two texts, each made from several columns by name, such as ``Question: {question}``; empty if
+            the columns are the texts.
     """
 
     file: str
@@ -88,25 +88,25 @@ class Split:
 
 @dataclass(frozen=True)
 class TaskDescription:
-    """One row of the table.
+    """The description of a task: a row of the table of tasks.
 
     Attributes:
-        name: as the papers print it.
-        splits: fairseq's name of a split (`train`, `valid`, `valid1`, `test`, `test1`) -> file.
+        name: name of the task, as papers print it.
+        splits: the file of each split, by fairseq's name of the split (`train`, `valid`, `valid1`, `test`, `test1`).
         metrics: names in :data:`lazyformer_fairseq.evaluation.metrics.METRICS`; the first selects the checkpoint.
-        labels: the words of the label column; a word's place is its class. Empty where scores are predicted.
-        score_range: lowest and highest score where scores are predicted.
-        epochs: epochs of fine-tuning.
-        has_odd_rows: its official files are known to hold rows with too few fields, which are skipped, and two empty
-            sentences, which are kept; both are counted.
-        model_of: the task whose model and labels it is predicted with, where it has no training data of its own.
-        official_folder: the folder of the official download, where it is not called as the task.
-        is_custom: a user's task, not a published one.
-        standard: mean and standard deviation of the training scores, where the head learns multiples of the second from
-            the first: scores of any range train alike.
-        longest: ids of the longest input in training, where a checkpoint says it.
-        is_multi_label: a row has a list of labels, each by a sigmoid of its own.
-        tags_words: a row is a sentence, and each word of it has a label.
+        labels: the words of the label column; a word's place is its class. Empty if scores are predicted.
+        score_range: lowest and highest score, if scores are predicted.
+        epochs: number of epochs of fine-tuning.
+        has_odd_rows: whether the official files are known to have rows with too few fields, which are skipped, and
+            two empty sentences, which are kept; both are counted.
+        model_of: the task whose model and labels predict this task, if it has no training data of its own.
+        official_folder: folder of the official download, if it does not have the task's name.
+        is_custom: whether this is a user's task rather than a published one.
+        standard: mean and standard deviation of the training scores, if the head learns scores in these units; so
+            scores of any range are learnt alike.
+        longest: number of ids of the longest input in training, if a checkpoint tells it.
+        is_multi_label: whether a row has a list of labels, each predicted by its own sigmoid.
+        tags_words: whether a row is a sentence in which each word has a label.
     """
 
     name: str
@@ -125,20 +125,28 @@ class TaskDescription:
     tags_words: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row as an object of JSON."""
+        """Return the description as a JSON object."""
         return json.loads(json.dumps(asdict(self)))
 
     @classmethod
     def from_json(cls, found: Any, where: Union[str, Path]) -> "TaskDescription":
-        """Return what :meth:`as_json` made; raise a UserError, which names the file, for anything else."""
-        task = as_type(cls, found, f"{where}: does not say what its labels are", "fine-tune anew")
+        """Return the description that :meth:`as_json` wrote.
+
+        Args:
+            found: the JSON object.
+            where: its file, for messages.
+
+        Raises:
+            UserError: the object is anything else; the message names the file.
+        """
+        task = as_type(cls, found, f"{where}: does not say what its labels are", "fine-tune again")
         if not NAME.fullmatch(task.name):
             raise UserError(f"{where}: does not say what its labels are: the task is called {task.name[:40]!r}")
         return task
 
     @property
     def folder(self) -> str:
-        """Folder of the official download."""
+        """Name of the folder of the official download."""
         return self.official_folder or self.name
 
     @property
@@ -148,7 +156,7 @@ class TaskDescription:
 
     @property
     def is_pair(self) -> bool:
-        """True if rows hold two texts."""
+        """True if rows have two texts."""
         return any(len(split.templates or split.texts) == 2 for split in self.splits.values())
 
     @property
@@ -158,46 +166,46 @@ class TaskDescription:
 
     @property
     def num_classes(self) -> int:
-        """Outputs of the classification head: 1 where scores are predicted."""
+        """Number of outputs of the classification head; 1 if scores are predicted."""
         return len(self.labels) or 1
 
     @property
     def head_name(self) -> str:
-        """Name of the classification head in a model; a custom task's is never one of GLUE's, nor of torch's."""
+        """Name of the classification head in a model; a custom task never has a name that GLUE or torch uses."""
         if self.is_custom:
             return "custom_" + re.sub(r"[^A-Za-z0-9]", "_", self.name)
         return (self.model_of or self.name).lower()
 
     @property
     def remedy(self) -> str:
-        """Advice where a file is wrong."""
+        """Advice for a file with mistakes."""
         if self.tags_words:
             return "write a word and its tag per line, and an empty line after each sentence"
         if self.is_custom:
-            return "write a line of names, and rows under it"
+            return "write a line of column names, and rows under it"
         return "download the task's data again"
 
     def target(self, word: str) -> "Target":
-        """Return the class (from 0) or the score for a label column's `word`; the word while neither are known.
+        """Return the class (from 0) or score for `word` in a label column, or the word if classes are not known yet.
 
-        Of a list it is a 0 or 1 per label of the task; while these are not known, the labels in the list. Of tags it is
-        the class of one.
+        For a list of labels, return 0 or 1 per label of the task or, if these are not known yet, the labels in the
+        list. If words have tags, `word` is a single tag.
 
         Raises:
-            UserError: not a label of the task; the message lists those allowed, the caller adds file and line.
+            UserError: `word` is not a label of the task; the message lists the labels, and the caller adds the line.
         """
         if not self.is_multi_label:
             return self._class_or_score(word)
         listed = listed_labels(word)
         if listed is None:
-            raise UserError(f'label {word!r} is no list of labels, as other rows have, such as ["joy"]')
+            raise UserError(f'label {word!r} is not a list, but other rows have lists, such as ["joy"]')
         found = tuple(map(self._class_or_score, listed))
         if not self.labels:
             return found
         return tuple(int(number in found) for number in range(len(self.labels)))
 
     def target_of(self, label: Any) -> "Target":
-        """Return the target of a label as :class:`~lazyformer_fairseq.evaluation.inference.Prediction` has it."""
+        """Return the target for the label of a :class:`~lazyformer_fairseq.evaluation.inference.Prediction`."""
         if self.is_regression:
             return label
         if self.is_multi_label:
@@ -205,7 +213,7 @@ class TaskDescription:
         return self.labels.index(label)
 
     def word_of(self, target: Any) -> str:
-        """Return the label that a target stands for, as a file has it."""
+        """Return the label that a target stands for, as it is written in a file."""
         if self.is_regression:
             return f"{target:g}"
         if self.is_multi_label:
@@ -218,9 +226,9 @@ class TaskDescription:
             if not word:
                 raise UserError("the label is empty")
             if MISSING.fullmatch(word):
-                raise UserError(f"the label {word!r} stands for a missing one")
+                raise UserError(f"the label {word!r} stands for a missing label")
             if re.search(r"[\t\r\n]", word):
-                raise UserError(f"the label {word!r} holds a tab or a line break, by which files divide labels")
+                raise UserError(f"the label {word!r} contains a tab or a line break, which separates labels in files")
             if listed_labels(word) is not None:
                 raise UserError(f"the label {word[:40]} is a list; write a list of labels in each row, or in none")
         if self.is_regression:
@@ -233,8 +241,8 @@ class TaskDescription:
             if len(self.labels) > MOST_SHOWN:
                 known += ", ..."
             if self.is_custom:
-                known += ", which the training file has; put rows of that label there too"
-            raise UserError(f"label {word!r} is none of {self.name}'s labels {known}")
+                known += ", which are those of the training file (if the label is right, add rows with it there)"
+            raise UserError(f"label {word!r} is not one of {self.name}'s labels {known}")
         return self.labels.index(word)
 
     def _score(self, word: str) -> float:
@@ -248,8 +256,8 @@ class TaskDescription:
             limits = f" from {lowest:g} to {highest:g}"
         classes = ""
         if self.is_custom:
-            classes = " (--label-type classes takes any)"
-        raise UserError(f"score {word!r} is no number{limits}, as {self.name}'s are{classes}")
+            classes = " (--label-type classes allows any label)"
+        raise UserError(f"score {word!r} is not a number{limits}, as the scores of {self.name} are{classes}")
 
 
 Target = Union[int, float, str, tuple[Union[int, float, str], ...]]
@@ -257,9 +265,13 @@ Target = Union[int, float, str, tuple[Union[int, float, str], ...]]
 
 @dataclass(frozen=True)
 class Example:
-    """One row: one text or two, the class or score (None where the file has none), and the line, from 1.
+    """A row as an example.
 
-    While the classes are not known yet, the target is the label's own word; see :meth:`TaskDescription.target`.
+    Attributes:
+        texts: one text or two.
+        target: the class or score; None if the file has none. If the classes are not known yet, it is the label as
+            written; see :meth:`TaskDescription.target`.
+        line: number of the line, from 1.
     """
 
     texts: tuple[str, ...]
@@ -269,7 +281,7 @@ class Example:
 
 @dataclass(frozen=True)
 class SplitFile:
-    """The examples of a file in its order, and the lines of :data:`ODDITIES`."""
+    """The examples of a file, in its order, and the numbers of the lines with :data:`ODDITIES`."""
 
     path: Path
     examples: list[Example]
@@ -277,15 +289,15 @@ class SplitFile:
     empty_lines: list[int] = field(default_factory=list)
 
     def oddities(self) -> list[str]:
-        """Return a sentence for the user on each type of odd row."""
+        """Return a sentence for the user about each type of odd row in the file."""
         return describe_oddities(self.path, {name: getattr(self, name) for name in ODDITIES})
 
 
-ODDITIES = {"short_lines": "with too few fields left out", "empty_lines": "with an empty sentence, kept"}
+ODDITIES = {"short_lines": "with too few fields, left out", "empty_lines": "with an empty sentence, kept"}
 
 
 def describe_oddities(file: Union[str, Path], lines: Mapping[str, list[int]]) -> list[str]:
-    """Return :meth:`SplitFile.oddities` of the lines of each type, as a manifest has them."""
+    """Return the sentences of :meth:`SplitFile.oddities`, given the lines of each type as a manifest has them."""
     said = []
     for name, what in ODDITIES.items():
         numbers = lines.get(name)
@@ -299,7 +311,13 @@ def describe_oddities(file: Union[str, Path], lines: Mapping[str, list[int]]) ->
 
 
 class FileRow(NamedTuple):
-    """A row as a file has it: its line, from 1; its fields; of JSON lines also the object that these are of."""
+    """A row as it is in a file.
+
+    Attributes:
+        line: number of the line, from 1.
+        fields: the fields of the row.
+        whole: the object that has the fields, if the file has JSON lines.
+    """
 
     line: int
     fields: list[str]
@@ -308,13 +326,13 @@ class FileRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RowReader:
-    """The places of the texts and of the label in the rows of a file.
+    """A reader of the texts and labels in a file's rows, which knows their places.
 
     Attributes:
         path: path of the file, for messages.
-        names: names of its columns; of a file without names their numbers from 1.
+        names: names of the columns, or their numbers from 1 if the file has no names.
         texts: places of one text or two.
-        label: place of the label; None where the file has none.
+        label: place of the label; None if the file has none.
         templates: see :class:`Split`.
     """
 
@@ -337,13 +355,13 @@ class RowReader:
 
         Args:
             path: path of the file.
-            first: fields of the first row, the names of columns where these are given by name.
-            texts: columns of the texts, which are there.
-            label: column of the label, likewise.
+            first: fields of the first row, which are the names of the columns if these are given by name.
+            texts: columns of the texts, which must exist.
+            label: column of the label, which must exist; None for no label.
             templates: see :class:`Split`.
 
         Raises:
-            UserError: two columns have one of these names.
+            UserError: two columns have the name of a text or of the label.
         """
         wanted = [column for column in (*texts, label) if column is not None]
         numbers = [column for column in wanted if isinstance(column, int)]
@@ -355,7 +373,7 @@ class RowReader:
             if len(places) > 1:
                 raise UserError(
                     f"{path}, line 1: {len(places)} columns are called {name!r} (columns {', '.join(places)}); rename "
-                    "all but the one that is meant"
+                    "all but the one to use"
                 )
 
         def place_of(column: Column) -> int:
@@ -378,8 +396,8 @@ class RowReader:
             noun = "field" if len(row.fields) == 1 else "fields"
             raise UserError(
                 f"{self.path}, line {row.line}: found {len(row.fields)} {noun}, needed {len(self.names)}; is the "
-                "file cut off, are its columns not divided as its ending says, or is there a tab in a sentence? Make "
-                "it a space"
+                "file truncated, are its columns not separated as its ending says, or is there a tab in a sentence? "
+                "Replace such a tab by a space"
             )
         fields = tuple(self._plain(row, place, "write one text there") for place in self.texts)
         if not self.templates:
@@ -388,7 +406,7 @@ class RowReader:
         return tuple(template.format(**by_name) for template in self.templates)
 
     def label_of(self, row: FileRow) -> Optional[str]:
-        """Return the label of a row, a list as JSON; raise a UserError where it is an object."""
+        """Return the label of a row, with a list of labels as JSON; raise a UserError if the label is an object."""
         if self.label is None:
             return None
         return self._plain(row, self.label, "a label is a word, a number, true or false, or a list of these", dict)
@@ -410,13 +428,13 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
     """Read a split of a task.
 
     Args:
-        task: row of the task.
+        task: description of the task.
         folder: folder of the task's files.
         split: a name in `task.splits`.
 
     Raises:
-        UserError: no such split, file, column, label or score; a row with too few or too many fields, or an empty
-            sentence; text that is not UTF-8.
+        UserError: the split, the file or a column does not exist, a label or score is not one of the task's, a row has
+            too few or too many fields or an empty sentence, or the text is not UTF-8.
     """
     if split not in task.splits:
         raise UserError(f"{task.name} has no split {split!r}; it has {', '.join(task.splits)}")
@@ -441,9 +459,9 @@ def _refuse_missing_columns(task: TaskDescription, path: Path, layout: Split, he
     wanted = [*layout.texts, *filter(None, [layout.label])]
     missing = [name for name in wanted if name not in header]
     if missing:
-        remedy = "Is it the official file of this split, header and all?"
+        remedy = "Is it the official file of this split, with its header?"
         if task.is_custom:
-            remedy = "Both files need the same names there"
+            remedy = "Both files need the same column names"
         lacking = ", ".join(map(repr, missing))
         found = ", ".join(map(repr, header))
         raise UserError(f"{path}, line 1: the header lacks {lacking}; found {found}. {remedy}")
@@ -453,7 +471,7 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
     path = reader.path
     width = len(reader.names)
     file = SplitFile(path, [], [])
-    first_line: dict[bool, int] = {}  # of a label that is true or false, and of any other
+    first_line: dict[bool, int] = {}  # of a label that is true or false, and of any other label
     for row in rows:
         if len(row.fields) < width and task.has_odd_rows:
             file.short_lines.append(row.line)
@@ -462,14 +480,14 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
             continue
         texts = reader.texts_of(row)
         empty = [reader.names[place] for place in reader.texts if not row.fields[place].strip()]
-        if empty and reader.label is not None and not task.has_odd_rows:  # each row of a test set needs an answer
+        if empty and reader.label is not None and not task.has_odd_rows:  # a test set needs an answer for each row
             there = ""
             if row.whole is not None:
                 names = ", ".join(repr(name[:40]) for name in list(row.whole)[:MOST_SHOWN])
                 there = f" (its fields are {names})"
             raise UserError(
-                f"{path}, line {row.line}: a sentence is empty, in column {empty[0]!r}{there}; mend the row, or remove "
-                "it"
+                f"{path}, line {row.line}: a sentence is empty, in column {empty[0]!r}{there}; correct the row, or "
+                "remove it"
             )
         if empty:
             file.empty_lines.append(row.line)
@@ -481,7 +499,7 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
             if len(first_line) > 1:
                 raise UserError(
                     f"{path}: the label is true or false in line {first_line[True]}, but not in line "
-                    f"{first_line[False]}; write all labels alike"
+                    f"{first_line[False]}; write all labels in the same way"
                 )
             target = target_of_row(task, path, row, label)
         file.examples.append(Example(texts, target, row.line))
@@ -489,18 +507,22 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
 
 
 def target_of_row(task: TaskDescription, path: Path, row: FileRow, label: str) -> Any:
-    """Return the target of a row's label, of tags a tuple of targets; the UserError for a wrong one names its line."""
+    """Return the target of a row's label, or a tuple of targets if words have tags.
+
+    Raises:
+        UserError: the label is wrong; the message names its line.
+    """
     parts = [label]
-    if task.tags_words:  # each in a line of its own
+    if task.tags_words:  # each tag is on a line of its own
         parts = label.split(" ")
     targets = []
     for line, part in enumerate(parts, start=row.line):
         try:
             targets.append(task.target(part))
         except UserError as error:
-            remedy = "download the task's data again, or mend it"
+            remedy = "download the task's data again, or correct it"
             if task.is_custom:
-                remedy = "mend the row, or remove it"
+                remedy = "correct the row, or remove it"
             raise UserError(f"{path}, line {line}: {error}; {remedy}") from None
     if task.tags_words:
         return tuple(targets)
@@ -510,15 +532,15 @@ def target_of_row(task: TaskDescription, path: Path, row: FileRow, label: str) -
 def read_rows(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterator[FileRow]:
     """Yield the rows of a file, by its ending: .tsv, .csv, .jsonl, .txt (a text per line) or .conll (a word per line).
 
-    The first row has the names of columns where the file has any. Of JSON lines it has those of all objects, for which
-    the file is read twice: a field that the first object lacks is there all the same.
+    The first row has the names of the columns, if the file has any. For JSON lines it has the names of the fields of
+    all objects, since the first object may lack some; the file is read twice for this.
 
     Args:
         path: path of the file.
-        seen: is told the bytes of each line.
+        seen: is called with the number of bytes of each line.
 
     Raises:
-        UserError: the file cannot be read, is not UTF-8, or a line is no row; the message names it.
+        UserError: the file cannot be read, is not UTF-8, or has a line that is not a row; the message names it.
     """
     lines = read_lines(path, seen)
     suffix = path.suffix.lower()
@@ -542,7 +564,7 @@ def read_rows(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterat
 
 
 def _field_of(value: Any) -> str:
-    """Return a value of JSON as a field; one that is null, NaN or not there is empty."""
+    """Return a JSON value as a field, which is empty for null, NaN and a missing value."""
     if isinstance(value, str):
         return value
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -551,7 +573,7 @@ def _field_of(value: Any) -> str:
 
 
 def read_lines(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterator[tuple[int, str]]:
-    """Yield numbers from 1 and text, without a byte order mark (MRPC has one) and a line's final carriage return."""
+    """Yield the number (from 1) and the text of each line, without its end and a byte order mark (MRPC has one)."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -573,7 +595,7 @@ def read_lines(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Itera
 
 
 def _sentences(lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]:
-    """Yield the names of the columns of a CoNLL file, and a row per sentence; a word alone has an empty tag."""
+    """Yield the column names of a CoNLL file, then a row per sentence; a word without a tag gets an empty one."""
     yield FileRow(0, ["text", "label"])
     rows = ((number, words_of(line)) for number, line in lines)
     for are_words, group in itertools.groupby(rows, key=lambda row: row[1][:1] not in ([], [NEW_DOCUMENT])):
@@ -585,7 +607,7 @@ def _sentences(lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]:
 
 
 def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]:
-    csv.field_size_limit(2**31 - 1)  # a text may have more than the 131,072 characters that are usual
+    csv.field_size_limit(2**31 - 1)  # a text may exceed the default limit of 131,072 characters
     reader = csv.reader((f"{line}\n" for _, line in lines), strict=True)
     start = 1
     try:
@@ -595,8 +617,8 @@ def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]
             start = reader.line_num + 1
     except csv.Error as error:
         raise UserError(
-            f"{path}, line {start}: no CSV ({error}); put a field that holds a comma, a quotation mark or a line "
-            "end in quotation marks, and double those in it"
+            f"{path}, line {start}: not valid CSV ({error}); put a field that contains a comma, a quotation mark or a "
+            "line end in quotation marks, and double the quotation marks in it"
         ) from None
 
 
@@ -609,10 +631,10 @@ def _json_objects(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tupl
             found = parse_json(line)
             if not isinstance(found, dict):
                 raise ValueError(f"{type(found).__name__} found")
-            json.dumps(found, ensure_ascii=False).encode()  # as it will be written: half a character cannot be
+            json.dumps(found, ensure_ascii=False).encode()  # fails for half a surrogate pair, which cannot be written
         except (ValueError, RecursionError) as error:
             raise UserError(
-                f"{path}, line {number}: no JSON object ({error}); a line is one, as in "
+                f"{path}, line {number}: not a JSON object ({error}); each line must be one, such as "
                 '{"text": "A sentence.", "label": "good"}'
             ) from None
         yield number, found

@@ -1,14 +1,15 @@
-"""Word embeddings from counts: tokens that stand beside the same neighbours begin with similar vectors.
+"""Word embeddings from counts, in which tokens with the same neighbours start with similar vectors.
 
-Each token has a row of 2 V numbers: for every token c on its left, and for every one on its right, the positive
+Each token w has a row of 2 V numbers: for every token c on its left, and for every token c on its right, the positive
 pointwise mutual information
 
     max(0, log(P(w, c) / (P(w) P(c)))).
 
-The best approximation of these rows by C numbers each is U S, of their singular value decomposition; word2vec learns
-much the same (Levy and Goldberg, 2014, "Neural Word Embedding as Implicit Matrix Factorization"). Singular values count
-by their square roots, and P(c) is that of frequencies raised to the power 0.75 (Levy, Goldberg and Dagan, 2015,
-"Improving Distributional Similarity with Lessons Learned from Word Embeddings", sections 3.2 and 3.3).
+The best approximation of these rows by C numbers each is U S, from their singular value decomposition. word2vec learns
+nearly the same (Levy and Goldberg, 2014, "Neural Word Embedding as Implicit Matrix Factorization"). Here the vectors
+are weighted by the square roots of the singular values, and P(c) is computed from frequencies raised to the power of
+0.75 (Levy, Goldberg and Dagan, 2015, "Improving Distributional Similarity with Lessons Learned from Word Embeddings",
+sections 3.2 and 3.3).
 """
 
 import hashlib
@@ -18,22 +19,22 @@ from scipy import sparse
 from sklearn.utils.extmath import randomized_svd
 
 SMOOTHING = 0.75
-STANDARD_DEVIATION = 0.1  # of the vectors' numbers; BERT's random ones have 0.02
-ITERATIONS = 4  # of the power method: the leading singular vectors are found almost exactly
+STANDARD_DEVIATION = 0.1  # of the vectors' entries; in BERT's random vectors it is 0.02
+ITERATIONS = 4  # of the power method, enough to find the leading singular vectors almost exactly
 
-_last: dict[tuple[bytes, int, int], np.ndarray] = {}  # models that are compared begin with the same vectors
+_last: dict[tuple[bytes, int, int], np.ndarray] = {}  # models that are compared start with the same vectors
 
 
 def neighbour_embeddings(text: np.ndarray, symbols: int, width: int) -> np.ndarray:
-    """Return vectors of tokens, float32 (V, C).
+    """Return a vector for each token, computed from the counts of its neighbours, float32 (V, C).
 
     Args:
         text: ids (N,) of the training text.
-        symbols: V.
-        width: C. Where it is larger than V, the last numbers are 0.
+        symbols: V, the size of the vocabulary.
+        width: C, the size of a vector. If it is larger than V, the last entries are 0.
 
     Returns:
-        The vectors; zeros for tokens that do not occur.
+        The vectors, which are 0 for tokens that do not occur.
     """
     key = (hashlib.sha256(text.tobytes()).digest(), symbols, width)
     if key not in _last:
@@ -43,7 +44,7 @@ def neighbour_embeddings(text: np.ndarray, symbols: int, width: int) -> np.ndarr
 
 
 def _decompose(text: np.ndarray, symbols: int, width: int) -> np.ndarray:
-    """Return the vectors, computed anew."""
+    """Compute the vectors; see :func:`neighbour_embeddings`."""
     counts_VV = sparse.coo_array((np.ones(max(len(text) - 1, 0)), (text[:-1], text[1:])), shape=(symbols, symbols))
     left_and_right = sparse.hstack([_information(counts_VV.T), _information(counts_VV)]).tocsr()
     found = np.zeros((symbols, width), np.float32)
@@ -57,7 +58,7 @@ def _decompose(text: np.ndarray, symbols: int, width: int) -> np.ndarray:
 
 
 def _information(counts_VV: sparse.coo_array) -> sparse.coo_array:
-    """Return the positive pointwise mutual information of each token (a row) and its neighbours (columns)."""
+    """Return the positive pointwise mutual information of each token (rows) with each neighbour (columns)."""
     pairs = counts_VV.tocsr().tocoo()
     of_token = np.bincount(pairs.row, pairs.data, minlength=pairs.shape[0])
     of_neighbour = np.bincount(pairs.col, pairs.data, minlength=pairs.shape[1]) ** SMOOTHING

@@ -1,11 +1,11 @@
-"""Folders of prepared data, known by their manifests: GLUE's tasks, a user's own task, SQuAD.
+"""Folders of prepared data, which are recognised by their manifests: GLUE's tasks, a user's own task, SQuAD.
 
-A folder of labelled texts, which task ``glue`` reads:
+A folder of labelled texts, which the task ``glue`` reads, contains:
 
 TASK/SPLIT.bin  TASK/SPLIT.idx     inputs, in fairseq's memory-mapped format
-TASK/targets.SPLIT.npy             classes (int64) or scores (float64); not for splits without labels
-TASK/targets.SPLIT.bin  .idx       in its place, if words have tags: see TaggedWordsDataset; and a copy of the file
-TASK/manifest.json                 where it comes from, and what was counted
+TASK/targets.SPLIT.npy             classes (int64) or scores (float64), if the split has labels
+TASK/targets.SPLIT.bin  .idx       in its place, if words have tags (see TaggedWordsDataset), with a copy of the file
+TASK/manifest.json                 the source of the data, and its counts
 TASK/tokenizer/                    a copy of the tokenizer
 """
 
@@ -32,7 +32,7 @@ from lazyformer_fairseq.storage.indexed_format import MappedItems, check_items, 
 from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version, write_json
 
 MANIFEST = "manifest.json"
-# Whose versions a manifest names.
+# The packages whose versions a manifest records.
 PACKAGES = (
     "fairseq-fixed",
     "sacremoses",
@@ -40,22 +40,22 @@ PACKAGES = (
     "torch",
 )
 SUBSET_SEED = 1
-SENTENCES = "sentences"  # the unit of what is cut, where words have tags
+SENTENCES = "sentences"  # the unit of what is cut, if words have tags
 
 
 @dataclass(frozen=True)
 class SplitFacts:
-    """Facts on a training or development split without which its scores mislead.
+    """Facts about a training or development split without which its scores would mislead.
 
     Attributes:
         file: name of the split's file, for messages.
         is_train: whether a model learns from the split.
         rows: number of rows that are used.
-        cut: rows of the whole file that are longer than `longest`.
-        rows_in_file: rows of the whole file.
-        longest: tokens of an input that the model reads.
-        only_label: the label of all rows that are used, or the tag of all words, if they share one; else None.
-        unit: what is cut, in words.
+        cut: number of rows in the whole file that are longer than `longest`.
+        rows_in_file: number of rows in the whole file.
+        longest: largest number of tokens in an input that the model reads.
+        only_label: the label that all used rows share, or the tag that all words share; None if there are several.
+        unit: the name of what is cut, for messages.
     """
 
     file: str
@@ -68,14 +68,14 @@ class SplitFacts:
     unit: str = "rows"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts as an object of JSON."""
+        """Return the facts as a JSON object."""
         return asdict(self)
 
     def warnings(self, model: str = "the model") -> list[str]:
-        """Return a sentence on each fact that the reader of a score must know.
+        """Return a sentence about each fact that a reader of the scores must know.
 
         Args:
-            model: the model whose inputs are cut, in words.
+            model: the name of the model whose inputs are cut, for the sentences.
         """
         said = []
         if self.cut:
@@ -101,16 +101,16 @@ class SplitFacts:
 
 @dataclass(frozen=True)
 class PreparedFolder(ABC):
-    """A folder that is whole and of this version.
+    """A prepared folder that is whole and has this version's format.
 
     Attributes:
         folder: path of the folder.
-        manifest: what prepare wrote, all counts included.
-        FORMAT: the manifest's format.
+        manifest: content of the manifest, with all counts.
+        FORMAT: name of the manifest's format.
         FORMAT_VERSION: version of that format.
-        SETTINGS: fields of the manifest that decide the data.
-        CONTENT: what the folder holds, for messages.
-        COMMAND: the command that writes it.
+        SETTINGS: fields of the manifest that determine the data.
+        CONTENT: what the folder contains, for messages.
+        COMMAND: the command that writes the folder.
         CHECKED_FIELDS: dataclass with the fields of the manifest that are read.
     """
 
@@ -129,7 +129,7 @@ class PreparedFolder(ABC):
         """Read the manifest of a folder.
 
         Raises:
-            UserError: prepare did not write the folder, or wrote it in another version, or the manifest is damaged.
+            UserError: the folder was not prepared, has another format version, or has a damaged manifest.
         """
         folder = Path(folder)
         path = folder / MANIFEST
@@ -147,10 +147,10 @@ class PreparedFolder(ABC):
 
     @classmethod
     def check(cls, manifest: dict[str, Any]) -> None:  # noqa: ARG003  for subclasses
-        """Check what the types of the fields do not say.
+        """Check what the types of the fields cannot express.
 
         Raises:
-            UserError: it is wrong.
+            UserError: a field has a wrong value.
         """
         return
 
@@ -161,40 +161,40 @@ class PreparedFolder(ABC):
 
     @property
     def sha256(self) -> str:
-        """Hash of what decides the data: files, tokenizer, sizes."""
+        """Hash of the settings that determine the data: files, tokenizer, sizes."""
         return hashlib.sha256(json.dumps([self.manifest[name] for name in self.SETTINGS]).encode()).hexdigest()
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Folder of the copy of the tokenizer."""
+        """Path of the tokenizer's copy."""
         return self.folder / "tokenizer"
 
     @property
     def longest(self) -> int:
-        """Most tokens of an input."""
+        """Largest number of tokens in an input."""
         return self.manifest["max_length"]
 
     def size_of(self, split: str) -> tuple[int, int]:
-        """Return the number of rows of a split, and of the tokens of their inputs."""
+        """Return the number of rows in a split, and the number of tokens in their inputs."""
         counts = self.manifest["splits"][split]
         return counts["rows"], counts["kept_tokens"]
 
     @abstractmethod
     def count_cut(self, split: str, longest: int) -> int:
-        """Return how many rows of a split are cut for a model that reads `longest` tokens, by prepare's cuts too."""
+        """Return the number of rows of a split that are cut for a model that reads `longest` tokens, or were before."""
 
     def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
-        """Return what the reader of a score must know of a split.
+        """Return the facts about a split that a reader of its scores must know.
 
         Args:
             split: name of the split.
-            longest: tokens of an input that the model reads.
-            most_rows: most rows of the training split; None for all.
+            longest: largest number of tokens in an input that the model reads.
+            most_rows: largest number of rows to use; None for all.
         """
         rows, _ = self.size_of(split)
         used = min(rows, most_rows or rows)
         return SplitFacts(
-            file=self.manifest["splits"][split].get("file", split),  # made data has no file
+            file=self.manifest["splits"][split].get("file", split),  # generated data has no file
             is_train=split == "train",
             rows=used,
             cut=self.count_cut(split, longest),
@@ -204,10 +204,10 @@ class PreparedFolder(ABC):
 
     @classmethod
     def reuse(cls, folder: Path, settings: Mapping[str, Any]) -> Optional[Self]:
-        """Return what was prepared there with the same settings; None if there is no folder.
+        """Return the prepared folder if it has the same settings, or None if it does not exist.
 
         Raises:
-            UserError: it was prepared with other settings.
+            UserError: the folder was prepared with other settings.
         """
         if not folder.exists():
             return None
@@ -234,8 +234,8 @@ class PreparedFolder(ABC):
         Args:
             folder: folder to write.
             settings: the values of SETTINGS.
-            tokenizer: tokenizer of the data, which is copied.
-            write_splits: writes the data of all splits into a folder; returns each one's entry in the manifest.
+            tokenizer: the tokenizer of the data, which is copied.
+            write_splits: writes the data of all splits to a folder, and returns the manifest's entry for each split.
             **facts: further fields of the manifest.
         """
         with atomic_folder(folder) as unfinished:
@@ -257,9 +257,9 @@ class EncodedExamples:
     """Examples to train or test on.
 
     Attributes:
-        inputs: ids of each example.
+        inputs: the ids of each example.
         targets: see :func:`targets_of`.
-        cut: how many inputs were cut.
+        cut: number of inputs that were cut.
     """
 
     inputs: Sequence[np.ndarray]
@@ -268,10 +268,10 @@ class EncodedExamples:
 
 
 class MappedInputs(Sequence[np.ndarray]):
-    """Inputs on disk, cut to `longest` ids when they are read.
+    """Inputs on disk, which are cut to `longest` ids when they are read.
 
     Attributes:
-        sizes: ids of each input as it is read, (N,).
+        sizes: number of ids of each input as it is read, (N,).
     """
 
     def __init__(self, items: MappedItems, longest: Optional[int], eos: int):
@@ -294,7 +294,7 @@ class MappedInputs(Sequence[np.ndarray]):
 
 @dataclass(frozen=True)
 class TaskCounts:
-    """The entry of a task's split in a manifest, as far as it is read."""
+    """The fields of a split's entry in a task's manifest that are read."""
 
     rows: Count
     bytes: Count
@@ -314,10 +314,10 @@ class TaskManifest:
 
 
 class PreparedTask(PreparedFolder):
-    """The folder of a task.
+    """The prepared folder of a task.
 
     Attributes:
-        TABLE: the tasks that it may hold.
+        TABLE: the tasks that the folder may contain.
     """
 
     FORMAT = "lazyformer glue task"
@@ -337,26 +337,27 @@ class PreparedTask(PreparedFolder):
 
     @classmethod
     def check(cls, manifest: dict[str, Any]) -> None:
-        """Check that the splits are the task's: their names become names of files."""
+        """Check that the splits are those of the task, because their names become names of files."""
         strange = set(manifest["splits"]) - set(cls.row_of(manifest).splits)
         if strange:
             raise UserError(f"the task has no split {min(strange)[:40]!r}")
 
     @cached_property
     def task(self) -> TaskDescription:
-        """The task's row of the table."""
+        """The description of the task."""
         return self.row_of(self.manifest)
 
     def read(self, split: str, longest: Optional[int], eos: int) -> EncodedExamples:
-        """Map a split, which stays on disk.
+        """Memory-map a split.
 
         Args:
             split: name of the split.
-            longest: cut inputs to this many ids, on top of prepare's cuts.
+            longest: largest number of ids to which inputs are cut, in addition to the cuts made in preparing them; None
+                for no further cuts.
             eos: id of ``</s>``.
 
         Raises:
-            UserError: the official files had no such split, or its data is gone or damaged.
+            UserError: the task's files did not have the split, or its data is missing or damaged.
         """
         if split not in self.manifest["splits"]:
             if split in self.task.splits:
@@ -364,7 +365,7 @@ class PreparedTask(PreparedFolder):
             else:
                 file = f"split {split!r}"
             raise UserError(
-                f"{self.folder}: {file} was not there when {self.task.name} was prepared; put it with the other "
+                f"{self.folder}: {file} was not there when {self.task.name} was prepared; put it beside the other "
                 f"files, remove {self.folder} and run `{self.COMMAND}` again"
             )
         counts = self.manifest["splits"][split]
@@ -382,13 +383,13 @@ class PreparedTask(PreparedFolder):
                     dtypes = "f"
                 targets = map_array(
                     self.folder / f"targets.{split}.npy",
-                    "prepare them again",
+                    "prepare the data again",
                     dtypes,
                     ndim=1 + self.task.is_multi_label,
                 )
             is_whole = len(items) == counts["rows"] and (targets is None or len(targets) == counts["rows"])
             if not is_whole or (self.folder / f"{split}.bin").stat().st_size != counts["bytes"]:
-                raise UserError(f"not the {counts['rows']:,} rows and {counts['bytes']:,} bytes that {MANIFEST} names")
+                raise UserError(f"{MANIFEST} says {counts['rows']:,} rows, {counts['bytes']:,} bytes, but these differ")
         except UserError as error:
             raise UserError(
                 f"{prefix}.*: damaged ({error}); remove {self.folder} and run `{self.COMMAND}` again"
@@ -397,19 +398,19 @@ class PreparedTask(PreparedFolder):
         return EncodedExamples(MappedInputs(items, longest, eos), targets, cut)
 
     def count_cut(self, split: str, longest: int) -> int:
-        """Return how many rows of a split are cut for a model that reads `longest` tokens."""
+        """Return the number of rows of a split that are cut for a model that reads `longest` tokens."""
         if longest >= self.longest:
-            return self.manifest["splits"][split].get("truncated", 0)  # nothing is cut where data is made
+            return self.manifest["splits"][split].get("truncated", 0)  # generated data is never cut
         return int((MappedItems(self.folder / split).sizes > longest).sum())
 
     def count_cut_words(self, split: str, longest: int) -> int:
-        """Return how many words with tags are cut off."""
+        """Return the number of words with tags that are cut off for a model that reads `longest` tokens."""
         sizes = np.minimum(MappedItems(self.folder / split).sizes, longest)
         targets = MappedItems(self.folder / f"targets.{split}")
         return sum(int((target[::2] >= size - 1).sum()) for target, size in zip(targets, sizes, strict=True))
 
     def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
-        """Return facts on a split, the label that all its rows share among them."""
+        """Return facts about a split, including the label that all its rows share, if they do."""
         facts = super().facts(split, longest, most_rows)
         if self.task.tags_words:
             facts = replace(facts, unit=SENTENCES)
@@ -437,11 +438,11 @@ class CustomTaskManifest(TaskManifest):
 
 
 class PreparedCustomTask(PreparedTask):
-    """The folder of a user's own task, whose row its manifest holds."""
+    """The prepared folder of a user's own task, which its manifest describes."""
 
     FORMAT = "lazyformer custom task"
     SETTINGS = (*PreparedTask.SETTINGS, "description")
-    CONTENT = "a task of one's own"
+    CONTENT = "a custom task"
     CHECKED_FIELDS = CustomTaskManifest
 
     @classmethod
@@ -451,10 +452,10 @@ class PreparedCustomTask(PreparedTask):
 
 
 def load_prepared(folder: Union[str, Path]) -> PreparedTask:
-    """Return what is prepared in a folder: a GLUE task or a user's own.
+    """Return the prepared folder of a GLUE task or of a user's own task.
 
     Raises:
-        UserError: none of them is.
+        UserError: the folder contains neither.
     """
     manifest = read_json(Path(folder) / MANIFEST, f"run `{PreparedTask.COMMAND}`")
     is_custom = manifest.get("format") == PreparedCustomTask.FORMAT
@@ -465,7 +466,11 @@ def load_prepared(folder: Union[str, Path]) -> PreparedTask:
 
 
 def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size: int) -> None:
-    """Write SPLIT.bin, SPLIT.idx and, if there are targets, targets.SPLIT.npy, or .bin and .idx of a list of arrays."""
+    """Write the inputs and the targets of a split.
+
+    The inputs become SPLIT.bin and SPLIT.idx; the targets, if there are any, become targets.SPLIT.npy, or
+    targets.SPLIT.bin and .idx if they are a list of arrays.
+    """
     ids = np.concatenate(examples.inputs)
     sizes = np.array([len(each) for each in examples.inputs])
     write_items(folder / split, type_of_ids(vocab_size), [(ids, sizes)], durable=False)
@@ -477,9 +482,9 @@ def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size:
 
 
 def targets_of(task: TaskDescription, examples: list[Example]) -> Optional[np.ndarray]:
-    """Return classes or scores (N,), or a 0 or 1 per label (N, L); None for a split without labels.
+    """Return classes or scores (N,), or 0 or 1 per label (N, L), or None for a split without labels.
 
-    Scores are float64, which fairseq leaves alone: with fp16 and bf16 it makes float32 as coarse as the weights.
+    Scores are float64, which fairseq leaves alone; in fp16 and bf16 it would make float32 as coarse as the weights.
     """
     if examples[0].target is None:
         return None
@@ -490,7 +495,7 @@ def targets_of(task: TaskDescription, examples: list[Example]) -> Optional[np.nd
 
 
 def draw_rows(examples: EncodedExamples, count: int) -> EncodedExamples:
-    """Return `count` of the examples in their order, the same ones whatever a run's seed; all if there are no more."""
+    """Return `count` of the examples in their order, or all if there are no more, independently of a run's seed."""
     if count >= len(examples.inputs):
         return examples
     chosen = drawn_rows(len(examples.inputs), count)
@@ -503,7 +508,7 @@ def draw_rows(examples: EncodedExamples, count: int) -> EncodedExamples:
 
 
 def drawn_rows(total: int, count: int) -> np.ndarray:
-    """Return the places of `count` of `total` rows, in their order; of all rows where there are no more."""
+    """Return the places of `count` of `total` rows in their order, or of all rows if there are no more."""
     if count >= total:
         return np.arange(total)
     return np.sort(np.random.default_rng(SUBSET_SEED).choice(total, count, replace=False))

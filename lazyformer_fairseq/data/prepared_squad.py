@@ -1,8 +1,8 @@
-"""SQuAD's official files prepared into a folder of windows, which all runs share.
+"""SQuAD's official files, prepared as a folder of windows that all runs share.
 
-FOLDER/SPLIT.npz        windows: ids, position of the context in them, characters of its tokens
+FOLDER/SPLIT.npz        windows: their ids, the place of the context in them, and the characters of its tokens
 FOLDER/SPLIT.json       a copy of the official file: contexts, questions, answers
-FOLDER/manifest.json    where it comes from, and what was counted
+FOLDER/manifest.json    the source of the data, and its counts
 FOLDER/tokenizer/       a copy of the tokenizer
 """
 
@@ -28,7 +28,7 @@ OFFICIAL_QUESTIONS = {"train": 87_599, "valid": 10_570}
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """The entry of a split in a manifest, as far as it is read."""
+    """The fields of a split's entry in a manifest that are read."""
 
     file: str
     paragraphs: Count
@@ -57,14 +57,14 @@ class SquadManifest:
 
 
 class PreparedSplit(NamedTuple):
-    """The questions of a file, and the windows made of it."""
+    """The questions of a file, and the windows made from them."""
 
     file: SquadFile
     windows: Windows
 
 
 class PreparedSquad(PreparedFolder):
-    """The folder of SQuAD's windows."""
+    """The prepared folder of SQuAD's windows."""
 
     FORMAT = "lazyformer squad"
     FORMAT_VERSION = 1
@@ -81,30 +81,30 @@ class PreparedSquad(PreparedFolder):
     COMMAND = "lazyformer finetune --task squad"
     CHECKED_FIELDS = SquadManifest
 
-    def count_cut(self, split: str, longest: int) -> int:  # noqa: ARG002  of the interface
-        """Return how many questions of a split were cut; contexts are divided, not cut."""
+    def count_cut(self, split: str, longest: int) -> int:  # noqa: ARG002  part of the interface
+        """Return the number of questions of a split that were cut; contexts are divided, not cut."""
         return self.manifest["splits"][split]["cut_questions"]
 
     def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
-        """Return facts on the questions of a split."""
+        """Return facts about the questions of a split."""
         facts = super().facts(split, longest, most_rows)
         return replace(facts, longest=self.settings.max_question_length, unit="questions")
 
     @property
     def settings(self) -> WindowSettings:
-        """Sizes of the windows."""
+        """The sizes of the windows."""
         return WindowSettings(**{size.name: self.manifest[size.name] for size in fields(WindowSettings)})
 
     def read(self, split: str) -> PreparedSplit:
         """Read a split.
 
         Raises:
-            UserError: there was no such file when the folder was made, or its data is gone or damaged.
+            UserError: the folder was prepared without this split, or the split's data is missing or damaged.
         """
         if split not in self.manifest["splits"]:
             raise UserError(
-                f"{self.folder}: holds no split {split!r}, but {', '.join(self.manifest['splits'])}; prepare its file "
-                "into another folder"
+                f"{self.folder}: has no split {split!r}, only {', '.join(self.manifest['splits'])}; prepare its file "
+                "in another folder"
             )
         hashes = {
             "json": self.manifest["files"].get(split),
@@ -114,7 +114,7 @@ class PreparedSquad(PreparedFolder):
             path = self.folder / f"{split}.{ending}"
             if not path.is_file() or sha256_of(path) != written:
                 raise UserError(
-                    f"{path}: damaged, not the file that {MANIFEST} names; remove {self.folder} and run "
+                    f"{path}: is missing, or not the file that {MANIFEST} names; remove {self.folder} and run "
                     f"`{self.COMMAND}` again"
                 )
         file = read_squad(self.folder / f"{split}.json", self.manifest["skip_mistakes"])
@@ -128,17 +128,17 @@ def prepare_squad(
     settings: WindowSettings = USUAL,
     skip_mistakes: bool = False,
 ) -> PreparedSquad:
-    """Write a folder, whole or not at all, or reuse what was prepared from the same files in the same way.
+    """Prepare a folder, whole or not at all, or reuse one that was prepared from the same files in the same way.
 
     Args:
-        files: an official file of each split, "train" and "valid" or one of them.
+        files: the official file of "train", of "valid" or of both.
         tokenizer: folder of the tokenizer.
         folder: folder to write.
         settings: sizes of the windows.
-        skip_mistakes: leave out questions that are wrong in the files.
+        skip_mistakes: whether to leave out questions with mistakes in the files.
 
     Raises:
-        UserError: a file is missing or wrong; the folder was prepared before in another way.
+        UserError: a file is missing or wrong, or the folder was prepared in another way.
     """
     for path in files.values():
         if not path.is_file():
@@ -153,7 +153,7 @@ def prepare_squad(
     there = PreparedSquad.reuse(folder, wanted)
     if there is not None:
         return there
-    read = {split: read_squad(path, skip_mistakes) for split, path in files.items()}  # before any is encoded
+    read = {split: read_squad(path, skip_mistakes) for split, path in files.items()}  # mistakes show before encoding
     loaded = load_tokenizer(tokenizer)
 
     def write_splits(unfinished: Path) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _write(
 
 
 def window_settings(longest: Optional[int]) -> WindowSettings:
-    """Return BERT's sizes of windows; where `longest` is short, the stride is half of it and questions a quarter."""
+    """Return BERT's window sizes, but limit the stride to half of `longest` and questions to a quarter of it."""
     longest = longest or USUAL.max_length
     return WindowSettings(
         longest,
@@ -200,7 +200,7 @@ def window_settings(longest: Optional[int]) -> WindowSettings:
 
 
 def overview(prepared: PreparedSquad) -> str:
-    """Return a table of the prepared data, a row per file, and under it what was left out and unofficial numbers."""
+    """Return a table of the prepared data, a row per file, and notes on what was left out and on unofficial files."""
     rows = []
     notes = []
     for split, counts in prepared.manifest["splits"].items():

@@ -1,4 +1,4 @@
-"""Folders of binarised data: the shards of a corpus, in order; and whether they are whole (:func:`check_data`)."""
+"""Folders of binarised data, such as the shards of a corpus, and the check that they are whole (:func:`check_data`)."""
 
 import itertools
 import logging
@@ -29,19 +29,19 @@ def check_data(
     verify: str = "quick",
     tokenizer: Optional[Path] = None,
 ) -> None:
-    """Check a split in every folder it will be read from: all shards now, not when their epoch comes.
+    """Check a split in all folders from which it will be read, now rather than when their epoch comes.
 
     Args:
-        folders: folders of binarised data, as a task reads them in turn; the first one has the splits other than
-            ``train``.
+        folders: folders of binarised data, in the order in which a task reads them; the first one has the splits other
+            than ``train``.
         split: ``train``, ``valid``, ...
-        dictionary: what the ids mean.
-        verify: "quick" takes seconds whatever the size; "full" reads every id, with a bar, shared between the processes
-            of a run; "none" checks nothing.
-        tokenizer: its folder, where there is one; must have the same dictionary.
+        dictionary: the dictionary of the ids.
+        verify: "quick" takes seconds, whatever the size of the data; "full" reads every id and shows a progress bar,
+            and the processes of a run share the work; "none" checks nothing.
+        tokenizer: folder of the tokenizer, if there is one; it must have the same dictionary.
 
     Raises:
-        UserError: names the file and what to do.
+        UserError: a file is missing, damaged or from other data; the message names it and says what to do.
     """
     if verify == "none":
         return
@@ -62,7 +62,7 @@ def check_data(
         prefix = Path(folder) / split
         if split == "train" and prefix.with_name("train1.idx").is_file():
             raise UserError(
-                f"{prefix}1.idx: further training files are not read; join them with train, or give each a folder"
+                f"{prefix}1.idx: further training files are not read; join them with train, or put each in a folder"
             )
         tokens.append(check_items(prefix, len(dictionary), dictionary.eos(), how, part, parts))
     check_totals(folders, split, sum(tokens))
@@ -76,7 +76,7 @@ def check_data(
 
 
 def check_shards(folders: Sequence[str]) -> None:
-    """Raise a UserError where a corpus is not whole: a number is missing, or there are fewer shards than written."""
+    """Raise a UserError if a shard of a corpus is missing, as its number or its manifest tells."""
     for parent in dict.fromkeys(Path(folder).parent for folder in folders if SHARD.fullmatch(Path(folder).name)):
         there = shards_in(parent)
         wanted = _shards_of_manifest(parent) or 1 + max(there)
@@ -84,14 +84,14 @@ def check_shards(folders: Sequence[str]) -> None:
         if missing < wanted:
             raise UserError(
                 f"{parent / f'shard{missing}'}: this shard is missing; {len(there)} of {wanted} are there. "
-                "Copy the corpus again, or name the shards that are to be read: shard0:shard2"
+                "Copy the corpus again, or name the shards to read, as in shard0:shard2"
             )
         if left_out := sorted(number for number, path in there.items() if path not in map(Path, folders)):
             logger.warning("%s: shards %s are not read", parent, ", ".join(map(str, left_out)))
 
 
 def check_dictionaries(folders: Sequence[str], dictionary: Dictionary, tokenizer: Optional[Path] = None) -> None:
-    """Raise a UserError where a folder or the tokenizer has another dict.txt than the first folder."""
+    """Raise a UserError if a folder or the tokenizer has another dict.txt than the first folder."""
     first, *others = (Path(folder) / "dict.txt" for folder in folders)
     if tokenizer is not None:
         others.append(tokenizer / "dict.txt")
@@ -99,19 +99,19 @@ def check_dictionaries(folders: Sequence[str], dictionary: Dictionary, tokenizer
     for path in others:
         if path.is_file() and path.read_bytes() != first.read_bytes() and _symbols(path) != own:
             raise UserError(
-                f"{path}: another dictionary than {first}; ids mean nothing under it. Take data, dict.txt and "
-                "tokenizer from the same corpus"
+                f"{path}: is another dictionary than {first}, in which ids have other meanings. Take data, dict.txt "
+                "and tokenizer from the same corpus"
             )
     assert dictionary.symbols[: len(own) - 4] == own[:-4], "the task's dictionary is the first folder's"
 
 
 def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
-    """Raise a UserError where the shards of a corpus together do not hold the tokens that its manifest counted.
+    """Raise a UserError if the shards of a corpus together do not have the number of tokens in its manifest.
 
     Args:
         folders: folders of binarised data.
         split: name of the split.
-        tokens: ids without the ``</s>`` at the end of each item.
+        tokens: number of ids, without the ``</s>`` at the end of each item.
     """
     parent = Path(folders[0]).parent
     manifest = _manifest(parent)
@@ -122,18 +122,18 @@ def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
     counts = manifest.get(split)
     if isinstance(counts, dict) and isinstance(wanted := counts.get("tokens"), int) and wanted != tokens:
         raise UserError(
-            f"{parent}: its {split} files hold {tokens:,} tokens, {parent / 'manifest.json'} speaks of {wanted:,}: a "
-            "file is of another corpus, or of another shard. Copy the corpus again"
+            f"{parent}: its {split} files have {tokens:,} tokens, but {parent / 'manifest.json'} says {wanted:,}; a "
+            "file is from another corpus or another shard. Copy the corpus again"
         )
 
 
 @dataclass(frozen=True)
 class WordCounts:
-    """The words of a corpus's training text, by its own count.
+    """The numbers of words in a corpus's training text, as the corpus counted them.
 
     Attributes:
-        per_token: words per id, ends of sentences included.
-        per_epoch: words of a shard, about.
+        per_token: words per id, where the ids include the ends of sentences.
+        per_epoch: approximate number of words in a shard.
     """
 
     per_token: float
@@ -141,10 +141,10 @@ class WordCounts:
 
 
 def read_word_counts(data: str) -> WordCounts:
-    """Return the words of the training text that a corpus counted.
+    """Return the word counts of the training text from a corpus's manifest.
 
     Raises:
-        UserError: the data is no corpus that counted its words.
+        UserError: the data is not a corpus, or its manifest has no word counts.
     """
     first = Path(data_folders(data)[0])
     for folder in (first, first.parent):
@@ -159,7 +159,7 @@ def read_word_counts(data: str) -> WordCounts:
 
 
 def _symbols(path: Path) -> list[str]:
-    """Return all of them, and last those that begin, pad and end a text or stand for what is unknown."""
+    """Return all symbols of a dictionary, followed by its symbols for begin, padding, end and unknown."""
     dictionary = load_dictionary(path)
     special = (
         dictionary.bos(),
@@ -178,10 +178,10 @@ def _shards_of_manifest(corpus: Path) -> Optional[int]:
 
 
 def _manifest(corpus: Path) -> Optional[dict[str, Any]]:
-    """Return the manifest of a corpus; None where it has none.
+    """Return the manifest of a corpus, or None if it has none.
 
     Raises:
-        UserError: its manifest is damaged.
+        UserError: the manifest is damaged.
     """
     path = corpus / "manifest.json"
     if path.is_file():
@@ -190,7 +190,11 @@ def _manifest(corpus: Path) -> Optional[dict[str, Any]]:
 
 
 def data_folders(data: str) -> list[str]:
-    """Return the folders of ``a:b:c``, each of which must exist (UserError); a corpus means its shards, in order."""
+    """Return the folders of ``a:b:c``, with the shards of a corpus, in order, in place of the corpus.
+
+    Raises:
+        UserError: a folder does not exist.
+    """
     folders = []
     for folder in data.split(os.pathsep):
         if not folder or not Path(folder).is_dir():
@@ -200,12 +204,12 @@ def data_folders(data: str) -> list[str]:
 
 
 def shards_in(corpus: Path) -> dict[int, Path]:
-    """Return the shards of a corpus by their numbers; none in a folder that is no corpus."""
+    """Return the shards of a corpus by number; a folder that is not a corpus has none."""
     return {int(path.name[5:]): path for path in corpus.glob("shard*") if SHARD.fullmatch(path.name)}
 
 
 def tokenizer_of(folder: str) -> Path:
-    """Return the tokenizer beside a folder's data, or beside the folder if that is a shard."""
+    """Return the tokenizer's folder, which is inside a data folder or, for a shard, beside it."""
     beside = Path(folder) / "tokenizer"
     if beside.is_dir():
         return beside
@@ -213,9 +217,10 @@ def tokenizer_of(folder: str) -> Path:
 
 
 def keep_tokenizer(tokenizer: Path, save_dir: Path) -> None:
-    """Copy the folder `tokenizer` to `save_dir`/tokenizer, once, by the first process: all that a user then needs.
+    """Copy the folder `tokenizer` to `save_dir`/tokenizer, so that users of the checkpoints need nothing else.
 
-    Data that was binarised by other means has no tokenizer; the log says so.
+    Only the first process copies, and only if the folder is not there yet. Data that was binarised by other means has
+    no tokenizer; the log says so.
     """
     if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
         return

@@ -1,13 +1,13 @@
-"""SQuAD's official files, version 1.1, and its official marks.
+"""SQuAD's official files, version 1.1, and its official metrics.
 
     {"version": "1.1", "data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
         {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": ...}]}]}]}]}
 
 ``answer_start`` counts characters (Unicode code points) of the context (Rajpurkar et al., 2016, arXiv 1606.05250). The
-reader names article, paragraph and question of whatever is wrong.
+reader names the article, the paragraph and the question of each mistake.
 
-Exact match and F1 are the official evaluation's (section 6.1). Both compare texts without case, punctuation of ASCII,
-English articles and superfluous spaces. Other punctuation, such as a curly quote or a long dash, stays.
+Exact match and F1 are those of the official evaluation (section 6.1). Both ignore case, ASCII punctuation, English
+articles and superfluous spaces. Other punctuation, such as a curly quote or a long dash, is compared.
 """
 
 import re
@@ -27,25 +27,25 @@ from lazyformer_fairseq.storage.json_files import read_as
 
 SPLITS: Mapping[str, str] = {"train": "train-v1.1.json", "valid": "dev-v1.1.json"}
 VERSIONS = ("1.1", "v1.1")
-SHOWN = 5  # mistakes in a message
+SHOWN = 5  # mistakes that a message lists
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A span of a context: its text, and the character where it starts."""
+    """A span of a context: its text, and the character at which it starts."""
 
     text: str
     answer_start: Count
 
     @property
     def end(self) -> int:
-        """One past the last character."""
+        """The place after the last character."""
         return self.answer_start + len(self.text)
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question; people have answered those of the dev file three times and more, others once."""
+    """A question with its answers: at least three in the dev file, one in the training file."""
 
     id: str
     question: str
@@ -54,13 +54,13 @@ class Question:
 
     @property
     def answer_texts(self) -> tuple[str, ...]:
-        """Texts of all answers."""
+        """The texts of all answers."""
         return tuple(answer.text for answer in self.answers)
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A context and the questions on it."""
+    """A context and the questions about it."""
 
     context: str
     qas: tuple[Question, ...]
@@ -68,7 +68,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Article:
-    """Paragraphs of one article of Wikipedia."""
+    """The paragraphs of a Wikipedia article."""
 
     paragraphs: list[Paragraph]
     title: str = ""
@@ -76,7 +76,7 @@ class Article:
 
 @dataclass(frozen=True)
 class OfficialFile:
-    """The layout of a file."""
+    """The layout of an official file."""
 
     data: list[Article]
     version: Optional[str] = None
@@ -84,12 +84,12 @@ class OfficialFile:
 
 @dataclass(frozen=True)
 class SquadFile:
-    """The contents of a file, in its order.
+    """The content of a file, in its order.
 
     Attributes:
         path: path of the file.
-        paragraphs: the paragraphs of all articles, with the questions that are right.
-        left_out: the mistakes of questions that were left out.
+        paragraphs: the paragraphs of all articles, with those questions that have no mistake.
+        left_out: the mistakes for which questions were left out.
     """
 
     path: Path
@@ -98,12 +98,12 @@ class SquadFile:
 
     @cached_property
     def questions(self) -> list[Question]:
-        """Questions of all paragraphs."""
+        """The questions of all paragraphs."""
         return [question for paragraph in self.paragraphs for question in paragraph.qas]
 
     @cached_property
     def contexts(self) -> list[str]:
-        """Contexts of all paragraphs."""
+        """The contexts of all paragraphs."""
         return [paragraph.context for paragraph in self.paragraphs]
 
     @cached_property
@@ -118,21 +118,21 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
 
     Args:
         path: path of the file.
-        skip_mistakes: leave out the questions that are wrong; :attr:`SquadFile.left_out` says why.
-        needs_answers: whether a question without answers is a mistake; without, answers are read where there are some.
+        skip_mistakes: whether to leave out questions with mistakes; :attr:`SquadFile.left_out` has the reasons.
+        needs_answers: whether a question without answers is a mistake; if not, answers are read where there are any.
 
     Raises:
-        UserError: no such file, no JSON, another layout or version; no question; unless they are skipped, questions
-            that are wrong: the first ones by name, and how many.
+        UserError: the file does not exist, is not JSON, has another layout or version, or has no questions; or
+            questions have mistakes and are not skipped, in which case the message has their number and lists some.
     """
     path = Path(path)
-    official = read_as(OfficialFile, path, "give the official file, as train-v1.1.json, as SQuAD's authors publish it")
-    # A part of the official file often has no version.
+    official = read_as(OfficialFile, path, "give the official file, such as train-v1.1.json, as its authors publish it")
+    # An excerpt of the official file often has no version.
     if official.version is not None and official.version not in VERSIONS:
-        advice = "take that one"
+        advice = "give a file of that version"
         if "2.0" in official.version:
-            advice = "its questions without an answer are not for this task"
-        raise UserError(f"{path}: is SQuAD's version {official.version[:20]!r}, but this reads 1.1; {advice}")
+            advice = "this task has no questions without an answer"
+        raise UserError(f"{path}: is version {official.version[:20]!r} of SQuAD, but must be version 1.1; {advice}")
     place_of_id: dict[str, str] = {}
     mistakes: list[str] = []
 
@@ -142,7 +142,7 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
             where = f"{place}, question {number} (id {question.id})"
             mistake = mistake_of(question, paragraph.context, needs_answers)
             if question.id in place_of_id:
-                mistake = f"its id is that of {place_of_id[question.id]} too"
+                mistake = f"its id is also that of {place_of_id[question.id]}"
             if mistake:
                 mistakes.append(f"{where}: {mistake}")
             else:
@@ -167,15 +167,15 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
         lines = "\n".join(f"  {mistake}" for mistake in mistakes[:SHOWN])
         if len(mistakes) > SHOWN:
             lines += f"\n  and {len(mistakes) - SHOWN:,} more"
-        raise UserError(f"{path}: {count}; mend the file, or have what is wrong left out (--skip-mistakes):\n{lines}")
+        raise UserError(f"{path}: {count}; correct the file, or leave these questions out (--skip-mistakes):\n{lines}")
     file = SquadFile(path, paragraphs, mistakes)
     if not file.questions:
-        raise UserError(f"{path}: holds no question; download it again")
+        raise UserError(f"{path}: has no questions; download it again")
     return file
 
 
 def mistake_of(question: Question, context: str, needs_answers: bool) -> str:
-    """Return what is wrong with a question; empty where nothing is."""
+    """Return what is wrong with a question, or an empty string if nothing is."""
     if not question.question.strip():
         return "its question is empty"
     if question.is_impossible:
@@ -187,9 +187,9 @@ def mistake_of(question: Question, context: str, needs_answers: bool) -> str:
             return "an answer is empty"
         found = context[answer.answer_start : answer.end]
         if found != answer.text:
-            hint = "the context does not hold it"
+            hint = "the context does not contain it"
             if answer.text in context:
-                hint = f"it stands at {context.find(answer.text)}"
+                hint = f"it is at {context.find(answer.text)}"
             return (
                 f"answer {answer.text[:40]!r} is not at character {answer.answer_start}, where {found[:40]!r} is; "
                 f"{hint}"
@@ -202,19 +202,20 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(text: str) -> str:
-    """Lower-case a text, then remove punctuation, then articles, then superfluous spaces."""
+    """Convert a text to lower case, then remove punctuation, articles and superfluous spaces, in this order."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1.0 where the prediction is one of the answers, normalised; else 0.0."""
+    """Return 1.0 if the prediction equals one of the answers after normalisation, else 0.0."""
     return float(normalise(prediction) in map(normalise, answers))
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """Return the best F1 of the prediction's words with those of an answer, as bags; 0.0 where none is shared.
+    """Return the best F1 between the prediction's bag of words and that of an answer, or 0.0 if they share none.
 
-    So two texts of articles alone match exactly and have F1 of 0.0, as in the official evaluation of version 1.1.
+    So two texts that consist only of articles match exactly but have an F1 of 0.0, as in the official evaluation of
+    version 1.1.
     """
     found = Counter(normalise(prediction).split())
     best = 0.0
@@ -233,11 +234,11 @@ METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
 
 
 def score(file: SquadFile, predictions: Mapping[str, str]) -> dict[str, float]:
-    """Return the mean of each metric over a file's questions, 0.0 to 1.0; without a prediction a question has 0.0.
+    """Return the mean of each metric over a file's questions, from 0.0 to 1.0.
 
     Args:
-        file: questions and their answers.
-        predictions: a text for each question's id.
+        file: the questions and their answers.
+        predictions: the predicted text by question id; a question without a prediction scores 0.0.
     """
     pairs = [(predictions.get(question.id), question.answer_texts) for question in file.questions]
     return {

@@ -120,7 +120,7 @@ def test_short_rows_and_empty_sentences_of_qqp_are_counted_and_the_latter_stay(t
     file = read_split(TASKS["QQP"], tmp_path, "train")
     assert [example.line for example in file.examples] == [2, 4]
     assert (file.short_lines, file.empty_lines) == ([3], [4])
-    assert f"{tmp_path / 'train.tsv'}: 1 row with too few fields left out (line 3)" in file.oddities()
+    assert f"{tmp_path / 'train.tsv'}: 1 row with too few fields, left out (line 3)" in file.oddities()
     write(tmp_path, "test.tsv", "index\tsentence1\tsentence2\n0\ta\tb\n1\t\tb\n")  # where a row needs an answer
     file = read_split(TASKS["RTE"], tmp_path, "test")
     assert (len(file.examples), file.empty_lines) == (2, [3])
@@ -133,7 +133,7 @@ HEADER = "index\tsentence1\tsentence2\tlabel\n"
     ("content", "message"),
     [
         (HEADER + "0\ta\tb\tentailment\n1\ta\tb\n", "line 3: found 3 fields, needed 4"),
-        (HEADER + "0\ta\tb\tneutral\n", "line 2: label 'neutral' is none of RTE's labels entailment, not_entailment"),
+        (HEADER + "0\ta\tb\tneutral\n", "line 2: label 'neutral' is not one of RTE's labels entailment, not_entail"),
         (HEADER + "0\ta\tb\tc\tentailment\n", "line 2: found 5 fields, needed 4.* a tab in a sentence"),
         (HEADER + "0\ta\t \tentailment\n", "line 2: a sentence is empty"),
         (HEADER, "has no row of data"),
@@ -152,7 +152,7 @@ def test_a_score_that_is_no_number_a_missing_file_and_a_split_that_is_none(tmp_p
     for score in ("5.01", "-1", "nan", "", "high", "3.800"):
         write(tmp_path, "dev.tsv", f"sentence1\tsentence2\tscore\na\tb\t4.5\na\tb\t{score}\n")
         if score != "3.800":
-            with pytest.raises(UserError, match=rf"dev.tsv, line 3: score '{score}' is no number from 0 to 5"):
+            with pytest.raises(UserError, match=rf"dev.tsv, line 3: score '{score}' is not a number from 0 to 5"):
                 read_split(TASKS["STS-B"], tmp_path, "valid")
     assert [example.target for example in read_split(TASKS["STS-B"], tmp_path, "valid").examples] == [4.5, 3.8]
     with pytest.raises(UserError, match=r"train.tsv: cannot be read \(No such file"):
@@ -190,14 +190,14 @@ PLACE = r"article 1 \(One\), paragraph 1, question 2 \(id One-0-1\): "
 # (file, paragraph, question) -> what is done to them.
 MISTAKES = [
     (lambda file, part, asked: asked["answers"][0].update(answer_start=9), "'Ben' is not at character 9, .* at 10"),
-    (lambda file, part, asked: asked["answers"][0].update(text="Eva"), "the context does not hold it"),
+    (lambda file, part, asked: asked["answers"][0].update(text="Eva"), "the context does not contain it"),
     (lambda file, part, asked: asked["answers"][0].update(text=" "), "an answer is empty"),
     (lambda file, part, asked: asked.update(answers=[]), "has no answer"),
     (lambda file, part, asked: asked.update(question=" "), "its question is empty"),
     (lambda file, part, asked: asked.update(is_impossible=True, answers=[]), "is_impossible: a question of ver"),
 ]
 OTHERS = [
-    (lambda file, part, asked: asked.update(id="One-0-0"), r"question 2 \(id One-0-0\): its id is that of a.*n 1"),
+    (lambda file, part, asked: asked.update(id="One-0-0"), r"question 2 \(id One-0-0\): its id is also that of a.*n 1"),
     (lambda file, part, asked: asked["answers"][0].update(answer_start="10"), r"answers.0.answer_start' is '10', must"),
     (lambda file, part, asked: asked["answers"][0].update(answer_start=-4), r"answers.0.answer_start' is -4, must be"),
     (lambda file, part, asked: asked.update(answers={"text": ["Ben"], "answer_start": [10]}), "qas.1.answers' is {'t"),
@@ -207,12 +207,12 @@ OTHERS = [
     (lambda file, part, asked: part.pop("qas"), "has no field 'data.0.paragraphs.0.qas'"),
     (lambda file, part, asked: file["data"].append([]), "field 'data.1' is .*, must be"),
     (lambda file, part, asked: part["qas"].append(3), "field 'data.0.paragraphs.0.qas.2' is 3, must be"),
-    (lambda file, part, asked: file.update(version="v2.0"), "version 'v2.0', but this reads 1.1"),
+    (lambda file, part, asked: file.update(version="v2.0"), "version 'v2.0' of SQuAD, but must be version 1.1"),
     (
         lambda file, part, asked: file.update(data={"question": []}),
         "field 'data' is {'question': ..}, must be",
     ),
-    (lambda file, part, asked: file.update(data=[]), "holds no question"),
+    (lambda file, part, asked: file.update(data=[]), "has no questions"),
 ]
 
 

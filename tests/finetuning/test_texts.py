@@ -73,7 +73,7 @@ def test_a_pair_has_two_separators_and_long_inputs_are_cut_and_counted(data_fold
 def test_a_labelled_text_without_a_token_is_refused_by_its_line(data_folder, texts):
     tokenizer = Tokenizer.load(data_folder / "tokenizer")
     examples = [Example(("Anna",) * len(texts), 1, 2), Example(texts, 0, 3)]
-    with pytest.raises(UserError, match="x.tsv, line 3: a sentence holds nothing but control characters"):
+    with pytest.raises(UserError, match="x.tsv, line 3: a sentence contains only control characters"):
         encode_split(tokenizer, SplitFile(Path("x.tsv"), examples, []), 24)
     unlabelled = [replace(example, target=None) for example in examples]  # each row of a test set needs an answer
     assert len(encode_split(tokenizer, SplitFile(Path("x.tsv"), unlabelled, []), 24)[0]) == 2

@@ -87,7 +87,7 @@ DAMAGE = {
     r"shard0/train.bin: too long: [\d,]+ bytes, but [\d,]+ by train.idx": copy("shard0/valid.idx", "shard0/train.idx"),
     "shard0/train.bin: truncated.*, or put each beside its own": swap("shard0/train.bin", "shard0/valid.bin"),
     "shard0/train.bin: truncated.* put each beside its own": swap("shard0/train.bin", "shard2/train.bin"),
-    r"its train files hold [\d,]+ tokens, .*manifest.json speaks of [\d,]+: a file is of another corpus": both(
+    r"its train files have [\d,]+ tokens, but .*manifest.json says [\d,]+; a file is from another corpus": both(
         copy("shard0/valid.bin", "shard1/train.bin"), copy("shard0/valid.idx", "shard1/train.idx")
     ),
     r"shard1/train.bin: id 160 in item \d+, but dict.txt has 160 symbols": lambda c: with_id(c, 0.5, 160),
@@ -109,10 +109,10 @@ DAMAGE = {
     "shard1/train.idx: not an index of fairseq's mm": rewrite("shard1/train.idx", lambda _: b"nothing " * 9),
     "shard0/train.idx: item 0 has -1 ids: damaged": put("shard0/train.idx", 26, b"\xff\xff\xff\xff"),
     r"train.idx: damaged at item \d+: items do not follow one another": put("shard0/train.idx", -20, b"\x01"),
-    "shard1/dict.txt: another dictionary than .*shard0/dict.txt": rewrite(
+    "shard1/dict.txt: is another dictionary than .*shard0/dict.txt": rewrite(
         "shard1/dict.txt", lambda data: data.replace(b" ", b"x ", 1)
     ),
-    "tokenizer/dict.txt: another dictionary than .*shard0/dict.txt": both(
+    "tokenizer/dict.txt: is another dictionary than .*shard0/dict.txt": both(
         *(rewrite(name, lambda data: b"new 1\n" + data) for name in DICTIONARIES)
     ),
     r"(not a dictionary|shard0/train.bin: id \d+ in item \d+, but dict.txt has \d+ symbols)": both(

@@ -51,7 +51,7 @@ def test_fields_become_a_pair_of_texts_as_in_the_pipeline(tmp_path, name):
 def test_a_wrong_row_is_named_by_file_and_line(tmp_path):
     fields, _ = ROWS["WSC"]
     write_rows(tmp_path / "wsc.train.jsonl", [{**fields, "label": 1}, {**fields, "label": 2}])
-    with pytest.raises(UserError, match=r"wsc.train.jsonl, line 2: label '2' is none of BabyLM-WSC's labels 0, 1"):
+    with pytest.raises(UserError, match=r"wsc.train.jsonl, line 2: label '2' is not one of BabyLM-WSC's labels 0, 1"):
         read_split(BABYLM_TASKS["BabyLM-WSC"], tmp_path, "train")
     write_rows(tmp_path / "wsc.train.jsonl", [{**fields, "label": 1}, {**fields, "span1_text": "", "label": 1}])
     with pytest.raises(UserError, match=r"line 2: a sentence is empty, in column 'span1_text'"):
@@ -119,7 +119,7 @@ def test_the_whole_way_from_files_to_the_table_resumed_and_predicted(toy_babylm,
 def test_what_cannot_be_trained_is_refused(toy_babylm, tmp_path):
     words = ["finetune", f"m={START}", "--task", "babylm", "--output", tmp_path / "out", "--data", toy_babylm]
     assert f"{toy_babylm}: contains no training file of BabyLM-BoolQ; give" in refusal(*words, "--tasks", "boolq")
-    assert "'STS-B' is no BabyLM task; known are BabyLM-BoolQ" in refusal(*words, "--tasks", "STS-B")
+    assert "'STS-B' is not a BabyLM task; choose from BabyLM-BoolQ" in refusal(*words, "--tasks", "STS-B")
     assert "--protocol par: BabyLM has babylm" in refusal(*words, "--protocol", "par")
     assert not (tmp_path / "out").exists()
 

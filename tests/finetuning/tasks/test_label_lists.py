@@ -152,6 +152,6 @@ def test_what_options_say_otherwise_is_refused(trained, tmp_path):
     assert "--labels: 'joy' is given twice, or no row of" in refusal(*words, "--labels", "calm,joy")
     bad = trained / "words" / "unseen.jsonl"
     bad.write_text('{"text": "anna", "label": ["calm"]}\n{"text": "ben", "label": ["ben"]}\n')
-    assert f"no scores: {bad}, line 2: label 'ben' is none of" in invoke(
+    assert f"no scores: {bad}, line 2: label 'ben' is not one of" in invoke(
         "predict", trained / "out", bad, "--output", tmp_path / "y.jsonl"
     )

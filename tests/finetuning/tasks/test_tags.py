@@ -104,8 +104,8 @@ GOOD = "Anna B-PER\nsees O\n\nBen B-PER\n"
 @pytest.mark.parametrize(
     ("train", "dev", "options", "words"),
     [
-        ("Anna B-PER\nsees\n", GOOD, "", r"train.conll, line 2: the label is empty; mend"),
-        (GOOD, "Anna B-PER\n\nsees O\nit B-X\n", "", "dev.conll, line 4: label 'B-X' is none of bad's labels B-PER, O"),
+        ("Anna B-PER\nsees\n", GOOD, "", r"train.conll, line 2: the label is empty; correct"),
+        (GOOD, "Anna B-PER\n\nsees O\nit B-X\n", "", "dev.conll, line 4: label 'B-X' is not one of bad's labels B-PER"),
         ("", GOOD, "", "train.conll: has no row of data; write a word and its tag per line"),
         (GOOD, "-DOCSTART- O\n\n", "", "dev.conll: has no row of data; write a word"),
         (b"Anna B-PER\nM\xfcller B-PER\n", GOOD, "", "train.conll, line 2: not UTF-8 text"),

@@ -298,7 +298,7 @@ def test_the_loss_is_the_mean_of_words_and_of_pairs():
         ),
         (
             "--document-positions --arch bert_tiny --criterion masked_lm_accuracy",
-            "--document-positions: is of --within-documents",
+            "--document-positions: needs --within-documents",
         ),
     ],
 )

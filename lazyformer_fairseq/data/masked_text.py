@@ -1,4 +1,4 @@
-"""Binarised text as a masked LM reads it: :func:`open_masked_text`, and what fairseq-train's task does with it.
+"""Binarised text as a masked LM reads it, in our own loops (:func:`open_masked_text`) and in fairseq-train's task.
 
 text = open_masked_text("data", tokens_per_sample=128)  # what `lazyformer corpus my_texts data` wrote
 for batch in EpochBatches(text.split("train"), batch_size=32, seed=text.seed):
@@ -34,46 +34,52 @@ from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 @dataclass
 class MaskedTextOptions:
-    """Options of the way from text to masked blocks."""
+    """Options for turning text into masked blocks."""
 
-    tokens_per_sample: int = option(512, "longest block of sentences in tokens, <s> and </s> included", bounds=LENGTH)
+    tokens_per_sample: int = option(512, "tokens in the longest block of sentences, with <s> and </s>", bounds=LENGTH)
     mask_prob: Any = option(
         0.15,
-        "share of tokens to predict; 0.3:0.15: of the first and of the last update",
+        "share of tokens to predict; 0.3:0.15 changes it from the first to the last update",
         bounds=PROPORTION_OR_ALL,
     )
-    length_schedule: str = option("", "128:0.8: blocks of 128 in 0.8 of updates (2012.15832)")
+    length_schedule: str = option(
+        "", "cut blocks at first; 128:0.8 trains on 128 tokens in the first 0.8 of the updates (arXiv 2012.15832)"
+    )
     whole_word_masks: bool = option(
         False,
-        "predict all pieces of a word, or none of them",
+        "predict either all pieces of a word or none",
         "--whole-word-masks",
         "--mask-whole-words",
     )
-    leave_unmasked_prob: float = option(0.1, "share of these that stay as they are", bounds=PROPORTION_OR_ALL)
-    random_token_prob: float = option(0.1, "share of these that become another word", bounds=PROPORTION_OR_ALL)
+    leave_unmasked_prob: float = option(
+        0.1, "share of the tokens to predict that are left unchanged", bounds=PROPORTION_OR_ALL
+    )
+    random_token_prob: float = option(
+        0.1, "share of the tokens to predict that are replaced by a random token", bounds=PROPORTION_OR_ALL
+    )
     next_sentence: bool = option(
         False,
-        "read pairs of texts, and learn which follow which, as BERT; --token-types 2",
+        "also learn from pairs of texts whether one follows the other, as BERT does (with --token-types 2)",
     )
-    within_documents: bool = option(False, "tokens see their own document alone")
-    document_positions: bool = option(False, "positions begin anew in each document")
+    within_documents: bool = option(False, "let tokens see only their own document")
+    document_positions: bool = option(False, "restart positions in each document")
     verify: str = option(
         "quick",
-        "check all epochs' data at the start: quick at samples, full at every id",
+        "check the data of all epochs at the start: quick reads samples, full every id, none nothing",
         choices=("quick", "full", "none"),
     )
 
 
 @dataclass
 class PermutedTextOptions(MaskedTextOptions):
-    """Options of the way from text to masked and permuted blocks."""
+    """Options for turning text into masked and permuted blocks."""
 
-    permuted_only: bool = option(False, "XLNet's: nothing stands for tokens that are not predicted yet")
+    permuted_only: bool = option(False, "as in XLNet, no masks stand for the tokens that are not predicted yet")
 
 
 MASKED = "full_sentences_masked_lm"
 PERMUTED = "masked_permuted_lm"
-# Of tasks, by fairseq-train's names.
+# The options of each task, by its name in fairseq-train.
 OPTIONS = {
     MASKED: MaskedTextOptions,
     PERMUTED: PermutedTextOptions,
@@ -81,10 +87,14 @@ OPTIONS = {
 
 
 def lengths_of(given: str, longest: int) -> list[tuple[int, float]]:
-    """``64:0.3,128:0.8`` as lengths, and the shares of the updates until which they last; none that cut no block.
+    """Return the lengths in ``64:0.3,128:0.8``, each with the share of the updates until which it lasts.
+
+    Args:
+        given: the value of the option; an empty string for no lengths.
+        longest: length of a whole block; lengths that do not cut it are left out.
 
     Raises:
-        UserError: it is none, or shares do not grow.
+        UserError: the value has another form, or the shares do not increase.
     """
     found = []
     if given:
@@ -94,8 +104,8 @@ def lengths_of(given: str, longest: int) -> list[tuple[int, float]]:
     grow = all(one < other for one, other in itertools.pairwise(ends))
     if None in found or not grow or any(length < 3 for length, _ in lengths):
         raise UserError(
-            f"--length-schedule {given}: give lengths, each with the share of updates until which it lasts, as "
-            "64:0.3,128:0.8; then blocks are whole"
+            f"--length-schedule {given}: give lengths, each with the share of updates until which it lasts, such as "
+            "64:0.3,128:0.8; after that, blocks are whole"
         )
     return [(length, end) for length, end in lengths if length < longest]
 
@@ -107,22 +117,23 @@ def open_masked_text(
     task: str = MASKED,
     **options: Any,
 ) -> "MaskedText":
-    """Return what ``lazyformer corpus`` wrote, as fairseq-train's task of that name reads it.
+    """Open the text that ``lazyformer corpus`` wrote, as fairseq-train's task of the given name reads it.
 
     Args:
-        data: a corpus, which means its shards in order, one an epoch; or folders of binarised data as ``a:b:c``.
-        seed: all that is random depends on it, the epoch and a block's number alone.
-        max_update: updates of the run, where `mask_prob` changes over it.
+        data: folder of a corpus, whose shards are read in order, one per epoch; or folders of binarised data as
+            ``a:b:c``.
+        seed: everything random depends only on it, the epoch and a block's number.
+        max_update: number of updates in the run, if an option changes over the run.
         task: a key of :data:`OPTIONS`.
         options: fields of the task's :class:`MaskedTextOptions` or :class:`PermutedTextOptions`.
 
     Raises:
-        UserError: no such folder or task, no dictionary in it, or options that do not fit together.
+        UserError: a folder or its dictionary is missing, there is no such task or option, or options conflict.
     """
     if task not in OPTIONS:
         raise UserError(f"task {task}: must be {' or '.join(OPTIONS)}")
     if unknown := sorted(set(options) - set(OPTIONS[task].__dataclass_fields__)):
-        raise UserError(f"{unknown[0]}: no option of masked text; there are {', '.join(vars(OPTIONS[task]()))}")
+        raise UserError(f"{unknown[0]}: not an option of masked text, which are {', '.join(vars(OPTIONS[task]()))}")
     dictionary = load_dictionary(Path(data_folders(str(data))[0]) / "dict.txt")
     return MaskedText(str(data), OPTIONS[task](**options), dictionary, seed, max_update)
 
@@ -132,21 +143,19 @@ class MaskedText:
     """Folders of text, and how it is masked.
 
     Args:
-        data, seed, max_update: as of :func:`open_masked_text`.
-        options: the options of :class:`MaskedTextOptions`, which fairseq's config has too, or of a class in
-            :data:`OPTIONS`.
-        dictionary: the folders' dictionary; it gets a ``<mask>`` where it has none.
-        whole_inputs: an item is a block.
+        data, seed, max_update: see :func:`open_masked_text`.
+        options: an object with the fields of a class in :data:`OPTIONS`, such as fairseq's config.
+        dictionary: dictionary of the folders; a ``<mask>`` is added if it has none.
+        whole_inputs: whether each item is a block by itself.
 
     Attributes:
         permuted_only: see :class:`PermutedTextOptions`; None for blocks that are not permuted.
-        is_permuted: whether blocks are.
+        is_permuted: whether blocks are permuted.
         special: ids of the special symbols.
         masking: what is masked, and how.
 
     Raises:
-        UserError: options that do not fit together, shares of masks that need the run's length, words that need a
-            tokenizer.
+        UserError: options conflict, or depend on the length of the run or on a tokenizer, which is not known.
     """
 
     data: str
@@ -163,11 +172,11 @@ class MaskedText:
         self.is_permuted = self.permuted_only is not None
         for name in ("next_sentence", "within_documents"):
             if self.is_permuted and getattr(options, name):
-                raise UserError(f"--{name.replace('_', '-')}: not of text that is permuted; leave it out")
+                raise UserError(f"--{name.replace('_', '-')}: does not apply to permuted text; leave it out")
         if options.within_documents and options.next_sentence:
             raise UserError("--within-documents: the two texts of --next-sentence must see each other; leave one out")
         if options.document_positions and not options.within_documents:
-            raise UserError("--document-positions: is of --within-documents; give both, or neither")
+            raise UserError("--document-positions: needs --within-documents; give both, or neither")
         ends = (
             dictionary.bos(),
             dictionary.pad(),
@@ -183,11 +192,11 @@ class MaskedText:
         ):
             said = f"--{flag.replace('_', '-')} {getattr(options, flag)}"
             if changes and self.is_permuted:
-                raise UserError(f"{said}: text that is permuted does not change over a run; leave it out")
+                raise UserError(f"{said}: permuted text does not change over a run; leave it out")
             if changes and not self.max_update:
-                raise UserError(f"{said}: is about shares of a run; say how long it is by --max-update")
+                raise UserError(f"{said}: changes over the run; give the run's length with --max-update")
         if self.lengths and (self.whole_inputs or options.within_documents or options.next_sentence):
-            raise UserError("--length-schedule: cuts plain blocks, no inputs, documents or pairs; leave it out")
+            raise UserError("--length-schedule: cuts only plain blocks, not inputs, documents or pairs; leave it out")
         self.masking = masked_blocks.Masking(
             vocab_size=len(dictionary),
             mask_index=self.special.mask,
@@ -202,12 +211,12 @@ class MaskedText:
 
     @cached_property
     def folders(self) -> list[str]:
-        """Folders of the data, which epochs take in turn."""
+        """The folders of the data, which the epochs read in turn."""
         return data_folders(self.data)
 
     @cached_property
     def tokenizer(self) -> Optional[TextTokenizer]:
-        """The one beside the data; None where there is none."""
+        """The tokenizer beside the data, or None if there is none."""
         if self._tokenizer_folder is None:
             return None
         return load_tokenizer(self._tokenizer_folder)
@@ -221,13 +230,13 @@ class MaskedText:
 
     @cached_property
     def log_frequencies(self) -> np.ndarray:
-        """Logarithm of the frequency of each id in the training text, (V,)."""
+        """The log frequency of each id in the training text, (V,)."""
         texts = (MappedItems(Path(folder) / "train").ids for folder in self.folders)
         counts = frequencies.count_pieces(texts, len(self.dictionary))
         return frequencies.log_frequencies(counts, self.special)
 
     def cost_of_frequencies(self, batches: Iterable[dict[str, Any]]) -> float:
-        """Return bits per target of batches for a model that knows frequencies alone."""
+        """Return the unigram loss of batches in bits per target."""
         targets = torch.cat([batch["target"].flatten() for batch in batches])
         counts = np.bincount(
             targets[targets.ne(self.special.pad)].numpy(),
@@ -237,12 +246,12 @@ class MaskedText:
 
     @cached_property
     def neighbour_counts(self) -> CountModel:
-        """The table of counts of neighbouring tokens in the training text, at most its first 20 million tokens."""
+        """The table of counts of neighbouring tokens in the training text, or in its first 20 million tokens."""
         return CountModel(NEIGHBOURS, len(self.dictionary), self._counted())
 
     def neighbour_embeddings(self, width: int) -> np.ndarray:
-        """Return word embeddings (V, `width`) from counts of neighbours in the same part of the training text."""
-        # Not above: scikit-learn takes long to import.
+        """Return word embeddings (V, `width`) from the counts of neighbours in the same part of the training text."""
+        # Imported here because scikit-learn takes long to import.
         from lazyformer_fairseq.data.neighbour_embeddings import neighbour_embeddings
 
         return neighbour_embeddings(self._counted(), len(self.dictionary), width)
@@ -251,7 +260,7 @@ class MaskedText:
         return read_tokens(Path(folder) / "train" for folder in self.folders)
 
     def cost_of_neighbours(self, batches: Iterable[dict[str, Any]]) -> float:
-        """Return bits per target of batches for the table of counts, which sees the masked input that a model sees."""
+        """Return the loss of the table of counts in bits per target of batches; it sees the masked input of a model."""
         nats = []
         for batch in batches:
             targets = batch["target"].numpy()
@@ -261,16 +270,16 @@ class MaskedText:
         return float(np.concatenate(nats).mean() / math.log(2))
 
     def split(self, name: str) -> "EpochShard":
-        """Return a split as samples, checked first (``verify``).
+        """Return the samples of a split, after checking its files (``verify``).
 
         Raises:
-            UserError: a file of any epoch is missing, damaged or of other data.
+            UserError: a file of any epoch is missing, damaged or from other data.
         """
         self.check(name)
         return EpochShard(partial(self.dataset, name), len(self.folders) if name == "train" else 0)
 
     def check(self, split: str) -> None:
-        """Raise a UserError where a split is not whole in every folder."""
+        """Raise a UserError unless a split is whole in every folder."""
         check_data(self.folders, split, self.dictionary, str(self.options.verify), self._tokenizer_folder)
 
     def path(self, split: str, epoch: int = 1) -> str:
@@ -283,10 +292,10 @@ class MaskedText:
         Args:
             split: name of the split.
             epoch: number of the epoch, from 1.
-            types: whether batches of pairs say which text a token is of.
+            types: whether batches of pairs say to which text a token belongs.
 
         Raises:
-            UserError: the files are missing, damaged or hold no sentence.
+            UserError: the files are missing or damaged, or contain no sentences.
         """
         path = self.path(split, epoch)
         is_training = split == "train"
@@ -308,7 +317,15 @@ class MaskedText:
         shuffle: bool = False,
         types: bool = False,
     ) -> masked_blocks.MaskedBlocksDataset:
-        """Sentences, as any sequence of arrays or tensors that end in ``</s>``, as masked blocks."""
+        """Return a dataset of masked blocks of sentences.
+
+        Args:
+            items: the sentences, any sequence of arrays or tensors that end in ``</s>``.
+            name: name of the sentences, for messages.
+            masking: what is masked, and how; None for :attr:`masking`.
+            shuffle: whether blocks come in random order.
+            types: whether batches of pairs say to which text a token belongs.
+        """
         options = self.options
         sizes = getattr(items, "sizes", None)
         if sizes is None:
@@ -338,7 +355,7 @@ class MaskedText:
         )
 
     def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:
-        """Return a training batch as update `update` of the run, from 0, reads it: with its share of masks, and cut."""
+        """Return a training batch as update `update` (from 0) reads it, with its share of masks and its length."""
         masking = self.masking
         done = min(1, update / max(1, self.max_update - 1))
         length = self.length_at(update)
@@ -350,19 +367,19 @@ class MaskedText:
         return masked_blocks.cut(batch, length, masking.pad_index)
 
     def length_at(self, update: int) -> Optional[int]:
-        """Return the length of the chunks that an update, from 0, reads; None if it reads whole blocks."""
+        """Return the length of the chunks that an update (from 0) reads, or None if it reads whole blocks."""
         for length, until in self.lengths:
             if update < until * self.max_update:
                 return length
         return None
 
     def _begins_word(self) -> np.ndarray:
-        """Return which ids do, bool (V,)."""
+        """Return which ids begin a word, bool (V,)."""
         folder = tokenizer_of(self.folders[0])
         if self.tokenizer is None:
             raise UserError(
-                f"--whole-word-masks: no tokenizer beside the data ({folder}), which says where words begin; "
-                "lazyformer corpus writes one"
+                f"--whole-word-masks: needs a tokenizer beside the data ({folder}) to find where words begin; "
+                "`lazyformer corpus` writes one"
             )
         if not self.tokenizer.begins_word.any():
             raise UserError(f"--whole-word-masks: no symbol of {folder} begins a word; leave it out")
@@ -370,15 +387,16 @@ class MaskedText:
 
 
 class EpochShard(Dataset):
-    """The samples of a split: in each epoch those of its shard. All else is as of the epoch's dataset, :attr:`now`.
+    """The samples of a split, which in each epoch are those of the epoch's shard.
 
-    For :class:`~lazyformer_fairseq.data.batches.EpochBatches`, torch's DataLoader or transformers' Trainer with
-    :attr:`collater`. Tell it the epoch with `set_epoch` before workers start, as these two do or you do; what is not
-    trained on stays the same.
+    All other attributes are those of the epoch's dataset, :attr:`now`. Use it with
+    :class:`~lazyformer_fairseq.data.batches.EpochBatches`, with torch's DataLoader or with transformers' Trainer, and
+    its :attr:`collater`. `set_epoch` must be called before workers start; with a DataLoader, that is up to you. A split
+    other than the training split stays the same.
 
     Args:
-        open_epoch: makes the dataset of an epoch.
-        shards: the number of shards that epochs take in turn; 0 for a split that is the same in all.
+        open_epoch: opens the dataset of an epoch.
+        shards: number of shards that the epochs read in turn; 0 for a split that is the same in all epochs.
     """
 
     def __init__(
@@ -406,6 +424,6 @@ class EpochShard(Dataset):
         return self.now[index]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "now":  # not made yet, as in a copy
+        if name == "now":  # not set yet, as in a copy
             raise AttributeError(name)
         return getattr(self.now, name)

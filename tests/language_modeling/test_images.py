@@ -247,7 +247,7 @@ def test_a_batch_has_whole_images_each_from_the_start_on():
     ("words", "message"),
     [
         ("--tgt-len 16", "--tgt-len 16: these images have 64 pixels"),
-        ("--mem-len 8 --sublayer-pattern sf", "--mem-len 8: an image remembers no other one"),
+        ("--mem-len 8 --sublayer-pattern sf", "--mem-len 8: images are independent"),
         ("--mem-len 8", r"--mem-len 8 cannot be used with s\[.*absolute positions are counted from"),
         ("--batch-size 1000 --sequences-per-update 1000", "96 images in batches of 1000"),
         ("--sublayer-pattern s[positions=absolute,length=63]", "64 tokens, but .* table of positions has 63"),
@@ -278,7 +278,7 @@ def test_bits_per_pixel_are_of_each_image_alone(digits, checkpoint):
     said = invoke("lm", "evaluate", checkpoint, digits, "--batch-size", 4)
     bits = re.match(r"test: ([\d.]+) bits per pixel", said)
     assert float(bits[1]) == pytest.approx(found[0].mean() / math.log(2), abs=1e-4)
-    with pytest.raises(UserError, match="an image remembers no other one"):
+    with pytest.raises(UserError, match="images are independent"):
         token_losses(model, tokens, 2, 64, 5, item=64)
 
 

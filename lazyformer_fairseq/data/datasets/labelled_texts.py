@@ -1,4 +1,4 @@
-"""Examples of known size, in batches that leave none out; encoded texts with a class or a score each."""
+"""Examples of known size in batches that leave none out, and encoded texts with a class or a score each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from torch.utils.data import Dataset
 from lazyformer_fairseq.data.batches import batch_by_size, pad_right
 from lazyformer_fairseq.errors import UserError
 
-# A training batch holds texts whose lengths differ by about this share: with no jitter, long texts would meet in
-# nearly the same batches in every epoch. Batches of 32 of CoLA, RTE, STS-B, SST-2 and MRPC are then 7 to 10% padding;
-# in random order they would be 33 to 66%.
+# The texts in a training batch differ in length by about this share. Without jitter, long texts would meet in nearly
+# the same batches in every epoch. With it, batches of 32 texts of CoLA, RTE, STS-B, SST-2 and MRPC have 7 to 10%
+# padding; in random order they would have 33 to 66%.
 LENGTH_JITTER = 0.1
 
 
@@ -21,8 +21,8 @@ class SizedDataset(Dataset):
     """A dataset that knows the size of each example before it reads it.
 
     Attributes:
-        sizes: tokens an example, (number of examples,).
-        epoch: as fairseq set it; all that is random depends on it and a seed alone.
+        sizes: number of tokens per example, (examples,).
+        epoch: the epoch that was begun; everything random depends only on it and a seed.
     """
 
     sizes: np.ndarray
@@ -32,11 +32,11 @@ class SizedDataset(Dataset):
         return len(self.sizes)
 
     def num_tokens(self, index: int) -> int:
-        """Return the tokens of an example."""
+        """Return the number of tokens in an example."""
         return int(self.sizes[index])
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """Return the tokens of each of the examples."""
+        """Return the number of tokens in each of the examples."""
         return self.sizes[indices]
 
     size = num_tokens
@@ -46,10 +46,10 @@ class SizedDataset(Dataset):
         self.epoch = epoch
 
     def filter_indices_by_size(self, indices: np.ndarray, max_sizes: int) -> tuple[np.ndarray, list[int]]:
-        """Return all `indices`, and an empty list of those left out.
+        """Return all `indices`, and an empty list of those that are left out.
 
-        Tasks cut their examples, so one that is too long for the model or a batch means that options do not fit
-        together. fairseq would train without it, then stop at the first validation.
+        Tasks cut their examples, so an example that is too long for the model or a batch means that options conflict.
+        fairseq would train without it, and stop at the first validation.
 
         Raises:
             UserError: an example has more than `max_sizes` tokens.
@@ -58,8 +58,8 @@ class SizedDataset(Dataset):
         if too_long:
             raise UserError(
                 f"{too_long} of {len(indices)} examples have more than {max_sizes} tokens, the longest "
-                f"{self.sizes.max()}; give as many --max-positions (of the model) and --max-tokens (of a batch), or, "
-                "in pre-training, fewer --tokens-per-sample"
+                f"{self.sizes.max()}; raise --max-positions (of the model) and --max-tokens (of a batch) to this "
+                "length or, in pre-training, lower --tokens-per-sample"
             )
         return indices, []
 
@@ -68,22 +68,22 @@ class SizedDataset(Dataset):
         indices: np.ndarray,
         max_tokens: Optional[int] = None,
         max_sentences: Optional[int] = None,
-        required_batch_size_multiple: int = 1,  # noqa: ARG002  fairseq gives it
+        required_batch_size_multiple: int = 1,  # noqa: ARG002  fairseq passes it
     ) -> list[np.ndarray]:
-        """Batches that hold every example, whatever `required_batch_size_multiple` says.
+        """Return batches that include every example, whatever `required_batch_size_multiple` is.
 
-        fairseq drops up to seven at the end where they do not fill a multiple of it (8 by default). That would waste
-        training text, and a metric over the whole split must not miss them.
+        fairseq drops up to seven examples at the end if they do not fill a multiple of it (8 by default). That would
+        waste training text, and a metric over the whole split must not miss them.
         """
         return batch_by_size(indices, self.num_tokens_vec(indices), max_tokens, max_sentences)
 
 
 def by_jittered_length(sizes: np.ndarray, seed: Optional[tuple[int, ...]]) -> np.ndarray:
-    """Return the order of examples by length, or by a length that a random factor changes a little.
+    """Return the order of examples by length, which random factors may change slightly.
 
     Args:
-        sizes: tokens an example, (examples,).
-        seed: the factors depend on it alone; None for none.
+        sizes: number of tokens per example, (examples,).
+        seed: determines the factors; None for no factors.
     """
     lengths = sizes.astype(np.float64)
     if seed is not None:
@@ -92,12 +92,14 @@ def by_jittered_length(sizes: np.ndarray, seed: Optional[tuple[int, ...]]) -> np
 
 
 def collate_sources(samples: list[dict[str, Any]], pad: int, width: int = 0) -> dict[str, Any]:
-    """Return a batch of all but targets: `id` (B,), `net_input` with `src_tokens` (B, T), padded on the right.
+    """Collate samples into a batch without targets.
+
+    It has `id` (B,) and `net_input` with `src_tokens` (B, T), padded on the right.
 
     Args:
-        samples: each with its `id` and `source`, ids (T,).
+        samples: samples with an `id` and a `source`, ids (T,).
         pad: id of ``<pad>``.
-        width: T; by default that of the longest.
+        width: T; by default the length of the longest sample.
     """
     tokens = pad_right([sample["source"] for sample in samples], pad, width)
     lengths = torch.tensor([len(sample["source"]) for sample in samples])
@@ -122,18 +124,18 @@ def sizes_of(inputs: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(eq=False, repr=False)
 class LabelledTextsDataset(SizedDataset):
-    """Ids of a text or pair, ready for the model, and its target.
+    """A dataset of texts or pairs as ids, ready for the model, and their targets.
 
     Args:
-        inputs: ids of each example, 1-d integer arrays (T,); on disk they have `sizes`.
-        targets: a class (int64) or a score (float64) an example, (N,), or a 0 or 1 per label, (N, L); None where there
-            are none.
+        inputs: ids of each example, integer arrays (T,); a sequence on disk has `sizes`.
+        targets: a class (int64) or a score (float64) per example, (N,), or 0 or 1 per label, (N, L); None if there are
+            none.
         pad: id of ``<pad>``.
-        shuffle: compose batches anew in each epoch; else they are always the same, ordered by length alone.
-        seed: the composition depends on it and the epoch alone.
-        types_after: id of ``</s>``, for models with token types; None for others.
-        marks_before: id of ``</s>``, for models that are told which tokens all others see; None for others.
-        in_a_row: whether models compute a batch as a row of texts, without its padding.
+        shuffle: whether to compose batches anew in each epoch; otherwise they are always the same, ordered by length.
+        seed: the composition depends only on it and the epoch.
+        types_after: id of ``</s>`` for models with token types; None for others.
+        marks_before: id of ``</s>`` for models that are told which tokens all others see; None for others.
+        in_a_row: whether models compute a batch as one row of texts, without padding.
     """
 
     inputs: Sequence[np.ndarray]
@@ -158,10 +160,11 @@ class LabelledTextsDataset(SizedDataset):
         return example
 
     def collater(self, samples: list[dict]) -> dict:
-        """Return a batch: `id` (B,), `net_input` with `src_tokens` (B, T), padded on the right, `target` (B,) if known.
+        """Collate samples into a batch.
 
-        For models with token types `net_input` has `token_types` (B, T) too; for those that are told which tokens all
-        others see, `global_positions` (B, T).
+        It has `id` (B,), `net_input` with `src_tokens` (B, T), padded on the right, and `target` (B,) if known. For
+        models with token types, `net_input` also has `token_types` (B, T); for models that are told which tokens all
+        others see, it has `global_positions` (B, T).
         """
         if not samples:
             return {}
@@ -177,27 +180,27 @@ class LabelledTextsDataset(SizedDataset):
             batch |= self.collate_targets(samples, net_input["src_tokens"].size(1))
         return batch
 
-    def collate_targets(self, samples: list[dict], width: int) -> dict[str, Any]:  # noqa: ARG002  for other targets
-        """Return the targets of a batch, whose inputs have `width` ids each, padding included."""
+    def collate_targets(self, samples: list[dict], width: int) -> dict[str, Any]:  # noqa: ARG002  other targets need it
+        """Return the targets of a batch whose inputs have `width` ids each, padding included."""
         return {"target": torch.stack([sample["target"] for sample in samples])}
 
     def ordered_indices(self) -> np.ndarray:
-        """Return the order by length, which, if shuffled, a random factor changes a little in each epoch.
+        """Return the order by length, which a random factor changes slightly in each epoch if `shuffle` is set.
 
-        fairseq cuts batches from this order and shuffles the batches, for training, by itself.
+        fairseq cuts batches from this order and, in training, shuffles the batches itself.
         """
         return by_jittered_length(self.sizes, (self.seed, self.epoch) if self.shuffle else None)
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """False where the composition of batches depends on the epoch."""
+        """False if the composition of batches depends on the epoch."""
         return not self.shuffle
 
 
 def first_text_of(tokens_BT: torch.Tensor, eos: int) -> torch.Tensor:
     """Return a mask (B, T) of the tokens that all others see: the first text of a pair with its ``<s>``, else ``<s>``.
 
-    As Longformer marks questions, and the first token where it classifies (Beltagy et al., 2020, section 5).
+    Longformer marks questions in this way and, for classification, the first token (Beltagy et al., 2020, section 5).
     """
     is_end = tokens_BT.eq(eos)
     is_pair = is_end.sum(-1, keepdim=True) > 1
@@ -206,9 +209,9 @@ def first_text_of(tokens_BT: torch.Tensor, eos: int) -> torch.Tensor:
 
 
 def token_types_of(tokens_BT: torch.Tensor, eos: int, pad: int) -> torch.Tensor:
-    """Return the text of each token, int64 (B, T): 1 after the first ``</s>``, else 0; padding has type 0.
+    """Return the type of each token, int64 (B, T): 1 after the first ``</s>``, else 0; padding has type 0.
 
-    So BERT was trained: ``[CLS] a [SEP]`` is of type 0, ``b [SEP]`` of type 1 (Devlin et al., 2019, figure 2).
+    BERT was trained in this way: ``[CLS] a [SEP]`` has type 0, and ``b [SEP]`` type 1 (Devlin et al., 2019, figure 2).
     """
     is_end = tokens_BT.eq(eos).long()
     is_second = (is_end.cumsum(-1) - is_end).gt(0)

@@ -1,15 +1,15 @@
-"""Blocks of tokens, masked anew in each epoch, as batches for the masked-LM criterion.
+"""Blocks of tokens, which are masked anew in each epoch, and their batches for the masked-LM criterion.
 
-Full sentences are packed into blocks; other tasks bring whole inputs. BERT's masking: 15% of the tokens are to be
-predicted; 80% of these become <mask>, 10% another word, 10% stay. With whole words all pieces of a word are to be
-predicted, or none; each piece becomes one of the three by itself (``create_masked_lm_predictions`` in
+Full sentences are packed into blocks; other tasks have whole inputs. The masking is BERT's: 15% of the tokens are to be
+predicted, of which 80% become <mask>, 10% another token, and 10% stay. With whole-word masks, either all pieces of a
+word are to be predicted or none; each piece becomes one of the three independently (``create_masked_lm_predictions`` in
 ``create_pretraining_data.py`` of github.com/google-research/bert). The share may change over the run (Wettig et al.,
-2022, arXiv 2202.08005, on what share is best; mmBERT lowers it, Marone et al., 2025).
+2022, arXiv 2202.08005, study which share is best; mmBERT lowers it, Marone et al., 2025).
 
-FULL-SENTENCES packing (RoBERTa, Liu et al. 2019, section 4.2): whole sentences, across document boundaries.
-Input is fairseq-preprocess's format: one sentence an item, ending ``</s>``; a document boundary is an item of ``</s>``
-alone. A block is what the model reads, ``<s> s1 </s> s2 </s> </s> s3 </s>``: the extra ``</s>`` stands between
-documents, so never at a block's start or end.
+FULL-SENTENCES packing (RoBERTa, Liu et al. 2019, section 4.2) fills blocks with whole sentences, across document
+boundaries. The input has fairseq-preprocess's format: one sentence per item, which ends with ``</s>``; a document
+boundary is an item of ``</s>`` alone. A block is what the model reads, ``<s> s1 </s> s2 </s> </s> s3 </s>``. The extra
+``</s>`` stands between documents, so it is never at a block's start or end.
 """
 
 from abc import abstractmethod
@@ -26,17 +26,17 @@ from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset, by_jit
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.indexed_format import read_items
 
-ITEMS_AT_ONCE = 1 << 20  # packed in one go; bounds the memory
+ITEMS_AT_ONCE = 1 << 20  # items that are packed in one go, which bounds the memory
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Starts and ends of blocks: arrays of one number per block, int32.
+    """The starts and ends of blocks, in arrays with one number per block, int32.
 
     Attributes:
-        first_item, first_offset: item and token in it at which the block starts.
-        last_item, last_end: last item, and the end (exclusive) of what the block takes of it.
-        sizes: tokens in the block, ``<s>`` and a ``</s>`` that closes a cut sentence included.
+        first_item, first_offset: the item, and the token in it, at which the block starts.
+        last_item, last_end: the last item, and the end (exclusive) of the part of it that the block has.
+        sizes: number of tokens in the block, with ``<s>`` and any ``</s>`` that closes a cut sentence.
     """
 
     first_item: np.ndarray
@@ -52,13 +52,14 @@ class Blocks:
 def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Blocks:
     """Fill blocks greedily with whole sentences.
 
-    A sentence that does not fit the rest of a block starts the next. One that is too long for any block is cut into
-    chunks of `tokens_per_sample` - 2 tokens, each between ``<s>`` and ``</s>``; more sentences follow in the block of
-    its last chunk. Every token of every sentence is in exactly one block. Runs of several boundaries count as one.
+    A sentence that does not fit into the rest of a block starts the next one. A sentence that is too long for any block
+    is cut into chunks of `tokens_per_sample` - 2 tokens, each between ``<s>`` and ``</s>``; the block of its last chunk
+    is filled with further sentences. Every token of every sentence is in exactly one block. Several boundaries in a row
+    count as one.
 
     Args:
-        item_sizes: tokens per item, its ``</s>`` included; 1 for a document boundary.
-        tokens_per_sample: longest block, ``<s>`` and ``</s>`` included; at least 3.
+        item_sizes: number of tokens per item, including its ``</s>``; 1 for a document boundary.
+        tokens_per_sample: number of tokens in the longest block, including ``<s>`` and ``</s>``; at least 3.
 
     Raises:
         UserError: `tokens_per_sample` is below 3.
@@ -76,7 +77,7 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
         rows[[0, 2]] += start  # first_item, last_item
         next_start = len(item_sizes)
         if start + count < len(item_sizes):
-            # The last block may go on: pack again from an item that starts one.
+            # The last block may continue with later items: pack again from the last item that starts a block.
             starts = np.flatnonzero(rows[1] == 0)  # first_offset
             if not len(starts) or not starts[-1]:
                 count *= 2
@@ -90,8 +91,8 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
 
 def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
     """Return the fields of :class:`Blocks`, in its order, (5, blocks)."""
-    # Items become chunks: over-long ones are cut. An item of chunk_size + 1 tokens, its own </s> among them, still
-    # fills a block exactly and stays whole.
+    # Items become chunks; items that are too long are cut. An item of chunk_size + 1 tokens, including its own </s>,
+    # still fills a block exactly and stays whole.
     chunk_size = tokens_per_sample - 2
     is_text = item_sizes > 1
     repeated_boundary = ~is_text & np.concatenate([[False], ~is_text[:-1]])
@@ -101,7 +102,7 @@ def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
     first_chunk = np.cumsum(counts, dtype=np.int32) - counts
     number = np.arange(len(item), dtype=np.int32) - first_chunk[item]  # of the chunk in its item
     offset = number * np.int32(chunk_size)
-    is_cut = number < counts[item] - 1  # a </s> is added
+    is_cut = number < counts[item] - 1  # such chunks get a </s>
     sizes = np.where(is_cut, np.int32(chunk_size + 1), item_sizes[item] - offset)
 
     # A block is a run of chunks of at most tokens_per_sample - 1 tokens, whose first and last chunk are text.
@@ -127,17 +128,20 @@ def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Masking:
-    """Chooses what to mask and how; UserError for impossible shares.
+    """The choice of what to mask, and how.
 
     Attributes:
-        vocab_size: V; replacements are drawn from all of it but `special`.
+        vocab_size: V; random replacements are drawn from all ids except `special`.
         mask_index, pad_index: ids of ``<mask>`` and ``<pad>``.
-        special: ids never masked and never drawn: ``<s> <pad> </s> <unk> <mask>``.
+        special: ids that are never masked and never drawn: ``<s> <pad> </s> <unk> <mask>``.
         probability: share of the other tokens to predict.
-        last: the share of the last update, where the share changes; see :func:`at_share`.
-        begins_word: which ids begin a word, bool (V,), where whole words are predicted; text does too after ``</s>``.
-        keep: share of these that stay as they are.
-        random: share of these that become another word; the rest becomes ``<mask>``.
+        keep: share of the tokens to predict that stay as they are.
+        random: share of the tokens to predict that become a random token; the rest become ``<mask>``.
+        last: the share to predict in the last update, if the share changes; see :func:`at_share`.
+        begins_word: which ids begin a word, bool (V,), if whole words are predicted. A word also begins after ``</s>``.
+
+    Raises:
+        UserError: a share is impossible.
     """
 
     vocab_size: int
@@ -155,12 +159,12 @@ class Masking:
         if wrong or self.keep < 0 or self.random < 0 or self.keep + self.random > 1:
             raise UserError(
                 f"masking: mask_prob {(wrong or [self.probability])[0]} must lie in (0, 1], leave_unmasked_prob "
-                f"{self.keep} and random_token_prob {self.random} must be shares of at most 1 together"
+                f"{self.keep} and random_token_prob {self.random} must be shares with a sum of at most 1"
             )
 
     @cached_property
     def _is_maskable(self) -> np.ndarray:
-        """For each id (V,). A table, because `np.isin` would take a sixth of all the time spent on a block."""
+        """A table of the ids that may be masked, bool (V,); `np.isin` would take a sixth of the time spent on a block."""
         is_maskable = np.ones(self.vocab_size, dtype=bool)
         is_maskable[list(self.special)] = False
         return is_maskable
@@ -178,21 +182,23 @@ class Masking:
         epoch: int,
         index: int,
     ) -> tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
-        """Mask one block; the result depends on the arguments alone.
+        """Mask one block; the result depends only on the arguments.
 
-        The number of masked tokens is `probability` of the maskable ones, rounded up or down at random so that the
-        expected share is exact, and at least one where any is maskable. Whole words: the last one drawn is in or out at
-        random, so that the expected share is exact, and at least one is in. Where the share changes: the larger one.
+        The number of masked tokens is `probability` times the number of maskable ones, rounded up or down at random so
+        that the expected share is exact; it is at least one if any token is maskable. With whole words, the last word
+        drawn is included or not at random, so that the expected share is exact, and at least one word is included. If
+        the share changes over the run, the larger one is used.
 
         Args:
+            tokens: ids (T,).
             seed: seed of the run.
             epoch: number of the epoch.
             index: number of the block.
-            tokens: ids (T,).
 
         Returns:
-            Input ids (T,); targets (T,): the id at positions to predict, `pad_index` elsewhere; and of whole words, or
-            where the share changes, from which share on each of these positions is masked, in order; else None.
+            The input ids (T,); the targets (T,), which are the ids at positions to predict and `pad_index` elsewhere;
+            and, with whole words or if the share changes, the share from which on each of these positions is masked, in
+            the order of the positions, or else None.
         """
         rng = np.random.default_rng((seed, epoch, index))
         shares = None
@@ -216,13 +222,16 @@ class Masking:
         masked[chosen[draw >= self.keep + self.random]] = self.mask_index
         replaced = chosen[(draw >= self.keep) & (draw < self.keep + self.random)]
         words = rng.integers(0, self.vocab_size - len(self.special), len(replaced))
-        for special in sorted(self.special):  # uniform among the others: steps over these
+        for special in sorted(self.special):  # skips the special ids, so that all others are equally likely
             words += words >= special
         masked[replaced] = words
         return masked, targets, shares
 
     def _shares(self, tokens: np.ndarray, maskable: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the least share at which each place is masked: words come in random order, the first at any share."""
+        """Return the smallest share at which each place is masked.
+
+        Words are masked in random order; the first one is masked at any share.
+        """
         word = np.arange(len(maskable))
         if self.begins_word is not None:
             begins = self.begins_word[tokens]
@@ -236,9 +245,10 @@ class Masking:
 
 
 def at_share(batch: dict[str, Any], share: float, pad: int) -> dict[str, Any]:
-    """Return a batch of :class:`MaskedBlocksDataset` whose share changes, with as many masks as an update is to have.
+    """Return a batch of :class:`MaskedBlocksDataset` with only the masks of `share`, if the share changes over the run.
 
-    The larger share's masks hold the smaller one's, so that a data worker need not know which update a batch is for.
+    The masks of a larger share include those of a smaller one, so a data worker need not know which update reads the
+    batch.
     """
     stays = batch["mask_shares"] <= share
     places = batch["masked_positions"]
@@ -256,7 +266,7 @@ def at_share(batch: dict[str, Any], share: float, pad: int) -> dict[str, Any]:
     return changed
 
 
-# A batch with one of these depends on the update that reads it.
+# A batch with one of these keys depends on the update that reads it.
 CHANGING = {
     "mask_shares",
     "to_cut",
@@ -264,9 +274,9 @@ CHANGING = {
 
 
 def cut(batch: dict[str, Any], length: int, pad: int) -> dict[str, Any]:
-    """Return a batch of which each row is a piece of `length` tokens of a block; those of padding alone are left out.
+    """Cut the blocks of a batch into rows of `length` tokens, without rows that only have padding.
 
-    So an update has the same tokens and targets whatever the length is, in the same order.
+    So an update has the same tokens and targets in the same order, whatever the length is.
     """
     whole = batch["net_input"]["src_tokens"], batch["target"]
     rows = [F.pad(each, (0, -each.size(1) % length), value=pad).view(-1, length) for each in whole]
@@ -286,30 +296,31 @@ def cut(batch: dict[str, Any], length: int, pad: int) -> dict[str, Any]:
     }
 
 
-# Batches are as wide as a multiple of this, if the blocks may be. Matrix units read whole eights, and full blocks end
-# anywhere in the last of them: 505 to 512 tokens are one shape, to compile or to choose a kernel for, not eight.
+# The width of a batch is a multiple of this, if the longest block allows it. Matrix units work on groups of eight, and
+# the lengths of full blocks differ within the last group. So 505 to 512 tokens are one shape to compile or to choose a
+# kernel for, instead of eight.
 WIDTH_MULTIPLE = 8
 
 
 @dataclass(eq=False, repr=False)
 class MaskedBlocksDataset(SizedDataset):
-    """The base of datasets that make blocks of an indexed dataset of sentences, and mask them.
+    """The base of datasets that make blocks from an indexed dataset of sentences, and mask them.
 
     Args:
         items: indexed dataset of sentences (each an array or tensor that ends in `eos`) and boundaries (`eos` alone).
-        item_sizes: tokens an item.
-        tokens_per_sample: longest block, all tokens counted.
+        item_sizes: number of tokens per item.
+        tokens_per_sample: number of tokens in the longest block, special ones included.
         bos, eos: ids of ``<s>`` and ``</s>``.
-        masking: chooses what to mask and how.
-        seed: all that is random depends on it, the epoch and the block's number alone.
-        shuffle: whether batches hold blocks in random order.
+        masking: the choice of what to mask, and how.
+        seed: everything random depends only on it, the epoch and the block's number.
+        shuffle: whether batches have blocks in random order.
         name: path of the data without its ending.
 
     Attributes:
-        is_cut: whether batches are to be cut, see :func:`cut`, as the update says that reads them.
+        is_cut: whether the update that reads a batch is to cut it; see :func:`cut`.
 
     Raises:
-        UserError: where the items are not sentences.
+        UserError: the items are not sentences.
     """
 
     items: Any
@@ -325,20 +336,20 @@ class MaskedBlocksDataset(SizedDataset):
 
     def __post_init__(self) -> None:
         if not len(self.items):
-            raise UserError(f"{self.name}: holds no sentence; was the corpus empty?")
+            raise UserError(f"{self.name}: contains no sentences; was the corpus empty?")
         if int(self.items[0][-1]) != self.eos:
             raise UserError(
-                f"{self.name}: its first sentence does not end in </s>; preprocess it with the end symbol on"
+                f"{self.name}: its first sentence does not end in </s>; binarise the text with </s> after each sentence"
             )
 
     @property
     def most(self) -> int:
-        """Tokens of a row of a batch."""
+        """Largest number of tokens in a row of a batch."""
         return self.tokens_per_sample
 
     @abstractmethod
     def block(self, index: int) -> np.ndarray:
-        """Block `index` as ids (T,), before masking."""
+        """Return block `index` as ids (T,), before masking."""
 
     def __getitem__(self, index: int) -> dict:
         tokens, targets, shares = self.masking.apply(self.block(index), self.seed, self.epoch, index)
@@ -352,10 +363,11 @@ class MaskedBlocksDataset(SizedDataset):
         return {**sample, "mask_shares": torch.from_numpy(shares)}
 
     def collater(self, samples: list[dict]) -> dict:
-        """Return a batch in the shape that fairseq's trainer and masked-LM criterions expect.
+        """Collate samples into a batch in the form that fairseq's trainer and masked-LM criterions expect.
 
-        Also `masked_positions`, the places of the targets among the B * T, int64 (M,): counted here, so that nobody
-        waits for a GPU to count them. Where the share of masks changes, `mask_shares` (M,), see :func:`at_share`.
+        The batch also has `masked_positions`, the places of the targets among the B * T tokens, int64 (M,). They are
+        computed here, so that no one needs to wait for a GPU to find them. If the share of masks changes over the run,
+        the batch has `mask_shares` (M,); see :func:`at_share`.
         """
         if not samples:
             return {}
@@ -375,26 +387,26 @@ class MaskedBlocksDataset(SizedDataset):
         return batch
 
     def ordered_indices(self) -> np.ndarray:
-        """Return a new random order each epoch. Not by length: nearly all full blocks have the same length."""
+        """Return a new random order in each epoch; lengths do not matter, since they are nearly all the same."""
         if not self.shuffle:
             return np.arange(len(self))
         return np.random.default_rng((self.seed, self.epoch)).permutation(len(self))
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """No: order and masks depend on the epoch, and a data worker that lives on would miss the next one."""
+        """False, as order and masks depend on the epoch, and a data worker that lives on would miss the next one."""
         return False
 
     def packing_efficiency(self, tokens_per_sample: int) -> float:
-        """Share of all blocks' places that hold tokens; the rest is padding."""
+        """Return the share of places in all blocks that hold tokens; the rest is padding."""
         return float(self.sizes.sum(dtype=np.int64) / (len(self) * tokens_per_sample))
 
 
 @dataclass(eq=False, repr=False)
 class MaskedInputsDataset(MaskedBlocksDataset):
-    """A block is an item as it stands, with the symbols at its ends.
+    """A dataset in which each block is an item as it is, with the symbols at its ends.
 
-    Arguments as for :class:`MaskedBlocksDataset`. Batches hold items of similar length.
+    The arguments are those of :class:`MaskedBlocksDataset`. Batches have items of similar length.
     """
 
     def __post_init__(self) -> None:
@@ -402,27 +414,26 @@ class MaskedInputsDataset(MaskedBlocksDataset):
         self.sizes = np.asarray(self.item_sizes, dtype=np.int64)
 
     def block(self, index: int) -> np.ndarray:
-        """Input `index` as ids (T,), before masking."""
+        """Return input `index` as ids (T,), before masking."""
         return np.asarray(self.items[index], dtype=np.int64)
 
     def ordered_indices(self) -> np.ndarray:
-        """Return the order by length, which in training a random factor changes a little in each epoch."""
+        """Return the order by length, which a random factor changes slightly in each epoch of training."""
         return by_jittered_length(self.sizes, (self.seed, self.epoch) if self.shuffle else None)
 
 
 @dataclass(eq=False, repr=False)
 class FullSentencesDataset(MaskedBlocksDataset):
-    """Packs an indexed dataset of sentences and masks what it packs.
+    """A dataset that packs sentences into blocks and masks them.
 
-    Arguments as for :class:`MaskedBlocksDataset`; for blocks see
-    :func:`pack_full_sentences`.
+    The arguments are those of :class:`MaskedBlocksDataset`; for the blocks, see :func:`pack_full_sentences`.
 
     Args:
-        within_documents: whether a batch says where documents end, so that tokens see their own alone.
-        document_positions: whether the positions of each document begin anew then.
+        within_documents: whether a batch says where documents end, so that tokens see only their own document.
+        document_positions: whether positions then restart in each document.
 
     Raises:
-        UserError: where the items are not sentences.
+        UserError: the items are not sentences.
     """
 
     within_documents: bool = False
@@ -432,28 +443,28 @@ class FullSentencesDataset(MaskedBlocksDataset):
         super().__post_init__()
         self.blocks = pack_full_sentences(self.item_sizes, self.tokens_per_sample)
         if not len(self.blocks):
-            raise UserError(f"{self.name}: holds document boundaries but no sentence; was the corpus empty?")
+            raise UserError(f"{self.name}: contains document boundaries but no sentences; was the corpus empty?")
         self.sizes = self.blocks.sizes
 
     def block(self, index: int) -> np.ndarray:
-        """Block `index` as ids (T,), before masking."""
+        """Return block `index` as ids (T,), before masking."""
         blocks = self.blocks
         first = int(blocks.first_item[index])
         last = int(blocks.last_item[index])
         tokens = read_items(self.items, first, last)
         sizes = self.item_sizes[first : last + 1]
         repeated = np.flatnonzero((sizes[1:] == 1) & (sizes[:-1] == 1)) + 1
-        if len(repeated):  # one of several boundaries in a row
+        if len(repeated):  # several boundaries in a row count as one
             tokens = np.delete(tokens, np.cumsum(sizes)[repeated] - 1)
         start = int(blocks.first_offset[index])
         end = len(tokens) - int(sizes[-1]) + int(blocks.last_end[index])
-        block = np.full(self.sizes[index], self.eos)  # which closes a cut sentence; any other brings its own
+        block = np.full(self.sizes[index], self.eos)  # its last id stays if it closes a cut sentence
         block[0] = self.bos
         block[1 : 1 + end - start] = tokens[start:end]
         return block
 
     def collater(self, samples: list[dict]) -> dict:
-        """Return a batch; of documents apart also their lengths in `net_input`."""
+        """Collate samples into a batch; with `within_documents`, `net_input` also has the documents' lengths."""
         batch = super().collater(samples)
         if samples and self.within_documents:
             lengths = [document_lengths(sample["source"].numpy(), self.eos) for sample in samples]
@@ -465,7 +476,7 @@ class FullSentencesDataset(MaskedBlocksDataset):
 
 
 def document_lengths(block: np.ndarray, eos: int) -> list[int]:
-    """Return the lengths of the documents in a block (T,): each ends with two ``</s>``, the last anywhere."""
+    """Return the lengths of the documents in a block (T,); each ends with two ``</s>``, except for the last one."""
     is_end = block == eos
     ends = np.flatnonzero(is_end[1:] & is_end[:-1]) + 2
     return np.diff(ends, prepend=0, append=len(block)).tolist()

@@ -1,11 +1,12 @@
 """Blocks of sentences with their tokens in a random order, of which the last ones are predicted one after the other.
 
-Masked and permuted language modelling (MPNet: Song et al., 2020, 2004.09297, section 2.3). Of a permuted text x, of
-which the last p tokens are to be predicted, the model reads [x; M; M]: M are masks at the places of these p. The first
-group stands for what is not predicted yet, so that every prediction knows all places of the text; the second group
-predicts. As in the published code (github.com/microsoft/MPNet, ``masked_permutation_lm.py``), of both groups alike 80%
-are <mask>, 10% another word and 10% the token itself, and the order of the predicted tokens does not keep words
-together. There symbols such as <s> and padding may be predicted, and a cut word; here neither.
+This is masked and permuted language modelling (MPNet: Song et al., 2020, arXiv 2004.09297, section 2.3). For a permuted
+text x whose last p tokens are to be predicted, the model reads [x; M; M], where M are masks at the places of these p
+tokens. The first group of masks stands for what is not predicted yet, so that every prediction knows all places of the
+text; the second group makes the predictions. As in the published code (github.com/microsoft/MPNet,
+``masked_permutation_lm.py``), both groups consist of 80% <mask>, 10% other tokens and 10% the tokens themselves, and
+the order of the predicted tokens does not keep words together. The published code may also predict symbols such as <s>
+and padding, as well as parts of a word; here this does not happen.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from lazyformer_fairseq.data.batches import pad_right
 from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
 
-ALWAYS = 2**30  # no turn comes after it
+ALWAYS = 2**30  # later than every turn
 
 
 def permute(
@@ -27,18 +28,18 @@ def permute(
     predicted: int,
     only: Optional[int] = None,
 ) -> dict[str, np.ndarray]:
-    """Return what a model reads of one text (T,), of which it predicts the last P of `order`; S = T + 2 P, or T + P.
+    """Return the input for one text (T,) of which the last P places in `order` are predicted; S = T + 2 P, or T + P.
 
     Args:
         tokens: ids (T,).
-        inputs: the same, with what stands in place of predicted ones.
+        inputs: the same ids, with replacements at the places to predict.
         order: the places in their new order, (T,).
-        predicted: P.
-        only: id of ``<mask>``, which alone stands where something is predicted; without masks for what is not
-            predicted yet (XLNet: Yang et al., 2019, section 2.2). None for MPNet's.
+        predicted: P, the number of places to predict.
+        only: id of ``<mask>``, which then stands at every prediction, and there are no masks for what is not predicted
+            yet (XLNet: Yang et al., 2019, section 2.2). None for MPNet's input.
 
     Returns:
-        `source` (S,); `positions` (S,), the place of each; `turns` (3, S), see
+        `source` (S,), the ids; `positions` (S,), the place of each id; `turns` (3, S), see
         :mod:`~lazyformer_fairseq.modules.networks.permuted`.
     """
     last = order[len(order) - predicted :]
@@ -67,10 +68,10 @@ def permute(
 
 @dataclass(eq=False, repr=False)
 class PermutedBlocksDataset(FullSentencesDataset):
-    """Full sentences, permuted anew in each epoch.
+    """A dataset of full sentences that are permuted anew in each epoch.
 
-    Arguments as for :class:`~.masked_blocks.FullSentencesDataset`; `sizes` are those of the text. A sample's target is
-    at the last rows, those that predict.
+    The arguments are those of :class:`~.masked_blocks.FullSentencesDataset`; `sizes` are those of the text. A sample
+    has its targets at its last places, which make the predictions.
 
     Args:
         permuted_only: see :func:`permute`.
@@ -80,7 +81,7 @@ class PermutedBlocksDataset(FullSentencesDataset):
 
     @property
     def most(self) -> int:
-        """Most tokens of a row: the text and both groups of masks."""
+        """Largest number of tokens in a row, with the text and both groups of masks."""
         return 3 * self.tokens_per_sample
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class PermutedBlocksDataset(FullSentencesDataset):
         return {"id": index, **arrays, "tokens": len(tokens)}
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return a batch of masked blocks with `positions` and `turns` in `net_input`."""
+        """Collate samples into a batch of masked blocks, with `positions` and `turns` in `net_input`."""
         batch = super().collater(samples)
         if samples:
             time = batch["target"].size(1)

@@ -1,13 +1,13 @@
-"""Questions on contexts as inputs of the model, and answers from its logits.
+"""Questions about contexts as inputs of the model, and answers from its logits.
 
 A question and as much of its context as fits make one input, ``<s> question </s></s> context </s>`` or however the
-tokenizer's model joins pairs. A longer context gets several windows, each `stride` tokens after the one before (Devlin
-et al., 2019, and their run_squad.py: 384 tokens, a stride of 128, questions of up to 64).
+tokenizer's model joins pairs. A longer context gets several windows, each of which starts `stride` tokens after the one
+before (Devlin et al., 2019, and their run_squad.py: 384 tokens, a stride of 128, questions of up to 64).
 
-Two rules are those of run_squad.py. Where a window does not hold the whole answer, the targets are ``<s>``. Where
-windows overlap, an answer may start at a token only in the window in which the token has the most context on its
-poorer side (``token_is_max_context``). All allowed spans are compared; run_squad.py compares those of the 20 best
-starts and the 20 best ends.
+Two rules are those of run_squad.py. If a window does not contain the whole answer, its targets are ``<s>``. Where
+windows overlap, an answer may start at a token only in the window in which the token has the most context on the side
+that has less (``token_is_max_context``). All allowed spans are compared, whereas run_squad.py compares those of the 20
+best starts and the 20 best ends.
 """
 
 from collections import defaultdict
@@ -28,22 +28,22 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.arrays import refuse_packed
 
-NOT_HERE = 0  # <s>: start and end of an answer that a window does not hold
-USUAL_ANSWERS = 20  # kept per question, as in run_squad.py
-USUAL_ANSWER = 30  # tokens of the longest answer, as there
+NOT_HERE = 0  # place of <s>, the start and end of an answer that a window does not contain
+USUAL_ANSWERS = 20  # answers kept per question, as in run_squad.py
+USUAL_ANSWER = 30  # tokens in the longest answer, as in run_squad.py
 
 
 @dataclass(frozen=True)
 class WindowSettings:
-    """Sizes of windows, in tokens.
+    """The sizes of windows, in tokens.
 
     Attributes:
-        max_length: length of an input, all ids counted.
-        stride: distance between the starts of two windows.
-        max_question_length: longer questions are cut.
+        max_length: length of an input, special ids included.
+        stride: distance between the starts of successive windows.
+        max_question_length: length to which questions are cut.
 
     Raises:
-        UserError: the sizes do not fit together.
+        UserError: the sizes conflict.
     """
 
     max_length: int = 384
@@ -53,11 +53,11 @@ class WindowSettings:
     def __post_init__(self) -> None:
         for name in ("max_length", "stride", "max_question_length"):
             if getattr(self, name) < 1:
-                raise UserError(f"{name.replace('_', ' ')} {getattr(self, name)}: must be 1 token at least")
+                raise UserError(f"{name.replace('_', ' ')} {getattr(self, name)}: must be at least 1 token")
         if self.max_length < self.max_question_length + 5:
             raise UserError(
                 f"inputs of {self.max_length} tokens have no room for a context beside questions of "
-                f"{self.max_question_length}; give {self.max_question_length + 5} at least, or shorter questions"
+                f"{self.max_question_length}; give at least {self.max_question_length + 5}, or shorter questions"
             )
 
 
@@ -66,20 +66,20 @@ USUAL = WindowSettings()  # BERT's
 
 @dataclass(frozen=True)
 class Windows:
-    """The inputs of all questions of a file (N windows), those of one question side by side.
+    """The inputs for all questions of a file (N windows), with the windows of a question side by side.
 
     Attributes:
         ids: ids of all windows, one window after the other.
-        sizes: ids per window, (N,).
-        question: the number of each window's question in the file, (N,).
+        sizes: number of ids per window, (N,).
+        question: number of each window's question in the file, (N,).
         place: position in the input at which the context begins, (N,).
-        count: tokens of the context that the window holds, (N,).
-        first_offset: row of `offsets` that belongs to the first of these tokens, (N,).
-        own: which of these tokens may start an answer in this window, first and one past the last, (N, 2).
+        count: number of the context's tokens in the window, (N,).
+        first_offset: row of `offsets` for the first of these tokens, (N,).
+        own: which of these tokens may start an answer in this window: the first, and the one after the last, (N, 2).
         targets: positions in the input at which the answer starts and ends, both inclusive, (N, 2); (0, 2) without
             answers.
-        offsets: characters of each token of each context, first and one past the last, (tokens, 2).
-        cut_questions: number of questions that were longer than allowed.
+        offsets: the characters of each token of each context: the first, and the one after the last, (tokens, 2).
+        cut_questions: number of questions that were cut.
     """
 
     ids: np.ndarray
@@ -107,16 +107,16 @@ class Windows:
         return np.split(self.ids, np.cumsum(self.sizes)[:-1])
 
     def save(self, path: Path) -> None:
-        """Write all fields into an uncompressed ``.npz`` file."""
+        """Write all fields to an uncompressed ``.npz`` file."""
         np.savez(path, **{each.name: getattr(self, each.name) for each in fields(self)})
 
     @classmethod
     def load(cls, path: Path) -> "Windows":
-        """Read what :meth:`save` wrote.
+        """Read a file that :meth:`save` wrote.
 
         Raises:
-            ValueError: the arrays are compressed, hold objects or lack a field; numpy may raise other errors for a
-                damaged file.
+            ValueError: the arrays are compressed or contain objects, or a field is missing; numpy may raise other
+                errors for a damaged file.
         """
         refuse_packed(path)
         with np.load(path, allow_pickle=False) as arrays:
@@ -128,7 +128,7 @@ class Windows:
 def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSettings = USUAL) -> Windows:
     """Encode each context and each question once, and lay windows over the contexts.
 
-    Targets are those of each question's first answer. There are none if any question has no answer.
+    The targets are those of each question's first answer. There are none if any question has no answer.
     """
     bos = tokenizer.special.bos
     eos = tokenizer.special.eos
@@ -182,12 +182,12 @@ def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSett
 
 
 def windows_over(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Return the windows over `length` tokens, first token and one past the last; no token is passed over.
+    """Return windows that cover `length` tokens: the first token of each, and the one after its last.
 
     Args:
         length: number of tokens.
-        room: most tokens of a window.
-        stride: distance between the starts of two windows.
+        room: largest number of tokens in a window.
+        stride: distance between the starts of successive windows.
     """
     windows = [(0, min(length, room))]
     while windows[-1][1] < length:
@@ -197,11 +197,12 @@ def windows_over(length: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def own_tokens(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the tokens that each window over one context shows best, counted from the window's start.
+    """Return the tokens that each window over a context shows best, counted from the window's start.
 
-    A token has context to its left and to its right; what counts is the lesser of the two, and a little the window's
-    size. Of windows that are equal in this the first one has the token (run_squad.py's ``_check_is_max_context``). The
-    tokens of a window stand side by side: from token to token, the later of two windows gains on the earlier.
+    A token has context on its left and on its right. A window's score for it is the smaller of the two, plus a small
+    share of the window's size. If windows have the same score, the first one gets the token (run_squad.py's
+    ``_check_is_max_context``). The tokens of a window are contiguous, because from token to token the later of two
+    windows gains on the earlier one.
     """
     length = windows[-1][1]
     best_score = np.full(length, -1.0)
@@ -221,7 +222,7 @@ def own_tokens(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def tokens_of(spans: np.ndarray, start: int, end: int) -> Optional[tuple[int, int]]:
-    """Return the first and the last token, inclusive, with a character of start to end; None if there is none."""
+    """Return the first and the last token with a character from start to end, both inclusive, or None for no token."""
     touching = np.flatnonzero((spans[:, 0] < end) & (spans[:, 1] > start))
     if not len(touching):
         return None
@@ -229,7 +230,7 @@ def tokens_of(spans: np.ndarray, start: int, end: int) -> Optional[tuple[int, in
 
 
 def without_spaces(spans: list[tuple[int, int]], text: str) -> np.ndarray:
-    """Return spans, int32 (T, 2), without white space at their ends; a span of nothing else becomes empty."""
+    """Return spans, int32 (T, 2), without white space at their ends; a span of white space alone becomes empty."""
     found = np.array(spans, np.int32).reshape(-1, 2)
     for token, (start, end) in enumerate(spans):
         part = text[start:end]
@@ -243,13 +244,13 @@ def without_spaces(spans: list[tuple[int, int]], text: str) -> np.ndarray:
 def best_spans(start_T: np.ndarray, end_T: np.ndarray, longest: int, n_best: int) -> list[tuple[int, int, float]]:
     """Return the `n_best` best spans of a window, the best first: start and end, both inclusive, and score.
 
-    Of equal spans the first one comes first, and of these the shortest.
+    Among spans of equal score, the one that starts first comes first, and then the shortest.
 
     Args:
-        start_T: logits of every token as start, -inf where no answer may start.
-        end_T: logits of every token as end, -inf where no answer may end.
-        longest: most tokens of an answer.
-        n_best: number of spans, at most.
+        start_T: logits of each token as start, -inf where no answer may start.
+        end_T: logits of each token as end, -inf where no answer may end.
+        longest: largest number of tokens in an answer.
+        n_best: largest number of spans.
     """
     padded = np.pad(end_T, (0, longest - 1), constant_values=-np.inf)
     followers = np.lib.stride_tricks.sliding_window_view(padded, longest)  # (T, longest)
@@ -263,12 +264,12 @@ def best_spans(start_T: np.ndarray, end_T: np.ndarray, longest: int, n_best: int
 
 
 class FoundAnswer(NamedTuple):
-    """An answer to a question.
+    """An answer that was found for a question.
 
     Attributes:
         text: characters `start` to `end` of the context.
-        start: the first character.
-        end: one past the last character.
+        start: place of the first character.
+        end: place after the last character.
         score: the sum of the logits of its start and its end.
         probability: its share among the answers that were kept for the question.
     """
@@ -282,15 +283,15 @@ class FoundAnswer(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class SpanCollector:
-    """The best answers to each question, from logits of windows that come in any order.
+    """A collector of the best answers to each question, from the logits of windows in any order.
 
-    Every question is answered: version 1.1 has no score for "no answer".
+    Every question is answered, because version 1.1 has no score for "no answer".
 
     Args:
-        windows: windows of all questions.
+        windows: the windows of all questions.
         file: the questions and their contexts.
-        longest: most tokens of an answer.
-        n_best: most answers to a question.
+        longest: largest number of tokens in an answer.
+        n_best: largest number of answers to a question.
     """
 
     windows: Windows
@@ -302,15 +303,15 @@ class SpanCollector:
         self._found: dict[int, list[FoundAnswer]] = defaultdict(list)  # by question
 
     def add(self, index: np.ndarray, starts_BT: np.ndarray, ends_BT: np.ndarray) -> None:
-        """Take the logits of the windows `index` (B,); inputs may be padded on the right."""
+        """Add the answers in the windows `index` (B,), given their logits; inputs may be padded on the right."""
         for window, start_T, end_T in zip(index.tolist(), starts_BT, ends_BT, strict=True):
             self._found[int(self.windows.question[window])] += self.answers_in(window, start_T, end_T)
 
     def answers_in(self, window: int, start_T: np.ndarray, end_T: np.ndarray) -> list[FoundAnswer]:
         """Return the best answers in a window, the best first, without probabilities (nan).
 
-        Answers start and end in the context, at tokens that stand for text. A space that is a token by itself, for
-        example, is neither a start nor an end.
+        Answers start and end in the context, at tokens that stand for text. For example, a space that is a token by
+        itself can be neither a start nor an end.
         """
         windows = self.windows
         count = windows.count[window]
@@ -329,7 +330,7 @@ class SpanCollector:
         context = self.file.contexts[self.file.paragraph_of[windows.question[window]]]
         answers = []
         for first, last, score in best_spans(starts, ends, self.longest, self.n_best):
-            # Where a quote and a comma have changed places, the last token is not the one that ends last.
+            # If a quote and a comma have changed places, the last token is not the one that ends last.
             covered = offsets[first : last + 1][is_text[first : last + 1]]
             start = int(covered[:, 0].min())
             end = int(covered[:, 1].max())
@@ -339,7 +340,7 @@ class SpanCollector:
     def answers(self) -> list[list[FoundAnswer]]:
         """Return the best answers to each question, the best first; none if its context has no token of text.
 
-        A text that stands in several places counts once, at the best.
+        A text that occurs at several places counts once, with its best score.
         """
         answers = []
         for question in range(len(self.file.questions)):
@@ -356,14 +357,15 @@ class SpanCollector:
 
 
 class QuestionWindowsDataset(LabelledTextsDataset):
-    """Inputs of a file's questions; the target of each is where the answer starts and ends in it, (2,).
+    """A dataset of the inputs for a file's questions; the target of each is the answer's start and end in it, (2,).
 
     Args:
         file: the questions.
-        windows: windows made of it.
-        split: name of the split, which batches carry.
-        longest_answer: most tokens of an answer.
-        marks_questions: batches have `global_positions` in `net_input`, True at tokens of the question and ``<s>``.
+        windows: the windows made from the file.
+        split: name of the split, which is part of each batch.
+        longest_answer: largest number of tokens in an answer.
+        marks_questions: whether batches have `global_positions` in `net_input`, which are True at the tokens of the
+            question and at ``<s>``.
         **how: further arguments of :class:`~.labelled_texts.LabelledTextsDataset`.
     """
 
@@ -384,7 +386,7 @@ class QuestionWindowsDataset(LabelledTextsDataset):
         self.marks_questions = marks_questions
 
     def collater(self, samples: list[dict]) -> dict:
-        """Return a batch of LabelledTextsDataset with `target` (B, 2), and the `split`."""
+        """Collate samples as :class:`LabelledTextsDataset` does, with `target` (B, 2) and the `split`."""
         batch = super().collater(samples)
         if not batch:
             return batch
@@ -397,5 +399,5 @@ class QuestionWindowsDataset(LabelledTextsDataset):
         return batch
 
     def collector(self, n_best: int) -> SpanCollector:
-        """Return what takes logits of the windows and gives the `n_best` answers to each question."""
+        """Return a collector that finds the `n_best` answers to each question from the logits of the windows."""
         return SpanCollector(self.windows, self.file, self.longest_answer, n_best)

@@ -1,8 +1,9 @@
 """Pairs of texts for next-sentence prediction, drawn as BERT draws them, and masked, anew in each epoch.
 
-Devlin et al., 2019, section 3.1 and appendix A.2; what these leave open is as in ``create_pretraining_data.py`` of
-github.com/google-research/bert. Input is fairseq-preprocess's format: one sentence an item, ending ``</s>``; a document
-boundary is an item of ``</s>`` alone. The ``</s>`` are no part of the texts.
+The method is that of Devlin et al., 2019, section 3.1 and appendix A.2; details that these leave open are as in
+``create_pretraining_data.py`` of github.com/google-research/bert. The input has fairseq-preprocess's format: one
+sentence per item, which ends with ``</s>``; a document boundary is an item of ``</s>`` alone. The ``</s>`` are not part
+of the texts.
 """
 
 from dataclasses import dataclass
@@ -18,20 +19,21 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.indexed_format import read_items
 
-SHORT = 0.1  # share of documents whose pairs aim at a length of their own, shorter than there is room for
-RANDOM = 0.5  # share of pairs whose second text is of another document, where there is a choice
+SHORT = 0.1  # share of documents whose pairs aim at a random length below the longest possible one
+RANDOM = 0.5  # share of pairs whose second text is from another document, where there is a choice
 
 
 class Documents:
-    """Places of documents among the items of a dataset.
+    """The places of documents among the items of a dataset.
 
     Args:
-        item_sizes: tokens an item, its ``</s>`` included; 1 for a boundary. Runs of several count as one.
+        item_sizes: number of tokens per item, including its ``</s>``; 1 for a boundary. Several boundaries in a row
+            count as one.
 
     Attributes:
         starts: the first item of each document, (documents,).
-        ends: one past the last item of each document, (documents,).
-        text_before: tokens of text before each item, and last those of all, int64 (items + 1,).
+        ends: the item after the last one of each document, (documents,).
+        text_before: number of tokens of text before each item and, last, in all items, int64 (items + 1,).
     """
 
     def __init__(self, item_sizes: np.ndarray):
@@ -41,31 +43,31 @@ class Documents:
         self.ends = borders[1::2]
         self.text_before = np.zeros(len(item_sizes) + 1, np.int64)
         np.cumsum(item_sizes, out=self.text_before[1:])
-        self.text_before -= np.arange(len(self.text_before))  # every item's </s>
+        self.text_before -= np.arange(len(self.text_before))  # the </s> of each item is not text
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def reach(self, start: np.ndarray, length: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """One past the last of the sentences from `start` on, at least one, that are `length` tokens together.
+        """Return the item after the sentences from `start` on that together reach `length` tokens.
 
-        Or as many as there are until the end of the document; all three (pairs,).
+        There is at least one sentence, and none beyond the end of the document. All arrays are (pairs,).
         """
         enough = np.searchsorted(self.text_before, self.text_before[start] + length)
         return np.minimum(np.maximum(enough, start + 1), self.ends[documents])
 
     def size(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Return tokens of text in items `start` to `end`, the latter not included."""
+        """Return the number of tokens of text in items `start` to `end`, without `end` itself."""
         return self.text_before[end] - self.text_before[start]
 
 
 class Texts(NamedTuple):
-    """One text of each pair: whole sentences of one document, less what is cut of them; all int32 (pairs,).
+    """One text of each pair: whole sentences of a document, minus what is cut off; all arrays are int32 (pairs,).
 
     Attributes:
-        first, end: its first item, and one past its last.
-        skip: tokens that are cut from its front.
-        size: tokens that are left; those behind are cut too.
+        first, end: its first item, and the item after its last.
+        skip: number of tokens that are cut from its front.
+        size: number of tokens that are kept; those after them are cut, too.
     """
 
     first: np.ndarray
@@ -79,8 +81,8 @@ class Pairs:
     """The pairs of an epoch, in the order of their first texts.
 
     Attributes:
-        first, second: the two texts of each.
-        is_random: whether the second text is of another document, bool (pairs,); else it follows the first.
+        first, second: the two texts of each pair.
+        is_random: whether the second text is from another document rather than following the first, bool (pairs,).
     """
 
     first: Texts
@@ -92,24 +94,24 @@ class Pairs:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Tokens of text in each pair."""
+        """Number of tokens of text in each pair."""
         return self.first.size + self.second.size
 
 
 def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> Pairs:
     """Draw the pairs of an epoch.
 
-    Each document is cut into chunks of sentences that are at least as long as its aim: `room`, or in 10% of the
-    documents a length from 2 to `room`. A chunk's first text ends after one of its sentences, at random. In half of the
-    cases the rest follows it; in the other half, and after a chunk of one sentence, comes a text of another document,
-    from a random sentence on, and the next chunk begins with the rest. So each sentence is once in a first text or
-    follows one; as a random second text some come again. Pairs longer than `room` lose tokens of their longer text,
-    each from its front or its back.
+    Each document is cut into chunks of sentences that are at least as long as the document's target length, which is
+    `room` or, in 10% of the documents, a random length from 2 to `room`. The first text of a chunk ends after a random
+    one of its sentences. In half of the cases, the second text is the rest of the chunk. In the other half, and if the
+    chunk has only one sentence, the second text comes from another document, from a random sentence on, and the next
+    chunk begins with the rest. So each sentence occurs once, in a first text or following one; some occur again in
+    random second texts. Pairs longer than `room` lose tokens from their longer text, each from its front or its back.
 
     Args:
-        random: generator of all that is drawn.
-        documents: two documents at least.
-        room: tokens of text that a pair may have, at least 2.
+        documents: at least two documents.
+        room: largest number of tokens of text in a pair, at least 2.
+        random: generator of everything that is drawn.
     """
     chunks = _draw_chunks(documents, room, random)
     second_start = chunks.border.copy()
@@ -123,7 +125,7 @@ def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> 
 
     first_size = documents.size(chunks.start, chunks.border)
     second_size = documents.size(second_start, second_end)
-    # The longer text, of equals the second, loses tokens until both fit.
+    # The longer text, or the second if they are equally long, loses tokens until both fit.
     first_kept = np.minimum(first_size, np.maximum(room - second_size, -(-room // 2)))
     second_kept = np.minimum(second_size, room - first_kept)
     return Pairs(
@@ -140,22 +142,22 @@ def _cut(
     kept: np.ndarray,
     random: np.random.Generator,
 ) -> Texts:
-    """Return texts of which so many tokens are kept; each of the others is cut from the front or the back."""
+    """Return texts of which `kept` tokens are kept; each of the others is cut from the front or the back at random."""
     skip = random.binomial(size - kept, 0.5)
     return Texts(*(each.astype(np.int32) for each in (first, end, skip, kept)))
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Runs of sentences that pairs are made of, in order; all (chunks,).
+    """Runs of sentences from which pairs are made, in order; all arrays are (chunks,).
 
     Attributes:
-        document: document of each.
+        document: the document of each chunk.
         start: first item of the first text.
-        border: one past its last item.
-        stop: one past the last item that follows.
-        is_random: whether a text of another document replaces what follows.
-        aim: tokens that a pair of this document is to have.
+        border: the item after its last one.
+        stop: the item after the last one of the chunk.
+        is_random: whether a text from another document replaces the rest of the chunk.
+        aim: the number of tokens that a pair of this document should have.
     """
 
     document: np.ndarray
@@ -167,7 +169,7 @@ class Chunks:
 
 
 def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -> Chunks:
-    """Draw all documents at once: the first chunk of each, then the second of each that has one, and so on."""
+    """Draw the chunks of all documents at once: the first of each, then the second of each that has one, and so on."""
     aims = np.full(len(documents), room)
     is_short = random.random(len(documents)) < SHORT
     aims[is_short] = random.integers(2, room + 1, is_short.sum())
@@ -192,18 +194,17 @@ def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -
 
 @dataclass(eq=False, repr=False)
 class SentencePairsDataset(MaskedBlocksDataset):
-    """``<s> first </s> second </s>``, see :func:`~lazyformer_fairseq.data.datasets.sentence_pairs.draw_pairs`.
+    """A dataset of pairs, ``<s> first </s> second </s>``, which :func:`draw_pairs` draws.
 
-    An epoch has a number of pairs of its own.
+    The number of pairs differs from epoch to epoch.
 
     Args:
-        items, item_sizes, tokens_per_sample, bos, eos, masking, seed, shuffle, name: as for
-            :class:`MaskedBlocksDataset`.
-        separators: how many ``</s>`` stand between the two texts.
-        has_token_types: whether batches say which text a token is of.
+        items, item_sizes, tokens_per_sample, bos, eos, masking, seed, shuffle, name: see :class:`MaskedBlocksDataset`.
+        separators: number of ``</s>`` between the two texts.
+        has_token_types: whether batches say to which text a token belongs.
 
     Raises:
-        UserError: where the items are not sentences of two documents or more, or a pair has no room.
+        UserError: the items are not sentences of at least two documents, or there is no room for a pair.
     """
 
     separators: int = 2
@@ -219,17 +220,17 @@ class SentencePairsDataset(MaskedBlocksDataset):
             )
         self.documents = Documents(self.item_sizes)
         if len(self.documents) < 2:
-            found = "no sentence"
+            found = "no sentences"
             if len(self.documents):
-                found = f"{len(self.items)} items, all of one document"
+                found = f"{len(self.items)} items, all from one document"
             raise UserError(
-                f"{self.name}: holds {found}; --next-sentence draws texts of other documents, and needs two or more, "
-                "with an empty line between them where they are binarised (lazyformer corpus leaves one)"
+                f"{self.name}: contains {found}; --next-sentence draws texts from other documents and needs at least "
+                "two, binarised with an empty line between them (as `lazyformer corpus` does)"
             )
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Pairs of the epoch."""
+        """The pairs of the epoch."""
         return draw_pairs(
             self.documents,
             self.room,
@@ -237,19 +238,19 @@ class SentencePairsDataset(MaskedBlocksDataset):
         )
 
     @cached_property
-    def sizes(self) -> np.ndarray:  # type: ignore[override]  # drawn when they are asked for
-        """Tokens of each pair in this epoch, all counted."""
+    def sizes(self) -> np.ndarray:  # type: ignore[override]  # drawn at their first use
+        """Number of tokens in each pair of this epoch, special ones included."""
         return self.pairs.sizes + (2 + self.separators)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch; its pairs are drawn when they are asked for."""
+        """Begin an epoch, whose pairs are drawn at their first use."""
         if epoch != self.epoch:
             vars(self).pop("pairs", None)
             vars(self).pop("sizes", None)
         super().set_epoch(epoch)
 
     def block(self, index: int) -> np.ndarray:
-        """Pair `index` as ids (T,), before masking."""
+        """Return pair `index` as ids (T,), before masking."""
         first = self._text(self.pairs.first, index)
         second = self._text(self.pairs.second, index)
         block = np.full(self.sizes[index], self.eos)
@@ -270,9 +271,10 @@ class SentencePairsDataset(MaskedBlocksDataset):
         }
 
     def collater(self, samples: list[dict]) -> dict:
-        """Return a batch with `next_sentence`, int64 (B,): BERT's 0 if the second text follows, 1 if it does not.
+        """Collate samples into a batch with `next_sentence`, int64 (B,).
 
-        For models with token types `net_input` has `token_types` (B, T) too.
+        As in BERT, `next_sentence` is 0 if the second text follows the first, and 1 if not. For models with token
+        types, `net_input` also has `token_types` (B, T).
         """
         if not (batch := super().collater(samples)):
             return batch

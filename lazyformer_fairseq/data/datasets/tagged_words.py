@@ -1,4 +1,4 @@
-"""Sentences with a tag for each word: the words' places among the ids, and batches."""
+"""Sentences with a tag for each word: the places of words among the ids, and batches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,12 +29,13 @@ def first_tokens(tokenizer: TextTokenizer, words: Sequence[str]) -> np.ndarray:
 
 
 class TaggedWordsDataset(LabelledTextsDataset):
-    """Ids of sentences; the target of each is the place and the tag of its first word, of its second, ...: (2 W,)."""
+    """A dataset of sentences as ids; the target of each has the place and the tag of each word in turn, (2 W,)."""
 
     def collate_targets(self, samples: list[dict], width: int) -> dict[str, Any]:
-        """Return `target`, the tags of the batch's words (W,), and `places` of their first tokens among the B * T.
+        """Return the targets of a batch.
 
-        A place is -1 where the word is cut off. `words` has the number of words of each sentence.
+        These are `target`, the tags of the batch's words (W,); `places`, the places of their first tokens among the
+        B * T tokens, or -1 for a word that is cut off; and `words`, the number of words in each sentence.
         """
         places = []
         for row, sample in enumerate(samples):

@@ -1,4 +1,4 @@
-"""One long text as contiguous streams, a row of a batch each, cut into segments (Transformer-XL, section 3.2)."""
+"""A long text as contiguous streams, one per row of a batch, cut into segments (Transformer-XL, section 3.2)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,57 +19,57 @@ from lazyformer_fairseq.storage.json_files import read_json
 
 @dataclass
 class StreamOptions:
-    """Options of the way in which a language model reads a text."""
+    """Options for how a language model reads a text."""
 
-    tgt_len: int = option(192, "tokens of a segment, predicted in one forward pass", bounds=LENGTH)
+    tgt_len: int = option(192, "tokens in a segment, which are predicted in one forward pass", bounds=LENGTH)
     valid_tgt_len: Optional[int] = option(
         None,
-        "tokens of a segment in validation; default: as in training",
+        "tokens in a segment in validation; default: as in training",
         bounds=LENGTH,
     )
-    roll: bool = option(False, "each epoch, streams start at places drawn anew")
+    roll: bool = option(False, "start streams at new random places in each epoch")
 
 
 def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
-    """Return all ids of PREFIX.bin in their order: (N,), memory-mapped, never copied as a whole.
+    """Return all ids of PREFIX.bin in their order: (N,), memory-mapped.
 
-    Raises a UserError where the files are missing or damaged, or hold no token.
+    Raises:
+        UserError: the files are missing or damaged, or contain no tokens.
     """
     index = read_index(prefix)
     if not index.bytes:
-        raise UserError(f"{prefix}.bin: holds no token; was the corpus empty?")
+        raise UserError(f"{prefix}.bin: contains no tokens; was the corpus empty?")
     return np.memmap(index.check_data(), dtype=index.dtype, mode="r")
 
 
 @dataclass(eq=False, repr=False)
 class TokenStreams(Dataset):
-    """Cuts tokens into as many streams as a batch has rows; item i is the batch of all streams' segment i.
+    """A text that is cut into as many streams as a batch has rows; item i is the batch of segment i of all streams.
 
-    Row r holds a contiguous part of the text, row r + 1 the part after it. Every target's source is the token before
-    it in the text; for a row's first target it is the last token of the row before. The very first token is predicted
-    from ``</s>``, so every token is a target.
+    Row r has a contiguous part of the text, and row r + 1 has the part after it. The source of every target is the
+    token before it in the text; for the first target of a row, it is the last token of the row before. The very first
+    token is predicted from ``</s>``, so every token is a target.
 
     Args:
-        tokens: (N,) ids, of any integer type; a memory map stays on disk.
-        rows: streams of all workers together.
-        tgt_len: T, tokens of a segment; the last one may be shorter.
+        tokens: ids (N,) of any integer type; a memory map stays on disk.
+        rows: number of streams of all workers together.
+        tgt_len: T, the number of tokens in a segment; the last segment may be shorter.
         eos: id of ``</s>``.
-        pad: id that fills targets where a row is shorter than another.
-        shards: workers; each has ``rows / shards`` consecutive rows.
+        pad: id that fills targets if a row is shorter than another.
+        shards: number of workers; each has ``rows / shards`` consecutive rows.
         shard: number of this worker, from 0.
-        keeps_rest: what happens to the N mod `rows` tokens that do not divide. False (training): the last ones are
-            left out. True (evaluation): the first rows have one more token, the others end in one `pad`.
-        roll: each stream starts at a place of its own, drawn anew, and what is before it comes in the end; for training
-            alone.
-        seed: what is drawn depends on it and the epoch alone.
+        keeps_rest: what happens to the N mod `rows` tokens that remain. False (training): the last tokens are left out.
+            True (evaluation): the first rows have one more token, and the other rows end with one `pad`.
+        roll: whether each stream starts at a random place, drawn anew in each epoch, and ends with what comes before
+            that place; only for training.
+        seed: the places depend only on it and the epoch.
         epoch: number of the epoch, from 1.
 
     Attributes:
-        longest: tokens of the longest row of all workers.
+        longest: number of tokens in the longest row of all workers.
 
     Raises:
-        UserError: `rows` or `tgt_len` are not positive; without `keeps_rest` also where a row would be shorter than a
-            segment.
+        UserError: `rows` or `tgt_len` is not positive or, without `keeps_rest`, a row would be shorter than a segment.
     """
 
     tokens: np.ndarray
@@ -94,8 +94,8 @@ class TokenStreams(Dataset):
             rest = 0
             if each < self.tgt_len:
                 raise UserError(
-                    f"{len(self.tokens)} tokens in {self.rows} rows (batch size x workers) are {each} a row, but a "
-                    f"segment is {self.tgt_len} (--tgt-len); give smaller ones, or more text"
+                    f"{len(self.tokens)} tokens in {self.rows} rows (batch size x workers) are {each} per row, but a "
+                    f"segment has {self.tgt_len} (--tgt-len); give fewer rows, shorter segments or more text"
                 )
         own = np.arange(self.rows)[self.own_rows]
         self.starts = own * each + np.minimum(own, rest)
@@ -105,7 +105,7 @@ class TokenStreams(Dataset):
         self.set_epoch(self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, which draws the places where rolled streams start."""
+        """Begin an epoch, and draw the places at which rolled streams start."""
         self.epoch = epoch
         if self.roll:
             random = np.random.default_rng((self.seed, epoch, 0))
@@ -116,7 +116,7 @@ class TokenStreams(Dataset):
         return np.arange(len(self))
 
     def batch_by_size(self, indices: np.ndarray, *limits: Optional[int]) -> list[np.ndarray]:
-        """Return one segment per batch, as a segment is a batch already; the limits of a batch do not apply."""
+        """Return one segment per batch; no limits apply, because a segment is already a batch."""
         assert limits == (None, 1), limits
         return np.split(indices, len(indices))
 
@@ -130,13 +130,13 @@ class TokenStreams(Dataset):
         return len(range(0, self.longest, self.tgt_len))
 
     def __getitem__(self, segment: int) -> dict[str, Any]:
-        """Return a batch of this worker's B rows; sources and targets (B, T)."""
+        """Return the batch of a segment for the B rows of this worker, with sources and targets (B, T)."""
         if not 0 <= segment < len(self):
             raise IndexError(segment)
         start = segment * self.tgt_len
         place_T = np.arange(start, min(start + self.tgt_len, self.longest))
         is_there_BT = place_T < self.lengths[:, None]
-        # Where in the text they are; after a stream's end comes its start, if it is rolled.
+        # Places in the text; the end of a rolled stream is followed by its start.
         at_BT = self.starts[:, None] + (place_T + self.shifts[:, None]) % np.maximum(self.lengths[:, None], 1)
         at_BT = np.minimum(at_BT, len(self.tokens) - 1)
         before_BT = np.where(at_BT == 0, self.eos, self.tokens[at_BT - 1])
@@ -147,18 +147,18 @@ class TokenStreams(Dataset):
         return _batch(segment, source, target, self.pad)
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the item, which is a batch already."""
+        """Return the item, which is already a batch."""
         (sample,) = samples
         return sample
 
 
 @dataclass(eq=False, repr=False)
 class TokenItems(TokenStreams):
-    """Batches of items that know nothing of each other, such as images: a row each, predicted from ``</s>`` on.
+    """Batches of independent items, such as images, with one item per row, which is predicted from ``</s>`` on.
 
-    Arguments as of :class:`TokenStreams`; `tgt_len` are the tokens of an item, and rows of a batch are neighbours. In
-    training they come in an order of each epoch's own, of its seed and number, and the last ones that fill no batch
-    are left out. With `keeps_rest` they come in theirs, and rows of `pad` fill the last batch.
+    The arguments are those of :class:`TokenStreams`, where `tgt_len` is the number of tokens in an item. In training,
+    items come in a random order that depends on the seed and the epoch, and the last ones that do not fill a batch are
+    left out. With `keeps_rest`, they come in their own order, and rows of `pad` fill the last batch.
     """
 
     def __post_init__(self) -> None:
@@ -166,11 +166,11 @@ class TokenItems(TokenStreams):
         self.items = self.tokens[: count * self.tgt_len].reshape(count, self.tgt_len)
         self.longest = self.tgt_len
         if self.rows < 1 or (count < self.rows and not self.keeps_rest):
-            raise UserError(f"{count} images in batches of {self.rows} (batch size x workers); give smaller ones")
+            raise UserError(f"{count} images in batches of {self.rows} (batch size x workers); give smaller batches")
         self.set_epoch(self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, which draws its own order for training."""
+        """Begin an epoch; in training, draw its order."""
         self.epoch = epoch
         order = np.arange(len(self.items))
         if self.keeps_rest:
@@ -193,16 +193,16 @@ class TokenItems(TokenStreams):
 
 
 def cut_tokens(tokens: np.ndarray, tgt_len: int, item: int = 0, **how: Any) -> TokenStreams:
-    """Return tokens as streams, or as items, for all who train on them or measure them.
+    """Return tokens as streams of a text or as batches of independent items.
 
     Args:
-        tokens: ids of the text, (N,).
-        tgt_len: tokens per segment.
-        item: tokens of an item, :func:`item_length`; 0 for a text.
+        tokens: the ids, (N,).
+        tgt_len: number of tokens per segment.
+        item: number of tokens per item, see :func:`item_length`; 0 for a text.
         **how: further arguments of :class:`TokenStreams`.
 
     Raises:
-        UserError: segments are no items; as these classes do.
+        UserError: a segment is not an item, or for the reasons of these classes.
     """
     if item and tgt_len != item:
         raise UserError(f"--tgt-len {tgt_len}: these images have {item} pixels, all predicted at once; give {item}")
@@ -213,7 +213,7 @@ def cut_tokens(tokens: np.ndarray, tgt_len: int, item: int = 0, **how: Any) -> T
 
 
 def item_length(folder: Union[str, Path]) -> int:
-    """Return the tokens per item of a prepared folder of independent items; 0 if it holds a text."""
+    """Return the number of tokens per item in a prepared folder of independent items, or 0 if it contains a text."""
     manifest = Path(folder) / MANIFEST
     if manifest.is_file():
         return int(read_json(manifest).get("item", 0))
@@ -232,7 +232,7 @@ def _batch(segment: int, source: Tensor, target: Tensor, pad: int) -> dict[str, 
 
 
 class EpochSegments(EpochBatches):
-    """The segments of streams in order, epoch after epoch, as fairseq-train reads them; every one is a whole batch.
+    """The segments of streams in order, epoch after epoch, as fairseq-train reads them; each is a whole batch.
 
     Args:
         streams: the streams of this process.
@@ -242,32 +242,32 @@ class EpochSegments(EpochBatches):
         super().__init__(streams, batch_size=1, shuffle=False)
 
     def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
-        """Return all segments: each process reads its own streams."""
+        """Return all segments, because each process reads its own streams."""
         return batches
 
     def _consumed(self) -> int:
         return 1
 
     def _after(self) -> int:
-        """Segments keep their order, but another epoch cuts other ones."""
+        """Return the next epoch, even though segments keep their order: each epoch may cut other segments."""
         return self.epoch + 1
 
 
 def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
-    """Raise a UserError where a stream ends before its memory is full, or is an image."""
+    """Raise a UserError if a stream ends before its memory is full, or if there is a memory for images."""
     if mem_len and isinstance(streams, TokenItems):
-        raise UserError(f"--mem-len {mem_len}: an image remembers no other one; give --mem-len 0")
+        raise UserError(f"--mem-len {mem_len}: images are independent and need no memory; give --mem-len 0")
     if mem_len + streams.tgt_len > streams.longest:
         raise UserError(
             f"--mem-len {mem_len}: with segments of {streams.tgt_len} tokens (--tgt-len) it is longer than a stream, "
-            f"which has {streams.longest}; give a smaller one, or fewer rows (--batch-size)"
+            f"which has {streams.longest} tokens; give a smaller memory, or fewer rows (--batch-size)"
         )
 
 
 def shape_of(streams: TokenStreams, mem_len: int, options: StreamOptions) -> dict[str, Union[int, str]]:
-    """Return what a memory must fit: tokens of the text, rows of all workers, tokens of segment and memory.
+    """Return the sizes that a memory must fit, and whether streams are rolled.
 
-    It also says whether streams are rolled.
+    The sizes are the tokens of the text, the rows of all workers, and the tokens of a segment and of the memory.
     """
     return {
         "tokens": len(streams.tokens),

@@ -175,8 +175,8 @@ def test_batches_say_what_follows_and_of_which_text_a_token_is(separators):
 @pytest.mark.parametrize(
     ("documents", "length", "words"),
     [
-        ([[[5, 6], [7]]], 24, "holds 3 items, all of one document; --next-sentence"),
-        ([[], []], 24, "holds no sentence; --next-sentence"),
+        ([[[5, 6], [7]]], 24, "contains 3 items, all from one document; --next-sentence"),
+        ([[], []], 24, "contains no sentences; --next-sentence"),
         ([[[5, 6]], [[7]]], 5, "tokens_per_sample is 5; a pair needs .* at least 6"),
     ],
 )

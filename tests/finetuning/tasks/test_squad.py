@@ -175,7 +175,7 @@ def test_models_that_tell_the_question_apart_get_it(config, options):
         ("--best-checkpoint-metric f1", "add --maximize-best-checkpoint-metric"),
         ("--finetune-from-model nowhere.pt", "nowhere.pt: no such file"),
         ("--tokens-per-sample 64", "no room for a context"),
-        ("--doc-stride 0", "stride 0: must be 1 token at least"),
+        ("--doc-stride 0", "stride 0: must be at least 1 token"),
         ("--max-answer-tokens 0", "--max-answer-tokens 0: must be 1 at least"),
     ],
 )

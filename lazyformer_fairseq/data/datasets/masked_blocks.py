@@ -164,7 +164,7 @@ class Masking:
 
     @cached_property
     def _is_maskable(self) -> np.ndarray:
-        """A table of the ids that may be masked, bool (V,); `np.isin` would take a sixth of the time spent on a block."""
+        """A table of the ids that may be masked, bool (V,); `np.isin` would take a sixth of the time per block."""
         is_maskable = np.ones(self.vocab_size, dtype=bool)
         is_maskable[list(self.special)] = False
         return is_maskable

@@ -1,4 +1,4 @@
-"""The bounds of all numbers among the options of fairseq-train, by name."""
+"""The bounds of all numeric options of fairseq-train, by name."""
 
 from lazyformer_fairseq.data.datasets.token_streams import StreamOptions
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
@@ -9,7 +9,7 @@ from lazyformer_fairseq.training.optimization import OPTIMIZERS, SCHEDULES
 BOUNDS: dict[str, Bounds] = {
     **bounds_of(MaskedLMOptions, CausalLMOptions, MaskedTextOptions, StreamOptions),
     **bounds_of(*(options for _, options in (*OPTIMIZERS.values(), *SCHEDULES.values()))),
-    # Options of fairseq itself, which takes any number, and of runs of ours.
+    # Options of fairseq itself, which accepts any number, and options of our own runs.
     "batch_size": COUNT,
     "batch_size_valid": COUNT,
     "clip_norm": AMOUNT,

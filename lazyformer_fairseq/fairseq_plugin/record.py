@@ -1,6 +1,6 @@
-"""The record of a run of fairseq's loop: ``run.json`` before its first update, and a line of metrics per interval.
+"""The record of a fairseq run: ``run.json``, and a line of ``metrics.jsonl`` per logging interval and validation.
 
-The files are those of :mod:`lazyformer_fairseq.training.run_record`; the numbers are those that fairseq logs.
+The files have the format of :mod:`lazyformer_fairseq.training.run_record`; the numbers are those that fairseq logs.
 """
 
 import sys
@@ -19,17 +19,17 @@ from lazyformer_fairseq.data.shards import data_folders
 from lazyformer_fairseq.training import run_record
 from lazyformer_fairseq.training.run_record import MetricsLine, MetricsLog, RunRecord
 
-INTERVAL = "train_inner"  # fairseq's name for the updates since the last line
+INTERVAL = "train_inner"  # fairseq's name for the meters of the current logging interval
 
 
 class RunRecorder:
-    """Writer of one trainer's record into ``--save-dir``.
+    """The writer of a trainer's record into ``--save-dir``.
 
     Args:
         trainer: fairseq's trainer.
 
     Attributes:
-        held_out: the split that is being validated.
+        held_out: the split on which the trainer is validating.
     """
 
     def __init__(self, trainer: Any):
@@ -39,7 +39,7 @@ class RunRecorder:
         self._metrics: Optional[MetricsLog] = None
 
     def begin(self) -> None:
-        """Write ``run.json``, and from here on record what the run measures; the trainer has its checkpoint."""
+        """Write ``run.json`` and start to record metrics; call this once the trainer has loaded its checkpoint."""
         trainer = self.trainer
         if trainer.cfg.checkpoint.no_save or not trainer.is_data_parallel_master:
             return
@@ -48,7 +48,7 @@ class RunRecorder:
         self._metrics = MetricsLog(self.folder, trainer.get_num_updates())
 
     def describe(self) -> RunRecord:
-        """Return everything that decides the result of the run."""
+        """Return the record of everything that determines the result of the run."""
         trainer = self.trainer
         cfg = OmegaConf.to_container(trainer.cfg, resolve=True, enum_to_str=True)
         if trainer.experts is None:
@@ -98,19 +98,19 @@ class RunRecorder:
         )
 
     def add_update(self) -> None:
-        """Append a line after an update that ends an interval of ``--log-interval``, an epoch or the run."""
+        """Append a line if the update that was just made ends a logging interval, an epoch or the run."""
         if self._metrics is None:
             return
         trainer = self.trainer
         updates = trainer.get_num_updates()
         ends_interval = updates % trainer.cfg.common.log_interval == 0
         ends_run = updates == trainer.cfg.optimization.max_update
-        meters = metrics.get_meters(INTERVAL)  # None in a script that drives the trainer itself
+        meters = metrics.get_meters(INTERVAL)  # None if a script drives the trainer without fairseq's training loop
         if meters is not None and (ends_interval or ends_run or trainer.epoch_iterator.end_of_epoch()):
             self._add("train", meters.get_smoothed_values())
 
     def add_validation(self, scores: Mapping[str, Any]) -> None:
-        """Append a line of the scores of a held-out split."""
+        """Append a line with the scores of a held-out split."""
         if self._metrics is not None:
             self._add(self.held_out, scores)
 
@@ -123,22 +123,22 @@ class RunRecorder:
         line = MetricsLine(
             updates=self.trainer.get_num_updates(),
             split=split,
-            seconds=float(Trainer.cumulative_training_time(self.trainer)),  # a tensor where processes share it
+            seconds=float(Trainer.cumulative_training_time(self.trainer)),  # a tensor if there are several processes
             values=run_record.finite_values(values),
             epoch=self.trainer.epoch_iterator.epoch,
         )
         self._metrics.append(line)
 
     def rewind(self, updates: int) -> None:
-        """Remove the lines beyond a number of updates, as the run goes back to a checkpoint."""
+        """Remove the lines after a number of updates, because the run goes back to a checkpoint."""
         if self._metrics is not None:
             self._metrics.rewind(updates)
 
 
 def _named(section: Union[Mapping[str, Any], Namespace]) -> dict[str, Any]:
-    """Return a section of fairseq's settings, which begins with its `name`.
+    """Return a section of fairseq's settings, with the name of its class as `name`.
 
-    fairseq's older models, such as RoBERTa's, have their arguments as a namespace, whose `arch` names the model.
+    The section of fairseq's older models, such as RoBERTa, is a namespace of arguments whose `arch` names the model.
     """
     if isinstance(section, Namespace):
         section = {**vars(section), "_name": section.arch}

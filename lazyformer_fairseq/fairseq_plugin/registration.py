@@ -1,4 +1,4 @@
-"""When the package registers with fairseq: as soon as fairseq is loaded, without loading it itself."""
+"""Registration with fairseq, which happens as soon as fairseq is imported, without importing it."""
 
 import functools
 import importlib
@@ -27,7 +27,7 @@ REGISTERED = (
 
 
 def register_when_fairseq_is_loaded() -> None:
-    """Register now, or when fairseq is imported."""
+    """Register with fairseq now if it is loaded, otherwise as soon as it is imported."""
     if "fairseq" in sys.modules:
         register()
     else:
@@ -35,10 +35,10 @@ def register_when_fairseq_is_loaded() -> None:
 
 
 def register() -> None:
-    """Register with fairseq, which is loaded if need be. A second call does nothing."""
+    """Register with fairseq, importing it if necessary. Further calls do nothing."""
     if _watcher.is_done:
         return
-    _watcher.is_done = True  # what is imported here asks again
+    _watcher.is_done = True  # set first, because the modules imported below call this function again
     try:
         with _logging_left_alone():
             importlib.import_module("fairseq")
@@ -58,7 +58,7 @@ def register() -> None:
 
 
 def after_registration(follow: Callable[[], Any]) -> None:
-    """Call `follow` when the package has registered: now, or then."""
+    """Call `follow` once the package has registered, which may be at once."""
     if _watcher.is_done:
         follow()
     else:
@@ -66,11 +66,11 @@ def after_registration(follow: Callable[[], Any]) -> None:
 
 
 class ImportWatcher:
-    """Finder on ``sys.meta_path`` that notices when watched modules have been loaded and none is half loaded.
+    """A finder on ``sys.meta_path`` that notices when watched modules have been loaded and none is half loaded.
 
     Args:
-        watches: returns whether the module of a name is watched.
-        heard: called then.
+        watches: returns whether to watch the module with a given name.
+        heard: the function to call whenever a watched module has been loaded and no other one is being loaded.
     """
 
     def __init__(self, watches: Callable[[str], bool], heard: Callable[[], Any]):
@@ -79,7 +79,7 @@ class ImportWatcher:
         self.loading = 0
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
-        """Find a watched module as all the other finders do, with an end that we hear of."""
+        """Find a watched module with the other finders, and wrap its execution; return None for other modules."""
         if not self.watches(name):
             return None
         others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
@@ -89,7 +89,7 @@ class ImportWatcher:
         return spec
 
     def _execute(self, loader: Any, module: ModuleType) -> None:
-        del loader.exec_module  # the class's own shows again
+        del loader.exec_module  # restores the method of the loader's class
         with self.around(module.__name__):
             self.loading += 1
             try:
@@ -100,15 +100,15 @@ class ImportWatcher:
             self.heard()
 
     def around(self, name: str) -> AbstractContextManager[Any]:
-        """Return the context in which a module is loaded."""
+        """Return the context manager in which a module is executed."""
         return nullcontext()
 
 
 class _Watcher(ImportWatcher):
-    """Watcher that registers when fairseq has been loaded and no module of ours is half loaded.
+    """A watcher that registers once fairseq has been loaded and none of our modules is half loaded.
 
-    A module of ours may be what imports fairseq. Others that registering imports would then find it without its names,
-    so that it is to be whole first.
+    If one of our modules imports fairseq, it must finish loading first. Otherwise the modules that the registration
+    imports would find it without some of its names.
     """
 
     is_done = False
@@ -123,7 +123,7 @@ class _Watcher(ImportWatcher):
             register()
 
     def around(self, name: str) -> AbstractContextManager[Any]:
-        """Leave logging alone where it is our doing that fairseq is loaded."""
+        """Return a context that protects the logging configuration if one of our modules is importing fairseq."""
         if name == "fairseq" and self.loading:
             return _logging_left_alone()
         return nullcontext()
@@ -131,7 +131,7 @@ class _Watcher(ImportWatcher):
 
 @contextmanager
 def _logging_left_alone() -> Iterator[None]:
-    """Undo what fairseq's import does to logging: it has every library log everything, and asks for tensorboardX."""
+    """Undo the effects of fairseq's import on logging: it lowers the level for all libraries, and asks for tensorboardX."""
     root = logging.getLogger()
     speech = logging.getLogger("fairseq.tasks.text_to_speech")
     levels = (root.level, speech.level)

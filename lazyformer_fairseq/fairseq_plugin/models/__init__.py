@@ -1,4 +1,4 @@
-"""fairseq models: the encoder and the causal language model with their presets, and the hub interface."""
+"""The fairseq models: the encoder and the causal language model, with their presets and hub interface."""
 
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 

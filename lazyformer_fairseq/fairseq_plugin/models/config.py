@@ -1,4 +1,4 @@
-"""Options of the models, as fairseq reads them; ``--arch NAME`` sets those of a row of the table of architectures."""
+"""The models' options in fairseq's form, and presets, which set the options of a named architecture (``--arch NAME``)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
@@ -15,13 +15,15 @@ from lazyformer_fairseq.patterns.architectures import Architecture
 
 
 def as_fairseq_reads(options: type, name: str, more: Sequence[tuple] = (), base: type = FairseqDataclass) -> type:
-    """Return a dataclass of fairseq's with options of ours: choices are an enum of its own.
+    """Convert one of our settings dataclasses to one that fairseq can read.
+
+    Options with choices get an enum type of fairseq's.
 
     Args:
-        options: a dataclass of ours.
-        name: the name of the class.
-        more: fields beside those, as (name, type, default).
-        base: has some of them already.
+        options: the settings dataclass to convert.
+        name: the name of the new class.
+        more: additional fields, as (name, type, default).
+        base: the base class; fields that it already has are not repeated.
     """
     found = []
     inherited = {each.name for each in fields(base)}
@@ -42,7 +44,12 @@ CausalLMConfig = as_fairseq_reads(CausalLMOptions, "CausalLMConfig")
 
 
 def register_presets(model: str, rows: Mapping[str, Architecture]) -> None:
-    """Register each row under its name for the model that is registered as `model`."""
+    """Register architectures with fairseq, as presets of the model that is registered as `model`.
+
+    Args:
+        model: the name of the registered model.
+        rows: the architectures by name.
+    """
     install(Stage.NAME)
 
     def preset(row: Architecture, args: Any) -> None:
@@ -55,7 +62,7 @@ def register_presets(model: str, rows: Mapping[str, Architecture]) -> None:
 
 
 def without_bert_base(models_by_name: dict[str, str]) -> dict[str, str]:
-    """Remove fairseq's own ``bert_base`` from ``ARCH_MODEL_NAME_REGISTRY``, and the three registries beside it."""
+    """Remove fairseq's own ``bert_base`` from ``ARCH_MODEL_NAME_REGISTRY`` and the three related registries."""
     if (model := models_by_name.pop("bert_base", None)) is not None:
         del models.ARCH_MODEL_REGISTRY["bert_base"], models.ARCH_CONFIG_REGISTRY["bert_base"]
         models.ARCH_MODEL_INV_REGISTRY[model].remove("bert_base")

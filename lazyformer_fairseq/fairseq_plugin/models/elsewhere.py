@@ -1,4 +1,4 @@
-"""fairseq's own models, built as fairseq-train builds them, for a loop that is not fairseq's."""
+"""fairseq's own models, built as in fairseq-train, for use in our training loop."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -14,10 +14,10 @@ from lazyformer_fairseq.fairseq_plugin.fairseq_classes import as_fairseq
 
 @dataclass(frozen=True)
 class FairseqNetwork:
-    """A model of fairseq's; see :class:`~lazyformer_fairseq.training.objectives.network.Network`.
+    """One of fairseq's own models; see :class:`~lazyformer_fairseq.training.objectives.network.Network`.
 
     Attributes:
-        words: the words of a fairseq-train of masked text that name the model, ``--arch`` among them.
+        words: the fairseq-train options that describe the model, including ``--arch``.
     """
 
     words: tuple[str, ...]
@@ -31,5 +31,5 @@ class FairseqNetwork:
         return build_model(cfg.model, task)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that a checkpoint keeps."""
+        """Return the settings that checkpoints store."""
         return {"_name": self.words[self.words.index("--arch") + 1]}

@@ -1,4 +1,4 @@
-"""fairseq's arch ``huggingface_bert``: Hugging Face's BERT, as others ship it, to train beside our models."""
+"""The fairseq arch ``huggingface_bert``: Hugging Face's own BERT implementation, as a baseline for our models."""
 
 from argparse import Namespace
 
@@ -12,7 +12,7 @@ HuggingFaceBertConfig = as_fairseq_reads(plain.HuggingFaceBertOptions, "HuggingF
 
 @register_model("huggingface_bert", dataclass=HuggingFaceBertConfig)
 class HuggingFaceBert(plain.HuggingFaceBert, BaseFairseqModel):
-    """Hugging Face's BERT for the symbols of a dictionary."""
+    """Hugging Face's BERT with a dictionary as its vocabulary."""
 
     def __init__(self, cfg: HuggingFaceBertConfig, dictionary):
         super().__init__(cfg, len(dictionary), dictionary.pad())

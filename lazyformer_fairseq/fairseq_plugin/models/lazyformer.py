@@ -1,6 +1,6 @@
-"""The fairseq models: every ``--arch`` of ours is one of two classes with another sublayer pattern.
+"""The fairseq models: each of our architectures is one of two classes with its own sublayer pattern.
 
-Transformer-XL, PAR, Sandwich and lazy PAR are the causal language model, all others the encoder.
+Transformer-XL, PAR, Sandwich and lazy PAR are causal language models; all others are encoders.
 """
 
 from argparse import Namespace
@@ -22,18 +22,22 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCH
 
 
 class CheckedModel(BaseFairseqModel):
-    """The base of models that are built from (cfg, dictionary) and keep the dictionary's hash with their weights.
+    """The base class of models that are built from (cfg, dictionary) and store the dictionary's hash in their weights.
 
     Attributes:
-        per_word: name of a weight with a row for each word.
+        per_word: the name of a weight with one row per word.
     """
 
     per_word: ClassVar[str]
 
     @classmethod
     def build_model(cls, cfg, task) -> "CheckedModel":
-        """Build the model for a task's dictionary; raise a UserError for sizes that do not fit together."""
-        if isinstance(cfg, Namespace):  # as fairseq.options.get_args makes it: it leaves out what has its default
+        """Build the model for a task's dictionary.
+
+        Raises:
+            UserError: the sizes are incompatible.
+        """
+        if isinstance(cfg, Namespace):  # from fairseq.options.get_args, which leaves out options with default values
             cfg = getattr(cls, "__dataclass").from_namespace(cfg)
         try:
             return cls(cfg, task.source_dictionary)
@@ -41,7 +45,11 @@ class CheckedModel(BaseFairseqModel):
             raise UserError(str(error)) from error
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """Load weights; raise a UserError that names those of another shape or dictionary."""
+        """Load weights.
+
+        Raises:
+            UserError: weights have another shape or belong to another dictionary; the message names them.
+        """
         self.upgrade_state_dict(state_dict)
         if (experts := getattr(self, "shared_experts", None)) is not None:
             state_dict = experts.own_weights(state_dict)
@@ -52,16 +60,16 @@ class CheckedModel(BaseFairseqModel):
 
 @register_model("lazyformer", dataclass=MaskedLMConfig)
 class LazyFormerModel(MaskedLM, CheckedModel):
-    """The masked language model of a dictionary, whose hash its weights keep."""
+    """The masked language model with a dictionary, whose hash is stored with the weights."""
 
     def __init__(self, cfg: MaskedLMConfig, dictionary):
         super().__init__(cfg, len(dictionary), dictionary.pad())
-        self.encoder.dictionary = dictionary  # as fairseq's encoders have it
+        self.encoder.dictionary = dictionary  # fairseq's encoders have this attribute
         self.register_buffer("dictionary_sha256", match.dictionary_hash(dictionary))
 
     @classmethod
     def from_pretrained(cls, folder: str):
-        """Load model, dictionary and tokenizer beside a checkpoint; see :func:`evaluation.loading.load`."""
+        """Load a checkpoint with the dictionary and tokenizer beside it; see :func:`evaluation.loading.load`."""
 
         def make(options: MaskedLMOptions, dictionary: Any) -> LazyFormerModel:
             return cls(OmegaConf.structured(MaskedLMConfig(**vars(options))), dictionary)
@@ -69,7 +77,7 @@ class LazyFormerModel(MaskedLM, CheckedModel):
         return loading.load(folder, make, load_safely)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Let a checkpoint with other classification heads than the model's load, or with fewer positions; log it."""
+        """Adapt a checkpoint that has other classification heads or fewer positions than the model; log the changes."""
         super().upgrade_state_dict_named(state_dict, name)
         match.match_classification_heads(state_dict, self.classification_heads)
         positions = self.cfg.max_positions, self.cfg.copy_positions
@@ -81,7 +89,7 @@ config.register_presets("lazyformer", ARCHITECTURES)
 
 @register_model("lazyformer_lm", dataclass=CausalLMConfig)
 class CausalLanguageModel(CausalLM, CheckedModel):
-    """The causal language model of a dictionary, whose hash its weights keep."""
+    """The causal language model with a dictionary, whose hash is stored with the weights."""
 
     def __init__(self, cfg: CausalLMConfig, dictionary):
         super().__init__(cfg, len(dictionary), dictionary.pad())

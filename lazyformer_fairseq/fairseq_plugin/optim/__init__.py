@@ -1,1 +1,1 @@
-"""Optimizer and learning-rate schedule of the paper."""
+"""The fairseq optimizers and learning-rate schedules, and half precision with exact sums and checkpoints."""

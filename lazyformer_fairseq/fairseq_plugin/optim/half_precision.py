@@ -1,12 +1,14 @@
-"""fairseq's optimizer of weights in fp16 or bf16, with exact checkpoints and exact sums; it keeps fairseq's name.
+"""fairseq's half-precision optimizer with exact checkpoints and exact gradient sums, under fairseq's class name.
 
-fairseq saves the rounded weights alone. Resumed, a run would lose what its updates have added below the 8 bits of
-bf16 or the 11 of fp16. Here the fp32 weights are saved too, 4 bytes per parameter, and when the loss scale will grow.
+Checkpoints: fairseq saves only the rounded weights, so a resumed run loses the parts of its updates that lie below the
+8 significant bits of bf16 or the 11 of fp16. This class also saves the fp32 weights (4 bytes per parameter) and the
+counters that determine when the loss scale grows.
 
-fairseq leaves the sum of an update's gradients to autograd, which adds to ``weight.grad``, and copies it to the fp32
-weights' gradient once. In bf16 what a batch adds to the sum of 500 others is below its last bit, and is lost. Here each
-batch's gradient is added to the fp32 weights' before the next batch's is computed. That of the last batch processes
-average as ever; and then the sums, which nobody else averages. They take no memory that fairseq does not take.
+Sums: fairseq has autograd accumulate an update's gradients in ``weight.grad``, and copies the sum to the fp32 weights'
+gradients once. In bf16, the contribution of one batch to the sum of 500 others lies below the last bit and is lost.
+This class adds each batch's gradient to the fp32 weights' gradients before the next one is computed. The processes
+average the gradient of the last batch as usual; the fp32 sums of the earlier batches are averaged here. This takes no
+more memory than fairseq does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,17 +20,18 @@ from fairseq.optim import fp16_optimizer
 from torch import Tensor, distributed
 from typing_extensions import override
 
-# Batches of an update up to which its sum stays fairseq's: bf16 has lost 0.3% of it by then, and one more exchange
-# between processes would cost the more the fewer batches there are.
+# The number of batches per update up to which fairseq's sum is used: up to there bf16 loses 0.3% of it, and the fewer
+# batches there are, the more the additional exchange between processes would cost.
 EXACT_ENOUGH = 8
 SCALER_STATE = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")
 
 
 class FP16Optimizer(fp16_optimizer.FP16Optimizer):
-    """fairseq's, with all that the next update depends on in its state, and sums of many batches in fp32.
+    """fairseq's half-precision optimizer with a complete state, and with fp32 sums over many batches.
 
     Attributes:
-        groups_of_sums: while an update sums in fp32, the groups of processes that average: one, or none; else None.
+        groups_of_sums: while an update sums in fp32, the process groups over which to average (one group, or an empty
+            sequence for a single process); None otherwise.
     """
 
     groups_of_sums: Optional[Sequence[Any]] = None
@@ -36,13 +39,13 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
     @classmethod
     @override
     def build_optimizer(cls, cfg, params, **kwargs):
-        """Keep weights apart, where fairseq joins them to one vector in fp16 on a GPU: their shapes matter."""
+        """Build the optimizer without joining fp16 weights on a GPU to one vector, because their shapes matter."""
         cfg.common.fp16_no_flatten_grads = True
         return super().build_optimizer(cfg, params, **kwargs)
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Add the fp32 weights and the loss scaler."""
+        """Return fairseq's state with the fp32 weights and the loss scaler's counters."""
         state = {**super().state_dict(), "fp32_weights": [weights.data for weights in self.fp32_params]}
         if self.scaler is not None:
             state["loss_scaler"] = {name: getattr(self.scaler, name) for name in SCALER_STATE}
@@ -50,7 +53,7 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: Optional[dict] = None) -> None:
-        """Load both; a checkpoint of stock fairseq's, which lacks them, loads as fairseq loads it."""
+        """Load the state; a checkpoint of stock fairseq, without the additional parts, is loaded as in fairseq."""
         state = dict(state_dict)
         saved = state.pop("fp32_weights", None)
         scaler = state.pop("loss_scaler", None)
@@ -63,7 +66,11 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
 
     @contextmanager
     def summing_in_fp32(self, groups: Sequence[Any]) -> Iterator[None]:
-        """Sum in fp32 within the block, one update of several batches."""
+        """Sum gradients in fp32 within a ``with`` block, which must cover one update of several batches.
+
+        Args:
+            groups: the process groups over which to average; see :attr:`groups_of_sums`.
+        """
         self.groups_of_sums = groups
         try:
             yield
@@ -72,14 +79,14 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
 
     @override
     def backward(self, loss: Tensor) -> None:
-        """Add the batch before to the sums, as this one would overwrite it."""
+        """Add the previous batch's gradient to the sums, then compute that of this batch."""
         if self.groups_of_sums is not None and self._needs_sync:
             self._add()
         super().backward(loss)
 
     @override
     def _sync_fp16_grads_to_fp32(self) -> None:
-        """Add the last batch: fairseq calls this once all are through."""
+        """Average the sums over processes and add the last batch; fairseq calls this after all batches."""
         if self.groups_of_sums is None:
             super()._sync_fp16_grads_to_fp32()
         elif self._needs_sync:
@@ -89,7 +96,7 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
             self._needs_sync = False
 
     def _average(self, group: Any) -> None:
-        """Average the sums over the group's processes, but those of experts, which each process has to itself."""
+        """Average the sums over a group of processes, except those of experts, which are not shared by processes."""
         pairs = zip(self.fp16_params, self.fp32_params, strict=True)
         sums = [copy.grad for weight, copy in pairs if not hasattr(weight, "expert")]
         under_way = [distributed.all_reduce(tensor, group=group, async_op=True) for tensor in sums]
@@ -98,7 +105,7 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
         torch._foreach_div_(sums, distributed.get_world_size(group))
 
     def _add(self) -> None:
-        """Move the weights' gradients to the sums."""
+        """Add the weights' gradients to the sums, and clear them."""
         for weight, copy in zip(self.fp16_params, self.fp32_params, strict=True):
             if weight.grad is not None:
                 copy.grad.add_(weight.grad)

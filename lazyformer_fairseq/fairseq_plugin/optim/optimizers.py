@@ -1,4 +1,4 @@
-"""The optimizers of :mod:`lazyformer_fairseq.training`, by fairseq's names."""
+"""The optimizers of :mod:`lazyformer_fairseq.training`, registered with fairseq."""
 
 from typing import List  # noqa: UP035
 
@@ -9,24 +9,27 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
 from lazyformer_fairseq.training import muon, optimizers
 
-RATE = (("lr", List[float], II("optimization.lr")),)  # noqa: UP006  omegaconf reads it
+RATE = (("lr", List[float], II("optimization.lr")),)  # noqa: UP006  omegaconf reads the annotation
 FusedAdamConfig = as_fairseq_reads(optimizers.AdamOptions, "FusedAdamConfig", RATE)
 NvLambConfig = as_fairseq_reads(optimizers.LambOptions, "NvLambConfig", RATE)
 MuonConfig = as_fairseq_reads(muon.MuonOptions, "MuonConfig", base=FusedAdamConfig)
 
 
 class AdamLikeOptimizer(FairseqOptimizer):
-    """The base of optimizers whose moments are in single precision."""
+    """The base class of our fairseq optimizers, whose moments are in single precision."""
 
     @property
     def supports_memory_efficient_fp16(self) -> bool:
-        """Refuse ``--memory-efficient-fp16`` (or bf16), which leaves no weights in single precision.
+        """Reject ``--memory-efficient-fp16`` and ``--memory-efficient-bf16``, which fairseq asks about only then.
+
+        Without single-precision weights, torch's moments would be in half precision, where (1 - b2) g^2 soon underflows
+        to zero.
 
         Raises:
-            UserError: always: torch's moments would be in half precision, where (1 - b2) g^2 is soon zero.
+            UserError: always.
         """
         raise UserError(
-            f"--memory-efficient-fp16, --memory-efficient-bf16: --optimizer {self.NAME} updates weights in single "
+            f"--memory-efficient-fp16, --memory-efficient-bf16: --optimizer {self.NAME} needs weights in single "
             "precision; leave the option out, or give --optimizer adam"
         )
 
@@ -37,7 +40,7 @@ class FusedAdam(optimizers.FusedAdam, AdamLikeOptimizer):
 
     @property
     def supports_flat_params(self) -> bool:
-        """Return whether FSDP may join the weights to one vector, in which biases cannot be told apart."""
+        """Whether FSDP may join the weights to one vector, in which biases cannot be exempted from decay."""
         return not self.cfg.no_decay_bias_and_norm
 
 

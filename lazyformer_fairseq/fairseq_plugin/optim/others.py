@@ -1,4 +1,4 @@
-"""Options that belong to other optimizers and schedules of fairseq's registry, ours among them."""
+"""Options that an optimizer or schedule does not have, but others in fairseq's registry do."""
 
 from dataclasses import fields
 
@@ -6,6 +6,11 @@ from fairseq.registry import REGISTRIES
 
 
 def options_of_others(registry: str, name: str) -> set[str]:
-    """Return the options of all optimizers, or schedules, that the one of this name lacks."""
+    """Return the options of all registered optimizers or schedules that a given one does not have.
+
+    Args:
+        registry: ``optimizer`` or ``lr_scheduler``.
+        name: the name of the optimizer or schedule.
+    """
     rows = {each: {one.name for one in fields(row)} for each, row in REGISTRIES[registry]["dataclass_registry"].items()}
-    return set().union(*rows.values()) - rows.get(name, {"lr", "weight_decay"})  # which sgd has, without a row
+    return set().union(*rows.values()) - rows.get(name, {"lr", "weight_decay"})  # sgd has these, but no dataclass

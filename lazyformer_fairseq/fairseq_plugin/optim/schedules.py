@@ -1,4 +1,4 @@
-"""The schedules of :mod:`lazyformer_fairseq.training.schedules`, by fairseq's names."""
+"""The schedules of :mod:`lazyformer_fairseq.training.schedules`, registered with fairseq."""
 
 import math
 from typing import List  # noqa: UP035
@@ -12,7 +12,7 @@ from lazyformer_fairseq.training import schedules
 OF_THE_RUN = (
     ("max_update", int, II("optimization.max_update")),
     ("max_epoch", int, II("optimization.max_epoch")),
-    ("lr", List[float], II("optimization.lr")),  # noqa: UP006  omegaconf reads it
+    ("lr", List[float], II("optimization.lr")),  # noqa: UP006  omegaconf reads the annotation
 )
 WarmupConfig = as_fairseq_reads(schedules.WarmupOptions, "WarmupConfig", OF_THE_RUN)
 PolynomialWarmupConfig = as_fairseq_reads(
@@ -39,7 +39,12 @@ class WSDSchedule(schedules.WSDSchedule, FairseqLRScheduler):
 
 
 def tell_updates_per_epoch(trainer, epoch: int) -> None:
-    """Tell the schedule, built before the data, how long the epoch is whose iterator fairseq has made."""
+    """Set the number of updates per epoch in the trainer's schedule, which fairseq builds before it knows the data.
+
+    Args:
+        trainer: fairseq's trainer, whose ``epoch_iterator`` is that of the epoch.
+        epoch: the number of the epoch, from 1.
+    """
     if hasattr(trainer.lr_scheduler, "set_updates_per_epoch"):
         frequencies = trainer.cfg.optimization.update_freq
         frequency = frequencies[min(epoch, len(frequencies)) - 1]

@@ -131,7 +131,7 @@ class _Watcher(ImportWatcher):
 
 @contextmanager
 def _logging_left_alone() -> Iterator[None]:
-    """Undo the effects of fairseq's import on logging: it lowers the level for all libraries, and asks for tensorboardX."""
+    """Undo the effects of fairseq's import on logging: it lowers all libraries' level and asks for tensorboardX."""
     root = logging.getLogger()
     speech = logging.getLogger("fairseq.tasks.text_to_speech")
     levels = (root.level, speech.level)

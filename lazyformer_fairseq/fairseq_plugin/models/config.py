@@ -1,4 +1,4 @@
-"""The models' options in fairseq's form, and presets, which set the options of a named architecture (``--arch NAME``)."""
+"""The models' options in fairseq's form, and presets: the options of a named architecture (``--arch NAME``)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, make_dataclass

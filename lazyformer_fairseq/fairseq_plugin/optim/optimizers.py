@@ -20,7 +20,7 @@ class AdamLikeOptimizer(FairseqOptimizer):
 
     @property
     def supports_memory_efficient_fp16(self) -> bool:
-        """Reject ``--memory-efficient-fp16`` and ``--memory-efficient-bf16``, which fairseq asks about only then.
+        """Reject ``--memory-efficient-fp16`` and ``--memory-efficient-bf16``.
 
         Without single-precision weights, torch's moments would be in half precision, where (1 - b2) g^2 soon underflows
         to zero.
@@ -40,7 +40,7 @@ class FusedAdam(optimizers.FusedAdam, AdamLikeOptimizer):
 
     @property
     def supports_flat_params(self) -> bool:
-        """Whether FSDP may join the weights to one vector, in which biases cannot be exempted from decay."""
+        """True if FSDP may join the weights to one vector, in which biases cannot be exempted from decay."""
         return not self.cfg.no_decay_bias_and_norm
 
 

@@ -1,15 +1,15 @@
-"""Back ends of attention with one interface, ``--attention-backend``; :data:`BACK_ENDS` lists them.
+"""The back ends of attention, which share one interface; ``--attention-backend`` selects one of :data:`BACK_ENDS`.
 
-| name | the ``s`` keeps | an ``l`` computes | memory |
+| name | the ``s`` keeps | an ``l`` computes | memory grows with |
 |---|---|---|---|
 | ``eager`` | its distribution | a product | T x K |
-| ``materialize`` | of its distribution what the mask shows | a product | T times keys shown |
-| ``recompute`` | Q and K | torch's fused attention | T (T x K with a mask, and with a bias but in training on a CPU) |
-| ``fused`` | Q, K and, in Triton, a number per row | P anew | T |
-| ``flex`` | Q and K | torch's FlexAttention | T (T times keys shown with positions) |
+| ``materialize`` | the part of its distribution that the mask shows | a product | T x keys shown |
+| ``recompute`` | Q and K | torch's fused attention | T (T x K with a mask, or a bias except in training on a CPU) |
+| ``fused`` | Q, K and, in Triton, one number per row | P again | T |
+| ``flex`` | Q and K | torch's FlexAttention | T (T x keys shown with positions) |
 
-All compute the same thing. ``materialize`` and ``fused`` gather the gradients of a block once. An ``s`` that no ``l``
-reads is a block of one layer.
+All back ends compute the same function. ``materialize`` and ``fused`` compute the gradients of a whole lazy block at
+once. An ``s`` that no ``l`` reads is a block of one layer.
 """
 
 from lazyformer_fairseq.modules.attention.back_ends import BACK_ENDS, attend

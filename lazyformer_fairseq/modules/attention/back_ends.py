@@ -1,17 +1,20 @@
-"""The back ends, by name, and the function that computes an attention by one of them.
+"""The back ends, by name, and the function that computes attention with one of them.
 
-``eager``: torch writes scores and distribution to memory and differentiates each step. The ``s`` of ``materialize`` and
-``fused`` gathers the gradients of its block (:mod:`.lazy_block`). ``materialize`` keeps the distribution in the values'
-precision, and each ``l`` is one product; on a processor it computes what the mask shows, and little more. ``fused``
-keeps no distribution: Triton computes it anew on a GPU, :mod:`.blockwise` on a processor. ``recompute``: every
-attention is torch's fused one over the Q and K of its ``s``. torch's kernels differ in what they take of a bias that
-learns, a dense matrix to them:
+- With ``eager``, torch writes scores and distribution to memory and differentiates each step.
+- ``materialize`` keeps the distribution in the precision of the values, and an ``l`` is one product. It runs on CPUs,
+  and computes little more than the mask shows.
+- ``fused`` keeps no distribution. It is recomputed by Triton on a GPU and by :mod:`.blockwise` on a CPU.
+- With ``recompute``, every attention is torch's fused attention on the Q and K of its ``s``.
+- ``flex`` is torch's FlexAttention; see :mod:`.flex`.
+
+In ``materialize`` and ``fused``, the ``s`` computes the gradients of its lazy block (:mod:`.lazy_block`). For
+``recompute``, a learned bias is a dense matrix, and torch's kernels support it to different degrees:
 
 | device | kernel | gradient of the bias | dropout |
 |---|---|---|---|
-| CPU | flash | none: our own ``fused`` takes its place | none: unfused |
+| CPU | flash | no; our ``fused`` replaces it | no; torch uses an unfused kernel |
 | GPU | memory-efficient, compute capability 5.0 and above | yes | yes |
-| GPU | flash (no bias at all) and cuDNN's, 8.0 and above | none | yes |
+| GPU | flash (no bias at all) and cuDNN's, compute capability 8.0 and above | no | yes |
 
 Source: can_use_mem_efficient_attention and its neighbours in torch's
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
@@ -47,12 +50,12 @@ from lazyformer_fairseq.modules.attention.lazy_block import BlockKernels
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.weights import distribution
 
-# The memory-efficient kernel writes a gradient of the bias for each sequence, and torch sums them afterwards: so many
-# numbers at a time, unless one sequence alone has more. 128 MiB in half precision.
+# The memory-efficient kernel writes a gradient of the bias for each sequence, and torch sums them afterwards. This is
+# the largest number of elements to write at a time, unless a single sequence has more: 128 MiB in half precision.
 CHUNK_NUMBERS = 2**26
-ALIGNMENT = 8  # numbers: where that kernel wants the rows of a bias to begin
-LARGEST_HEAD = 128  # of the Triton kernels
-# By the name of their operators; those of Triton are made when they are first needed.
+ALIGNMENT = 8  # elements; the memory-efficient kernel requires the rows of a bias to begin at multiples
+LARGEST_HEAD = 128  # the largest head size that the Triton kernels support
+# The kernels on CPUs, by the name of their operators. Those in Triton are created when they are first needed.
 KERNELS = {
     "materialize": BlockKernels("materialize", InChunks(stores=True)),
     "blockwise": BlockKernels("blockwise", InChunks(stores=False)),
@@ -60,7 +63,7 @@ KERNELS = {
 
 
 class StoredDistribution(NamedTuple):
-    """A distribution in memory, from before dropout."""
+    """A distribution in memory, before dropout."""
 
     probabilities: Tensor  # (B, N, T, K)
 
@@ -70,9 +73,9 @@ class StoredDistribution(NamedTuple):
 
 
 class Eager(BackEnd):
-    """Each step by torch, which writes scores and distribution.
+    """The back end ``eager``, in which torch computes each step and writes scores and distribution to memory.
 
-    It computes everything: the reference, the fastest for tiny models, and the only one for entmax.
+    It supports every call, and serves as the reference. It is the fastest for tiny models, and the only one for entmax.
     """
 
     @override
@@ -84,7 +87,7 @@ class Eager(BackEnd):
         q = given.q_BNTD
         k = given.k_BNKD
         added = given.scores.dense(q.size(-2), k.size(-2), q)
-        scale = math.sqrt(max(1, q.size(-1)))  # queries without numbers: all products are 0
+        scale = math.sqrt(max(1, q.size(-1)))  # the size may be 0, and then all products are 0
         scores_BNTK = torch.matmul(q / scale, k.transpose(-2, -1))
         if added is not None:
             scores_BNTK = scores_BNTK + added
@@ -92,7 +95,7 @@ class Eager(BackEnd):
             scores_BNTK,
             exponent_N=given.scores.exponent_N,
             dtype=given.dtype,
-            # Of a row that sees nothing, softmax makes NaN; torch's fused attention and this one, zeros.
+            # In a row that sees no key, softmax would give NaN. Like torch's fused attention, this gives zeros.
             has_blind_rows=given.scores.mask is not None,
         )
         stored = StoredDistribution(probabilities)
@@ -101,53 +104,53 @@ class Eager(BackEnd):
 
 @functools.cache
 def triton_kernels() -> BlockKernels:
-    """Return the Triton kernels as operators."""
+    """Return the Triton kernels, as operators."""
     from lazyformer_fairseq.modules.attention.triton_kernels import InTriton
 
     return BlockKernels("triton", InTriton())
 
 
 def _why_not_in_chunks(call: AttentionCall) -> Optional[str]:
-    """Return why :mod:`.blockwise` does not compute such a call on a processor; None if it does."""
+    """Return why :mod:`.blockwise` does not support a call on a CPU; None if it does."""
     hides_some = call.mask is not None or call.num_extra
     return first_reason(
         [
             (call.dropout, NO_DROPOUT),
             (call.has_entmax, NO_ENTMAX),
-            (call.has_dense and hides_some, "it adds scores of each pair where there is no mask or persistent key"),
+            (call.has_dense and hides_some, "it adds dense scores only without masks and persistent keys"),
         ]
     )
 
 
 def _why_not_in_triton(call: AttentionCall, dtype: torch.dtype) -> Optional[str]:
-    """Return why the Triton kernels do not compute such a call; None if they do."""
+    """Return why the Triton kernels do not support a call; None if they do."""
     has_one_size = call.query_size == call.value_size <= LARGEST_HEAD
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     reason = first_reason(
         [
             (call.dropout, NO_DROPOUT),
             (call.has_entmax, NO_ENTMAX),
-            (call.mask is not None or call.num_extra, "on a GPU masks and persistent keys are for flex"),
-            (call.is_causal or call.has_positions, "on a GPU it is for encoders"),
-            (call.has_dense, "on a GPU it adds no scores of each pair"),
-            (call.time != call.keys, "on a GPU it takes as many keys as queries"),
-            (not has_one_size, f"on a GPU queries and values need one size, {LARGEST_HEAD} at most"),
-            (dtype == torch.float64, "on a GPU it computes in single precision at most"),
-            (is_deterministic, "on a GPU it adds gradients up in any order, and torch is to be deterministic"),
+            (call.mask is not None or call.num_extra, "on a GPU only flex supports masks and persistent keys"),
+            (call.is_causal or call.has_positions, "on a GPU it only supports encoders"),
+            (call.has_dense, "on a GPU it does not support dense scores"),
+            (call.time != call.keys, "on a GPU it needs as many keys as queries"),
+            (not has_one_size, f"on a GPU it needs queries and values of the same size, at most {LARGEST_HEAD}"),
+            (dtype == torch.float64, "on a GPU it does not support double precision"),
+            (is_deterministic, "on a GPU it sums gradients in any order, but torch is set to be deterministic"),
         ]
     )
     return reason or why_no_triton()
 
 
 class Materialize(BackEnd):
-    """The fastest on a processor for training, with a mask or without, where the distributions fit the memory."""
+    """The back end ``materialize``: the fastest for training on a CPU, if the distributions fit into memory."""
 
     @override
     def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
         if device != "cpu":
-            return "it computes chunk by chunk, for a processor's cache"
+            return "it only runs on CPUs, because it computes chunks that fit into a CPU's cache"
         if call.has_given:
-            return "it keeps no distribution whose keys each sequence chooses, as global=given does"
+            return "it cannot keep a distribution in which sequences see different keys, as with global=given"
         return _why_not_in_chunks(call)
 
     @override
@@ -156,7 +159,11 @@ class Materialize(BackEnd):
 
 
 class Fused(BackEnd):
-    """The fastest on a GPU with a learned bias; on a processor the least memory for one, and for masks of one layer."""
+    """The back end ``fused``, which keeps no distribution.
+
+    It is the fastest on a GPU with a learned bias. On a CPU it takes the least memory for a learned bias, and is the
+    fastest for masks in single layers.
+    """
 
     @override
     def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
@@ -177,7 +184,7 @@ class Fused(BackEnd):
 
 
 class RecomputedAttention:
-    """Queries and keys to attend with anew."""
+    """Queries and keys from which each consumer recomputes the attention."""
 
     def __init__(self, q_BNTD: Tensor, k_BNKD: Tensor, scores: Scores):
         self.q_BNTD = q_BNTD
@@ -185,7 +192,7 @@ class RecomputedAttention:
         self.scores = scores
         self._learns = scores.is_learning
         self._added: Optional[Tensor] = None
-        if scores.position_queries_BNTD is not None:  # written once for all consumers
+        if scores.position_queries_BNTD is not None:  # computed only once for all consumers
             self._added = self._dense()
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
@@ -194,7 +201,8 @@ class RecomputedAttention:
             added = self._dense()
         else:
             added = self._added
-        # Queries that keep what they were before a turn are wider than values, and torch fuses equal sizes alone.
+        # Queries that also hold their vectors from before a rotation are wider than values, but torch only fuses
+        # attention of equal sizes.
         size = v_BNKD.size(-1)
         if self.q_BNTD.size(-1) > size:
             v_BNKD = F.pad(v_BNKD, (0, self.q_BNTD.size(-1) - size))
@@ -216,24 +224,27 @@ class RecomputedAttention:
             layout = aligned
         added = self.scores.dense(self.q_BNTD.size(-2), self.k_BNKD.size(-2), self.q_BNTD, layout)
         if added is not None and added.dim() == 3:
-            return added[None]  # torch fuses no three axes on a processor
+            return added[None]  # on a CPU torch does not fuse attention with a mask of three axes
         return added
 
 
 class Recompute(BackEnd):
-    """The fastest for inference, on GPUs without a learned bias, and with dropout in single layers."""
+    """The back end ``recompute``, which uses torch's fused attention.
+
+    It is the fastest for inference, on GPUs without a learned bias, and with dropout in single layers.
+    """
 
     @override
     def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
         if call.has_entmax:
             return NO_ENTMAX
         if call.query_size < call.value_size:
-            return "torch's fused attention multiplies queries and keys, and here there are none"
+            return "torch's fused attention needs queries and keys, but here dense scores replace them"
         return None
 
     @override
     def attend(self, given: AttentionInputs) -> tuple[Tensor, ReusableAttention]:
-        """Attend by torch's kernel; by ``fused`` where that has none whose additions learn."""
+        """Compute attention with torch's kernel, or with ``fused`` if torch has none for additions that learn."""
         if given.scores.is_learning and given.device == "cpu" and _why_not_in_chunks(AttentionCall.of(given)) is None:
             return FUSED.attend(given)
         attention = RecomputedAttention(given.q_BNTD, given.k_BNKD, given.scores)
@@ -254,11 +265,14 @@ def attend(given: AttentionInputs, back_end: str) -> tuple[Tensor, ReusableAtten
     """Compute softmax(QK^T / sqrt(D) + additions to scores) V, and the distribution for its consumers.
 
     Args:
-        given: the inputs.
-        back_end: a name of :data:`BACK_ENDS`.
+        given: The inputs.
+        back_end: The name of a back end in :data:`BACK_ENDS`.
+
+    Returns:
+        The output (B, N, T, D), and the distribution.
 
     Raises:
-        UserError: the back end does not compute this.
+        UserError: The back end does not support the call.
     """
     if given.q_BNTD.is_meta:
         return counted.attend(given)
@@ -280,23 +294,24 @@ def attention_with_learned_bias(
     added: Tensor,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute torch's attention with additions that get a gradient, by its memory-efficient kernel where that runs.
+    """Compute torch's fused attention with additions that need a gradient.
 
-    Elsewhere, as on a CPU, torch writes the distribution. The sequences go through in pieces of
-    :data:`CHUNK_NUMBERS`; torch.compile sees one piece, as pieces would be a graph for each size.
+    torch uses its memory-efficient kernel where it runs. Elsewhere, as on a CPU, it writes the distribution to memory.
+    Sequences are processed in pieces of at most :data:`CHUNK_NUMBERS` scores, except under torch.compile, which would
+    compile a graph for each size of a piece.
 
     Args:
-        q_BNTD: queries.
-        k_BNKD: keys.
-        v_BNKD: values.
-        added: broadcastable to (B, N, T, K), in the precision of the queries.
-        dropout: on the distribution.
+        q_BNTD: The queries.
+        k_BNKD: The keys.
+        v_BNKD: The values.
+        added: The additions to the scores, broadcastable to (B, N, T, K), in the precision of the queries.
+        dropout: The rate of dropout on the distribution.
 
     Returns:
-        (B, N, T, D).
+        The output, (B, N, T, D).
     """
-    # Flash takes no additions. cuDNN's is preferred on some GPUs, and has no gradient for them. And where nothing but
-    # the additions learns torch's forward pass leaves out what the memory-efficient backward pass reads.
+    # Flash supports no additions. cuDNN's kernel, which some GPUs prefer, has no gradient for them. And if only the
+    # additions learn, torch's forward pass does not keep what the memory-efficient backward pass needs.
     kernels = [SDPBackend.MATH]
     if q_BNTD.requires_grad or k_BNKD.requires_grad or v_BNKD.requires_grad:
         kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -325,12 +340,12 @@ def attention_with_learned_bias(
 
 
 def aligned(added: Tensor) -> Tensor:
-    """Return the same numbers, laid out so that the memory-efficient kernel reads them as they are.
+    """Return the same numbers in a layout that the memory-efficient kernel can read without a copy.
 
-    It wants rows without gaps that begin at multiples of :data:`ALIGNMENT` numbers. torch would copy others in each
-    call, and knows nothing of where the first one begins.
+    The kernel requires rows without gaps that begin at multiples of :data:`ALIGNMENT` elements. torch would copy other
+    layouts in each call, and does not check where the first row begins.
     """
-    if torch.compiler.is_compiling():  # it lays out anew what it computes, and torch copies the rest
+    if torch.compiler.is_compiling():  # the compiler chooses the layout of what it computes, and torch copies the rest
         return added
     *strides, stride_of_keys = added.stride()
     starts = [*strides, added.storage_offset()]
@@ -342,7 +357,7 @@ def aligned(added: Tensor) -> Tensor:
 
 
 def has_kernel(precision: torch.dtype, head_size: int, capability: tuple[int, int]) -> bool:
-    """Return whether the memory-efficient kernel takes this on a GPU of that compute capability."""
+    """Return whether the memory-efficient kernel supports a precision and head size at a GPU's compute capability."""
     lowest_capability = (5, 0)
     if precision == torch.bfloat16:
         lowest_capability = (8, 0)

@@ -1,15 +1,16 @@
-"""Attention chunk by chunk on a processor: as many entries of the distribution at a time as a cache holds.
+"""Attention on a CPU in chunks, each with as many entries of the distribution as fit into the cache.
 
-A chunk is some rows of queries of some sequences and heads, against the keys that any of these queries sees. Back end
-``materialize`` keeps the distribution, ``fused`` computes it anew in each function, and its memory grows with n alone.
+A chunk consists of neighbouring queries of some sequences and heads, with the keys that any of these queries sees. The
+back end ``materialize`` keeps the distribution. ``fused`` recomputes it in each function, and its memory only grows
+linearly with the length.
 
-Without a mask the keys of a chunk are all keys, or in a causal model those that do not lie in the future of all its
-queries. With a mask they are a few *runs* of neighbouring keys, whose scores stand side by side, and a chunk leaves out
-what its own queries do not see. Keys that are no tokens come last, and every query sees them.
+Without a mask, a chunk has all keys, or in a causal model all keys up to its last query. With a mask, it has a few
+*runs* of neighbouring keys, whose scores are stored side by side, and leaves out keys that none of its queries sees.
+Keys that are not tokens come last, and every query sees them.
 
-What depends on distances is a view of something smaller. Where there is a bias by distance, the rows of a chunk stand
-in reverse order, the last query first: then row i of the bias is the window of distances that starts at i.
-Transformer-XL's positions give scores by query and distance, of which the scores by query and key are a view.
+Additions that depend on distances are views of something smaller. If there is a bias by distance, the rows of a chunk
+are in reverse order, beginning with the last query, so that row i of the bias is the window of distances that starts at
+i. Transformer-XL's positions give scores by query and distance, and the scores by query and key are a view of them.
 """
 
 import functools
@@ -29,24 +30,26 @@ from lazyformer_fairseq.modules.attention.reused_memory import empty, scratch
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.products import multiply
 
-# Size of a chunk: 8 MiB in single precision. 2^20 and 2^22 are slower at 2,048 tokens, alike at 512.
+# The number of elements in a chunk, 8 MiB in single precision. 2^20 and 2^22 are slower at 2,048 tokens, and equally
+# fast at 512.
 CHUNK_ELEMENTS = 2**21
-# Sequences whose distributions are smaller share a chunk: their products are too short to pay for a call each, and
-# worth the copy that puts heads side by side.
+# Sequences whose distributions have fewer elements share a chunk. A separate call for each of their products costs more
+# than the copy that puts heads side by side.
 WORTH_A_CHUNK = 2**19
-# Rows of a chunk with a mask. More rows compute more keys that some of them do not see; shorter products are slower.
+# The number of rows in a chunk with a mask. With more rows, more keys are computed that some of the rows do not see;
+# with fewer, products are slower.
 MASKED_ROWS = 128
 _HIDDEN = float("-inf")
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Neighbouring queries and the tokens that any of them sees.
+    """Neighbouring queries, and the tokens that any of them sees.
 
     Attributes:
-        rows: of the T queries.
-        runs: of the tokens among the K keys.
-        hidden: (rows, tokens of all runs), True at what a query does not see; None without a mask.
+        rows: The queries, as a slice of the T queries.
+        runs: The tokens, as slices of the K keys.
+        hidden: True at tokens that a query does not see, (rows, tokens of all runs); None without a mask.
     """
 
     rows: slice
@@ -55,16 +58,16 @@ class Segment:
 
     @property
     def num_rows(self) -> int:
-        """Number of queries."""
+        """The number of queries."""
         return self.rows.stop - self.rows.start
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that its queries meet."""
+        """The number of tokens in all runs."""
         return sum(run.stop - run.start for run in self.runs)
 
     def columns(self) -> Iterator[tuple[slice, slice]]:
-        """Yield each run of tokens, and where its entries are in a row of scores."""
+        """Yield each run of tokens, with the slice of its entries in a row of scores."""
         start = 0
         for run in self.runs:
             stop = start + run.stop - run.start
@@ -74,13 +77,13 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """A part of the distribution: a segment of some sequences and heads.
+    """A part of the distribution that is computed at once.
 
     Attributes:
-        sequences, heads: of the batch and of the model.
-        segment: rows and keys.
-        extra: keys that are no tokens, behind the others.
-        is_reversed: whether the last query comes first.
+        sequences, heads: Slices of the batch and of the heads.
+        segment: The queries and tokens.
+        extra: The number of keys that are not tokens; they follow the tokens.
+        is_reversed: Whether the queries are in reverse order.
     """
 
     sequences: slice
@@ -91,35 +94,35 @@ class Chunk:
 
     @property
     def num_heads(self) -> int:
-        """Number of heads."""
+        """The number of heads."""
         return self.heads.stop - self.heads.start
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(sequences x heads, rows, keys)."""
+        """The shape of the chunk's distribution, (sequences x heads, rows, keys)."""
         num_sequences = self.sequences.stop - self.sequences.start
         groups = num_sequences * self.num_heads
         keys = self.segment.tokens + self.extra
         return groups, self.segment.num_rows, keys
 
     def turn(self, rows: Tensor) -> Tensor:
-        """Return rows (..., rows, any size) in the chunk's order, or those in its order in theirs."""
+        """Bring rows (..., rows, any size) from the order of the text into that of the chunk, or back."""
         if self.is_reversed:
             return rows.flip(-2)
         return rows
 
     def select_rows(self, x: Tensor) -> Tensor:
-        """Return its rows of x (B, N, T, D): (sequences x heads, rows, D), in its order."""
+        """Return the chunk's rows of x (B, N, T, D) in the chunk's order, (sequences x heads, rows, D)."""
         rows = x[self.sequences, self.heads, self.segment.rows]
         return self.turn(rows.flatten(0, 1))
 
     def put_rows(self, out: Tensor, rows: Tensor) -> None:
-        """Write what :meth:`select_rows` reads."""
+        """Write rows to the places from which :meth:`select_rows` reads them."""
         there = out[self.sequences, self.heads, self.segment.rows]
         there.copy_(self.turn(rows).view_as(there))
 
     def select_keys(self, x: Tensor) -> Tensor:
-        """Return its keys of x (B, N, K, D): (sequences x heads, keys, D); a view where nothing must be moved."""
+        """Return the chunk's keys of x (B, N, K, D), (sequences x heads, keys, D), without a copy if possible."""
         x = x[self.sequences, self.heads]
         runs = [x[:, :, run] for run in self.segment.runs]
         if self.extra:
@@ -138,13 +141,13 @@ def slices(first: int, end: int, size: int) -> Iterator[slice]:
 
 
 def segments_of(parts: Optional[tuple[Part, ...]], time: int, tokens: int, is_causal: bool) -> tuple[Segment, ...]:
-    """Cut the queries of a group of heads into segments.
+    """Divide the queries of a group of heads into segments.
 
     Args:
-        parts: of the heads' mask; None where they see everything.
-        time: T.
-        tokens: K, without keys that are no tokens.
-        is_causal: whether the future is hidden.
+        parts: The parts of the heads' mask; None without a mask.
+        time: T, the number of queries.
+        tokens: The number of keys that are tokens.
+        is_causal: Whether queries do not see later keys.
     """
     if parts is not None:
         most_rows = min(time, MASKED_ROWS, max(1, CHUNK_ELEMENTS // MASKED_ROWS))
@@ -159,7 +162,7 @@ def segments_of(parts: Optional[tuple[Part, ...]], time: int, tokens: int, is_ca
     return tuple(segments)
 
 
-@functools.lru_cache(maxsize=64)  # for each length of text and mask
+@functools.lru_cache(maxsize=64)  # one entry for each length of text and mask
 def _masked_segments(
     parts: tuple[Part, ...],
     time: int,
@@ -180,9 +183,9 @@ def _masked_segments(
 
 
 def _segment(rows: slice, shown: np.ndarray) -> Segment:
-    """Return a segment from what its queries see, (rows, K)."""
+    """Return the segment of some rows, given whether each of its queries sees each key, (rows, K)."""
     is_seen = np.any(shown, axis=0)
-    if not is_seen.any():  # a product needs a key, though nobody sees it
+    if not is_seen.any():  # a product needs at least one key, even if no query sees it
         is_seen[0] = True
     edges = np.flatnonzero(np.diff(is_seen, prepend=False, append=False)).tolist()
     firsts = edges[::2]
@@ -192,7 +195,7 @@ def _segment(rows: slice, shown: np.ndarray) -> Segment:
 
 
 def _with_given(segment: Segment, seen_K: np.ndarray, time: int, is_causal: bool) -> Segment:
-    """Return a segment with some more tokens, True in `seen_K`, which all of its queries see."""
+    """Return a segment whose queries also see the tokens that are True in `seen_K`."""
     assert segment.hidden is not None, "without a mask queries see all tokens"
     shown = np.repeat(seen_K[None], segment.num_rows, 0)
     for run, columns in segment.columns():
@@ -205,31 +208,37 @@ def _with_given(segment: Segment, seen_K: np.ndarray, time: int, is_causal: bool
 
 
 class Addition:
-    """The base of what is added to scores."""
+    """The base class of additions to scores."""
 
     def views(self, chunk: Chunk) -> Iterator[tuple[slice, Tensor]]:
-        """Yield columns of a chunk, and what is added there, (sequences x heads or fewer, rows, keys)."""
+        """Yield slices of a chunk's columns, with what is added there, (sequences x heads or fewer, rows, keys)."""
         raise NotImplementedError
 
     def room(self, _chunk: Chunk) -> Optional[Tensor]:
-        """Return zeros for dS by query and distance; None where that is not wanted, or keys are not one run."""
+        """Return zeros to hold dS by query and distance; None if they are not needed, or if there are several runs."""
         return None
 
     def add_gradient(self, chunk: Chunk, d_scores: Tensor, room: Optional[Tensor]) -> None:
-        """Add the gradient of dS, (sequences x heads, rows, keys): a view of `room` where there is one."""
+        """Add a chunk's part to the gradients.
+
+        Args:
+            chunk: The chunk.
+            d_scores: dS, (sequences x heads, rows, keys); a view of `room` if that is given.
+            room: What :meth:`room` returned.
+        """
         raise NotImplementedError
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients, by the names of their parts of the scores."""
+        """Return the gradients by the names of their parts of the scores."""
         raise NotImplementedError
 
 
 class Dense(Addition):
-    """Learned scores of every query and key, without a mask.
+    """Learned scores of each pair of query and key, without a mask.
 
     Args:
-        learned_BNTK: the scores, or (1, N, T, K) for all sequences alike.
-        batch: B.
+        learned_BNTK: The scores, or (1, N, T, K) if all sequences share them.
+        batch: B, the number of sequences.
     """
 
     def __init__(self, learned_BNTK: Tensor, batch: int):
@@ -242,7 +251,7 @@ class Dense(Addition):
         self.gradient: Optional[Tensor] = None
 
     def _part(self, x: Tensor, chunk: Chunk) -> Tensor:
-        """Return a chunk's part of x, (sequences or 1, heads, rows, keys)."""
+        """Return the part of x that belongs to a chunk, (sequences or 1, heads, rows, keys)."""
         sequences = chunk.sequences
         if self.is_shared:
             sequences = slice(None)
@@ -264,18 +273,18 @@ class Dense(Addition):
 
     @override
     def gradients(self) -> dict[str, Tensor]:
-        assert self.gradient is not None, "there is a chunk"
+        assert self.gradient is not None, "there is at least one chunk"
         return {"learned_BNTK": self.gradient.to(self.learned.dtype)}
 
 
 class ByDistance(Addition):
-    """The base of scores that depend on the distance between query and key.
+    """The base class of additions that depend on the distance between query and key.
 
     Args:
-        time: T.
-        distances: how many count, those from the last query to the first key first. In a causal model the last one is
-            to the next key: nothing sees those further ahead.
-        like: a tensor of the scores' precision.
+        time: T, the number of queries.
+        distances: The number of distances that occur, beginning with that from the last query to the first key. In a
+            causal model the last one is the distance to the next key, because queries do not see further ahead.
+        like: A tensor with the precision of the scores.
     """
 
     def __init__(self, time: int, distances: int, like: Tensor):
@@ -284,18 +293,19 @@ class ByDistance(Addition):
         self.like = like
 
     def places(self, segment: Segment, run: slice) -> slice:
-        """Return which distances there are between queries and a run of keys."""
+        """Return the slice of distances that occur between the queries of a segment and a run of keys."""
         first = self.time - segment.rows.stop + run.start
         keys = run.stop - run.start
         end = first + segment.num_rows + keys - 1
         return slice(first, min(self.distances, end))
 
     def room_for(self, chunk: Chunk, run: slice) -> Tensor:
-        """Return scratch memory (sequences x heads, rows, distances) for scores by query and distance."""
+        """Return scratch memory for scores by query and distance, (sequences x heads, rows, distances)."""
         groups, rows, _ = chunk.shape
         places = self.places(chunk.segment, run)
         width = places.stop - places.start
-        # With one entry per row behind the last row, for what by_key says of hidden keys.
+        # The memory extends beyond the last row by one entry per row, because the view by key reads there for keys that
+        # are hidden.
         memory = scratch("by_distance", (groups, rows * width + rows), self.like)
         return memory[:, : rows * width].unflatten(1, (rows, width))
 
@@ -307,7 +317,10 @@ class ByDistance(Addition):
         return self.room_for(chunk, runs[0]).zero_()
 
     def by_distance(self, chunk: Chunk, d_scores: Tensor, room: Optional[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Yield for each run of keys its distances and dS by query and distance, which is `room` where there is one."""
+        """Yield, for each run of keys, the slice of its distances, and dS by query and distance.
+
+        If `room` is given, it already holds dS by query and distance.
+        """
         for run, columns in chunk.segment.columns():
             found = room
             if found is None:
@@ -317,7 +330,7 @@ class ByDistance(Addition):
 
 
 class Bias(ByDistance):
-    """A learned bias by distance."""
+    """The addition of a learned bias by distance."""
 
     def __init__(self, table_KN: Tensor, bucket_by_distance: Tensor, q: Tensor, distances: int):
         super().__init__(q.size(-2), distances, q)
@@ -348,7 +361,7 @@ class Bias(ByDistance):
 
 
 class Positions(ByDistance):
-    """Transformer-XL's positions: scores by query and distance, of which those by query and key are a view."""
+    """The addition of Transformer-XL's positions: scores by query and distance, viewed by query and key."""
 
     def __init__(self, queries_BNTD: Tensor, vectors_NKD: Tensor, distances: int):
         super().__init__(queries_BNTD.size(-2), distances, queries_BNTD)
@@ -358,7 +371,7 @@ class Positions(ByDistance):
         self.d_vectors = torch.zeros_like(vectors_NKD)
 
     def _vectors(self, chunk: Chunk, places: slice) -> Tensor:
-        """Return the vectors of distances, (sequences x heads, distances, D)."""
+        """Return the vectors of a slice of distances, (sequences x heads, distances, D)."""
         num_sequences = chunk.sequences.stop - chunk.sequences.start
         return self.vectors[chunk.heads, places].repeat(num_sequences, 1, 1)
 
@@ -388,7 +401,7 @@ class Positions(ByDistance):
 
 
 def additions_of(scores: Scores, q: Tensor, tokens: int) -> list[Addition]:
-    """Return what is added to the scores of queries (B, N, T, D) and so many tokens."""
+    """Return the additions to the scores of queries `q` (B, N, T, D) and of `tokens` keys."""
     batch, _, time, _ = q.shape
     distances = tokens + time - 1
     if scores.is_causal:
@@ -404,10 +417,11 @@ def additions_of(scores: Scores, q: Tensor, tokens: int) -> list[Addition]:
 
 
 def by_key(by_distance: Tensor, chunk: Chunk, keys: int) -> Tensor:
-    """Return a view of scores by query and distance, (groups, rows, distances), by query and key: (groups, rows, keys).
+    """View scores by query and distance (groups, rows, distances) as scores by query and key (groups, rows, keys).
 
-    Entry (i, j) is entry rows - 1 - i + j of row i, or i + j in reverse order. Where that lies beyond its end, the key
-    is hidden, and the entry one of the next row that stands for no key there.
+    Entry (i, j) of the view is entry rows - 1 - i + j of row i, or entry i + j if rows are in reverse order. If that
+    lies beyond the end of the row, the key is hidden, and the view shows an entry of the next row that belongs to no
+    key.
     """
     groups, rows, distances = by_distance.shape
     if chunk.is_reversed:
@@ -424,14 +438,14 @@ def by_key(by_distance: Tensor, chunk: Chunk, keys: int) -> Tensor:
 
 
 class Blockwise:
-    """The distribution P by chunks: read where it is stored, else computed.
+    """The distribution P in chunks, which are read from memory if it is stored, and computed otherwise.
 
     Args:
-        q: queries (B, N, T, D).
-        k: keys (B, N, K, D).
-        scores: what shapes P besides.
-        stored: memory for P of all chunks, one behind the other; empty to compute it each time.
-        is_filled: whether P is there already.
+        q: The queries (B, N, T, D).
+        k: The keys (B, N, K, D).
+        scores: Everything else that determines P.
+        stored: Memory for P of all chunks, one after the other; empty to compute P each time.
+        is_filled: Whether the memory already holds P.
     """
 
     def __init__(self, q: Tensor, k: Tensor, scores: Scores, stored: Tensor, is_filled: bool = True):
@@ -451,9 +465,9 @@ class Blockwise:
 
     @staticmethod
     def stored_size(q: Tensor, k: Tensor, scores: Scores) -> int:
-        """Return how many numbers a stored distribution takes, from shapes alone.
+        """Return the number of elements of a stored distribution, which only depends on shapes and the mask.
 
-        Where nothing is hidden, the shapes may be symbols, so that torch.compile makes one graph for all of them.
+        If no key is hidden, the shapes may be symbolic, so that torch.compile makes one graph for all of them.
         """
         batch, heads, time, _ = q.shape
         if scores.mask is None and not scores.is_causal:
@@ -467,7 +481,7 @@ class Blockwise:
         return int(batch) * total
 
     def chunks(self) -> Iterator[tuple[Chunk, Tensor]]:
-        """Yield all chunks, each with its P, (sequences x heads, rows, keys), valid until the next chunk."""
+        """Yield all chunks, each with its P (sequences x heads, rows, keys), which is valid until the next chunk."""
         start = 0
         for chunk in self._cut():
             if not self.stored.numel():
@@ -493,7 +507,7 @@ class Blockwise:
                 heads_at_once = min(in_group, max(1, CHUNK_ELEMENTS // max(1, size)))
                 sequences_at_once = max(1, WORTH_A_CHUNK // max(1, in_group * size))
             seen_BK = None
-            if parts is not None and scores.seen_BK is not None:  # each sequence has keys of its own
+            if parts is not None and scores.seen_BK is not None:  # sequences differ in the keys that all queries see
                 seen_BK = scores.seen_BK.numpy()
                 sequences_at_once = 1
 
@@ -512,7 +526,7 @@ class Blockwise:
                         )
 
     def _compute(self, chunk: Chunk, out: Tensor) -> Tensor:
-        """Return P of a chunk, written to `out`."""
+        """Compute P of a chunk, write it to `out`, and return it."""
         for number, addition in enumerate(self.additions):
             for columns, added in addition.views(chunk):
                 here = out[..., columns].unflatten(0, (-1, added.size(-3)))
@@ -527,21 +541,22 @@ class Blockwise:
             multiply(q, chunk.select_keys(self.k).mT, out, adds=bool(self.additions))
         may_be_blind = self._hide(chunk, out)
 
-        # Half precision goes through single inside; torch.exp with a row's log-sum-exp is 5 times slower on some CPUs.
+        # torch.softmax computes half precision in single precision internally. Computing torch.exp with the log-sum-exp
+        # of each row instead is 5 times slower on some CPUs.
         if not may_be_blind:
             return torch.softmax(out, -1, out=out)
-        is_blind = out.amax(-1, keepdim=True) == _HIDDEN  # a row that sees nothing shall be zero, not NaN
+        is_blind = out.amax(-1, keepdim=True) == _HIDDEN  # rows that see no key must be zero, not NaN
         torch.softmax(out.masked_fill_(is_blind, 0), -1, out=out)
         return out.masked_fill_(is_blind, 0)
 
     def _hide(self, chunk: Chunk, out: Tensor) -> bool:
-        """Write -inf at keys that queries do not see; return whether a row may be left with nothing."""
+        """Write -inf at keys that queries do not see, and return whether a row may see no key at all."""
         segment = chunk.segment
         if segment.hidden is not None:
             is_hidden = chunk.turn(torch.from_numpy(segment.hidden))
             out[..., : segment.tokens].masked_fill_(is_hidden, _HIDDEN)
         elif self.scores.is_causal:
-            first = self.tokens - self.time + segment.rows.start  # the key at the place of the chunk's first query
+            first = self.tokens - self.time + segment.rows.start  # the key of the chunk's first query
             is_future = torch.ones(segment.num_rows, segment.tokens - first, dtype=torch.bool).triu(1)
             out[..., first : segment.tokens].masked_fill_(chunk.turn(is_future), _HIDDEN)
 
@@ -557,19 +572,21 @@ class Blockwise:
         return bool(self.lengths) or bool(segment.hidden.all(axis=-1).any())
 
     def room(self, chunk: Chunk) -> Optional[Tensor]:
-        """Return memory for dS by query and distance; None where dS is wanted by query and key."""
+        """Return memory for dS by query and distance; None if dS is to be computed by query and key."""
         if not self.additions:
             return None
         return self.additions[0].room(chunk)
 
     def add_product(self, total: Tensor, chunk: Chunk, probabilities: Tensor, rows: Tensor) -> None:
-        """Add P^T rows to a sum over queries; without a mask the first rows of a head start the sum.
+        """Add the product P^T rows of a chunk to a sum over queries.
+
+        Without a mask, the chunk with the first rows of a head initialises the sum.
 
         Args:
-            total: the sum, (B, N, K, D).
-            chunk: whose P it is.
-            probabilities: P, or dS, (sequences x heads, rows, keys).
-            rows: (sequences x heads, rows, D).
+            total: The sum, (B, N, K, D).
+            chunk: The chunk.
+            probabilities: The P or dS of the chunk, (sequences x heads, rows, keys).
+            rows: The rows to multiply with, (sequences x heads, rows, D).
         """
         product = multiply(probabilities.mT, rows).unflatten(0, (-1, chunk.num_heads))
         heads = total[chunk.sequences, chunk.heads]
@@ -584,14 +601,14 @@ class Blockwise:
             heads[:, :, -chunk.extra :] += product[:, :, -chunk.extra :]
 
     def empty_sums(self, like: Tensor) -> Tensor:
-        """Return memory (B, N, K, D) for sums over queries, with zeros where chunks do not start them."""
+        """Return memory (B, N, K, D) for sums over queries, which is zero unless chunks initialise the sums."""
         if self.scores.mask is None and not self.scores.extra:
             return empty_heads(like)
         return empty_heads(like).to(sum_dtype(like)).zero_()
 
 
 def _groups(scores: Scores, heads: int) -> Iterator[tuple[slice, Optional[tuple[Part, ...]]]]:
-    """Yield neighbouring heads that see the same, and the parts of their mask; None where they see everything."""
+    """Yield slices of neighbouring heads that see the same keys, with the parts of their mask; None without a mask."""
     if scores.mask is None:
         yield slice(0, heads), None
         return
@@ -602,10 +619,10 @@ def _groups(scores: Scores, heads: int) -> Iterator[tuple[slice, Optional[tuple[
 
 
 class InChunks(Implementation):
-    """The functions of a lazy block, chunk by chunk.
+    """The functions of a lazy block on a CPU, computed in chunks.
 
     Args:
-        stores: whether P is kept; otherwise each function computes it anew.
+        stores: Whether to keep P. Otherwise each function recomputes it.
     """
 
     def __init__(self, stores: bool):
@@ -616,7 +633,7 @@ class InChunks(Implementation):
         return q.new_empty(self._size(q, k, scores))
 
     def _size(self, q: Tensor, k: Tensor, scores: Scores) -> int:
-        """Return how many numbers of P are kept."""
+        """Return the number of elements of P that are kept."""
         if not self.stores:
             return 0
         return Blockwise.stored_size(q, k, scores)
@@ -651,7 +668,7 @@ class InChunks(Implementation):
     ) -> list[Tensor]:
         """Compute dS = P * (sum of dO_i V_i^T - delta), and from it all gradients of a block.
 
-        The sum is one product, as the heads of all values lie side by side.
+        The sum is a single product, because the values of all layers are concatenated.
         """
         distribution = Blockwise(q, k, scores, saved)
         d_q = empty_heads(q)
@@ -690,7 +707,7 @@ class InChunks(Implementation):
 
 
 def _weigh(distribution: Blockwise, v: Tensor) -> Tensor:
-    """Return P V (B, N, T, D) of values (B, N, K, D)."""
+    """Return P V (B, N, T, D) for values (B, N, K, D)."""
     output = empty_rows(distribution.q, v)
     for chunk, probabilities in distribution.chunks():
         chunk.put_rows(output, multiply(probabilities, chunk.select_keys(v)))
@@ -704,5 +721,5 @@ def _side_by_side(tensors: list[Tensor]) -> Tensor:
 
 
 def sum_dtype(like: Tensor) -> torch.dtype:
-    """Return single precision or better, to sum in."""
+    """Return the precision in which sums are accumulated: single precision or better."""
     return torch.promote_types(like.dtype, torch.float32)

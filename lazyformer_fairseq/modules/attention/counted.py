@@ -1,7 +1,7 @@
-"""Attention on the meta device, where nothing is computed: it tells torch's FlopCounterMode what it would multiply.
+"""Attention on the meta device, which computes nothing, but reports its products to torch's FlopCounterMode.
 
-Each query counts with the keys that the mask shows it, whatever tiles a back end computes; without a mask with all
-keys, those in its future too, as back ends compute them.
+With a mask, each query is counted with the keys that it sees, whatever tiles a back end computes. Without a mask it is
+counted with all keys, including those in its future, because back ends compute these, too.
 """
 
 from typing import NamedTuple
@@ -21,8 +21,8 @@ for _name in ("compare", "compare_positions"):
     _LIBRARY.impl(_name, lambda _vectors, _pairs: None, "Meta")
 _LIBRARY.impl("weigh", lambda v, _pairs, time: v.new_empty((*v.shape[:-2], time, v.size(-1))), "Meta")
 
-COMPARE = torch.ops.lazyformer.compare  # scores
-WEIGH = torch.ops.lazyformer.weigh  # sums of values
+COMPARE = torch.ops.lazyformer.compare  # the products of queries and keys
+WEIGH = torch.ops.lazyformer.weigh  # the weighted sums of values
 _COMPARE_POSITIONS = torch.ops.lazyformer.compare_positions
 
 
@@ -32,29 +32,34 @@ def _count_flops(vectors: tuple[int, ...], pairs: int, *_time: int, **_shapes: o
 
 
 class CountedDistribution(NamedTuple):
-    """Distribution of T queries over this many pairs of query and key, without its numbers."""
+    """A distribution without its values.
+
+    Attributes:
+        pairs: The number of pairs of query and key.
+        time: T, the number of queries.
+    """
 
     pairs: int
     time: int
 
     def attend(self, v_BNKD: Tensor, _dropout: float) -> Tensor:
-        """Return P V (B, N, T, D)."""
+        """Return P V (B, N, T, D), a tensor on the meta device."""
         return WEIGH(v_BNKD, self.pairs, self.time)
 
 
 def attend(given: AttentionInputs) -> tuple[Tensor, CountedDistribution]:
-    """Count as :func:`lazyformer_fairseq.modules.attention.attend` computes."""
+    """Count the products that :func:`lazyformer_fairseq.modules.attention.attend` computes for these inputs."""
     scores = given.scores
     batch, heads, time, _ = given.q_BNTD.shape
     tokens = given.k_BNKD.size(-2) - scores.extra
     queries = batch * heads * time
-    # A learned span, whose bias ends at its mask, counts as one that sees all: it may grow to that.
+    # A learned span, whose bias ends where its mask ends, is counted with all keys, because it may grow to see them.
     if scores.mask is not None and not scores.far:
         seen = batch * count_pairs(scores.mask, time, tokens, scores.is_causal)
         distances = seen
     else:
         seen = queries * tokens
-        distances = seen + queries  # every query meets one distance more, the future's
+        distances = seen + queries  # every query is multiplied with one more distance, that of a future key
     pairs = seen + queries * scores.extra
     COMPARE(given.q_BNTD, pairs)
     if scores.position_queries_BNTD is not None:

@@ -1,10 +1,11 @@
-"""Back end ``flex``: torch's FlexAttention on a GPU, which passes over blocks of keys that a mask does not show.
+"""The back end ``flex``: torch's FlexAttention on a GPU, which skips blocks of keys that a mask hides.
 
-torch compiles it with the functions that hide keys and add to scores. All that changes from call to call reaches these
-functions as tensors: a number would be a constant, and each value of it another compilation. What remains is one
-compilation for each combination of features, and a second one when sizes change for the first time.
+torch compiles it together with the functions that hide keys and add to scores. Everything that changes from call to
+call reaches these functions as tensors, because a number would be a constant, and each of its values would need another
+compilation. There is one compilation for each combination of features, and a second one when sizes change for the first
+time.
 
-An ``l`` attends anew, as in ``recompute``. Gradients of a bias by distance are sums that torch adds up in any order.
+An ``l`` recomputes the attention, as in ``recompute``. torch sums the gradients of a bias by distance in any order.
 """
 
 import functools
@@ -30,19 +31,19 @@ from lazyformer_fairseq.modules.attention.masks import AttentionMask, Numbers, b
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.compiled import compiled
 
-BLOCK = 128  # queries and keys of a block; what torch takes by default
-HEAD_SIZES = (16, 32, 64, 128)  # torch 2.6 has powers of two alone
-_KEPT = 64  # plans: one for each length of text and type of mask
+BLOCK = 128  # the number of queries and keys in a block, which is torch's default
+HEAD_SIZES = (16, 32, 64, 128)  # torch 2.6 only supports powers of two
+_KEPT = 64  # the number of cached plans; there is one for each length of text and each mask
 
 
 class FlexAttention:
-    """Queries and keys to attend with anew."""
+    """Queries and keys from which each consumer recomputes the attention."""
 
     def __init__(self, q_BNTD: Tensor, k_BNKD: Tensor, scores: Scores):
         self.q_BNTD = q_BNTD
         self.k_BNKD = k_BNKD
         self.scores = scores
-        # The compiler traces what is behind a cache; unasked it warns.
+        # The compiler traces the function behind a cache anyway, and warns about the cache.
         if torch.compiler.is_compiling():
             plan_of = _plan.__wrapped__
         else:
@@ -60,18 +61,18 @@ class FlexAttention:
             device=q_BNTD.device,
         )
         key: tuple[Hashable, ...] = ("flex", scores.mask, scores.extra)
-        if not torch.compiler.is_compiling():  # as Scores.dense has it
+        if not torch.compiler.is_compiling():  # for the reason given in Scores.dense
             key = (*key, time, keys)
         self.block_mask = scores.once(key, lambda: _block_mask(plan, scores, time, keys))
         self.addition = _addition(plan, scores, q_BNTD, keys)
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """Return softmax(QK^T / sqrt(D) + additions) V (B, N, T, D)."""
-        assert not dropout, "it has none"
+        assert not dropout, "flex has no dropout"
         return self._kernel()(self.q_BNTD, self.k_BNKD, v_BNKD, self.addition, self.block_mask)
 
     def _kernel(self) -> Callable[..., Tensor]:
-        """Return torch's function, compiled; on a processor, where it serves to compare with, unfused."""
+        """Return torch's function, compiled on a GPU. On a CPU it only serves for comparisons, and is not fused."""
         from torch.nn.attention.flex_attention import flex_attention
 
         if torch.compiler.is_compiling() or not _is_compiled(self.q_BNTD.device):
@@ -94,19 +95,22 @@ class FlexAttention:
 
 
 class Flex(BackEnd):
-    """The fastest for masks on a GPU."""
+    """The back end ``flex``: the fastest for masks on a GPU."""
 
     @override
     def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
         has_one_size = call.query_size == call.value_size and call.query_size in HEAD_SIZES
         reason = first_reason(
             [
-                (device != "cuda", "torch's FlexAttention has gradients on GPUs alone"),
+                (device != "cuda", "torch's FlexAttention has gradients only on GPUs"),
                 (call.dropout, NO_DROPOUT),
                 (call.has_entmax, NO_ENTMAX),
-                (call.has_dense, "it adds no scores of each pair"),
-                (not has_one_size, f"queries and values need one size, of {', '.join(map(str, HEAD_SIZES))}"),
-                (dtype == torch.float64, "it computes in single precision at most"),
+                (call.has_dense, "it does not support dense scores"),
+                (
+                    not has_one_size,
+                    f"it needs queries and values of the same size, one of {', '.join(map(str, HEAD_SIZES))}",
+                ),
+                (dtype == torch.float64, "it does not support double precision"),
             ]
         )
         return reason or why_no_triton()
@@ -123,10 +127,14 @@ def _is_compiled(device: torch.device) -> bool:
 
 @functools.cache
 def _compiled(_features: Hashable) -> Callable[..., Tensor]:
-    """Return torch's function for one combination of what decides how it is compiled.
+    """Return torch's function, compiled for one combination of features.
 
-    torch counts the compilations of a piece of code, and after a few gives up: then this function would write all
-    scores. So each combination has a copy of the code, and what torch cannot compile is an error.
+    torch counts the compilations of a piece of code, and gives up after a few; the function would then write all scores
+    to memory. Therefore each combination has its own copy of the code, and if torch cannot compile it, that is an
+    error.
+
+    Args:
+        _features: Everything that determines how the function is compiled; the key of the cache.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -144,15 +152,17 @@ def _compiled(_features: Hashable) -> Callable[..., Tensor]:
 
 
 class _Plan(NamedTuple):
-    """Parts of a FlexAttention call that depend on a mask and on sizes alone.
+    """The parts of a FlexAttention call that only depend on the mask and on sizes.
+
+    `offset`, `latest` and `tokens` are tensors without dimensions.
 
     Attributes:
-        numbers: the mask's.
-        shown, whole: of blocks, see :class:`.masks.Blocks`.
-        offset: (), how far places of keys are before those of queries with the same number.
-        latest: (), how far ahead of the query a key may be at most.
-        tokens: (), keys that are tokens.
-        reach: how many positions back a query sees.
+        numbers: The parts of the mask as numbers.
+        shown, whole: What the mask shows of each block; see :class:`.masks.Blocks`.
+        offset: The place of the first query.
+        latest: The largest number of positions that a key may be ahead of the query.
+        tokens: The number of keys that are tokens.
+        reach: The number of positions back that a query sees.
     """
 
     numbers: Numbers
@@ -165,7 +175,7 @@ class _Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=_KEPT)
-@torch.inference_mode(False)  # what validation has made, training may use
+@torch.inference_mode(False)  # training may use plans that validation has created
 def _plan(
     mask: Optional[AttentionMask],
     heads: int,
@@ -201,7 +211,7 @@ def _plan(
 
 
 def _block_mask(plan: _Plan, scores: Scores, time: int, keys: int) -> Any:
-    """Return torch's BlockMask. Nothing waits for a GPU: how many blocks there are it alone knows."""
+    """Return torch's BlockMask. This does not wait for a GPU; only the GPU knows how many blocks are shown."""
     from torch.nn.attention.flex_attention import BlockMask
 
     shown = plan.shown[None]
@@ -227,22 +237,28 @@ def _block_mask(plan: _Plan, scores: Scores, time: int, keys: int) -> Any:
 
 
 def _by_block(flags_BK: Tensor, keys: int, at_end: bool) -> Tensor:
-    """Return flags of tokens as (B, blocks, BLOCK): False at keys that are no tokens, `at_end` behind all."""
+    """Return flags of tokens by block, (B, blocks, BLOCK).
+
+    Args:
+        flags_BK: The flags. Keys that are not tokens get False.
+        keys: The number of keys, including those that are not tokens.
+        at_end: The flag with which the last block is filled up.
+    """
     of_keys = F.pad(flags_BK, (0, keys - flags_BK.size(1)), value=False)
     filled = F.pad(of_keys, (0, -keys % BLOCK), value=at_end)
     return filled.unflatten(1, (-1, BLOCK))
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many are True in each row of (B, N, R, C), and in which order they come; int32."""
+    """Return how many blocks are True in each row of (B, N, R, C), and their indices, which come first; int32."""
     order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
 def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor]) -> Callable[..., Tensor]:
-    """Return the function that tells torch whether query `q` sees key `k`, of which it knows a number each."""
-    # Numbers of a part, each (N,): in torch 2.10 an index that is a tensor must not stand beside ones that are not.
-    # And the compiler for processors wants tensors of their own, no views.
+    """Return the function that tells torch whether a query sees a key, given their indices."""
+    # The numbers of a part are separate tensors (N,), because in torch 2.10 indices that are tensors cannot be mixed
+    # with others. They are copies, because the compiler for CPUs does not accept views.
     bands, columns = (
         [[each.clone() for each in part.unbind(-1)] for part in parts.unbind(1)] for parts in plan.numbers
     )
@@ -252,9 +268,9 @@ def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor
 
     def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         query = q + offset
-        place = torch.clamp(query, min=0)  # before all keys where there are fewer of them than queries
+        place = torch.clamp(query, min=0)  # with fewer keys than queries, the first queries precede all keys
         ahead = k - query
-        seen = k < 0  # never
+        seen = k < 0  # False, in the right shape
         for least, most, dilation, block in bands:
             near = (ahead >= least[h]) & (ahead <= most[h]) & (ahead % dilation[h] == 0)
             seen = seen | near & (k // block[h] == place // block[h])
@@ -273,15 +289,15 @@ def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor
 
 
 def _addition(plan: _Plan, scores: Scores, q: Tensor, keys: int) -> Optional[Callable[..., Tensor]]:
-    """Return the function that adds to a score, for torch; None for nothing."""
-    exact = torch.promote_types(q.dtype, torch.float32)  # gradients of many scores are summed there
+    """Return the function with which torch adds to a score; None if nothing is added."""
+    exact = torch.promote_types(q.dtype, torch.float32)  # the precision in which gradients of many scores are summed
     found = []
     if scores.table_KN is not None:
         by_distance = scores.table_KN.to(exact)[scores.bucket_by_distance].t()
         found.append(_bias(F.pad(by_distance, (0, scores.extra)), plan, q.size(-2)))
     if scores.position_queries_BNTD is not None and scores.distances_NKD is not None:
         tokens = keys - scores.extra
-        # Distances reach, ..., 0.
+        # These are the distances reach, ..., 0.
         distances = scores.distances_NKD[:, tokens - 1 - plan.reach : tokens]
         by_distance = torch.matmul(scores.position_queries_BNTD, distances.mT).to(exact)
         found.append(_positions(by_distance, plan))
@@ -314,7 +330,7 @@ def _positions(by_distance_BNTR: Tensor, plan: _Plan) -> Callable[..., Tensor]:
 
     def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         place = last + k - q - offset
-        inside = torch.minimum(torch.clamp(place, min=0), last)  # what lies beyond it is hidden
+        inside = torch.minimum(torch.clamp(place, min=0), last)  # keys at other distances are hidden
         return score + torch.where(k < tokens, by_distance_BNTR[b, h, q, inside], 0)
 
     return add

@@ -1,4 +1,4 @@
-"""The interface of back ends: ways to compute attention, each of which says itself what it cannot compute."""
+"""The interface of back ends, each of which computes attention and reports which calls it does not support."""
 
 import functools
 from collections.abc import Iterable
@@ -13,22 +13,23 @@ from lazyformer_fairseq.modules.attention.masks import AttentionMask
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.processor import compute_capability
 
-LOWEST_CAPABILITY = (8, 0)  # of a GPU: Triton supports none below
-# Reasons that several back ends give.
-NO_DROPOUT = "it has no attention dropout; give --attention-dropout 0"
+LOWEST_CAPABILITY = (8, 0)  # the lowest compute capability that Triton supports
+# Reasons that several back ends share.
+NO_DROPOUT = "it has no attention dropout; use --attention-dropout 0"
 NO_ENTMAX = "it computes softmax, not entmax"
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionInputs:
-    """Everything that an attention is computed from.
+    """The inputs of one attention.
 
     Attributes:
-        q_BNTD, k_BNKD, v_BNKD: queries, keys and values. Queries and keys may have another size than values; its root
-            divides their products. Without numbers (0) what is added to scores makes the distribution alone.
-        scores: what to add, and which keys a query may look at.
-        dropout: on the distribution; an ``s`` hands on the one from before it.
-        consumers: how many ``l`` will read the distribution.
+        q_BNTD, k_BNKD, v_BNKD: The queries, keys and values. The size of queries and keys, whose square root divides
+            their products, may differ from that of values. If it is 0, the additions to the scores alone determine the
+            distribution.
+        scores: The additions to the scores, and the keys that each query sees.
+        dropout: The rate of dropout on the distribution. An ``s`` hands on its distribution before dropout.
+        consumers: The number of ``l`` sublayers that will read the distribution.
     """
 
     q_BNTD: Tensor
@@ -40,34 +41,34 @@ class AttentionInputs:
 
     @property
     def device(self) -> str:
-        """The type of the device."""
+        """The type of the device, such as "cuda"."""
         return self.q_BNTD.device.type
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of values."""
+        """The precision of the values."""
         return self.v_BNKD.dtype
 
 
 class AttentionCall(NamedTuple):
-    """One attention as a back end sees it: its sizes, and what shapes its distribution.
+    """One computation of attention as a back end sees it: the sizes, and what determines the distribution.
 
     Attributes:
-        batch, heads, time, keys: B, N, T, K; persistent keys count.
-        query_size: D of queries and keys; 0 where dense scores alone make the distribution.
+        batch, heads, time, keys: B, N, T and K. K includes persistent keys.
+        query_size: D of queries and keys; 0 if dense scores alone determine the distribution.
         value_size: D of values.
-        mask: which keys queries see; None for all.
-        num_extra: keys that are no tokens.
-        has_bias: whether a learned bias by distance is added.
-        has_positions: whether Transformer-XL's scores of positions are added.
-        has_dense: whether learned scores of each query and key are added.
-        has_entmax: whether weights are made by entmax in place of softmax.
-        has_given: whether all queries see some keys that each sequence chooses.
-        is_causal: whether queries see no key after themselves.
-        is_padded: whether some keys are padding.
-        is_training: whether there will be gradients.
-        dropout: on the distribution.
-        consumers: sublayers above that read the distribution.
+        mask: The keys that queries see; None for all keys.
+        num_extra: The number of keys that are not tokens.
+        has_bias: Whether a learned bias by distance is added.
+        has_positions: Whether Transformer-XL's scores of positions are added.
+        has_dense: Whether learned scores of each pair of query and key are added.
+        has_entmax: Whether entmax replaces softmax.
+        has_given: Whether each sequence has keys of its own that all of its queries see.
+        is_causal: Whether queries do not see later keys.
+        is_padded: Whether some keys are padding.
+        is_training: Whether gradients will be computed.
+        dropout: The rate of dropout on the distribution.
+        consumers: The number of higher sublayers that read the distribution.
     """
 
     batch: int = 1
@@ -91,7 +92,7 @@ class AttentionCall(NamedTuple):
 
     @classmethod
     def of(cls, given: AttentionInputs) -> "AttentionCall":
-        """Return the call that has these inputs."""
+        """Return the call with these inputs."""
         scores = given.scores
         batch, heads, time, query_size = given.q_BNTD.shape
         return cls(
@@ -117,18 +118,22 @@ class AttentionCall(NamedTuple):
 
     @property
     def learns_additions(self) -> bool:
-        """True if something that is added to scores may have a gradient."""
+        """True if an addition to the scores may need a gradient."""
         return self.is_training and (self.has_bias or self.has_positions or self.has_dense)
 
 
 def first_reason(reasons: Iterable[tuple[object, str]]) -> Optional[str]:
-    """Return the first reason whose condition holds; None if none does."""
+    """Return the first reason whose condition holds; None if no condition holds.
+
+    Args:
+        reasons: Pairs of a condition and a reason.
+    """
     return next((reason for holds, reason in reasons if holds), None)
 
 
 @functools.cache
 def has_triton() -> bool:
-    """Return whether the installed Triton's kernels may take tuples."""
+    """Return whether Triton is installed in a version whose kernels accept tuples."""
     try:
         major, minor, *_ = version("triton").split(".")
     except PackageNotFoundError:
@@ -137,7 +142,7 @@ def has_triton() -> bool:
 
 
 def why_no_triton() -> Optional[str]:
-    """Return why Triton's kernels do not run on the GPU in use; None if they do, or if there is no GPU to ask."""
+    """Return why Triton kernels do not run on the current GPU; None if they do, or if there is no GPU."""
     if not torch.cuda.is_available():
         return None
     capability = compute_capability()
@@ -149,17 +154,17 @@ def why_no_triton() -> Optional[str]:
 
 
 class ReusableAttention(Protocol):
-    """A distribution, in whatever form, that an ``s`` hands to the ``l`` above it."""
+    """A distribution, in any form, that an ``s`` hands to the ``l`` sublayers above it."""
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """Return P V, (B, N, T, D), after dropout on P with a mask of its own."""
+        """Return P V, (B, N, T, D), after dropout on P. Each call draws its own dropout mask."""
 
 
 class BackEnd(Protocol):
-    """A way to compute attention; :data:`~lazyformer_fairseq.modules.attention.BACK_ENDS` has one of each."""
+    """A way to compute attention; :data:`~lazyformer_fairseq.modules.attention.BACK_ENDS` has an instance of each."""
 
     def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
-        """Return why it does not compute such a call on a type of device; None if it does."""
+        """Return why the back end does not support a call on a type of device; None if it does."""
 
     def attend(self, given: AttentionInputs) -> tuple[Tensor, ReusableAttention]:
-        """Compute as :func:`lazyformer_fairseq.modules.attention.attend` does."""
+        """Compute attention; see :func:`lazyformer_fairseq.modules.attention.attend`."""

@@ -1,13 +1,13 @@
-"""Gradients of a lazy block: each ``l`` differentiates its values, the ``s`` all the rest, once.
+"""Gradients of a lazy block: each ``l`` computes the gradient of its values, and the ``s`` computes the rest once.
 
 The gradient of the distribution P is dP = sum of dO_i V_i^T over the layers that share P, and the gradient before
-softmax is dS = P * (dP - sum of rowsum(dO_i * O_i)). An ``l`` need not compute its part of it: it hands dO_i, V_i and
-the row sums to its ``s``, whose backward pass comes last. autograd carries them there: the ``s`` gives each consumer a
-triple of *handles*, zeros that take no memory and that nothing reads, and the consumer calls those three tensors the
-handles' gradients. So we record nothing on the side, and graphs may be kept, run twice or compiled.
+softmax is dS = P * (dP - sum of rowsum(dO_i * O_i)). An ``l`` does not need to compute its part of dS. It passes dO_i,
+V_i and the row sums to its ``s``, whose backward pass comes last. autograd transports them: the ``s`` gives each
+consumer three *handles*, zeros that take no memory and that nothing reads, and the consumer returns the three tensors
+as the gradients of the handles. No state is kept outside the graph, so graphs can be retained, run twice or compiled.
 
-Scores are flattened here, once for a block, and travel so through autograd and torch's operators; an operator
-(:class:`BlockKernels`) makes one object of them again.
+The scores of a block are flattened once, and pass through autograd and torch's operators in this form. An operator
+(:class:`BlockKernels`) turns them back into an object.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,19 +22,19 @@ from lazyformer_fairseq.modules.attention.scores import LEARNED, FlatScores, Sco
 
 
 class Implementation:
-    """The base of those that compute lazy blocks.
+    """The base class of implementations of lazy blocks.
 
-    A subclass has row sums of its own where it has faster ones. In all functions q is (B, N, T, E), k (B, N, K, E) and
-    values (B, N, K, D); E may differ from D, and is 0 where learned scores alone make the distribution P. `saved` is
-    what it keeps of P.
+    In all methods q is (B, N, T, E), k is (B, N, K, E) and values are (B, N, K, D). E may differ from D, and is 0 if
+    learned scores alone determine the distribution P. `saved` is the tensor that an implementation keeps to reproduce
+    P. A subclass may override :meth:`row_sums` with a faster version.
     """
 
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
-        """Return an empty tensor like `saved`."""
+        """Return an uninitialised tensor with the shape and type of `saved`."""
         raise NotImplementedError
 
     def attend_forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Return (P V, saved)."""
+        """Return P V and `saved`."""
         raise NotImplementedError
 
     def reuse_forward(self, q: Tensor, k: Tensor, v: Tensor, saved: Tensor, scores: Scores) -> Tensor:
@@ -55,23 +55,30 @@ class Implementation:
         saved: Tensor,
         scores: Scores,
     ) -> list[Tensor]:
-        """Return [dQ, dK, dV of the first values, and the gradients of ``scores.learned``].
+        """Return dQ, dK, dV of the first values, and the gradients of ``scores.learned``.
 
-        `delta` (B, N, T) is the sum of rowsum(dO_i * O_i). Where a part of the scores is missing, its gradient is (0,).
+        Args:
+            q: The queries.
+            k: The keys.
+            values: The values of all layers in the block, beginning with those of the ``s``.
+            d_outputs: The gradients dO_i of the layers' outputs.
+            delta: The sum of rowsum(dO_i * O_i), (B, N, T).
+            saved: What :meth:`attend_forward` returned.
+            scores: The scores of the block. If a part is missing, its gradient is an empty tensor.
         """
         raise NotImplementedError
 
     def row_sums(self, d_output: Tensor, output: Tensor) -> Tensor:
-        """Return rowsum(dO * O), (B, N, T), in single precision or better from the product on: half would overflow."""
+        """Return rowsum(dO * O), (B, N, T), with products in single precision or better; half might overflow."""
         exact = torch.promote_types(output.dtype, torch.float32)
         zero = output.new_zeros((1,) * output.dim(), dtype=exact)
-        return torch.addcmul(zero, d_output, output).sum(-1)  # converts as it goes: no copies in single precision
+        return torch.addcmul(zero, d_output, output).sum(-1)  # converts each element without a copy of the tensors
 
 
 class BlockKernels:
-    """An implementation's functions as operators ``lazyformer::NAME_attend_forward`` and so on.
+    """The functions of an implementation as operators of torch, such as ``lazyformer::NAME_attend_forward``.
 
-    torch.compile takes them as they are. They take flat scores, and compute in the precision of what they get.
+    torch.compile does not look into them. They take flattened scores, and compute in the precision of their inputs.
     """
 
     def __init__(self, name: str, implementation: Implementation):
@@ -108,7 +115,14 @@ class BlockKernels:
 
 
 def _operator(name: str, compute: Callable, schema: str, fake: Callable) -> Callable:
-    """Register a function of tensors and flat scores as an operator."""
+    """Register a function of tensors and flattened scores as an operator.
+
+    Args:
+        name: The name of the operator.
+        compute: The function, which takes a :class:`Scores` as its last argument.
+        schema: The schema of the operator, without the flattened scores.
+        fake: A function of the operator's arguments that returns tensors like its results.
+    """
 
     def in_given_precision(*args: Any) -> Any:
         *others, tensors, numbers = args
@@ -146,11 +160,14 @@ def _like_block_gradient(q: Tensor, k: Tensor, values: list[Tensor], *others: An
 
 
 class SharedAttention(NamedTuple):
-    """Attention that the ``s`` of a block shares with its consumers; `q_BNTD`, `k_BNKD` and `scores` need no gradient.
+    """The attention that the ``s`` of a block shares with its consumers.
 
     Attributes:
-        saved: what the implementation keeps of P.
-        handles: a triple for each consumer.
+        kernels: The kernels that compute the block.
+        q_BNTD, k_BNKD: The queries and keys, detached.
+        saved: What the implementation keeps to reproduce P.
+        scores: The scores, flattened and detached.
+        handles: Three handles for each consumer.
     """
 
     kernels: BlockKernels
@@ -161,8 +178,8 @@ class SharedAttention(NamedTuple):
     handles: Iterator[tuple[Tensor, ...]]
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """Return P V (B, N, T, D). Call it at most once per announced consumer."""
-        assert not dropout, "blocks have none"
+        """Return P V (B, N, T, D). Call this at most as often as there are consumers in the inputs."""
+        assert not dropout, "lazy blocks have no dropout"
         tensors, numbers = self.scores
         v_BNKD = v_BNKD.to(self.q_BNTD.dtype)
         return _Reuse.apply(
@@ -178,12 +195,12 @@ class SharedAttention(NamedTuple):
 
 
 def attend(kernels: BlockKernels, given: AttentionInputs) -> tuple[Tensor, SharedAttention]:
-    """Compute as :func:`lazyformer_fairseq.modules.attention.attend` does, by the given kernels."""
+    """Compute attention with the given kernels; see :func:`lazyformer_fairseq.modules.attention.attend`."""
     q_BNTD = given.q_BNTD
     k_BNKD = given.k_BNKD
     v_BNKD = given.v_BNKD
     scores = given.scores
-    if torch.is_autocast_enabled(given.device):  # sums with weights are in single precision, products are not
+    if torch.is_autocast_enabled(given.device):  # adding weights gives single precision, but products are in half
         lower = torch.get_autocast_dtype(given.device)
         q_BNTD = q_BNTD.to(lower)
         k_BNKD = k_BNKD.to(lower)
@@ -208,7 +225,7 @@ def attend(kernels: BlockKernels, given: AttentionInputs) -> tuple[Tensor, Share
 
 
 class _Attend(torch.autograd.Function):
-    """The ``s``: (P V, saved, handles)."""
+    """The ``s`` of a block, which returns P V, `saved` and the handles."""
 
     @staticmethod
     def forward(
@@ -250,7 +267,8 @@ class _Attend(torch.autograd.Function):
         delta = torch.stack(row_sums).sum(0)
         scores = FlatScores(tensors, ctx.numbers)
         d_q, d_k, d_v, *d_learned = ctx.kernels.block_gradient(q, k, values, d_outputs, delta, saved, scores)
-        # After kernels, consumers, numbers, q, k and v come the tensors, first those that learn.
+        # In the arguments, the tensors follow after kernels, consumers, numbers, q, k and v, and those that learn come
+        # first.
         needed = ctx.needs_input_grad[6 : 6 + len(d_learned)]
         d_tensors = [d if is_needed else None for d, is_needed in zip(d_learned, needed, strict=True)]
         d_tensors += [None] * (len(tensors) - len(d_learned))
@@ -258,11 +276,11 @@ class _Attend(torch.autograd.Function):
 
 
 class _Reuse(torch.autograd.Function):
-    """An ``l``: P V."""
+    """An ``l`` of a block, which returns P V."""
 
     @staticmethod
     def forward(ctx: Any, kernels: BlockKernels, numbers: list[int], *given: Optional[Tensor]) -> Tensor:
-        q, k, saved, v, _, _, _, *tensors = given  # between them the handles
+        q, k, saved, v, _, _, _, *tensors = given  # the ignored arguments are the handles
         output = kernels.reuse_forward(q, k, v, saved, FlatScores(tensors, numbers))
         ctx.kernels = kernels
         ctx.numbers = numbers
@@ -280,7 +298,7 @@ class _Reuse(torch.autograd.Function):
 
 
 def _handles(output: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return zeros of the shapes of dO, V and the row sums; each takes one number of memory."""
+    """Return zeros with the shapes of dO, V and the row sums. Each takes the memory of a single number."""
     exact = torch.promote_types(v.dtype, torch.float32)
     return (
         v.new_zeros(()).expand(output.shape),
@@ -290,17 +308,22 @@ def _handles(output: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def empty_heads(like: Tensor) -> Tensor:
-    """Return an empty (B, N, T, D) whose heads lie side by side in memory, so that merging them is a view."""
+    """Return an uninitialised tensor (B, N, T, D) with heads side by side in memory, so that merging them is a view."""
     batch, heads, time, size = like.shape
     return like.new_empty(batch, time, heads, size).transpose(1, 2)
 
 
 def empty_rows(rows: Tensor, like: Tensor) -> Tensor:
-    """Return memory as :func:`empty_heads` does, as many rows as `rows` has, and as wide as `like`."""
+    """Return a tensor like :func:`empty_heads`, with as many rows as `rows` and the width of `like`."""
     shape = (*rows.shape[:-1], like.size(-1))
     return empty_heads(like.new_empty(()).expand(shape))
 
 
 def learned_gradients(found: Mapping[str, Tensor], like: Tensor) -> list[Tensor]:
-    """Return the gradients of all parts of scores that may have some, (0,) where a part is missing."""
+    """Return the gradients of all parts in LEARNED, and an empty tensor for each part that is missing.
+
+    Args:
+        found: The gradients by the names of the parts.
+        like: A tensor with the device and type of the empty tensors.
+    """
     return [found.get(name, like.new_empty(0)) for name in LEARNED]

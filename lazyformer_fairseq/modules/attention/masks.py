@@ -1,6 +1,7 @@
-"""Masks: the keys a query may look at, beside padding and the future, as a union of simple parts for some heads each.
+"""Masks, which determine the keys that a query sees, apart from padding and causality.
 
-A key's place is its index among the K keys, a query's the place of its own key: K - T + i for the i-th of T.
+A mask is a union of simple parts, for each group of heads. The place of a key is its index among the K keys. The place
+of a query is that of its own key, K - T + i for the i-th of T queries.
 """
 
 import functools
@@ -18,13 +19,13 @@ Places = TypeVar("Places", Tensor, np.ndarray)
 
 
 class Band(NamedTuple):
-    """Keys around the query.
+    """A band of keys around the query.
 
     Attributes:
-        before: how many steps back a key may be; None for no limit.
-        after: how many steps ahead; None for no limit.
-        dilation: positions of a step: keys between two steps are not seen.
-        block: see keys of the query's own block of so many positions alone; 0 for no blocks.
+        before: The number of steps back that a query sees; None for no limit.
+        after: The number of steps ahead that a query sees; None for no limit.
+        dilation: The number of positions in a step. Keys between two steps are not seen.
+        block: The length of a block, if queries only see keys in their own block; 0 for no blocks.
     """
 
     before: Optional[int]
@@ -33,7 +34,7 @@ class Band(NamedTuple):
     block: int = 0
 
     def shows(self, queries_T: Places, keys_K: Places) -> Places:
-        """Return whether queries see keys, (T, K), from their places (T,) and (K,)."""
+        """Return whether each query sees each key, (T, K), given their places (T,) and (K,)."""
         queries_T1 = queries_T[:, None]
         ahead_TK = keys_K - queries_T1
         seen_TK = ahead_TK % self.dilation == 0
@@ -47,29 +48,35 @@ class Band(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Keys that every query sees: the first `first`, and the last `last` of every `period` positions (0 for none)."""
+    """Keys that every query sees.
+
+    Attributes:
+        first: The number of keys at the start.
+        period: The length of a period; 0 for none.
+        last: The number of keys at the end of each period.
+    """
 
     first: int = 0
     period: int = 0
     last: int = 0
 
     def shows(self, queries_T: Places, keys_K: Places) -> Places:
-        """Return whether queries see keys, (T, K), from their places (T,) and (K,)."""
+        """Return whether each query sees each key, (T, K), given their places (T,) and (K,)."""
         seen_K = keys_K < self.first
         if self.period:
             place_in_period = keys_K % self.period
             seen_K = seen_K | (place_in_period >= self.period - self.last)
-        is_query = queries_T >= 0  # all are
+        is_query = queries_T >= 0  # True for all queries; it gives the result its shape
         return seen_K & is_query[:, None]
 
 
 Part = Union[Band, Columns]
 _NO_LIMIT = -1
-_SAMPLED = 128  # queries
+_SAMPLED = 128  # the number of queries from which `count_share` estimates
 
 
 def shown_by(parts: Sequence[Part], queries_T: Places, keys_K: Places) -> Places:
-    """Return whether any of the parts shows keys to queries, (T, K), from their places (T,) and (K,)."""
+    """Return whether any of the parts shows each key to each query, (T, K), given their places (T,) and (K,)."""
     seen_TK = parts[0].shows(queries_T, keys_K)
     for part in parts[1:]:
         seen_TK = seen_TK | part.shows(queries_T, keys_K)
@@ -77,12 +84,16 @@ def shown_by(parts: Sequence[Part], queries_T: Places, keys_K: Places) -> Places
 
 
 class AttentionMask(NamedTuple):
-    """By groups of neighbouring heads, (number of heads, parts): a query sees what any of the parts shows it."""
+    """A mask: the parts that each group of heads has. A query sees every key that any of the parts shows.
+
+    Attributes:
+        groups: Pairs of the number of neighbouring heads in a group and the parts of their mask.
+    """
 
     groups: tuple[tuple[int, tuple[Part, ...]], ...]
 
     def dense(self, time: int, keys: int, device: torch.device) -> Tensor:
-        """Return what is seen, (1, T, K), or (N, T, K) where heads differ; the future is not taken out."""
+        """Return whether each query sees each key, (1, T, K), or (N, T, K) if heads differ, without causality."""
         places = torch.arange(keys, device=device)
         queries = places[keys - time :]
         by_group = []
@@ -93,7 +104,7 @@ class AttentionMask(NamedTuple):
 
     @property
     def reach(self) -> Optional[int]:
-        """Return how many positions before its own a query sees; None where there is no limit, or places count."""
+        """Return how many positions back a query sees; None if there is no limit, or if it depends on the place."""
         reach = 0
         for _, parts in self.groups:
             for part in parts:
@@ -103,7 +114,7 @@ class AttentionMask(NamedTuple):
         return reach
 
     def within(self, reach: int) -> "AttentionMask":
-        """Return the same mask, of bands alone, without keys more than so many positions back."""
+        """Return the same mask without keys that are more than `reach` positions back. All parts must be bands."""
         groups = []
         for heads, parts in self.groups:
             shortened = tuple(_shortened(part, reach) for part in parts)
@@ -111,7 +122,7 @@ class AttentionMask(NamedTuple):
         return AttentionMask(tuple(groups))
 
     def flat(self) -> list[int]:
-        """Return the mask as numbers, for torch's operators; :func:`mask_of` reads them."""
+        """Return the mask as a list of integers for torch's operators; :func:`mask_of` is the inverse."""
         numbers = []
         for heads, parts in self.groups:
             numbers += [heads, len(parts)]
@@ -122,7 +133,7 @@ class AttentionMask(NamedTuple):
 
 
 def groups_of(mask: Optional[AttentionMask]) -> tuple[tuple[int, tuple[Part, ...]], ...]:
-    """Return (heads, parts) of each group; one head stands for all where they see alike, as without a mask."""
+    """Return the number of heads and the parts of each group. If all heads see the same, one head represents them."""
     if mask is None:
         everything = Band(None, None)
         return ((1, (everything,)),)
@@ -142,18 +153,18 @@ def _shortened(part: Part, reach: int) -> Band:
 
 @functools.lru_cache(maxsize=256)
 def count_pairs(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> int:
-    """Return how many pairs of query and key a mask shows, over all heads; padding apart."""
+    """Return how many pairs of query and key a mask shows, summed over heads; padding is not considered."""
     return sum(heads * _count_of_head(parts, time, keys, is_causal) for heads, parts in mask.groups)
 
 
 def _count_of_head(parts: tuple[Part, ...], time: int, keys: int, is_causal: bool) -> int:
-    if all(isinstance(part, Band) and not part.block for part in parts):  # the distance alone decides
+    if all(isinstance(part, Band) and not part.block for part in parts):  # only the distance matters
         furthest = 1 if is_causal else time
         ahead = torch.arange(1 - keys, furthest)
         (is_shown,) = shown_by(parts, ahead.new_zeros(1), ahead)
         last_query = (keys - ahead).clamp(max=keys)
         first_query = (-ahead).clamp(min=keys - time)
-        pairs = last_query - first_query  # with that distance
+        pairs = last_query - first_query  # the number of pairs at each distance
         return int((pairs * is_shown).sum())
     places = torch.arange(keys)
     queries = places[keys - time :]
@@ -161,12 +172,12 @@ def _count_of_head(parts: tuple[Part, ...], time: int, keys: int, is_causal: boo
     return sum(_count_shown(parts, some, places, is_causal) for some in queries.split(at_once))
 
 
-@functools.lru_cache(maxsize=1024)  # every forward pass asks
+@functools.lru_cache(maxsize=1024)  # every forward pass calls this
 def count_share(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> float:
     """Return the share of all pairs of query and key that a mask shows: above 0, at most 1, with three digits.
 
-    From a few queries, as texts have many lengths. Their places are spread as multiples of the golden ratio are:
-    evenly, and not in step with a mask that repeats.
+    The share is estimated from a few queries, because it is needed for many lengths of text. The places of the queries
+    are multiples of the golden ratio, which are spread evenly and do not coincide with the period of a mask.
     """
     places = torch.arange(keys, device="cpu")
     if time <= _SAMPLED:
@@ -185,7 +196,7 @@ def count_share(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> f
 
 
 def _count_shown(parts: tuple[Part, ...], queries: Tensor, places: Tensor, is_causal: bool) -> int:
-    """Return how many pairs of some queries and all keys are shown, from their places."""
+    """Return how many pairs of these queries and all keys are shown, given their places."""
     seen = shown_by(parts, queries, places)
     if is_causal:
         seen &= places <= queries[:, None]
@@ -193,7 +204,7 @@ def _count_shown(parts: tuple[Part, ...], queries: Tensor, places: Tensor, is_ca
 
 
 def mask_of(numbers: Sequence[int]) -> Optional[AttentionMask]:
-    """Return the mask whose :meth:`AttentionMask.flat` these are; None for no numbers."""
+    """Return the mask for which :meth:`AttentionMask.flat` returned these numbers; None if there are none."""
     if not numbers:
         return None
     rest = iter(numbers)
@@ -219,20 +230,21 @@ def _read_part(rest: Iterator[int]) -> Part:
     return band
 
 
-# For kernels of a GPU: which blocks of queries and keys a mask shows, and its parts as numbers. A block is so many
-# neighbouring queries against as many keys. Nothing waits for a GPU.
+# The rest of this file is for GPU kernels: it computes which blocks of queries and keys a mask shows, and the parts of
+# a mask as numbers. A block consists of neighbouring queries and as many neighbouring keys. Nothing here waits for a
+# GPU.
 
-_PAIRS_AT_ONCE = 2**26  # of query and key: half a gigabyte of their distances
-_ENDLESS = 2**30  # in place of no limit; sums of two stay within 32 bits
+_PAIRS_AT_ONCE = 2**26  # pairs of query and key, whose distances take half a gigabyte
+_ENDLESS = 2**30  # stands for no limit; the sum of two such numbers fits into 32 bits
 
 
 class Numbers(NamedTuple):
-    """A mask's parts by head, int32. Heads with fewer parts have some that show nothing.
+    """The parts of a mask by head, as int32 tensors. Heads with fewer parts are filled up with parts that show nothing.
 
     Attributes:
-        bands_NX4: of each band (least, most, dilation, block): how far a key may be ahead of the query, in positions,
-            in steps of how many, and within which blocks of positions.
-        columns_NX3: of each :class:`Columns` (first, period, last).
+        bands_NX4: For each :class:`Band`, the least and the greatest number of positions that a key may be ahead of the
+            query, the dilation, and the length of a block.
+        columns_NX3: For each :class:`Columns`, its attributes `first`, `period` and `last`.
     """
 
     bands_NX4: Tensor
@@ -240,7 +252,7 @@ class Numbers(NamedTuple):
 
     @classmethod
     def of(cls, mask: Optional[AttentionMask], heads: int, device: torch.device) -> "Numbers":
-        """Return the numbers of so many heads; without a mask they see all."""
+        """Return the numbers for a mask of `heads` heads. Without a mask, all heads see all keys."""
         bands: list[list[tuple[int, ...]]] = []
         columns: list[list[tuple[int, ...]]] = []
         groups = groups_of(mask)
@@ -269,7 +281,7 @@ def _numbers_of(band: Band) -> tuple[int, int, int, int]:
 
 
 def _table(by_head: list[list[tuple[int, ...]]], nothing: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return numbers (N, parts, fields); heads with fewer parts end in parts that show `nothing`."""
+    """Return numbers as a tensor (N, parts, fields), filling up heads with fewer parts with the part `nothing`."""
     most = max(map(len, by_head))
     padded = [rows + [nothing] * (most - len(rows)) for rows in by_head]
     table = torch.tensor(padded, dtype=torch.int32)
@@ -277,11 +289,14 @@ def _table(by_head: list[list[tuple[int, ...]]], nothing: tuple[int, ...], devic
 
 
 class Blocks(NamedTuple):
-    """By block of queries and of keys, (1, R, C) or (N, R, C) where heads differ; padding apart.
+    """What a mask shows of each block of queries and keys, (1, R, C), or (N, R, C) if heads differ.
+
+    Padding is not considered.
 
     Attributes:
-        shown: whether some query of it sees some key of it.
-        whole: where all queries see all keys; those that reach beyond the last query or key are not.
+        shown: Whether any query of the block sees any of its keys.
+        whole: Whether all queries of the block see all of its keys. Blocks that extend beyond the last query or key
+            are not whole.
     """
 
     shown: Tensor
@@ -300,20 +315,21 @@ def blocks_of(
     """Return the blocks of an attention over T queries and K keys.
 
     Args:
-        mask: None for all keys.
-        time: T.
-        keys: K, those that are no tokens included.
-        extra: how many are no tokens: they stand behind the tokens, and every query sees them.
-        is_causal: whether the future is hidden.
-        size: queries of a block, and keys.
-        device: of the result.
+        mask: The mask; None to show all keys.
+        time: T, the number of queries.
+        keys: K, the number of keys, including those that are not tokens.
+        extra: The number of keys that are not tokens. They follow the tokens, and every query sees them.
+        is_causal: Whether queries do not see later keys.
+        size: The number of queries, and of keys, in a block.
+        device: The device of the result.
     """
     tokens = keys - extra
     offset = tokens - time
     places = torch.arange(keys + -keys % size, device=device)
     is_token = places < tokens
     is_extra = (places >= tokens) & (places < keys)
-    # Some rows of blocks at a time; a graph, which joins all steps, takes all.
+    # Rows of blocks are computed a few at a time, to save memory. A compiled graph fuses all steps, so it computes all
+    # rows at once.
     if torch.compiler.is_compiling():
         at_once = time
     else:

@@ -1,7 +1,7 @@
-"""Memory that a processor keeps from one update to the next.
+"""CPU memory that is kept from one update to the next.
 
-Each update writes distributions of a few hundred megabytes. The operating system hands out new memory page by page,
-which took a third as long as computing what goes in. GPUs need none of this: torch keeps their memory.
+Each update writes distributions of a few hundred megabytes. The operating system provides new memory page by page,
+which took a third as long as computing the content. GPUs do not need this, because torch caches their memory.
 """
 
 import math
@@ -20,8 +20,8 @@ _scratch = threading.local()
 def empty(shape: Sequence[int], like: Tensor) -> Tensor:
     """Return an uninitialised contiguous tensor with the device and precision of `like`.
 
-    Once nothing refers to it, its memory serves the next request of this size; a request of another size returns all
-    free memory to the system.
+    Once nothing refers to the tensor, its memory serves the next request of the same size. A request of another size
+    returns all free memory to the system.
     """
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or not size:
@@ -39,10 +39,10 @@ def empty(shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return memory as :func:`empty` does, for what a function needs only while it runs.
+    """Return an uninitialised tensor like :func:`empty`, for data that a function only needs while it runs.
 
-    The next request of that name reuses it. Each thread has its own memory, as large as the largest request under each
-    name.
+    The next request with the same name reuses the memory. Each thread has its own memory, which is as large as the
+    largest request under each name.
     """
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or not size:
@@ -56,6 +56,6 @@ def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 def give_back() -> None:
-    """Return all free memory and this thread's scratch memory to the system, for example before measuring memory."""
+    """Return all free memory and this thread's scratch memory to the system, for example to measure memory."""
     _free.clear()
     vars(_scratch).clear()

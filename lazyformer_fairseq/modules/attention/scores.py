@@ -1,6 +1,7 @@
-"""Everything that shapes a distribution besides queries and keys, in one object, and its interface.
+"""Everything that determines a distribution besides queries and keys.
 
-Bias, padding, causality, relative positions, mask, keys that are no tokens, and what turns scores into weights.
+That is the bias, padding, causality, relative positions, the mask, keys that are not tokens, and the function that
+turns scores into weights.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, mask_of
 
-# The tensors that have gradients, in the order of a back end's gradients, and those that have none.
+# The tensors that may have gradients, in the order in which a back end returns them, and those that have none.
 LEARNED = ("table_KN", "position_queries_BNTD", "distances_NKD", "exponent_N", "learned_BNTK")
 _FIXED = ("bucket_by_distance", "lengths_B", "seen_BK")
 Layout = Callable[[Tensor], Tensor]
@@ -27,33 +28,35 @@ _BY_SEQUENCE = (
     "position_queries_BNTD",
     "learned_BNTK",
 )
-# Parts of which :meth:`Scores.dense` writes what sublayers share.
+# The parts from which :meth:`Scores.dense` writes the additions that sublayers share.
 _SHARED = {"table_KN", "bucket_by_distance", "lengths_B", "is_causal", "seen_BK"}
 
 
 @dataclass(eq=False)
 class Scores:
-    """One attention's, over T queries and K keys: the queries are the last T of the K positions.
+    """The additions to the scores of one attention, and the keys that its queries see.
 
-    Back ends read its parts, none of which grows with T x K; :meth:`dense` writes it out for those that cannot.
+    There are T queries and K keys; the queries are the last T of the K positions. Back ends read the parts, none of
+    which grows with T x K except `learned_BNTK`. :meth:`dense` writes them out as a matrix for back ends that need it.
 
     Attributes:
-        table_KN: learned bias by bucket and head; None where there is none.
-        bucket_by_distance: (K + T - 1,) integers: entry K - 1 + (key - query) is the bucket; None without a table.
-        far: from this distance on, on either side, all share a bucket.
-        lengths_B: keys from there on are padding; None where nothing is padded. Networks move text to the left.
-        is_causal: a query sees no key after itself.
-        position_queries_BNTD: (Q + v) / sqrt(D) of Transformer-XL's positions; None without such positions.
-        distances_NKD: (N, K + 1, D): the projected distances K - 1, ..., 0 and -1. The last belongs to a key in the
-            future, which no query may look at: with it, :func:`relative_shift` is a view.
-        mask: which keys a query may look at besides; None for all. A query that then sees none has an output of zeros.
+        table_KN: The learned bias by bucket and head; None for no bias.
+        bucket_by_distance: The bucket of each distance, integers (K + T - 1,), with that of the distance key - query at
+            K - 1 + (key - query). None without a bias.
+        far: The distance from which on, on either side, all distances share one bucket.
+        lengths_B: The number of keys before the padding, which is always on the right; None without padding.
+        is_causal: Whether queries do not see later keys.
+        position_queries_BNTD: (Q + v) / sqrt(D) for Transformer-XL's positions; None without such positions.
+        distances_NKD: The projected distances K - 1, ..., 0 and -1, (N, K + 1, D). The last one belongs to a key in the
+            future, which no query sees. It allows :func:`relative_shift` to be a view.
+        mask: The keys that queries see; None for all keys. The output of a query that sees no key is zero.
         seen_BK: True at keys that every query sees, whatever the mask; None for none.
-        extra: the last so many keys are no tokens: every query sees them, without bias, positions or padding.
-        exponent_N: alpha of entmax for each head, in place of softmax; None for softmax.
-        given_BK, given_places_BG: True at the positions that the caller gives, and where they are, T in place of those
-            that a sequence lacks. No back end reads them: an attention variant makes `seen_BK` of them.
-        learned_BNTK: learned scores to add, or (1, N, T, K) for all sequences alike; None for none.
-        places_BT: where each token stands in its text, if not at its index. No back end reads them.
+        extra: The number of keys at the end that are not tokens. Every query sees them, without bias or positions.
+        exponent_N: The alpha of entmax for each head; None for softmax.
+        given_BK, given_places_BG: True at the positions that the caller marks, and the indices of these positions,
+            filled up with T. Back ends do not read them; an attention variant derives `seen_BK` from them.
+        learned_BNTK: Learned scores to add, or (1, N, T, K) to share them among sequences; None for none.
+        places_BT: The position of each token in its text, if it is not the token's index. Back ends do not read it.
     """
 
     table_KN: Optional[Tensor] = None
@@ -73,22 +76,30 @@ class Scores:
     places_BT: Optional[Tensor] = None
 
     def __post_init__(self) -> None:
-        self._written: dict[Hashable, Any] = {}  # sublayers of a forward pass share it
-        self.outlasts_checkpoints = False  # whether what is written is no part of torch's checkpoint around it
+        self._written: dict[Hashable, Any] = {}  # shared by the sublayers of a forward pass
+        self.outlasts_checkpoints = False  # whether what is written lies outside the checkpoint that surrounds it
 
     def with_padding(self, padding_mask_BK: Tensor) -> "Scores":
-        """Return the same over sequences with padding, True in the mask, behind the text of each.
+        """Return the same scores for sequences with padding.
 
-        A row of padding alone sees its first key: a distribution over no keys, and every gradient, would be NaN.
+        In a sequence that consists only of padding, queries see the first key. Otherwise its distribution, and with it
+        every gradient, would be NaN.
+
+        Args:
+            padding_mask_BK: True at padding, which must follow the text of each sequence.
         """
         num_padding_B = padding_mask_BK.sum(-1)
         lengths_B = (padding_mask_BK.size(1) - num_padding_B).clamp(min=1)
         return replace(self, lengths_B=lengths_B)
 
     def with_given(self, given_BK: Tensor) -> "Scores":
-        """Return the same with positions that the caller gives, True in the mask; waits for a GPU."""
+        """Return the same scores with positions that the caller marks. This waits for a GPU.
+
+        Args:
+            given_BK: True at the marked positions.
+        """
         time = given_BK.size(1)
-        # A graph must hold for any number of them.
+        # A graph must work for any number of marked positions.
         if torch.compiler.is_compiling():
             most = time
         else:
@@ -98,7 +109,10 @@ class Scores:
         return replace(self, given_BK=given_BK, given_places_BG=given_first[:, :most])
 
     def with_own(self, **parts: Any) -> "Scores":
-        """Return the same with parts of one sublayer; what all sublayers of a forward pass share is written once."""
+        """Return the same scores with some parts replaced by those of one sublayer.
+
+        What :meth:`once` has written stays shared, unless the replaced parts determine it.
+        """
         own = replace(self, **parts)
         if not parts.keys() & _SHARED:
             own._written = self._written
@@ -106,7 +120,7 @@ class Scores:
         return own
 
     def first_sequences(self, count: int) -> "Scores":
-        """Return those of the first sequences of a batch; nothing is written yet, and no gradient leads further."""
+        """Return the scores of the first `count` sequences of a batch, with detached parts and nothing written yet."""
         parts = {}
         for name in _BY_SEQUENCE:
             part = getattr(self, name)
@@ -120,11 +134,11 @@ class Scores:
         return replace(self, **parts)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what `make` returns, one object for all sublayers of a forward pass that share padding and mask."""
+        """Return the result of `make`, which is called once per key for all sublayers of a forward pass."""
         if key in self._written:
             return self._written[key]
         if self.outlasts_checkpoints:
-            # Let autograd keep what it would keep outside of a checkpoint.
+            # Let autograd keep what it would keep outside a checkpoint.
             context: AbstractContextManager = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda kept: kept)
         else:
             context = nullcontext()
@@ -135,18 +149,18 @@ class Scores:
 
     @property
     def learned(self) -> tuple[Optional[Tensor], ...]:
-        """Return the parts that have gradients, in the order in which back ends return those."""
+        """Return the parts that may have gradients, in the order in which back ends return these."""
         return tuple(getattr(self, name) for name in LEARNED)
 
     @property
     def is_learning(self) -> bool:
-        """Return whether any part will get a gradient in this pass."""
+        """Return whether any part needs a gradient in this pass."""
         if not torch.is_grad_enabled():
             return False
         return any(part is not None and part.requires_grad for part in self.learned)
 
     def flat(self) -> "FlatScores":
-        """Return two lists for autograd and torch's operators, whose arguments are tensors and numbers."""
+        """Return the parts as two lists, of tensors and of integers, which autograd and torch's operators accept."""
         tensors = [getattr(self, name) for name in (*LEARNED, *_FIXED)]
         numbers = [self.far, int(self.is_causal), self.extra]
         if self.mask is not None:
@@ -154,7 +168,11 @@ class Scores:
         return FlatScores(tensors, numbers)
 
     def is_padding(self, keys: int) -> Optional[Tensor]:
-        """Return (B, K), True at keys that are padding; None where none is. `keys` are those of tokens."""
+        """Return a mask (B, K) that is True at padding; None without padding.
+
+        Args:
+            keys: K, the number of keys that are tokens.
+        """
         if self.lengths_B is None:
             return None
         places = torch.arange(keys, device=self.lengths_B.device)
@@ -167,20 +185,21 @@ class Scores:
         like: Tensor,
         layout: Optional[Layout] = None,
     ) -> Optional[Tensor]:
-        """Return the additions to scores, broadcastable to (B, N, T, K); None if there are none.
+        """Return the additions to scores as a tensor that broadcasts to (B, N, T, K); None if there are none.
 
-        It writes what sublayers share once per forward pass.
+        The additions that sublayers share are only written once per forward pass.
 
         Args:
-            time: T.
-            keys: K, `extra` included.
-            like: a tensor of the scores' device and precision.
-            layout: lays out what is written, the same numbers, as a back end reads them, and leaves what fits as it is;
-                None for any layout. torch.compile makes no graph of a pass that keeps something by a function.
+            time: T, the number of queries.
+            keys: K, the number of keys, including `extra`.
+            like: A tensor with the device and precision of the scores.
+            layout: A function that returns the same numbers in the layout that a back end needs, without a copy if
+                they have it already. None for any layout. torch.compile makes no graph of a pass that stores something
+                under a function as the key.
         """
         tokens = keys - self.extra
-        # A sublayer may leave out memory beyond its reach, which follows from its mask. torch.compile would make a
-        # graph for each size that is a key.
+        # The sizes are part of the key, because a sublayer may leave out memory beyond the reach of its mask. They are
+        # left out under torch.compile, which would compile a graph for each size.
         key: tuple[Hashable, ...] = (self.mask, layout)
         if not torch.compiler.is_compiling():
             key = (*key, time, tokens)
@@ -200,7 +219,7 @@ class Scores:
         return layout(added)
 
     def _write(self, time: int, keys: int, like: Tensor, layout: Optional[Layout]) -> Optional[Tensor]:
-        """Return the bias by distance, with -inf at padding, at the future and at what the mask hides."""
+        """Return the bias by distance, with -inf at padding, at later keys and at keys that the mask hides."""
         added = None
         if self.table_KN is not None:
             added = self._by_distance(self.table_KN, time, keys).to(like.dtype)
@@ -213,7 +232,7 @@ class Scores:
         return layout(added)
 
     def _hidden(self, time: int, keys: int, device: torch.device) -> Iterator[Tensor]:
-        """Yield masks broadcastable to (B, N, T, K), True at padding, at the future, and at what the mask hides."""
+        """Yield masks that broadcast to (B, N, T, K), True at padding, later keys, and keys that the mask hides."""
         is_padding = self.is_padding(keys)
         if is_padding is not None:
             yield is_padding[:, None, None, :]
@@ -226,13 +245,13 @@ class Scores:
             yield ~seen
 
     def _by_distance(self, table_KN: Tensor, time: int, keys: int) -> Tensor:
-        """Return the bias (1, N, T, K): rows are queries, columns keys.
+        """Return the bias (1, N, T, K).
 
-        Row i is the window of K distances that starts T - 1 - i behind the first: sliding windows, the last one first.
-        This looks each distance up once, where indexing by a (T, K) matrix of buckets would look each pair up.
+        Row i is a window of K distances that starts at distance number T - 1 - i, so the rows are sliding windows in
+        reverse order. Each distance is looked up once, whereas a (T, K) matrix of buckets would look up each pair.
         """
         by_distance = table_KN[self.bucket_by_distance].t()
-        if torch.compiler.is_compiling():  # it takes the windows' size for a constant: a graph for each T
+        if torch.compiler.is_compiling():  # the size of a window would be a constant, and each T another graph
             rows = torch.arange(time, device=by_distance.device)
             columns = torch.arange(keys, device=by_distance.device)
             places = time - 1 + columns - rows[:, None]
@@ -247,31 +266,32 @@ def _sum(own: Tensor, shared: Optional[Tensor]) -> Tensor:
 
 
 class FlatScores(NamedTuple):
-    """A :class:`Scores` as two lists."""
+    """A :class:`Scores` as two lists, of tensors and of integers."""
 
     tensors: Sequence[Optional[Tensor]]
     numbers: Sequence[int]
 
     def scores(self) -> Scores:
-        """Return the object it came from."""
+        """Return the scores that the lists were made from."""
         far, is_causal, extra, *mask = self.numbers
         parts = dict(zip((*LEARNED, *_FIXED), self.tensors, strict=True))
         return Scores(**parts, far=far, is_causal=bool(is_causal), extra=extra, mask=mask_of(mask))
 
 
 def relative_shift(by_distance: Tensor) -> Tensor:
-    """Return scores by query and distance as scores by query and key, a view.
+    """Return a view of scores by query and distance as scores by query and key.
 
     Args:
-        by_distance: contiguous (..., T, K + 1), the distances K - 1, ..., 0, -1.
+        by_distance: The scores by query and distance, contiguous (..., T, K + 1), for the distances K - 1, ..., 0, -1.
 
     Returns:
-        (..., T, K): row i, column j holds what row i of `by_distance` has for the distance between the i-th query and
-        the j-th key, K - T + i - j; where j is in the future, a meaningless number.
+        The scores by query and key, (..., T, K). Entry (i, j) is the score of query i at its distance to key j, which
+        is K - T + i - j. If the key is in the future, the number is meaningless.
     """
     time = by_distance.size(-2)
     keys = by_distance.size(-1) - 1
-    # Entry (i, j) is entry (i, T - 1 - i + j) of the input, and so number T - 1 + i K + j of its flat rows of K + 1.
+    # Entry (i, j) is entry (i, T - 1 - i + j) of the input, which has the index T - 1 + i K + j in its flat rows of
+    # K + 1.
     first = time - 1
     flat = by_distance.flatten(-2)
     return flat[..., first : first + time * keys].unflatten(-1, (time, keys))

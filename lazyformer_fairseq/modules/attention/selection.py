@@ -1,8 +1,8 @@
-"""Selection of a back end: the one that the user names or, for ``auto``, the fastest where the run is.
+"""Selection of a back end: the one that the user names or, for ``auto``, the fastest one on the machine.
 
-The first attention of a shape times the back ends that can compute it, on its own queries, keys and values
-(:mod:`lazyformer_fairseq.modules.timing`). Where nothing is timed a fixed order decides: the back end that is usually
-the fastest for such calls.
+The first attention of a shape times the back ends that support it, on its own queries, keys and values
+(:mod:`lazyformer_fairseq.modules.timing`). If nothing is timed, a fixed order decides, which begins with the back end
+that is usually the fastest for such calls.
 """
 
 import math
@@ -25,22 +25,23 @@ from lazyformer_fairseq.modules.timing import LARGEST_ERROR, SELECTOR, half_octa
 AUTO = "auto"
 DEVICES = ("cpu", "cuda")
 BACKENDS = tuple(BACK_ENDS)
-SHARE_OF_MEMORY = 0.4  # of a device, that the distributions of all sublayers may take under ``auto``
-WORTH_IT = 2**22  # multiply-adds of queries and keys; below, any back end takes less time than timing one
-TOKENS = 2048  # of a batch that is timed on a processor, whose back ends compute one sequence after the other
-# A mask pays from so many queries on, and below such a share of pairs shown.
+SHARE_OF_MEMORY = 0.4  # the share of a device's memory that ``auto`` lets the distributions of all sublayers take
+WORTH_IT = 2**22  # multiply-adds of queries and keys below which timing takes longer than any back end
+# The number of tokens of a batch that are timed on a CPU, whose back ends compute one sequence after the other.
+TOKENS = 2048
+# Skipping what a mask hides pays with at least so many queries and at most such a share of pairs shown.
 FEWEST_MASKED = 256
 SHARE_MASKED = 0.5
 
 
 class Workload(NamedTuple):
-    """Facts that decide the selection of a back end.
+    """A call and its circumstances, which determine the selection of a back end.
 
     Attributes:
-        call: what is computed.
-        device: its type.
-        precision: of the values.
-        attentions: sublayers of the network that compute a distribution.
+        call: The computation.
+        device: The type of the device.
+        precision: The precision of the values.
+        attentions: The number of sublayers in the network that compute a distribution.
     """
 
     call: AttentionCall
@@ -50,14 +51,14 @@ class Workload(NamedTuple):
 
     @property
     def multiply_adds(self) -> int:
-        """Multiply-adds of all queries with all keys."""
+        """The number of multiply-adds of all queries with all keys."""
         call = self.call
         size = max(call.query_size, call.value_size)
         return call.batch * call.heads * call.time * call.keys * size
 
     @property
     def share(self) -> float:
-        """Share of all pairs of query and key that the mask shows; 1 without a mask."""
+        """The share of all pairs of query and key that the mask shows; 1 without a mask."""
         call = self.call
         if call.mask is None:
             return 1.0
@@ -65,11 +66,14 @@ class Workload(NamedTuple):
 
     @property
     def hides_most(self) -> bool:
-        """True if the mask leaves out so much that computing the rest alone pays."""
+        """True if the mask hides so much that it pays to compute only the rest."""
         return self.share < SHARE_MASKED and self.call.time >= FEWEST_MASKED
 
     def shape(self) -> str:
-        """Return in words what a selection holds for: lengths, batch and share in steps of half an octave."""
+        """Return a description of the calls that a selection holds for.
+
+        Lengths, batch size and share are in steps of half an octave, so that similar calls have the same description.
+        """
         call = self.call
         flags = {
             "bias": call.has_bias,
@@ -103,11 +107,11 @@ class Workload(NamedTuple):
 
 
 class BackEndSelector:
-    """The back ends of one forward pass: an attention that is computed twice is computed alike.
+    """The selection of back ends for one forward pass. The same call always gets the same back end.
 
     Args:
-        name: AUTO, or a name of :data:`BACKENDS`.
-        attentions: sublayers of the network that compute a distribution.
+        name: AUTO, or the name of a back end in :data:`BACKENDS`.
+        attentions: The number of sublayers in the network that compute a distribution.
     """
 
     def __init__(self, name: str, attentions: int):
@@ -116,13 +120,13 @@ class BackEndSelector:
         self._selected: dict[Workload, str] = {}
 
     def __call__(self, given: AttentionInputs) -> str:
-        """Return the back end for an attention."""
+        """Return the name of the back end for an attention."""
         if self.name != AUTO:
             return self.name
         if given.q_BNTD.is_meta:
             return "eager"
         workload = Workload(AttentionCall.of(given), given.device, given.dtype, self.attentions)
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # sizes would become constants of the graph
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # sizes would become constants in the graph
             return fixed_order(workload, knows_sizes=False)[0]
         if workload not in self._selected:
             self._selected[workload] = _select(workload, given)
@@ -130,7 +134,11 @@ class BackEndSelector:
 
 
 def check_back_end(name: str, attention_dropout: float) -> None:
-    """Raise a UserError for an unknown name, and for a back end that has no attention dropout on any device."""
+    """Check the name of a back end.
+
+    Raises:
+        UserError: The name is unknown, or the back end has no attention dropout on some device, but the model does.
+    """
     if name == AUTO:
         return
     if name not in BACKENDS:
@@ -144,7 +152,7 @@ def check_back_end(name: str, attention_dropout: float) -> None:
 
 
 def _select(workload: Workload, given: AttentionInputs) -> str:
-    """Return the fastest back end that fits the memory, or the first in the fixed order where nothing is timed."""
+    """Return the fastest back end that fits into memory, or the first in the fixed order if nothing is timed."""
     names = [name for name in fixed_order(workload) if _fits(name, workload)]
     if not names:
         return "eager"
@@ -167,14 +175,14 @@ def _select(workload: Workload, given: AttentionInputs) -> str:
 
 
 def fixed_order(workload: Workload, knows_sizes: bool = True) -> list[str]:
-    """Return the back ends that compute a workload and may be the fastest, the usual winner first.
+    """Return the back ends that support a workload and may be the fastest, beginning with the usual winner.
 
-    On a processor ``recompute`` writes the distribution, or is ``fused`` by another name, where additions learn. With
-    dropout ``eager`` is the faster for a block, as it keeps what its consumers read.
+    If additions learn on a CPU, ``recompute`` is not a candidate without dropout, because it writes the distribution or
+    uses ``fused``. With dropout, ``eager`` is faster for a lazy block, because it keeps what the consumers read.
 
     Args:
-        workload: what is computed.
-        knows_sizes: whether sizes may count.
+        workload: The workload.
+        knows_sizes: Whether the order may depend on sizes.
     """
     call = workload.call
     if workload.device == "cpu":
@@ -188,7 +196,7 @@ def _order_on_gpu(workload: Workload) -> list[str]:
     if workload.call.learns_additions:
         order = ["fused", "recompute", "eager"]
         if workload.device == "cuda" and not _torch_fuses(workload):
-            order.remove("recompute")  # torch would write the distribution
+            order.remove("recompute")  # torch would write the distribution to memory
     else:
         order = ["recompute", "fused", "eager"]
     if workload.call.mask is not None:
@@ -221,7 +229,7 @@ def _order_on_processor(workload: Workload, knows_sizes: bool) -> list[str]:
 
 
 def _torch_fuses(workload: Workload) -> bool:
-    """Return whether torch fuses an attention on a GPU whose additions to scores learn."""
+    """Return whether torch has a fused kernel on a GPU for a workload whose additions to scores learn."""
     if torch.cuda.is_available():
         capability = compute_capability()
     else:
@@ -230,7 +238,7 @@ def _torch_fuses(workload: Workload) -> bool:
 
 
 def _fits(name: str, workload: Workload) -> bool:
-    """Return whether matrices of queries and keys, of all sublayers, leave room on the device for all else."""
+    """Return whether the T x K matrices that a back end writes, in all sublayers, take a tolerable share of memory."""
     call = workload.call
     matrix = call.heads * call.time * call.keys
     distributions = call.batch * matrix
@@ -248,13 +256,13 @@ def _fits(name: str, workload: Workload) -> bool:
         "materialize": distributions * workload.share,
         "recompute": additions,
         "fused": 0,
-        "flex": 2 * distributions * call.has_positions,  # by distance, in single precision
+        "flex": 2 * distributions * call.has_positions,  # scores by distance, in single precision
     }
     return written[name] * workload.precision.itemsize <= SHARE_OF_MEMORY * memory_of(workload.device)
 
 
 def sequences_to_time(workload: Workload) -> int:
-    """Return how many sequences of the batch are timed."""
+    """Return the number of sequences of a batch on which back ends are timed."""
     call = workload.call
     if workload.device == "cuda":
         return call.batch
@@ -262,7 +270,11 @@ def sequences_to_time(workload: Workload) -> int:
 
 
 def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Callable[[], Sequence[Tensor]]]:
-    """Return what times a back end: a block forward and, in training, backward, on the first sequences of the batch."""
+    """Return a function that takes the name of a back end and returns the computation to time.
+
+    The computation is the forward pass of a block and, in training, its backward pass, on the first sequences of the
+    batch.
+    """
     call = workload.call
     count = sequences_to_time(workload)
     device = given.device
@@ -292,7 +304,7 @@ def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Call
                 torch.autocast(device, autocast_dtype, is_autocast),
                 torch.random.fork_rng(devices),
             ):
-                fresh = replace(first_scores)  # with nothing written
+                fresh = replace(first_scores)  # a copy in which nothing is written yet
                 first = AttentionInputs(q_BNTD, k_BNKD, v_BNKD, fresh, call.dropout, call.consumers)
                 output, reusable = attend(first, name)
                 outputs = [output]
@@ -312,7 +324,10 @@ def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Call
 
 
 def memory_of(device: str) -> int:
-    """Return the device's memory in bytes, used or free: a selection must not depend on what else is running."""
+    """Return the total memory of a device in bytes.
+
+    Free memory is not considered, because a selection must not depend on what else is running.
+    """
     if device == "cuda":
         return torch.cuda.get_device_properties().total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

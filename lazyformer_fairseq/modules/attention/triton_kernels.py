@@ -1,12 +1,13 @@
-"""Back end ``fused`` on a GPU: attention of a lazy block in Triton, which writes nothing n x n to memory.
+"""The back end ``fused`` on a GPU: attention of a lazy block in Triton, which writes no n x n matrix to memory.
 
-What an ``s`` saves is the log-sum-exp of each row of scores, (B, N, T) in float32, natural logarithm. In units of one
-n x n x D product per head, a forward pass takes 2, the gradient of an ``l`` 2, and that of an ``s`` with m - 1
-consumers m + 4. Any T and D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any strides.
+An ``s`` saves the log-sum-exp of each row of scores, (B, N, T) in float32, with the natural logarithm. In units of one
+n x n x D product per head, a forward pass costs 2, the gradient of an ``l`` costs 2, and the gradient of an ``s`` with
+m - 1 consumers costs m + 4. The kernels support any T, D <= 128, fp16, bf16 and fp32. q, k, values and gradients may be
+views with any strides.
 
-A GPU tries the tiles once for each class of inputs and keeps the fastest. Lists are short and hold what fits:
-``tests/modules/attention/triton_in_compiler.py`` has the compiler say how many registers and how much shared
-memory each takes. A GPU passes over tiles too large for it; the first of each list fits an A100.
+A GPU tries the tiles once for each class of inputs and keeps the fastest. The lists are short, and contain tiles that
+fit: ``tests/modules/attention/triton_in_compiler.py`` asks the compiler how many registers and how much shared memory
+each of them takes. A GPU skips tiles that are too large for it. The first of each list fits an A100.
 """
 
 import functools
@@ -25,7 +26,14 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 
 
 class Tiles(NamedTuple):
-    """Queries and keys of a tile, the warps that share it, and how many tiles load from memory at once."""
+    """The size of a tile, and how it is computed.
+
+    Attributes:
+        queries: The number of queries in a tile.
+        keys: The number of keys in a tile.
+        warps: The number of warps that share a tile.
+        stages: The number of tiles that are loaded from memory at the same time.
+    """
 
     queries: int
     keys: int
@@ -34,15 +42,15 @@ class Tiles(NamedTuple):
 
     @property
     def config(self) -> triton.Config:
-        """Return the same as Triton's config."""
+        """The tiles as a config of Triton."""
         sizes = {"BLOCK_Q": self.queries, "BLOCK_K": self.keys}
         return triton.Config(sizes, num_warps=self.warps, num_stages=self.stages)
 
 
-FEWEST_KEYS = 32  # of all tiles here
-MOST_LAYERS = 6  # whose values fit side by side
-_ANYWHERE = (Tiles(32, 32, 8, 1),)  # in the interpreter, in single precision
-# {kernel: {largest D, as a power of two: {largest m: tiles}}}
+FEWEST_KEYS = 32  # the smallest number of keys in any tile in this file
+MOST_LAYERS = 6  # the largest number of layers whose values fit into a tile
+_ANYWHERE = (Tiles(32, 32, 8, 1),)  # for the interpreter and for single precision
+# The tiles by kernel, then by the largest D, which is a power of two, and then by the largest m.
 _TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
     "attend": {
         64: {
@@ -125,13 +133,14 @@ _TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
 
 
 class NearBias(NamedTuple):
-    """Bias by distance up to `reach`; from there on, on either side, all distances share a bucket.
+    """The bias by distance up to `reach`. From there on, on either side, all distances share one bucket.
 
     Attributes:
-        rows: (N, 2 reach + 1), in powers of two: entry reach + (key - query). None without a bias. In float16 where q
-            is in half precision: Triton would send wider numbers through shared memory, a tile at a time.
-        reach: `far`, or less where sequences are shorter.
-        buckets: (2 reach + 1,), those of the distances from -reach to reach.
+        rows: The bias (N, 2 reach + 1), multiplied by log2(e), with that of the distance key - query at
+            reach + (key - query). None without a bias. It is in float16 if q is in half precision, because Triton would
+            send wider numbers through shared memory, one tile at a time.
+        reach: The `far` of the scores, or less if sequences are shorter.
+        buckets: The buckets of the distances from -reach to reach, (2 reach + 1,).
     """
 
     rows: Optional[Tensor]
@@ -169,15 +178,16 @@ class NearBias(NamedTuple):
 
 
 class BiasGradient:
-    """Gradients of scores, dS, that the kernels write for the gradient of a bias.
+    """The gradients of scores, dS, that the kernels write to compute the gradient of a bias.
 
     Args:
-        bias: the bias.
-        q: queries (B, N, T, D).
+        bias: The bias.
+        q: The queries (B, N, T, D).
 
     Attributes:
-        band: dS at distances nearer than `reach`, (B, N, T, 2 reach + 1), zeros at first.
-        far_sums: partial sums of dS at distances <= -reach, and >= reach, (B, N, any number, 2), zeros at first.
+        band: dS at distances nearer than `reach`, (B, N, T, 2 reach + 1), initially zero.
+        far_sums: Partial sums of dS at distances <= -reach and at distances >= reach, (B, N, number of sums, 2),
+            initially zero.
     """
 
     def __init__(self, bias: NearBias, q: Tensor):
@@ -187,12 +197,12 @@ class BiasGradient:
         self.far_sums = q.new_zeros(batch, heads, far_slots(time), 2, dtype=torch.float32)
 
     def of_table(self, table_KN: Tensor) -> Tensor:
-        """Return the gradient of the table, (K, N), summed in the same order every time."""
+        """Return the gradient of the table, (K, N), always summed in the same order."""
         by_distance = self.band.sum((0, 2), dtype=torch.float32).double()
         below, above = self.far_sums.double().sum((0, 2)).unbind(-1)
         by_distance[:, 0] += below
         by_distance[:, -1] += above
-        # Not index_add_: on a GPU it adds in any order.
+        # On a GPU, index_add_ would add in any order.
         assert self.bias.buckets is not None, "there is a bias"
         buckets_K = torch.arange(table_KN.size(0), device=table_KN.device)
         is_in_bucket = torch.eq(self.bias.buckets, buckets_K[:, None, None])
@@ -200,17 +210,17 @@ class BiasGradient:
 
 
 def far_slots(time: int) -> int:
-    """Return how many tiles of keys may write partial sums of far distances."""
+    """Return the largest number of tiles of keys, each of which writes partial sums of far distances."""
     return math.ceil(time / FEWEST_KEYS)
 
 
 def tiles_for(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
-    """Return tiles to choose from, most promising first.
+    """Return the tiles to choose from, beginning with the most promising.
 
     Args:
-        kernel: a key of the table above.
-        q: queries (B, N, T, D), for D and the precision.
-        layers: m, of a kernel that goes over all values of a block.
+        kernel: A key of the table of tiles.
+        q: The queries (B, N, T, D), which determine D and the precision.
+        layers: m, for a kernel that uses the values of all layers of a block.
     """
     if os.environ.get("TRITON_INTERPRET") == "1" or q.element_size() > 2:
         return _ANYWHERE
@@ -230,16 +240,16 @@ def launch(
     set_to_zero: tuple[str, ...] = (),
     **others: Any,
 ) -> None:
-    """Run a kernel, one program for each tile of each head.
+    """Run a kernel with one program for each tile of each head.
 
     Args:
-        kernel: which.
-        kept: the tile that a program keeps while it walks over the others: BLOCK_Q or BLOCK_K.
-        q: its queries (B, N, T, D), for the sizes.
-        strided: arguments that come with an argument NAME_strides: (B, N, T, D), or several of them.
-        tiles: to choose from.
-        set_to_zero: arguments that programs add to; every trial of tiles starts with zeros in them.
-        others: the kernel's other arguments.
+        kernel: The kernel.
+        kept: The tile that a program keeps while it loops over the others, BLOCK_Q or BLOCK_K.
+        q: The queries (B, N, T, D), which determine the sizes.
+        strided: Arguments that are accompanied by an argument NAME_strides: tensors (B, N, T, D), or tuples of tensors.
+        tiles: The tiles to choose from.
+        set_to_zero: The names of arguments that programs add to. They are reset to zero before each trial of tiles.
+        others: The other arguments of the kernel.
     """
     batch, heads, time, size = q.shape
     strides = {f"{name}_strides": _strides(tensor) for name, tensor in strided.items()}
@@ -263,20 +273,23 @@ def launch(
 
 
 def block_of_head(size: int) -> int:
-    """Return the numbers of a tile's row, for heads of D."""
+    """Return the number of elements in a row of a tile for heads of size D."""
     return max(16, triton.next_power_of_2(size))
 
 
 @functools.cache
 def _tuned(kernel: triton.JITFunction, tiles: tuple[Tiles, ...], set_to_zero: tuple[str, ...]) -> Any:
-    """Return the kernel; its first call tries the tiles for each class of T (by powers of two), m, D and dtype."""
+    """Return the kernel with autotuning: the first call of each class of T, m, D and dtype tries the tiles.
+
+    Classes of T are separated by powers of two.
+    """
     configs = [choice.config for choice in tiles]
     key = [name for name in ("time_class", "M", "HEAD") if name in kernel.arg_names]
     return triton.autotune(configs, key=key, reset_to_zero=set_to_zero)(kernel)
 
 
 def _strides(tensors: Union[Tensor, tuple[Tensor, ...]]) -> tuple:
-    """Return the strides of B, N and T, for each tensor if there are several."""
+    """Return the strides of B, N and T of a tensor, or of each tensor in a tuple."""
     if isinstance(tensors, tuple):
         return tuple(map(_strides, tensors))
     return tensors.stride()[:3]
@@ -313,7 +326,7 @@ def _(_d_output: Tensor, output: Tensor) -> Tensor:
 
 
 def one_per_row(x: Tensor) -> Tensor:
-    """Return an empty (B, N, T) in float32 for x (B, N, T, D)."""
+    """Return an uninitialised float32 tensor (B, N, T) for x (B, N, T, D)."""
     return x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
@@ -350,14 +363,14 @@ def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return the same, with the entries of a head side by side in memory, as in views of projections already."""
+    """Return the same tensor with contiguous rows. Views of projections have them already, and are not copied."""
     if x.stride(-1) == 1:
         return x
     return x.contiguous()
 
 
 class InTriton(Implementation):
-    """The functions of a lazy block; `saved` is the log-sum-exp of each row of scores."""
+    """The functions of a lazy block in Triton. `saved` is the log-sum-exp of each row of scores."""
 
     @override
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
@@ -365,13 +378,13 @@ class InTriton(Implementation):
 
     @override
     def attend_forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Return P V and the log-sum-exp of an ``s``: (B, N, T, D) and (B, N, T)."""
+        """Return P V (B, N, T, D) and the log-sum-exp (B, N, T) of an ``s``."""
         lse = one_per_row(q)
         return _forward(q, k, v, lse, scores, reuses=False), lse
 
     @override
     def reuse_forward(self, q: Tensor, k: Tensor, v: Tensor, saved: Tensor, scores: Scores) -> Tensor:
-        """Return P V (B, N, T, D) of an ``l``: exp(scores - log-sum-exp) V, without a running maximum or rescaling."""
+        """Return P V (B, N, T, D) of an ``l``: exp(scores - log-sum-exp) V, without rescaling by a running maximum."""
         return _forward(q, k, v, saved, scores, reuses=True)
 
     @override
@@ -408,9 +421,9 @@ class InTriton(Implementation):
         saved: Tensor,
         scores: Scores,
     ) -> list[Tensor]:
-        """Return dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for a whole block.
+        """Return dQ, dK, dV of the first values, and the gradients of ``scores.learned``, in one pass for the block.
 
-        Programs add to dQ in float32, in any order. All other sums always run in the same order.
+        Programs add to dQ in float32 and in any order. All other sums are always computed in the same order.
         """
         if len(values) > MOST_LAYERS:
             return self._sum_of_halves(q, k, values, d_outputs, delta, saved, scores)
@@ -465,7 +478,10 @@ class InTriton(Implementation):
         saved: Tensor,
         scores: Scores,
     ) -> list[Tensor]:
-        """Return the block gradient of more layers than fit: all gradients are linear in (dO_i, delta)."""
+        """Return the gradients of a block with more than MOST_LAYERS layers.
+
+        They are the sum of the gradients of its parts, because all gradients are linear in (dO_i, delta).
+        """
         d_q, d_k, d_v, d_table, *others = self.block_gradient(
             q,
             k,

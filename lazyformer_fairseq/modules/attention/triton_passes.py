@@ -1,16 +1,17 @@
-"""The Triton kernels: attention of an ``s`` and of an ``l`` that reads its row log-sum-exp, and their gradients.
+"""The Triton kernels: attention of an ``s``, attention of an ``l`` that reads its log-sum-exp, and their gradients.
 
-The online softmax is Milakov and Gimelshein's (2018), the walk over tiles FlashAttention's (Dao et al., 2022).
+The online softmax is that of Milakov and Gimelshein (2018), and the loop over tiles is that of FlashAttention (Dao et
+al., 2022).
 
-A program keeps one tile of queries (or keys) and walks over tiles of keys (or queries). Distances are key - query.
-All tiles that lie wholly `reach` or more away from the kept one share one bias and need no mask: they are *far*, and
-the loop over them is a plain attention loop. The others are *near*: they look the bias up, element by element, in a row
-of 2 reach + 1 entries (:class:`~.triton_kernels.NearBias`), and mask padding.
+A program keeps one tile of queries (or keys) and loops over tiles of keys (or queries). Distances are key - query.
+Tiles whose distances from the kept tile are all `reach` or more share one bias and need no mask. They are *far*, and
+the loop over them is a plain attention loop. The other tiles are *near*: the bias of each element is looked up in a row
+of 2 reach + 1 entries (:class:`~.triton_kernels.NearBias`), and padding is masked.
 
-An ``l`` computes its values' gradient, and an ``s`` all the rest of its block in one pass: with m values V_i on one
-distribution P and the outputs' gradients dO_i, dS = P o (sum_i dO_i V_i^T - delta) with
-delta = sum_i rowsum(dO_i o O_i), whatever m is. On the keys' side tiles stay transposed, keys by queries: the products
-that sum over queries want them so.
+An ``l`` computes the gradient of its values, and an ``s`` computes the other gradients of its block in one pass. For m
+values V_i with one distribution P and the gradients dO_i of the outputs, dS = P o (sum_i dO_i V_i^T - delta) with
+delta = sum_i rowsum(dO_i o O_i), for any m. In passes over keys, tiles are stored transposed, keys by queries, because
+the products that sum over queries need them in this form.
 """
 
 import triton
@@ -18,13 +19,13 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-# Triton must not specialize on whether these arguments are 1 or multiples of 16: it would compile each case anew.
+# Triton must not specialize on whether these arguments are 1 or multiples of 16, because it would compile each case.
 NOT_SPECIALIZED = ["reach", "time_class"]
 
 
 @triton.jit
 def own_tile(time, heads, KEPT: tl.constexpr):
-    """Return the first row of this program's tile, its KEPT rows, the row of the batch and the head."""
+    """Return the first row of this program's tile, the KEPT rows of the tile, the index in the batch, and the head."""
     tiles = (time + KEPT - 1) // KEPT
     program = tl.program_id(0)
     head_of_batch = program // tiles
@@ -34,20 +35,20 @@ def own_tile(time, heads, KEPT: tl.constexpr):
 
 @triton.jit
 def head_of(tensor, strides, b, n):
-    """Return where the (T, D) of one head starts in a (B, N, T, D); `strides` are of B, N and T."""
+    """Return a pointer to the (T, D) of one head in a tensor (B, N, T, D); `strides` are those of B, N and T."""
     return tensor + tl.cast(b, tl.int64) * strides[0] + tl.cast(n, tl.int64) * strides[1]
 
 
 @triton.jit
 def rows_of(head, start, stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return pointers (ROWS, BLOCK_D) to the rows from `start` on."""
+    """Return pointers (ROWS, BLOCK_D) to the rows of a head from `start` on."""
     first = head + start * tl.cast(stride, tl.int64)
     return first + tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
 
 
 @triton.jit
 def inside(start, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return (ROWS, BLOCK_D), True at rows below `limit` and at the HEAD entries that a head has."""
+    """Return a mask (ROWS, BLOCK_D) that is True in rows below `limit`, at the HEAD entries of a head."""
     return ((start + tl.arange(0, ROWS))[:, None] < limit) & (tl.arange(0, BLOCK_D)[None, :] < HEAD)
 
 
@@ -64,7 +65,7 @@ def store_rows(
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Write a head's rows from `start` on, those below `limit`; in the tensor's precision."""
+    """Write the rows of a head from `start` up to `limit`, in the precision of the tensor."""
     pointers = rows_of(head_of(tensor, strides, b, n), start, strides[2], ROWS, BLOCK_D)
     tl.store(pointers, values.to(tensor.dtype.element_ty), mask=inside(start, limit, HEAD, ROWS, BLOCK_D))
 
@@ -80,7 +81,7 @@ def load_rows(
     BLOCK_D: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Load the rows from `start` on, (ROWS, BLOCK_D), zeros outside; WHOLE promises that all are below `limit`."""
+    """Load rows (ROWS, BLOCK_D) from `start` on, with zeros outside; WHOLE asserts that all are below `limit`."""
     pointers = rows_of(head, start, stride, ROWS, BLOCK_D)
     if WHOLE and HEAD == BLOCK_D:
         loaded = tl.load(pointers)
@@ -91,9 +92,9 @@ def load_rows(
 
 @triton.jit
 def far_tiles(kept, full, bias, reach, KEPT: tl.constexpr, MOVING: tl.constexpr):
-    """Return `low` and `high`: of the `full` whole tiles of MOVING rows, those before and from there on are far.
+    """Return `low` and `high`: of the `full` whole tiles of MOVING rows, those before `low` and from `high` on are far.
 
-    `kept` is the first of the KEPT rows that stay; without a bias every whole tile is far.
+    `kept` is the first of the KEPT rows of the kept tile. Without a bias, every whole tile is far.
     """
     if bias is None:
         low = full
@@ -106,7 +107,7 @@ def far_tiles(kept, full, bias, reach, KEPT: tl.constexpr, MOVING: tl.constexpr)
 
 @triton.jit
 def count_tiles(low, high, full, total, NEAR: tl.constexpr):
-    """Count the near ones of all `total` tiles (the last one, where it is not whole, is near), or the far ones."""
+    """Return the number of near tiles among all `total` tiles, or of far ones; an incomplete last tile is near."""
     if NEAR:
         return high - low + total - full
     return low + full - high
@@ -114,7 +115,7 @@ def count_tiles(low, high, full, total, NEAR: tl.constexpr):
 
 @triton.jit
 def nth_tile(j, low, high, full, NEAR: tl.constexpr):
-    """Return the index of the j-th of them."""
+    """Return the index of the j-th near tile, or of the j-th far tile."""
     if NEAR:
         return low + j + tl.where(j < high - low, 0, full - high)
     return j + tl.where(j < low, 0, high - low)
@@ -122,17 +123,18 @@ def nth_tile(j, low, high, full, NEAR: tl.constexpr):
 
 @triton.jit
 def near_scores(products, distance, is_key, scale, bias, reach):
-    """Compute scores of a near tile, in powers of two, -inf where there is no key; `bias` points at distance 0."""
+    """Compute the scores of a near tile, times log2(e), -inf where there is no key; `bias` points to distance 0."""
     scores = products * (scale * LOG2_E)
     if bias is not None:
-        # One look-up each: the compiler would preload predictable addresses into registers it lacks.
+        # Each element is looked up by itself. The compiler would preload predictable addresses into registers, of which
+        # there are too few.
         scores += tl.load(bias + tl.minimum(tl.maximum(distance, -reach), reach))
     return tl.where(is_key, scores, float("-inf"))
 
 
 @triton.jit
 def far_biases(bias, reach):
-    """Load what all distances from -reach down share, and all from reach up; `bias` points at distance 0."""
+    """Load the biases of all distances <= -reach and of all distances >= reach; `bias` points to distance 0."""
     below = 0.0
     above = 0.0
     if bias is not None:
@@ -143,17 +145,17 @@ def far_biases(bias, reach):
 
 @triton.jit
 def length_of(lengths, b, time):
-    """Load how many keys of a row of the batch are not padding."""
+    """Load the number of keys of a sequence that are not padding."""
     if lengths is None:
         length = time
-    else:  # Triton compiles what stands behind an early return, too
+    else:  # with an early return instead, Triton would still compile this
         length = tl.load(lengths + b).to(tl.int32)
     return length
 
 
 @triton.jit(do_not_specialize=["time", "reach"])
 def write_rows(rows, table, bucket_stride, head_stride, bucket_by_distance, time, reach, BLOCK: tl.constexpr):
-    """Write `rows` of a NearBias: one program for BLOCK distances of a head."""
+    """Write the `rows` of a NearBias. Each program writes BLOCK distances of a head."""
     n = tl.program_id(1)
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = entry <= 2 * reach
@@ -186,13 +188,13 @@ def forward_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute softmax(scale QK^T + bias) V of a tile of queries; write `lse` (B, N, T), or read it with REUSES.
+    """Compute softmax(scale QK^T + bias) V for a tile of queries; write `lse` (B, N, T), or read it with REUSES.
 
-    `time_class` is for the choice of tiles alone.
+    `time_class` only serves to choose tiles.
     """
     first_query, queries, b, n = own_tile(time, heads, BLOCK_Q)
     length = length_of(lengths, b, time)
-    if bias is not None:  # here, as Triton 3.6 returns no None from a function
+    if bias is not None:  # not in a function, because functions in Triton 3.6 cannot return None
         bias += n * (2 * reach + 1) + reach
     below, above = far_biases(bias, reach)
     k_head = head_of(k, k_strides, b, n)
@@ -246,7 +248,7 @@ def forward_kernel(
 
 @triton.jit
 def load_row(per_query, queries, time, beyond, NEAR: tl.constexpr):
-    """Load one number for each query; `beyond` where there is no query."""
+    """Load one number per query, and `beyond` where there is no query."""
     pointers = per_query + queries
     if NEAR:
         return tl.load(pointers, mask=queries < time, other=beyond)
@@ -255,7 +257,7 @@ def load_row(per_query, queries, time, beyond, NEAR: tl.constexpr):
 
 @triton.jit
 def query_tiles(first_key, length, time, KEPT: tl.constexpr, MOVING: tl.constexpr):
-    """Count whole tiles of queries and all tiles that a tile of keys meets: none is whole if a key is padding."""
+    """Count the whole tiles of queries, and all tiles, for a tile of keys; none is whole if any key is padding."""
     full = tl.where(first_key + KEPT <= length, time // MOVING, 0)
     total = tl.where(first_key < length, (time + MOVING - 1) // MOVING, 0)
     return full, total
@@ -276,7 +278,7 @@ def transposed_probabilities(
     far_bias,
     NEAR: tl.constexpr,
 ):
-    """Compute P^T (keys, queries) in float32, zeros at keys of padding, and where there is no query."""
+    """Compute P^T (keys, queries) in float32, with zeros at padding and where there is no query."""
     products = tl.dot(k_rows, tl.trans(q_rows), input_precision="ieee")
     log_sums = load_row(lse, queries, time, float("inf"), NEAR) * LOG2_E
     if NEAR:
@@ -301,7 +303,7 @@ def row_sums_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr,
 ):
-    """Compute rowsum(dO o O) of a tile of queries."""
+    """Compute rowsum(dO o O) for a tile of queries."""
     first, queries, b, n = own_tile(time, heads, BLOCK_Q)
     d_head = head_of(d_output, d_output_strides, b, n)
     head = head_of(output, output_strides, b, n)
@@ -333,7 +335,7 @@ def value_gradient_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute dV = P^T dO of a tile of keys."""
+    """Compute dV = P^T dO for a tile of keys."""
     first_key, keys, b, n = own_tile(time, heads, BLOCK_K)
     length = length_of(lengths, b, time)
     if bias is not None:
@@ -408,11 +410,11 @@ def key_side_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute dK and dV of the first value of a tile of keys, and its share of dQ and of the bias's gradient.
+    """Compute dK, and dV of the first values, for a tile of keys, and its part of dQ and of the gradient of the bias.
 
-    `dq` is in float32 and starts as zeros; programs add to it in any order. `band` (B, N, T, 2 reach + 1), zeros at
-    first, receives dS by query and distance for distances nearer than `reach`; `far_sums` (B, N, far_slots, 2),
-    zeros at first, receives the sums of dS over this tile at distances <= -reach and >= reach.
+    `dq` is in float32 and initially zero; programs add to it in any order. `band` (B, N, T, 2 reach + 1), initially
+    zero, receives dS by query and distance for distances nearer than `reach`. `far_sums` (B, N, far_slots, 2),
+    initially zero, receives the sums of dS over this tile at distances <= -reach and at distances >= reach.
     """
     first_key, keys, b, n = own_tile(time, heads, BLOCK_K)
     length = length_of(lengths, b, time)

@@ -1,11 +1,12 @@
 """Weights from scores: softmax or alpha-entmax (Peters et al., 2019, section 3), and their gradients.
 
-With eps = alpha - 1, entmax gives each key p = [1 + eps (s - tau)]_+^(1 / eps), where tau makes a row sum to one: keys
-far enough below the best have exactly none. eps -> 0 is softmax, eps = 1 is sparsemax.
+With eps = alpha - 1, entmax gives each key the weight p = [1 + eps (s - tau)]_+^(1 / eps), where tau makes each row sum
+to one. Keys whose scores are far enough below the best have a weight of exactly zero. eps -> 0 is softmax, and eps = 1
+is sparsemax.
 
-We look for tau by Newton's method on the row's (1 / eps)-norm, which for alpha up to 2 is convex in tau and all but
-linear: it takes 4 to 10 steps where bisection takes one for each bit, and where exact algorithms (for 1.5 and 2) sort
-each row.
+We find tau by Newton's method on the (1 / eps)-norm of the row, which for alpha up to 2 is convex in tau and almost
+linear. This takes 4 to 10 steps, whereas bisection takes one step per bit, and the exact algorithms (for 1.5 and 2)
+sort each row.
 """
 
 import math
@@ -15,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Steps: 10 are the most that rows of up to 16,384 scores, of all shapes tried, take to a sum within 1e-9 of one.
+# The number of Newton steps. In our tests, rows of up to 16,384 scores took at most 10 steps until their sums were
+# within 1e-9 of one.
 _STEPS = 12
-# Scores that a processor takes at a time, for its cache.
+# The number of scores that a CPU computes at a time, so that they fit into its cache.
 _PIECE_ELEMENTS = 2**17
-# Taylor's coefficients of (1 - (1 - z) e^z) / z^2, from the last.
+# The Taylor coefficients of (1 - (1 - z) e^z) / z^2, from the highest order to the lowest.
 _SERIES = [(k - 1) / math.factorial(k) for k in range(10, 1, -1)]
 
 
@@ -29,19 +31,22 @@ def distribution(
     dtype: torch.dtype,
     has_blind_rows: bool = False,
 ) -> Tensor:
-    """Return P, computed in single precision or better; autograd differentiates it, in the exponents too.
+    """Return the distribution P of scores, computed in single precision or better.
+
+    P is differentiable with respect to the scores and the exponents.
 
     Args:
-        scores: (..., N, T, K), -inf at keys that are not seen.
-        exponent_N: alpha of each head, above 1 and up to 2; None for softmax.
-        dtype: of P.
-        has_blind_rows: whether some rows may see no key at all: these get zeros, not softmax's NaN.
+        scores: The scores (..., N, T, K), -inf at keys that are not seen.
+        exponent_N: The alpha of each head, above 1 and at most 2; None for softmax.
+        dtype: The precision of P.
+        has_blind_rows: Whether some rows may see no key at all. They get zeros instead of the NaN of softmax.
     """
     exact = torch.promote_types(scores.dtype, torch.float32)
     if exponent_N is not None:
         probabilities = _Entmax.apply(scores.to(exact), exponent_N.to(exact))
     elif has_blind_rows:
-        # torch cannot differentiate this one if it converts by itself, and compiles it under this name alone.
+        # The scores are converted first, because torch cannot differentiate this function if it converts them itself.
+        # torch.compile only supports it under this name.
         probabilities = torch.ops.aten._safe_softmax(scores.to(exact), -1)
     else:
         probabilities = torch.softmax(scores, dim=-1, dtype=exact)
@@ -67,9 +72,14 @@ class _Entmax(torch.autograd.Function):
 
 @torch.library.custom_op("lazyformer::entmax", mutates_args=())
 def entmax(scores: Tensor, exponent_N: Tensor) -> Tensor:
-    """Compute alpha-entmax of rows (..., N, T, K), without a gradient, in their precision; a row that sees no key is 0.
+    """Compute alpha-entmax of rows (..., N, T, K) in their precision, without a gradient.
 
-    An operator: torch.compile would write its steps out one after the other, and take minutes.
+    Rows that see no key are zero. The function is an operator, because torch.compile would unroll its steps, and take
+    minutes.
+
+    Args:
+        scores: The scores, -inf at keys that are not seen.
+        exponent_N: The alpha of each head.
     """
     exponent = exponent_N[:, None, None]
     if not _is_on_processor(scores):
@@ -85,12 +95,12 @@ def _(scores: Tensor, _exponent_N: Tensor) -> Tensor:
 
 
 def _is_on_processor(scores: Tensor) -> bool:
-    """Return whether looking at numbers costs nothing; a GPU would be waited for, and a graph cannot look."""
+    """Return whether values can be read at no cost; a GPU would have to be waited for, and a graph has no values."""
     return scores.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _rows(scores: Tensor, exponent: Tensor) -> Tensor:
-    """Compute entmax of some rows. `above` is tau, counted from the row's best score."""
+    """Compute entmax of some rows. In the code, `above` is tau relative to the best score of the row."""
     step = exponent - 1
     limits = torch.finfo(scores.dtype)
     best = scores.amax(-1, keepdim=True).clamp(min=limits.min)
@@ -105,7 +115,7 @@ def _rows(scores: Tensor, exponent: Tensor) -> Tensor:
         slope = _positive(slopes.sum(-1, keepdim=True))
         if may_look and bool((mass <= enough).all()):
             break
-        # From this side of tau the mass is at least 1, but for rounding and rows that see nothing.
+        # On this side of tau the mass is at least 1, except for rounding errors and rows that see no key.
         mass = mass.clamp(min=1)
         excess = torch.expm1(-step * mass.log())
         above = above - mass / slope * excess
@@ -116,19 +126,19 @@ def _rows(scores: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _positive(sums: Tensor) -> Tensor:
-    """Return sums to divide by; a row that sees nothing has zeros only."""
+    """Return sums that are safe to divide by, because the sum of a row that sees no key is zero."""
     return sums.clamp(min=torch.finfo(sums.dtype).tiny)
 
 
 def _powers(bases: Tensor, exponent: Tensor, may_look: bool) -> tuple[Tensor, Tensor]:
-    """Return x^(1 / eps - 1) and x^(1 / eps) for x = 1 + `bases`; both are 0 where x is."""
+    """Return x^(1 / eps - 1) and x^(1 / eps) for x = 1 + `bases`; both are 0 where x is 0."""
     if may_look and bool((exponent == 1.5).all()):
         roots = 1 + bases
         return roots, roots * roots
     if may_look and bool((exponent == 2).all()):
         powers = 1 + bases
         return (powers > 0).to(powers.dtype), powers
-    # log1p: near softmax x is near 1, and its distance from 1 is what counts.
+    # log1p is needed because close to softmax x is close to 1, and its distance from 1 matters.
     power = 1 / (exponent - 1) - 1
     slopes = torch.exp(torch.log1p(bases) * power)
     slopes = slopes.masked_fill_(bases <= -1, 0)
@@ -136,7 +146,10 @@ def _powers(bases: Tensor, exponent: Tensor, may_look: bool) -> tuple[Tensor, Te
 
 
 def _entmax_gradient(probabilities: Tensor, d_probabilities: Tensor, exponent_N: Tensor) -> Tensor:
-    """Return dS = w (dP - the mean of dP weighted by w), w = p^(2 - alpha) (Peters et al., 2019, section 3)."""
+    """Return dS = w (dP - m), where w = p^(2 - alpha), and m is the mean of dP weighted by w.
+
+    See Peters et al., 2019, section 3.
+    """
     exponent = exponent_N[:, None, None]
     slopes = probabilities ** (2 - exponent)
     slopes = slopes.masked_fill_(probabilities == 0, 0)
@@ -147,11 +160,12 @@ def _entmax_gradient(probabilities: Tensor, d_probabilities: Tensor, exponent_N:
 
 
 def _exponent_gradient(probabilities: Tensor, d_scores: Tensor, exponent_N: Tensor) -> Tensor:
-    """Return d exponent (N,) (Correia et al., 2019, section 3), in a form that holds near softmax too.
+    """Return the gradient of the exponents (N,), in a form that is also exact near softmax.
 
-    Differentiate p^eps = 1 + eps (s - tau) by alpha: dp = w (c - l^2 phi(eps l)), with l = log p, w = p^(2 - alpha),
-    phi(z) = (1 - (1 - z) e^z) / z^2, and c such that a row sums to 0. So d exponent is the sum of -dS l^2 phi(eps l).
-    The paper's form is the difference of two numbers as large as 1 / eps^2.
+    See Correia et al., 2019, section 3. Differentiating p^eps = 1 + eps (s - tau) by alpha gives
+    dp = w (c - l^2 phi(eps l)), where l = log p, w = p^(2 - alpha), phi(z) = (1 - (1 - z) e^z) / z^2, and c makes each
+    row sum to 0. The gradient of the exponent is therefore the sum of -dS l^2 phi(eps l). The form in the paper is the
+    difference of two numbers as large as 1 / eps^2.
     """
     logs = torch.where(probabilities > 0, probabilities, 1).log()
     scaled = logs * (exponent_N - 1)[:, None, None]

@@ -7,6 +7,7 @@ import numpy as np
 
 NOTHING = "-"  # a cell without a value
 FEWEST_FOR_QUARTILES = 3
+WIDE = 0.1  # of the median: quartiles of times that lie further apart come from a noisy machine
 CONFIDENCE = 0.95
 
 
@@ -39,6 +40,23 @@ def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
     if "low" not in of:
         return f"{median} (n = {of['n']})"
     return f"{median} ({of['low']:.{digits}f} to {of['high']:.{digits}f})"
+
+
+def noise_warning(timings: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a sentence that warns of a noisy machine if quartiles lie far apart, else nothing.
+
+    Args:
+        timings: what :func:`spread` returns of each timing, by its name.
+    """
+    widths = {name: (of["high"] - of["low"]) / of["median"] for name, of in timings.items() if "low" in of}
+    noisy = [name for name, width in widths.items() if width > WIDE]
+    if not noisy:
+        return []
+    worst = max(noisy, key=lambda name: widths[name])
+    return [
+        f"The machine was noisy: the quartiles of {len(noisy)} of {len(timings)} timings lie more than {WIDE:.0%} of "
+        f"the median apart, those of {worst} {widths[worst]:.0%}. Measure again with nothing else running."
+    ]
 
 
 def with_range(values: Sequence[float]) -> str:

@@ -12,7 +12,7 @@ from lazyformer_fairseq.evaluation.costs.latency import Things, measure_in_turn,
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
 from lazyformer_fairseq.modules.attention.selection import AUTO
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.report.numbers import in_milliseconds, with_spread
+from lazyformer_fairseq.report.numbers import in_milliseconds, noise_warning, with_spread
 from lazyformer_fairseq.report.tables import markdown_table
 
 logger = logging.getLogger(__name__)
@@ -28,13 +28,15 @@ def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tu
         heads: N and D.
 
     Returns:
-        A Markdown table, and whether it covers all lengths, which it does not after Ctrl-C.
+        A Markdown table, with a warning below it if the machine was noisy, and whether the table covers all lengths,
+        which it does not after Ctrl-C.
 
     Raises:
         UserError: a pattern cannot be parsed.
     """
     rows: list[dict[str, object]] = []
     memory: dict[str, int] = {}
+    measured: dict[str, dict[str, float]] = {}
 
     def things_of(length: int) -> Things:
         things = {FULL: _sublayers("s", "recompute", length, heads, settings)}
@@ -56,6 +58,7 @@ def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tu
     length = 0
     for length, timings in taken:
         full = timings.get(FULL)  # None if it does not fit into memory
+        measured |= {f"{name} ({length} tokens)": in_milliseconds(timing.samples) for name, timing in timings.items()}
         rows += [
             {
                 "attention": name,
@@ -66,7 +69,8 @@ def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tu
             }
             for name, timing in timings.items()
         ]
-    return markdown_table(rows), length == settings.lengths[-1]
+    blocks = [markdown_table(rows), *noise_warning(measured)]
+    return "\n\n".join(blocks), length == settings.lengths[-1]
 
 
 def _sublayers(

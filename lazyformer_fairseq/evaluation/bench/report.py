@@ -12,7 +12,7 @@ from lazyformer_fairseq.evaluation.bench.settings import WORKLOADS
 from lazyformer_fairseq.evaluation.costs.machine import trade_name
 from lazyformer_fairseq.modules.attention.selection import AUTO
 from lazyformer_fairseq.report.figures import handles, picture, styles
-from lazyformer_fairseq.report.numbers import with_spread
+from lazyformer_fairseq.report.numbers import noise_warning, with_spread
 from lazyformer_fairseq.report.page import Block, Notes
 from lazyformer_fairseq.report.tables import Table
 
@@ -39,6 +39,12 @@ def page(results: Mapping[str, Any]) -> list[Block]:
     blocks = [block for cell in results["cells"] for block in _cell_page(cell)]
     if len(results["cells"]) < results["cells_planned"]:
         blocks.append("The run was stopped before everything was measured.")
+    timings = {
+        f"{row['model']} ({cell['workload']}, n = {cell['time']})": row["seconds"]
+        for cell in results["cells"]
+        for row in cell["rows"]
+    }
+    blocks += noise_warning(timings)
     sizes = f"The baselines for encoders have the sizes of {results['settings']['baseline_arch']}:"
     baselines = _baselines(results["cells"])
     return [*blocks, LEGEND, sizes, Notes([f"{name}: {EXPLAINED[name]}" for name in baselines])]

@@ -12,7 +12,7 @@ from lazyformer_fairseq.experiments.compare import results
 from lazyformer_fairseq.experiments.compare.settings import AXES
 from lazyformer_fairseq.experiments.yardsticks import Yardsticks
 from lazyformer_fairseq.report.figures import draw_band, handles, label_cost, picture, styles
-from lazyformer_fairseq.report.numbers import NOTHING, number, with_range
+from lazyformer_fairseq.report.numbers import NOTHING, noise_warning, number, with_range
 from lazyformer_fairseq.report.page import Notes, write_page
 from lazyformer_fairseq.report.tables import Table
 
@@ -165,6 +165,7 @@ def notes(comparison: results.Comparison) -> Iterator[str]:
     """Yield the notes that a reader needs besides the tables."""
     yield from _of_yardsticks(comparison)
     yield from _of_budget(comparison)
+    yield from noise_warning({name: of.facts["milliseconds_per_update"] for name, of in comparison.models.items()})
     yield from _of_parameters(comparison)
     yield from _of_rates(comparison)
     facts = comparison.facts

@@ -27,7 +27,7 @@ from lazyformer_fairseq.experiments.yardsticks import Yardsticks, yardsticks_of
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.report.figures import picture
-from lazyformer_fairseq.report.numbers import in_milliseconds, with_spread
+from lazyformer_fairseq.report.numbers import in_milliseconds, noise_warning, with_spread
 from lazyformer_fairseq.report.page import write_page
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
@@ -246,6 +246,7 @@ def report(pretrained: Results, finetuned: Results, yardsticks: Yardsticks, fold
         markdown_table(rows),
         yardsticks.describe("bits per masked token"),
         *yardsticks.warn(losses),
+        *noise_warning({name: in_milliseconds(result["seconds"]) for name, result in pretrained.items()}),
     ]
     draw(pretrained, yardsticks, folder / "loss.png")
     return write_page(blocks, folder, "table")

@@ -170,6 +170,15 @@ def test_what_cannot_run_or_fails_is_left_out_by_name(monkeypatch, capsys):
     assert "left out: bert_tiny, fused" in page
 
 
+def test_a_noisy_machine_is_named(results):
+    seconds = {"n": 3, "median": 1.0, "samples": [0.5, 1.0, 1.5]}
+    cell = results["cells"][0]
+    for high, is_noisy in ((1.05, False), (1.5, True)):
+        row = {**cell["rows"][0], "seconds": {**seconds, "low": 1.0, "high": high}}
+        page = markdown(bench_run.page({**results, "cells": [{**cell, "rows": [row]}]}))
+        assert ("The machine was noisy: the quartiles of 1 of 1 timings" in page) == is_noisy
+
+
 def test_a_cell_in_which_nothing_fits_is_said_and_not_drawn(tmp_path):
     sizes = {"workload": "encoder", "precision": "fp32", "time": 8, "batch": 1, "matrix_peak": 1e9}
     cell = {**sizes, "rows": [], "left_out": {"bert_tiny, eager": "out of memory"}}

@@ -92,6 +92,13 @@ def test_trainings_that_did_not_take_their_budget_are_named(budget, seconds, tol
     assert (told in said(results)) if told else ("did not take" not in said(results))
 
 
+def test_a_noisy_machine_is_named():
+    results = an_example()
+    assert "The machine was noisy" not in said(results)
+    results["models"]["hf:bert"]["milliseconds_per_update"] |= {"median": 10.0, "low": 8.0, "high": 13.0}
+    assert "median apart, those of hf:bert 50%." in said(results)
+
+
 @pytest.mark.parametrize(
     ("losses", "at_unigram", "above_counts"),
     [

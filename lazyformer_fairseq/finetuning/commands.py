@@ -28,8 +28,10 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
         raise click.UsageError("give a checkpoint to start from, or --data and --tokenizer to only prepare data")
     with stoppable("stopped: nothing has run yet; rerun to resume"):
         from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
+        from lazyformer_fairseq.finetuning.held_out import with_dev_file
         from lazyformer_fairseq.finetuning.launch import choose_benchmark, run_to_the_end
 
+        settings = with_dev_file(task, settings)
         benchmark = choose_benchmark(task, settings)
         if settings.checkpoints:
             run_to_the_end(benchmark, settings)

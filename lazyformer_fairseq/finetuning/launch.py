@@ -31,7 +31,7 @@ from lazyformer_fairseq.finetuning.registry import (
 )
 from lazyformer_fairseq.finetuning.results import RESULT, read_run
 from lazyformer_fairseq.finetuning.settings import CUSTOM_OPTIONS, SPECIAL_OPTIONS, GridSettings, PredictSettings
-from lazyformer_fairseq.finetuning.tasks.custom import CustomTask, find_custom_task
+from lazyformer_fairseq.finetuning.tasks.custom import ENDINGS, CustomTask, find_custom_task
 from lazyformer_fairseq.finetuning.training import fine_tune
 from lazyformer_fairseq.options import refuse_given
 from lazyformer_fairseq.storage.atomic import atomic_folder
@@ -48,9 +48,16 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
     """
     if task is None:
         row = find_custom_task(given)
-        if row is None:
-            return BENCHMARKS["glue"]
-        return custom_task(row)
+        if row is not None:
+            return custom_task(row)
+        glue = BENCHMARKS["glue"]
+        folders = {name for each in glue.tasks.values() for name in (each.name, each.folder)}
+        if given.data and not any((given.data / name).is_dir() for name in folders):
+            raise UserError(
+                f"{given.data}: contains neither a file train ({', '.join(ENDINGS)}) of a custom task nor a folder of "
+                "GLUE, such as CoLA; for other data give --task"
+            )
+        return glue
     if task not in BENCHMARKS:
         known = ", ".join(BENCHMARKS)
         raise UserError(

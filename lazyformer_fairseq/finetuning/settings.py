@@ -8,7 +8,7 @@ from lazyformer_fairseq.executors.options import WHERE, ExecutorOptions
 from lazyformer_fairseq.options import PRECISION, option
 
 TASK_NAMES = ("glue", "babylm", "squad")  # of --task
-CUSTOM_OPTIONS = ("text", "label", "labels", "label_type", "metric")
+CUSTOM_OPTIONS = ("text", "label", "labels", "label_type", "metric", "dev_share")
 SPECIAL_OPTIONS = ("max_length", "max_train_rows", "glue_head", "skip_mistakes", *CUSTOM_OPTIONS)  # of some benchmarks
 OF_BENCHMARKS = ("data", "tasks", "n_best", "max_answer_tokens", "skip_mistakes")  # options of predict, none of TEXTS
 CUSTOM_LRS = (5e-5, 5e-4)  # large models learn at the first rate, tiny ones at the second
@@ -68,6 +68,14 @@ class GridSettings(ExecutorOptions):
         choices=("accuracy", "macro_f1", "micro_f1", "f1", "matthews", "spearman", "pearson", "entity_f1"),
         shown="accuracy for classes, spearman for scores, micro_f1 for lists; for tags entity_f1 if they begin with B- "
         "or I-, else accuracy",
+        section=CUSTOM,
+    )
+    dev_share: Optional[float] = option(
+        None,
+        "Share of the training rows to hold out as the dev file, if there is none; 0.1 is usual.",
+        low=0,
+        is_open=True,
+        high=0.5,
         section=CUSTOM,
     )
     tokenizer: Optional[Path] = option(

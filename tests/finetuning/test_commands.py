@@ -64,7 +64,7 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
         ("--tokenizer nowhere", "nowhere: no such file or folder"),
         ("--tokenizer .", ".: no tokenizer there"),
         ("--data nowhere", "nowhere: no such file or folder"),
-        ("--data .", "CoLA: no such folder"),
+        ("--data .", "nor a folder of GLUE, such as CoLA"),
         ("--epochs RTE=3", "not among --tasks"),
         ("--epochs 10 MNLI=3", "MNLI=3 is not a checkpoint; if it is a value of an option, put a comma before it"),
         ("--lrs 1e-5 2e-5", "2e-5 is not a checkpoint; if it is a value of an option, put a comma before it"),

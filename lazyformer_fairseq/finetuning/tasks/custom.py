@@ -133,17 +133,18 @@ def find_custom_task(given: settings.GridSettings) -> Optional[TaskDescription]:
     for path in (folder / MANIFEST, *sorted(folder.glob(f"*/{MANIFEST}"))):
         if path.is_file() and read_json(path).get("format") == PreparedCustomTask.FORMAT:
             return PreparedCustomTask.load(path.parent).task
-    if given.data and any((folder / f"train{ending}").is_file() for ending in ENDINGS):
+    if given.data and files_of(folder, "train"):
         return describe(folder, given)
     return None
 
 
-def describe(folder: Path, given: settings.GridSettings) -> TaskDescription:
+def describe(folder: Path, given: settings.GridSettings, dev: Optional[str] = None) -> TaskDescription:
     """Describe the task with files in a folder; the task has the name of the folder.
 
     Args:
         folder: the folder.
         given: the options that describe the task.
+        dev: the name of the dev file; None for the one in the folder.
 
     Raises:
         UserError: a file is missing, a column is not found, a row of the training file is wrong, or its labels do not
@@ -152,8 +153,8 @@ def describe(folder: Path, given: settings.GridSettings) -> TaskDescription:
     name = folder.resolve().name
     if not NAME.fullmatch(name):
         raise UserError(f"{name!r} cannot name a task's folders; rename {folder}")
-    train = _find_file(folder, "train")
-    dev = _find_file(folder, "dev")
+    train = find_file(folder, "train")
+    dev = dev or find_file(folder, "dev")
     path = folder / train
     first = next(read_rows(path), None)
     if first is None:
@@ -222,14 +223,19 @@ def _begins_with_list(row: TaskDescription, path: Path) -> bool:
     return word is not None and listed_labels(word) is not None
 
 
-def _find_file(folder: Path, split: str) -> str:
-    """Return the name of the one file of a split; raise a UserError if there are none or several."""
+def files_of(folder: Path, split: str) -> list[str]:
+    """Return the names of the files of a split, of which there should be one."""
     wanted = [f"{name}{ending}" for name in FILES[split] for ending in ENDINGS]
-    found = [name for name in wanted if (folder / name).is_file()]
+    return [name for name in wanted if (folder / name).is_file()]
+
+
+def find_file(folder: Path, split: str) -> str:
+    """Return the name of the one file of a split; raise a UserError if there are none or several."""
+    found = files_of(folder, split)
     if not found:
         advice = ""
         if split == "dev":
-            advice = "; put a tenth of the training rows there"
+            advice = "; give --dev-share 0.1 to hold out a tenth of the training rows"
         raise UserError(
             f"{folder}: contains no file {' or '.join(FILES[split])} that ends in {', '.join(ENDINGS)}{advice}"
         )

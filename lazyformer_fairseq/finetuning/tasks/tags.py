@@ -19,7 +19,7 @@ from lazyformer_fairseq.training.objectives.tags import TagsObjective
 class TaggedWords(CustomTask):
     """A custom task of tagging words, for example with names or parts of speech."""
 
-    options = frozenset(("max_length", "max_train_rows", "glue_head", "metric"))
+    options = frozenset(("max_length", "max_train_rows", "glue_head", "metric", "dev_share"))
     baseline_name = "most frequent tag of each word"
     TEXTS = f"texts{CONLL}"
 

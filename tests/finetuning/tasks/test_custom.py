@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from in_process import invoke, refusal
 from toy_squad import START
 
-from lazyformer_fairseq.data.labelled_files import TaskDescription, class_name, read_split
+from lazyformer_fairseq.data.labelled_files import TaskDescription, class_name, read_rows, read_split
 from lazyformer_fairseq.data.prepared_folder import PreparedCustomTask, PreparedTask
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.inference import TrainedModel
@@ -24,6 +25,7 @@ from lazyformer_fairseq.evaluation.loading import tasks_of_heads
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.finetuning import predict_texts
 from lazyformer_fairseq.finetuning.grid import Run
+from lazyformer_fairseq.finetuning.held_out import with_dev_file
 from lazyformer_fairseq.finetuning.launch import choose_benchmark, grid_and_executor
 from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.finetuning.tasks.custom import in_words
@@ -229,7 +231,12 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         ("", GOOD, "", "train.tsv: this file is empty; write a line with the names"),
         ("text\tlabel\n", GOOD, "", "train.tsv: has no row of data"),
         (GOOD, "", "", "dev.tsv: is empty"),
-        (GOOD, None, "", "contains no file dev or valid that ends in .tsv, .csv, .jsonl, .conll; put a tenth"),
+        (GOOD, None, "", "contains no file dev or valid that ends in .tsv, .csv, .jsonl, .conll; give --dev-share 0.1"),
+        (GOOD, GOOD, "--dev-share 0.1", "--dev-share 0.1: .*bad already contains dev.tsv; leave the option out"),
+        (GOOD, None, "--dev-share 0.5", "--dev-share 0.5: .*train.tsv has too few rows; write more, or a dev file"),
+        (GOOD, None, "--dev-share 0.9", "Invalid value for '--dev-share': 0.9 is not in the range 0.0<x<=0.5"),
+        (GOOD + "e\n", None, "--dev-share 0.1", "bad/train.tsv, line 4: found 1 field"),
+        (GOOD, GOOD, "--task squad --dev-share 0.1", "--dev-share: does not apply to SQuAD"),
         (GOOD, GOOD, "--metric spearman", "--metric spearman: for two classes the metric must be one of accuracy"),
         (GOOD, GOOD, "--text 3 --label 2", "names no column '3', '2', but 'text', 'label'"),
         (GOOD, GOOD, "--text text --label text", "the column 'text' is named twice, for texts or for labels"),
@@ -248,6 +255,47 @@ def test_what_is_wrong_in_files_is_said_with_file_row_and_remedy(tmp_path, train
             (tmp_path / "bad" / f"{name}.tsv").write_text(text)
     said = refusal("finetune", START, "--data", tmp_path / "bad", "--output", tmp_path / "out", *options.split())
     assert re.search(words, said) and not (tmp_path / "out").exists(), said
+
+
+@pytest.mark.parametrize("ending", ["tsv", "csv", "jsonl"])
+def test_a_share_of_the_training_rows_is_held_out_the_same_one_each_time(tmp_path, ending):
+    rows = sentences(60)
+    if ending == "csv":
+        rows[0] = ("two\nlines, one row", "calm")
+    path = write(tmp_path / "moods" / f"train.{ending}", ("text", "label"), *rows)
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    words = ("--data", path.parent, "--tokenizer", START.parent / "tokenizer", "--output", tmp_path / "out")
+    for _ in range(2):  # the second finds what the first has prepared
+        assert "dev." in invoke("finetune", *words, "--dev-share", "0.1")
+    parts = [
+        [tuple(row.fields) for row in read_rows(tmp_path / "out" / "held_out" / "moods" / f"{name}.{ending}")]
+        for name in ("train", "dev")
+    ]
+    assert parts[0][0] == parts[1][0] == ("text", "label")
+    (_, *train), (_, *dev) = parts
+    assert Counter(mood for _, mood in dev) == dict.fromkeys(MOODS, 2)
+    assert Counter(train + dev) == Counter(rows)
+
+
+def test_a_folder_that_has_neither_a_training_file_nor_tasks_of_glue(tmp_path):
+    (tmp_path / "reviews").mkdir()
+    (tmp_path / "reviews" / "training.tsv").write_text(GOOD)
+    said = refusal("finetune", START, "--data", tmp_path / "reviews", "--output", tmp_path / "out")
+    assert "reviews: contains neither a file train (.tsv, .csv, .jsonl, .conll) of a custom task nor a fol" in said
+
+
+def test_what_is_held_out_has_no_label_that_training_lacks(tmp_path):
+    rows = [*sentences(9), ("once", "rare")]
+    write(tmp_path / "moods" / "train.tsv", ("text", "label"), *rows)
+    joys = [(text, ["joy"] * (n % 2)) for n, (text, _) in enumerate(rows)]
+    write(tmp_path / "joys" / "train.jsonl", ("text", "label"), *joys, ("twice", ["joy", "rare"]))
+    stars = [(text, f"{n}.5") for n, (text, _) in enumerate(rows)]
+    write(tmp_path / "stars" / "train.tsv", ("text", "label"), *stars)
+    for name in ("moods", "joys", "stars"):
+        given = with_dev_file(None, settings_of(tmp_path, tmp_path / name, dev_share=0.5))
+        row = choose_benchmark(None, given).row
+        held_out = read_split(row, given.data, "valid").examples
+        assert 3 <= len(held_out) <= 6 and not any("rare" in row.word_of(each.target) for each in held_out)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ GOOD = "Anna B-PER\nsees O\n\nBen B-PER\n"
         ("", GOOD, "", "train.conll: has no row of data; write a word and its tag per line"),
         (GOOD, "-DOCSTART- O\n\n", "", "dev.conll: has no row of data; write a word"),
         (b"Anna B-PER\nM\xfcller B-PER\n", GOOD, "", "train.conll, line 2: not UTF-8 text"),
-        (GOOD, None, "", "contains no file dev or valid that ends in .tsv, .csv, .jsonl, .conll; put a tenth"),
+        (GOOD, None, "", "contains no file dev or valid that ends in .tsv, .csv, .jsonl, .conll; give --dev-share 0.1"),
         ("Anna O\nBen O\n", GOOD, "", "train.conll: all 2 labels are 'O'; give rows of two"),
         ("Anna S-PER\nBen B-PER\nA I-PER\n", GOOD, "", "train.conll: has tags such as 'B-PER' and 'S-PER'; write B-T"),
         (GOOD, GOOD, "--metric f1", "--metric f1: for entities the metric must be one of entity_f1, accuracy"),
@@ -124,6 +124,16 @@ def test_what_is_wrong_in_files_is_said_with_file_line_and_remedy(tmp_path, trai
             (tmp_path / "bad" / f"{name}.conll").write_bytes(content)
     said = refusal("finetune", START, "--data", tmp_path / "bad", "--output", tmp_path / "out", *options.split())
     assert re.search(words, said) and not (tmp_path / "out").exists(), said
+
+
+def test_a_share_of_the_training_sentences_is_held_out(tmp_path):
+    path = write(tmp_path / "names" / "train.conll", *sentences(20, seed=1))
+    whole = [text for _, *text in rows_of(path)]
+    words = ("--data", path.parent, "--tokenizer", START.parent / "tokenizer", "--output", tmp_path / "out")
+    assert "dev.conll" in invoke("finetune", *words, "--dev-share", "0.1")
+    folder = tmp_path / "out" / "held_out" / "names"
+    train, dev = ([text for _, *text in rows_of(folder / f"{name}.conll")] for name in ("train", "dev"))
+    assert len(dev) == 2 and sorted(train + dev) == sorted(whole)
 
 
 def test_both_files_have_tags_or_none_has(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.options import divided, flag_named
 
 PACKAGE_FOLDER = Path(__file__).absolute().parent
@@ -40,6 +40,20 @@ class ExistingPath(click.Path):
         return given
 
 
+def find_config(name: str) -> Path:
+    """Find a YAML file: the user's own, or else the pre-training config of that name in this package.
+
+    Raises:
+        UserError: there is no such file; the message suggests similar names.
+    """
+    folders = [CONFIGS / folder for folder in ("pretraining", "language_modeling")]
+    paths = (Path(folder, name) for folder in ("", *folders))
+    if path := next(filter(Path.is_file, paths), None):
+        return path
+    known = nearest(Path(name).name, [path.name for folder in folders for path in folder.glob("*.yaml")])
+    raise UserError(f"{name}: no such file, neither here nor in {' or '.join(map(str, folders))}{known}")
+
+
 # File names of a folder's checkpoint; the first that exists is used.
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "model.safetensors")
 
@@ -47,12 +61,16 @@ CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "model.sa
 def checkpoint_at(path: Path) -> Path:
     """Return the checkpoint at a path, which may be its folder; raise a UserError if there is none."""
     if path.is_file():
+        if path.suffix not in (".pt", ".safetensors"):
+            raise UserError(f"{path}: is not a checkpoint; give a file that ends in .pt or .safetensors, or its folder")
         return path
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give a checkpoint, or a folder of checkpoints")
     found = [path / name for name in CHECKPOINTS if (path / name).is_file()]
     if not found:
-        raise UserError(f"{path}: contains no {' or '.join(CHECKPOINTS)}")
+        raise UserError(
+            f"{path}: contains no {' or '.join(CHECKPOINTS)}; give a checkpoint, or a folder of checkpoints"
+        )
     return found[0]
 
 
@@ -75,11 +93,24 @@ def refuse_missing(*paths: Optional[Path]) -> None:
 
 
 def refuse_missing_folders(data: str) -> None:
-    """Raise a UserError unless every folder in fairseq's ``FOLDER:FOLDER...`` exists."""
-    for folder in data.split(":"):
+    """Raise a UserError unless fairseq's ``FOLDER:FOLDER...`` exist, and the first one holds binarised data."""
+    folders = data.split(":")
+    for folder in folders:
         if not folder or not Path(folder).is_dir():
             where = "" if folder == data else f"{data}: "
-            raise UserError(f"{where}{folder or 'an empty name'} is not a folder")
+            remedy = ""
+            if Path(folder).is_file():
+                remedy = f"; {_if_raw_text(folder)}"
+            raise UserError(f"{where}{folder or 'an empty name'} is not a folder{remedy}")
+    if not any((Path(folders[0]) / name).is_file() for name in ("dict.txt", "shard0/dict.txt")):
+        raise UserError(f"{folders[0]}: contains no dict.txt, so it is no binarised data; {_if_raw_text(folders[0])}")
+
+
+def _if_raw_text(path: str) -> str:
+    return (
+        f"if it is raw text, run `lazyformer corpus {shlex.quote(path)} data` first (`lazyformer lm prepare` for a "
+        "causal model), and give data"
+    )
 
 
 def options_by_name(words: Sequence[str]) -> dict[str, str]:

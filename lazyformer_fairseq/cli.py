@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import ExistingPath
+from lazyformer_fairseq.arguments import CONFIGS, PACKAGE_FOLDER, ExistingPath
 from lazyformer_fairseq.corpus.commands import corpus
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.bench.commands import bench
@@ -124,6 +124,13 @@ def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
             "The folder has no tokenizer. To add one, put the dict.txt of the model's data beside its checkpoint and "
             "export again; models of images need none."
         )
+
+
+@main.command()
+def where() -> None:
+    """Print the folders that fairseq's own commands need: for --user-dir, and for --config-dir."""
+    click.echo(f"user-dir: {PACKAGE_FOLDER}")
+    click.echo(f"config-dir: {CONFIGS / 'pretraining'}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional
@@ -288,7 +289,8 @@ def check_values(settings_class: type, values: Mapping[str, Any]) -> None:
         if choices and value is not None:
             for each in value if isinstance(value, (tuple, list)) else (value,):
                 if each not in choices:
-                    raise UserError(f"{flag_of(one)} {each}: must be one of {', '.join(choices)}")
+                    near = nearest(str(each), choices)
+                    raise UserError(f"{flag_of(one)} {each}: must be one of {', '.join(choices)}{near}")
         if one.name in bounds:
             _refuse_outside(flag_of(one), value, bounds[one.name])
 
@@ -434,7 +436,7 @@ def _type_of(hint: Any) -> tuple[type, bool, bool]:
 
 def _click_type(described: Option, value_type: type) -> Any:
     if described.choices:
-        return click.Choice(list(described.choices))
+        return Choice(list(described.choices))
     if value_type is Path:
         return click.Path(path_type=Path)
     if value_type is Any:
@@ -468,6 +470,14 @@ def _read(text: Any, described: Option, value_type: type) -> Any:
         return (described.parse or click.types.convert_type(_click_type(described, value_type)))(text)
     except UserError as error:
         raise click.BadParameter(str(error)) from None
+
+
+class Choice(click.Choice):
+    """A choice of words whose error also names the nearest ones."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: Optional[click.Context]) -> str:
+        """Return the error for a word that is not among the choices."""
+        return super().get_invalid_choice_message(value, ctx).removesuffix(".") + nearest(value, self.choices)
 
 
 class OptionInSection(click.Option):
@@ -511,7 +521,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group whose help lists each command with its whole first sentence.
+    """A group whose help lists each command with its whole first sentence, and shows the default command's own help.
 
     Args:
         default: the command to run if the first word is not the name of a command; the word becomes its argument.
@@ -526,10 +536,30 @@ class Group(click.Group):
         self.default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert the default command if the words do not begin with the name of a command."""
+        """Insert the default command if the words do not begin with the name of a command, or a misspelt one."""
         if self.default and args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            name = args[0]
+            is_given = name.startswith("-") or Path(name).exists()  # an option, or the path of an argument
+            if not is_given and get_close_matches(name, self.commands):
+                raise click.NoSuchCommand(name, possibilities=self.commands, ctx=ctx)
             args = [self.default, *args]
         return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write usage, help and options of the default command, if there is one, and the list of commands."""
+        if not self.default:
+            super().format_options(ctx, formatter)
+            return
+        default = self.commands[self.default]
+        inner = click.Context(default, info_name=self.default, parent=ctx, **default.context_settings)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(f"`{ctx.command_path}` without COMMAND is `{inner.command_path}`:")
+        formatter.write_paragraph()
+        default.format_usage(inner, formatter)
+        default.format_help_text(inner, formatter)
+        default.format_options(inner, formatter)
+        self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the names of the commands, each with its first sentence."""

@@ -10,6 +10,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+case ${1:-} in
+  -h | --help) sed -n '2,/^set /{s/^# \{0,1\}//p}' scripts/setup.sh; exit ;;
+  -*) echo "error: $1: no such option; see scripts/setup.sh --help" >&2; exit 2 ;;
+esac
+
 venv=${1:-.venv}
 python=$venv/bin/python
 log=$venv/setup.log

@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from helpers import ROOT, lack_of_fairseq, run_script
+from in_process import invoke, refusal
 
 from lazyformer_fairseq import extras
 from lazyformer_fairseq.cli import main
@@ -49,6 +50,56 @@ def test_a_script_is_its_command():
         if name.startswith("finetune"):
             done = run_script(name, *"model.pt --data data --output out --seeds 1".split(), env=path)
             assert done.returncode == 1 and "no such" in done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name, each in main.commands.items() if getattr(each, "default", "")])
+def test_help_of_a_group_shows_what_it_does_without_a_command(name):
+    group = main.commands[name]
+    shown = help_of(name)
+    assert f"`main {name}` without COMMAND is `main {name} {group.default}`:" in shown
+    for param in group.commands[group.default].params:
+        assert param.opts[0] in shown or isinstance(param, click.Argument), param.opts
+    assert all(f" {command} " in shown.split("Commands:")[1] for command in group.commands)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("pretran bert_base data", "No such command 'pretran'. Did you mean 'pretrain'?"),
+        ("compare reprot out", "No such command 'reprot'. Did you mean 'report'?"),
+        ("lm evalute x", "No such command 'evalute'. Did you mean 'evaluate'?"),
+        ("bench --lenghts 8", "No such option '--lenghts'. Did you mean '--lengths'?"),
+        ("compare data out --budgt 1s", "(Did you mean one of: '--budget', "),
+        ("compare data out --task maskedlm", "; did you mean masked-lm?"),
+        ("search data out --task masked_lm --arch bert_base", "; did you mean masked-lm?"),
+        ("pretrain bert_base data --recipe latop", "; did you mean laptop?"),
+        ("finetune x --output out --metric acuracy", "; did you mean accuracy?"),
+        ("bench --what trainig", "; did you mean training?"),
+        ("lm prepare wikitxt . out", "; did you mean wikitext?"),
+        ("corpus bok:. out", "; did you mean book?"),
+        ("plan bert_bas", "bert_bas: no such arch; did you mean bert_base, "),
+        ("pattern show --arch lazyformer_m2x6s", "no such arch; did you mean lazyformer_m2x6_s, "),
+        ("pattern show bert_base", "bert_base is the name of a model, not a pattern; give it as --arch bert_base"),
+        ("finetune . --task squd --output out", "; did you mean squad?"),
+    ],
+)
+def test_what_is_misspelt_gets_the_nearest_names(command, said):
+    assert said in refusal(*command.split())
+
+
+def test_a_corpus_without_a_folder_to_write_to():
+    assert "give the folder to write too, as in: lazyformer corpus my_texts data" in refusal("corpus", "my_texts")
+
+
+def test_a_folder_may_be_called_almost_like_a_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reports").mkdir()
+    assert "reports/dict.txt: no such file" in refusal("compare", "reports", "out", "--task", "masked-lm")
+
+
+def test_where_names_the_folders_that_fairseq_needs():
+    shown = dict(line.split(": ") for line in invoke("where").splitlines())
+    assert shown == {"user-dir": str(ROOT / "lazyformer_fairseq"), "config-dir": str(ROOT / "configs" / "pretraining")}
 
 
 # --- extras

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from helpers import mostly_slow
 from in_process import pretrain, refusal
 
+from lazyformer_fairseq.arguments import CONFIGS
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs import latency, memory
@@ -24,7 +25,7 @@ from lazyformer_fairseq.evaluation.planning.job import (
     with_options,
 )
 from lazyformer_fairseq.executors import nvidia_smi
-from lazyformer_fairseq.fairseq_plugin.launcher.launch import CONFIGS, Launch
+from lazyformer_fairseq.fairseq_plugin.launcher.launch import Launch
 from lazyformer_fairseq.options import read_size
 
 LONG = "bert_base --gpus 8x6GB --tokens-per-sample 4096"
@@ -128,12 +129,12 @@ def test_the_data_of_all_shards_counts(tmp_path):
         (tmp_path / shard).mkdir()
         with (tmp_path / shard / "train.bin").open("wb") as file:
             file.truncate(30_000_000)
-    assert "0.06 GB of data" in run("plan", "--arch", "bert_laptop_tiny", "--gpus", "8x16GB", "--data", tmp_path).output
+    assert "0.06 GB of data" in run("plan", "bert_laptop_tiny", "--gpus", "8x16GB", "--data", tmp_path).output
 
 
 @pytest.mark.parametrize("precision", mostly_slow(["fp32", "bf16"], "bf16"))
 def test_muon_keeps_one_moment_of_the_matrices(precision, tmp_path):
-    words = ("--arch", "bert_small", "--gpus", "1x1GB", "--precision", precision)
+    words = ("bert_small", "--gpus", "1x1GB", "--precision", precision)
     adams, muons = plan(*words), plan(*words, "--optimizer", "muon")
     matrices = 8 * (4 * 512**2 + 2 * 512 * 2048)
     assert adams["memory"]["optimizer"] - muons["memory"]["optimizer"] == 4 * matrices
@@ -219,19 +220,19 @@ def test_other_files_are_refused(tmp_path: Path, text, message):
     ],
 )
 def test_the_text_says_all_that_counts(options, words):
-    output = run("plan", "--arch", *options.split()).output
+    output = run("plan", *options.split()).output
     assert all(word in output for word in words.split("|"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--arch", "lazyformer_m2x6"[:-1]], "no such arch; did you mean"),
-        ([], "give either --arch NAME or --config"),
-        (["--arch", "bert_base", "--data", "nowhere"], "nowhere is not a folder"),
-        (["--arch", "bert_base", "--data", "."], "dict.txt: contains no symbols"),
-        (["--arch", "bert_base", "--tokens-per-sample", "99999999"], "must be below 10,000,000"),
-        (["--arch", "bert_base", "--sequences-per-update", "1999999999"], "must be below 1,000,000,000"),
+        (["lazyformer_m2x6"[:-1]], "no such arch; did you mean"),
+        (["bert_bas.yaml"], "bert_bas.yaml: no such file, neither here nor in "),
+        (["bert_base", "--data", "nowhere"], "nowhere is not a folder"),
+        (["bert_base", "--data", "."], "dict.txt: contains no symbols"),
+        (["bert_base", "--tokens-per-sample", "99999999"], "must be below 10,000,000"),
+        (["bert_base", "--sequences-per-update", "1999999999"], "must be below 1,000,000,000"),
     ],
 )
 def test_mistakes(tmp_path, monkeypatch, arguments, message):
@@ -243,13 +244,13 @@ def test_mistakes(tmp_path, monkeypatch, arguments, message):
 @pytest.mark.parametrize("option", ["--teraflops", "--gpus", "--max-update", "--sequences-per-update"])
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "0", "1" + "0" * 20])
 def test_a_plan_takes_no_nonsense(option, value):
-    assert re.search("Invalid value|must be", refusal("plan", "--arch", "bert_base", f"{option}={value}"))
+    assert re.search("Invalid value|must be", refusal("plan", "bert_base", f"{option}={value}"))
 
 
 @pytest.mark.parametrize(("text", "size"), [("16GB", 16 * 10**9), ("16GiB", 2**34), ("1.5gb", 15 * 10**8)])
 def test_sizes(text, size):
     assert read_size(text) == size
-    assert "'big' is not a size; write for example 16GB" in run("plan", "--arch", "x", "--gpus", "8xbig").output
+    assert "'big' is not a size; write for example 16GB" in run("plan", "x", "--gpus", "8xbig").output
 
 
 @pytest.fixture
@@ -276,7 +277,7 @@ def batch_of(*arguments: object) -> int:
 
 def test_it_takes_what_the_plan_says_and_what_the_user_gives_wins(gpus):
     gpus(8, 16160)
-    planned = plan("--arch", "bert_base")
+    planned = plan("bert_base")
     assert (planned["gpus"], planned["gpu_memory"], planned["precision"]) == (8, 16160 * 2**20, "fp16"), "this machine"
     assert batch_of("bert_base", "data") == planned["batch_size"] == 16
     assert batch_of("bert_base.yaml", "data") == 16
@@ -299,7 +300,7 @@ def test_without_a_gpu_the_plan_is_for_the_processor(gpus, monkeypatch):
     assert "--batch-size 4 " in result.stdout and " --cpu " in result.stdout
     assert re.search(r"this machine's CPU: 1 x [\d.]+ GB, fp32", result.stderr)
     assert re.search("--teraflops [.0-9]+, the speed of matrix products on this CPU", result.stderr)
-    planned = plan("--arch", "bert_small")
+    planned = plan("bert_small")
     assert (planned["gpus"], planned["batch_size"], planned["precision"]) == (1, 4, "fp32")
     assert 1e9 < planned["flops_per_second"] < 2e13
 
@@ -318,11 +319,11 @@ def test_gpus_that_are_not_here_can_be_planned_for(gpus, here, asked, batch, mem
     assert {"--fp16", "--nproc-per-node"} <= set(result.stdout.split()) and "--cpu" not in result.stdout
     assert f"--batch-size {batch} " in result.stdout and f"8 x {memory}.0 GB, fp16" in result.stderr
     assert ("planned for 16 GB each" in result.stderr) == (asked == "8"), "what nobody gave is said"
-    assert plan("--arch", "bert_base", "--gpus", asked)["batch_size"] == batch
+    assert plan("bert_base", "--gpus", asked)["batch_size"] == batch
     assert "the memory of GPUs is for --dry-run only; give 8" in refusal("pretrain", *words[:3], "8x16GB")
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "1e2", "8x", "x16GB", "8x16", "10000000", "8x0GB"])
 def test_what_is_no_number_of_gpus(wrong):
-    for words in ("plan --arch bert_base", "pretrain bert_base data"):
+    for words in ("plan bert_base", "pretrain bert_base data"):
         assert re.search("write for example (8 or 8x16GB|16GB)", refusal(*words.split(), f"--gpus={wrong}"))

@@ -18,14 +18,14 @@ from hydra import compose, initialize_config_dir
 from in_process import dry_run, parsed
 from omegaconf import OmegaConf
 
-from lazyformer_fairseq.arguments import options_by_name
+from lazyformer_fairseq.arguments import CONFIGS, options_by_name
 from lazyformer_fairseq.child_process import Ended
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.checkpoints import read_weights
 from lazyformer_fairseq.evaluation.export import export
 from lazyformer_fairseq.evaluation.planning.job import job_of_yaml
-from lazyformer_fairseq.fairseq_plugin.launcher.launch import CONFIGS, Launch
+from lazyformer_fairseq.fairseq_plugin.launcher.launch import Launch
 from lazyformer_fairseq.fairseq_plugin.launcher.recipes import RECIPES, longformer_phases
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.language_modeling.evaluate import load_model
@@ -208,6 +208,7 @@ def test_a_finished_pretraining_makes_no_more_updates(start, data_folder):
 def test_a_signal_in_the_last_update_of_a_phase_starts_no_other(monkeypatch, tmp_path, number, code):
     run = Mock(return_value=Ended(0, (number,)))
     monkeypatch.setattr("lazyformer_fairseq.fairseq_plugin.launcher.phases.run_to_its_end", run)
+    (tmp_path / "dict.txt").touch()
     words = ["pretrain", "bert_base", str(tmp_path), "--recipe", "phases", "--save-dir", str(tmp_path / "out")]
     done = CliRunner().invoke(main, words)
     assert (done.exit_code, run.call_count) == (code, 1) and "phase1: stopped; rerun to resume" in done.output
@@ -332,6 +333,7 @@ def test_it_is_a_tenth_of_pretraining_on_the_model_of_the_folder(without_gpus, f
 )
 def test_what_cannot_go_on_is_said(without_gpus, folders, tmp_path, arguments, message):
     (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dict.txt").touch()
     (tmp_path / "warm").symlink_to(folders / "warm")
     with pytest.raises(UserError, match=message):
         main(["pretrain", *arguments.split()], standalone_mode=False)

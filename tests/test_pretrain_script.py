@@ -8,10 +8,11 @@ from helpers import false_nvidia_smi, run_script
 from in_process import assert_recipe, dry_run, pretrain, settings_of
 from omegaconf import DictConfig, OmegaConf
 
+from lazyformer_fairseq.arguments import CONFIGS
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.executors import cpuinfo
-from lazyformer_fairseq.fairseq_plugin.launcher.launch import CONFIGS, Launch
+from lazyformer_fairseq.fairseq_plugin.launcher.launch import Launch
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates, settle_update_size
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.training.laptop import LAPTOP
@@ -44,6 +45,19 @@ def test_it_is_table_5():
     assert listed_updates(cfg.task.keep_updates_list) == set(range(100_000, 1_000_000, 100_000))  # 500,000: Table 2
     assert cfg.checkpoint.save_dir == "checkpoints/lazyformer_m2x6_s"
     assert (cfg.common.cpu, cfg.common.fp16, cfg.common.bf16) == (True, False, False)
+
+
+def test_the_help_begins_with_the_options_that_most_runs_need():
+    (block,) = re.findall(r"with their defaults; .*?:\n(.*?)\n\n", main.commands["pretrain"].help, re.DOTALL)
+    shown = dict(re.findall(r"--([\w-]+) [A-Z]+ .*\[(.*)\]", block))
+    cfg = settings_of("bert_base", "data")
+    by_name = {name: value for section in cfg.values() if section for name, value in section.items()}
+    by_name |= {"lr": cfg.optimization.lr[0], "save_dir": cfg.checkpoint.save_dir.replace("bert_base", "ARCH")}
+    words = {"batch-size": "as many as fit", "sublayer-pattern": "ARCH's", "precision": shown["precision"]}
+    assert len(shown) == 10 and shown.items() >= words.items()
+    for option in shown.keys() - words.keys():
+        value = by_name[option.replace("-", "_")]
+        assert type(value)(shown[option]) == value, option
 
 
 @pytest.mark.parametrize(
@@ -169,7 +183,11 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
         ("bert_bse.yaml data", "did you mean bert_base.yaml"),
         ("par_transformer_base.yaml data --recipe nvidia", "write recipe=nvidia after DATA"),
         ("par_transformer_bas data", "no such arch or folder; did you mean par_transformer_base"),
-        ("bert_base nowhere", "error: nowhere is not a folder"),
+        ("bert_base nowhere", "error: nowhere is not a folder\n"),
+        ("texts bert_base", "bert_base is the name of a model; give it first: lazyformer pretrain bert_base texts"),
+        ("M2x6 data", "error: M2x6: no such arch or folder; docs/patterns.md#named-models lists all archs"),
+        ("bert_base text.txt", "if it is raw text, run `lazyformer corpus text.txt data` first"),
+        ("bert_base texts", "texts: contains no dict.txt, so it is no binarised data; if it is raw text, run `lazyf"),
         ("bert_base data --update-freq 4", "error: --update-freq: is derived from --sequences-per-update"),
         ("bert_base data --max-tokens=4096", "error: --max-tokens: give --batch-size, in sequences"),
         ("bert_base data --user-dir other", "error: --user-dir: leave it out"),
@@ -180,11 +198,14 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
         ("bert_base data --sublayer-pattern sx", "error: sublayer pattern 'sx', character 2"),
         ("par_transformer_base data --sublayer-pattern s[linformer=4]", "linformer is not for causal models"),
         ("bert_base data --encoder-embed-dim 767 --dry-run", "12 attention heads do not divide"),
-        ("bert_base.yaml . --lr 3", "error: --lr: with a YAML file, write settings as"),
+        ("bert_base.yaml data --lr 3", "error: --lr: with a YAML file, write settings as"),
     ],
 )
 def test_what_cannot_run_is_said(tmp_path, arguments, message):
     (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dict.txt").write_text("a 1\n")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "text.txt").touch()
     run = pretrain(*arguments.split())
     assert (run.returncode, run.stdout) == (2 if "argument" in message or "number of GPUs" in message else 1, "")
     assert message in run.stderr
@@ -216,6 +237,7 @@ def test_an_optimizer_or_a_schedule_in_place_of_the_recipes_comes_without_its_op
 def test_a_machine_without_a_gpu_is_told_of_the_recipe(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Launch, "_become", lambda *_: None)
     (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dict.txt").touch()
     for words, count in (((), 1), (("--recipe", "laptop"), 0), (("--recipe", "table5"), 0)):
         main(["pretrain", "bert_base", str(tmp_path / "data"), *words], standalone_mode=False)
         assert capsys.readouterr().err.count("no GPU here: bert_laptop and --recipe laptop") == count

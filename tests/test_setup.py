@@ -172,6 +172,15 @@ def test_python_that_exists_but_fails_is_passed_over(tmp_path):
     assert found.stdout.strip() == str(tmp_path / "real" / "python3.11")
 
 
+def test_set_up_explains_itself():
+    for option in ("-h", "--help"):
+        answer = run("scripts/setup.sh", option)
+        assert answer.returncode == 0 and answer.stdout.startswith("Fills an environment with what the project needs")
+        assert "set -euo" not in answer.stdout and "#" not in answer.stdout.replace("FILE#sha256", "")
+    answer = run("scripts/setup.sh", "--venv")
+    assert answer.returncode == 2 and "--venv: no such option; see scripts/setup.sh --help" in answer.stderr
+
+
 def test_what_cannot_be_filled_is_refused_and_left_alone(tmp_path):
     write_program(tmp_path / "python", "exit 127")
     answer = run("scripts/setup.sh", str(tmp_path / "venv"), PYTHON=str(tmp_path / "python"))

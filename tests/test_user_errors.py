@@ -20,9 +20,12 @@ import torch
 from fairseq import options as options_of_fairseq
 from fairseq_cli.validate import cli_main as validate
 from helpers import ROOT, message_of, train_here
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException
 from in_process import config_of, refusal
 from torch.multiprocessing.spawn import ProcessRaisedException
 
+from lazyformer_fairseq.arguments import CONFIGS
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.data.shards import data_folders
 from lazyformer_fairseq.errors import UserError, whole_number
@@ -228,7 +231,7 @@ NONSENSE = {
     ),
     "finetune ck --data glue --output out": ("lr -1", "warmup-ratio nan", f"seeds {HUGE}", f"max-length {HUGE}"),
     "corpus raw out": ("seed -1", f"shards {HUGE}", "valid-share nan"),
-    "plan --arch bert_base": (f"tokens-per-sample {HUGE}", f"sequences-per-update {HUGE}", "teraflops nan"),
+    "plan bert_base": (f"tokens-per-sample {HUGE}", f"sequences-per-update {HUGE}", "teraflops nan"),
 }
 
 
@@ -265,6 +268,16 @@ def test_an_error_of_a_process_that_fairseq_started(error):
         text = traceback.format_exc()
     found = find_user_error(ProcessRaisedException(f"\n\n-- Process 1 terminated with:\n{text}", 1, 99))
     assert str(found) == (str(error) if isinstance(error, UserError) else "None")
+
+
+def test_a_setting_that_hydra_does_not_know_is_said_in_a_line():
+    with (
+        pytest.raises(ConfigCompositionException) as caught,
+        initialize_config_dir(str(CONFIGS / "pretraining"), version_base="1.1"),
+    ):
+        compose("bert_base", overrides=["optimization.max_updat=2"])
+    said = str(find_user_error(caught.value))
+    assert said == "Could not override 'optimization.max_updat'; did you mean max_update?"
 
 
 def test_a_full_disk_is_said_in_a_line(capsys):

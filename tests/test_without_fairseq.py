@@ -173,9 +173,9 @@ PREPARING = (
     "corpus texts {out} --vocab-size 160 --word-coverage 1 --valid-share 0.1 --near-duplicates --workers 1",
     "lm prepare wikitext wikitext {out}",
     "import {encoder} {out} --sublayer-pattern sflfs --text texts/toy.txt",  # a warm start, and what it costs
-    "plan --config pretraining/of_one_layer.yaml --gpus 2x24GB",
-    "plan --arch lazyformer_m2x6_s --arch bert_base --data data --gpus 4x16GB --attention-backend eager",
-    "plan --arch transformer_xl_base --gpus 2x24GB",
+    "plan pretraining/of_one_layer.yaml --gpus 2x24GB",
+    "plan lazyformer_m2x6_s bert_base --data data --gpus 4x16GB --attention-backend eager",
+    "plan transformer_xl_base --gpus 2x24GB",
 )
 
 

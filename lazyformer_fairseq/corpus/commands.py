@@ -20,7 +20,7 @@ from lazyformer_fairseq.storage.remote import is_url
 
 
 @click.command(cls=Command)
-@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.argument("out", callback=lambda _context, _argument, text: text if is_url(text) else Path(text))
 @takes(CorpusSettings)
 @click.option(
@@ -61,6 +61,8 @@ def corpus(
     You can stop the command at any time and rerun it to resume.
     """
     refuse_without_extra("corpus", "lazyformer corpus")
+    if not inputs:  # click takes a single path for OUT
+        raise click.UsageError(f"give the folder to write too, as in: lazyformer corpus {out} data")
     refuse_missing_inputs(inputs)
     from lazyformer_fairseq.corpus.build import build_corpus
     from lazyformer_fairseq.corpus.manifest import told_of_bad_input

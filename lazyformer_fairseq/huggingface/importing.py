@@ -74,6 +74,8 @@ def import_to(
             f"{path}: no such file or folder; if it is the name of a model on the Hub, download the model first: "
             f"hf download {path} --local-dir {path.name}"
         )
+    if not ((path / families.CONFIG_FILE).is_file() or is_ours(path)):
+        raise UserError(f"{path}: contains neither {families.CONFIG_FILE} nor a checkpoint; give the folder of a model")
     _refuse_unused({"--head-name": head_name, "--tokenizer": tokenizer_folder}, path)
 
     notes: list[str] = []

@@ -9,7 +9,7 @@ import click
 from lazyformer_fairseq.arguments import CONFIGS, ExistingPath
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.language_modeling.settings import Preparing
-from lazyformer_fairseq.options import DEVICE, Group, check, option, takes
+from lazyformer_fairseq.options import DEVICE, Choice, Group, check, option, takes
 from lazyformer_fairseq.storage import checked
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
@@ -39,12 +39,12 @@ def lm() -> None:
 
 
 @lm.command()
-@click.argument("corpus", type=click.Choice(CORPORA))
+@click.argument("corpus", type=Choice(CORPORA))
 @click.argument("source", type=ExistingPath())
 @click.argument("out", type=A_PATH)
 @click.option(
     "--official",
-    type=click.Choice(["wikitext-2", "wikitext-103", "enwik8", "text8"]),
+    type=Choice(["wikitext-2", "wikitext-103", "enwik8", "text8"]),
     help="Reject a text that is not exactly this one.  [default: accept any text and say which it is]",
 )
 def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> None:

@@ -201,6 +201,7 @@ def test_commands_with_a_device(machine, monkeypatch, caplog):
 
 def test_a_launch_does_not_begin_and_set_up_can_ask(machine, tmp_path, warm_python):
     machine(TORCH_2_13, "3.5")  # no torch has kernels for it, whichever is installed
+    (tmp_path / "dict.txt").touch()
     command = [warm_python / "python", "-m", "lazyformer_fairseq.cli", "pretrain", "bert_tiny", str(tmp_path)]
     launched = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert launched.returncode == 1 and "Traceback" not in launched.stderr

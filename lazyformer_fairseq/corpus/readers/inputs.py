@@ -28,7 +28,7 @@ from lazyformer_fairseq.corpus.readers.files import (
 )
 from lazyformer_fairseq.corpus.readers.formats import FORMATS
 from lazyformer_fairseq.corpus.wiki_words import left_out_namespaces_of
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.remote import files_at, is_url, local_copy
 
@@ -130,7 +130,9 @@ def parse_spec(spec: str) -> tuple[Optional[str], str]:
         wanted_format = prefix
         place = rest
     elif colon and prefix.isalpha() and not rest.startswith("//") and not Path(spec).exists():
-        raise UserError(f"{spec}: unknown format {prefix!r}; choose from {', '.join(FORMATS)}")
+        raise UserError(
+            f"{spec}: unknown format {prefix!r}; choose from {', '.join(FORMATS)}{nearest(prefix, FORMATS)}"
+        )
     else:
         wanted_format = None
         place = spec

@@ -1,14 +1,14 @@
 """The command ``lazyformer plan``."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import ExistingPath, refuse_missing_folders
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.arguments import find_config, refuse_missing_folders
 from lazyformer_fairseq.evaluation.planning import NO_GPU, PAPER_TERAFLOPS, V100_BYTES
 from lazyformer_fairseq.executors.cpuinfo import has_bf16
 from lazyformer_fairseq.executors.nvidia_smi import count_gpus, precision_here, smallest_memory
@@ -20,12 +20,6 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 class Planning:
     """Options of ``lazyformer plan``."""
 
-    archs: tuple[str, ...] = option(
-        (),
-        "Name of the model, or several names; docs/patterns.md lists all.",
-        "--arch",
-        metavar="NAME,...",
-    )
     gpus: Optional[Gpus] = option(
         None,
         "Number of GPUs on all nodes together, optionally with the memory of each.",
@@ -85,20 +79,19 @@ class Planning:
 
 
 @click.command(cls=Command)
-@click.option("--config", type=ExistingPath(is_file=True), help="YAML file of a training, instead of --arch.")
+@click.argument("archs", metavar="ARCH...", nargs=-1, required=True)
 @takes(Planning, "asked")
-def plan(config: Optional[Path], asked: Planning) -> None:
-    r"""Print whether a training fits its GPUs, how they share an update, and how long it takes.
+def plan(archs: tuple[str, ...], asked: Planning) -> None:
+    r"""Print whether the training of ARCH fits its GPUs, how they share an update, and how long it takes.
 
-    Memory is measured on tensors without numbers, which takes a few seconds and no GPU; see docs/training.md.
+    ARCH is the name of a model (docs/patterns.md lists all) or a YAML file, as for `lazyformer pretrain`. Memory is
+    measured on tensors without numbers, which takes a few seconds and no GPU; see docs/training.md.
 
     \b
-    lazyformer plan --arch lazyformer_m2x6_s (on this machine's GPUs, or its CPU)
-    lazyformer plan --config my_training.yaml --data data --gpus 4x24GB --precision bf16
-    lazyformer plan --arch bert_base --arch lazyformer_m2x6 --gpus 8x16GB (prints one row per model)
+    lazyformer plan lazyformer_m2x6_s (on this machine's GPUs, or its CPU)
+    lazyformer plan my_training.yaml --data data --gpus 4x24GB --precision bf16
+    lazyformer plan bert_base lazyformer_m2x6 --gpus 8x16GB (prints one row per model)
     """
-    if bool(asked.archs) == (config is not None):
-        raise UserError("give either --arch NAME or --config FILE.yaml")
     if asked.data is not None:
         refuse_missing_folders(asked.data)
     from lazyformer_fairseq.evaluation.planning.fit import as_json, as_table, as_text, make_plan
@@ -106,13 +99,14 @@ def plan(config: Optional[Path], asked: Planning) -> None:
 
     given = {name: getattr(asked, name) for name in ("time", "per_update", "max_update", "optimizer")}
     given = {name: value for name, value in given.items() if value is not None}
-    place = _place(asked)
+    place = _place(archs, asked)
     plans = []
     size = None
     if asked.data:
         files = [path for folder in asked.data.split(":") for path in Path(folder).rglob("*")]
         size = sum(path.stat().st_size for path in files if path.is_file())
-    for found in [job_of_yaml(config)] if config else map(job_of_arch, asked.archs):
+    for arch in archs:
+        found = job_of_yaml(find_config(arch)) if arch.endswith(".yaml") else job_of_arch(arch)
         known = asked.data and vocabulary_of(asked.data, found.is_causal)
         job = replace(found, vocab_size=known or found.vocab_size, **given)
         plans.append(make_plan(job, place, asked.attention_backend or job.attention_backend, asked.teraflops, size))
@@ -125,7 +119,7 @@ def plan(config: Optional[Path], asked: Planning) -> None:
         click.echo(as_text(plans[0]))
 
 
-def _place(asked: Planning) -> Any:
+def _place(archs: Sequence[str], asked: Planning) -> Any:
     """Return the machine to plan for: this machine, except for what the options replace."""
     from lazyformer_fairseq.evaluation.planning.fit import Place
 
@@ -134,7 +128,7 @@ def _place(asked: Planning) -> Any:
     memory = given.memory
     if not (there or given.count or memory):
         by_pretrain = "fp32"
-        if has_bf16() and asked.archs and ARCHITECTURES.keys() >= set(asked.archs):
+        if has_bf16() and ARCHITECTURES.keys() >= set(archs):
             by_pretrain = "bf16"
         return Place.of_processor(asked.precision or by_pretrain)
     precision = asked.precision or (precision_here() if there and not memory else "fp16")

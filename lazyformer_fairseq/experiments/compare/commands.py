@@ -37,10 +37,7 @@ def _refuse_taken(added: Mapping[str, str], models: Mapping[str, str]) -> None:
 
 @click.group(cls=Group, default="run")
 def compare() -> None:
-    """Train models side by side under equal conditions, and report how low each model's loss gets in a given time.
-
-    `lazyformer compare DATA OUT` is short for `lazyformer compare run DATA OUT`; see `lazyformer compare run --help`.
-    """
+    """Train models side by side under equal conditions, and report how low each model's loss gets in a given time."""
 
 
 @compare.command(context_settings={"max_content_width": 120})

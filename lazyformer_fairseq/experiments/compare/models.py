@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from lazyformer_fairseq.errors import UserError, whole_number
+from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand, is_possible, plan, split_sublayers
 from lazyformer_fairseq.patterns.kinds import ENCODER
@@ -161,10 +161,11 @@ def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Mod
     what, own, others = _split(name, spec)
     keeps = "own_sizes" in others
     part = "decoder"
-    row = CAUSAL_ARCHITECTURES.get(what)
+    rows = CAUSAL_ARCHITECTURES
     if direction == ENCODER:
         part = "encoder"
-        row = ARCHITECTURES.get(what)
+        rows = ARCHITECTURES
+    row = rows.get(what)
     if "layers" in own:
         raise UserError(
             f"--model {name}={spec}: layers is only for fairseq: and hf: models; a pattern determines the number itself"
@@ -183,7 +184,7 @@ def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Mod
     except UserError as error:
         named = ""
         if "_" in what:
-            named = "\nIt is not a named arch either; docs/patterns.md lists those"
+            named = f"\nIt is not a named arch either{nearest(what, rows) or '; docs/patterns.md lists those'}"
         raise UserError(f"--model {name}={spec}: {error}{named}") from None
     if keeps:
         fields = zip(WIDTHS, ("embed_dim", "ffn_embed_dim", "attention_heads"), strict=True)

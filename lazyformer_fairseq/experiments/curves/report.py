@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.lines import Line2D
 
+from lazyformer_fairseq.arguments import refuse_missing
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.options import computed_tokens, mask_shares
@@ -173,6 +174,7 @@ def find_runs(given: Iterable[str]) -> dict[str, list[Path]]:
             name = ""
             place = word
         folder = Path(place)
+        refuse_missing(folder)
         name = name or folder.absolute().name
         phases = [path.parent for path in folder.glob(f"phase[0-9]*/{RUN}")]
         phases.sort(key=lambda path: int(path.name.removeprefix("phase")))

@@ -67,6 +67,9 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
     direction = ENCODER if arch in ARCHITECTURES else CAUSAL
     _check(direction, settings)
     sizes = _sizes(arch, settings)
+    for each in patterns:
+        if each in (*ARCHITECTURES, *CAUSAL_ARCHITECTURES):
+            raise UserError(f"{each} is the name of a model, not a pattern; give it as --arch {each}")
     patterns = patterns or (_row(arch).sublayer_pattern,)
     from lazyformer_fairseq.experiments.pattern import look
 

@@ -57,10 +57,7 @@ class ReproduceOptions:
 
 @click.group(cls=Group, default="lazyformer")
 def reproduce() -> None:
-    """Reproduce the tables and figures of a paper, LazyFormer or PAR Transformer, from raw text to one page.
-
-    `lazyformer reproduce RAW OUT` is short for `lazyformer reproduce lazyformer RAW OUT`.
-    """
+    """Reproduce the tables and figures of a paper, LazyFormer or PAR Transformer, from raw text to one page."""
 
 
 @reproduce.command()

@@ -18,7 +18,7 @@ from lazyformer_fairseq.experiments.search.settings import (
     choose_baseline,
     read_candidates,
 )
-from lazyformer_fairseq.options import Group, takes
+from lazyformer_fairseq.options import Choice, Group, takes
 from lazyformer_fairseq.patterns.grammar import plan
 
 OUT = click.argument("out", type=click.Path(path_type=Path))
@@ -38,11 +38,11 @@ def search() -> None:
 @click.argument("data")
 @OUT
 @click.argument("fairseq_options", nargs=-1, type=click.UNPROCESSED)
-@click.option("--task", type=click.Choice(TASKS), required=True, help="Task that the models learn from DATA.")
+@click.option("--task", type=Choice(TASKS), required=True, help="Task that the models learn from DATA.")
 @click.option("--arch", required=True, help="Named model that gives sizes, dropout and the position of norms.")
 @click.option(
     "--device",
-    type=click.Choice(["cpu", "cuda"]),
+    type=Choice(["cpu", "cuda"]),
     help="Device to train and measure on.  [default: cuda if there is a GPU]",
 )
 @click.option(

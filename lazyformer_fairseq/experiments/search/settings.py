@@ -128,9 +128,14 @@ class SearchSettings:
             object.__setattr__(self, "weights_lr", rate)
         if self.budgets:
             if self.lengths[0] < 2:
+                needed = 2 * GROWTH ** (self.rungs - 1)
+                remedy = f"--max-updates {needed} or more"
+                fitting = [rungs for rungs in range(1, self.rungs) if self.max_updates >= 2 * GROWTH ** (rungs - 1)]
+                if fitting:
+                    remedy = f"--rungs {fitting[-1]}, or {remedy}"
                 raise UserError(
                     f"--rungs {self.rungs}: the first rung would get fewer than two of --max-updates "
-                    f"{self.max_updates}; give fewer rungs"
+                    f"{self.max_updates}; give {remedy}"
                 )
             if self.evaluations < len(self.budgets):
                 raise UserError(
@@ -140,7 +145,8 @@ class SearchSettings:
             if self.max_updates <= self.constant_updates:
                 raise UserError(
                     f"--max-updates {self.max_updates}: must be more than --constant-updates {self.constant_updates}, "
-                    "because the architecture only starts to learn after those"
+                    "because the architecture only starts to learn after those; give more --max-updates, or "
+                    f"--constant-updates {self.max_updates // 5}, a fifth as in the paper"
                 )
             if self.batch_size % self.update_freq:
                 raise UserError(f"--update-freq {self.update_freq}: does not divide --batch-size {self.batch_size}")

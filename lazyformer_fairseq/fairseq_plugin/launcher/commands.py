@@ -7,11 +7,17 @@ from typing import Optional
 
 import click
 
-from lazyformer_fairseq.arguments import as_words, options_by_name, refuse_missing, refuse_missing_folders
+from lazyformer_fairseq.arguments import (
+    as_words,
+    find_config,
+    options_by_name,
+    refuse_missing,
+    refuse_missing_folders,
+)
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.evaluation.planning import ON_PROCESSOR
 from lazyformer_fairseq.extras import needs_fairseq
-from lazyformer_fairseq.fairseq_plugin.launcher.launch import Launch, find_config, words_of_options
+from lazyformer_fairseq.fairseq_plugin.launcher.launch import Launch, words_of_options
 from lazyformer_fairseq.fairseq_plugin.launcher.phases import Phase, pretrain_in_phases
 from lazyformer_fairseq.fairseq_plugin.launcher.recipes import (
     CAUSAL_CHOICES,
@@ -85,10 +91,23 @@ class Pretraining(Launch):
 def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:
     r"""Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA in the setting of LazyFormer's Table 5.
 
+    \b
+    The options that most runs need, with their defaults; docs/options.md lists the others:
+      --save-dir DIR            folder of the checkpoints and the log  [checkpoints/ARCH]
+      --sublayer-pattern TEXT   another pattern, such as '(sff)x5 (f)x9'  [ARCH's]
+      --max-update N            number of updates  [1000000]
+      --lr RATE                 peak learning rate  [1e-4]
+      --warmup-ratio SHARE      share of the updates in which the rate rises  [0.01]
+      --tokens-per-sample N     tokens per sequence  [512]
+      --sequences-per-update N  sequences per update, on all GPUs together  [256]
+      --batch-size N            most sequences in one forward pass  [as many as fit]
+      --precision NAME          fp32, bf16 or fp16  [bf16 if supported; else fp16 on GPUs, fp32 on a CPU]
+      --seed N                  seed of the weights, the batches and the masks  [1]
+
     DATA is a folder of binarised data, or several as a:b:c. The training runs on all GPUs of the machine, or on the
     CPU, and makes 1,000,000 updates of 256 sequences of 512 tokens with Adam (0.9, 0.999), epsilon 1e-6, peak learning
     rate 1e-4, 1% warm-up, linear decay to zero, gradient clipping at 1.0, dropout 0.1 and weight decay 0.01. Options of
-    fairseq-train may follow and take precedence: --max-update 1000, --save-dir DIR, --sublayer-pattern '(sff)x5 (f)x9'.
+    fairseq-train may follow and take precedence.
 
     \b
     --recipe laptop: 20,000 updates of 2 x 512 tokens, Muon, for one core and a small arch, such as bert_laptop
@@ -153,13 +172,14 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     if arch not in known and Path(arch).is_dir():
         warm = Path(arch)
     of_phases = {name: value for name, value in vars(run).items() if name.startswith("phase")}
-    _refuse_misfits(arch, run, warm, of_phases)
+    _refuse_misfits(arch, data, run, warm, of_phases)
     if arch.endswith(".yaml"):
         _from_yaml(arch, data, given, run)
         return
     if warm is None and arch not in known:
         raise UserError(
-            f"{arch}: no such arch or folder{nearest(arch, known)}; docs/patterns.md#named-models lists all archs"
+            f"{arch}: no such arch or folder{nearest(arch, known)}; docs/patterns.md#named-models lists all archs, "
+            "and --sublayer-pattern takes a pattern"
         )
 
     is_causal = arch in CAUSAL_ARCHITECTURES
@@ -175,6 +195,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
         raise UserError(f"--recipe {run.recipe}: {arch} is a {trained_as} language model; give {' or '.join(choices)}")
     if "sublayer_pattern" in wanted:
         plan(wanted["sublayer_pattern"], CAUSAL if is_causal else ENCODER)
+    _refuse_missing(data, run)
 
     if run.recipe in ("phases", LONGFORMER):
         for_all = [*words_of_options(run, without=("recipe", *of_phases)), *given]
@@ -191,8 +212,16 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
         _pretrain_masked(arch, warm, data, given, run)
 
 
-def _refuse_misfits(arch: str, run: Pretraining, warm: Optional[Path], of_phases: dict[str, str]) -> None:
-    """Raise a UserError for options that belong to another recipe or another type of ARCH."""
+def _refuse_misfits(
+    arch: str,
+    data: str,
+    run: Pretraining,
+    warm: Optional[Path],
+    of_phases: dict[str, str],
+) -> None:
+    """Raise a UserError for options that belong to another recipe or type of ARCH, and for a model in place of DATA."""
+    if data in (*ARCHITECTURES, *CAUSAL_ARCHITECTURES) and not Path(data).is_dir():
+        raise UserError(f"{data} is the name of a model; give it first: lazyformer pretrain {data} {arch}")
     if run.distill and not warm:
         raise UserError(f"--distill: needs the folder of a trained model, and {arch} is not one")
     if run.without and run.recipe != "laptop":
@@ -218,7 +247,6 @@ def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[st
     of_recipe = without_replaced(of_recipe, wanted)
     sequences = run.sequences_per_update or recipe.sequences
     run.refuse_uneven(sequences)
-    _refuse_missing(data, run)
 
     if warm:
         model = _options_of_model(warm)
@@ -257,7 +285,6 @@ def _pretrain_causal(arch: str, data: str, given: tuple[str, ...], run: Pretrain
     known = CAUSAL_ARCHITECTURES[arch]
     rows = run.sequences_per_update or known.rows
     run.refuse_uneven(rows)
-    _refuse_missing(data, run)
     of_recipe = without_replaced(causal_options(known, run.recipe).split(), options_by_name(given))
     job = (arch, None, data, (*of_recipe, *given), rows)
     run.show_plan(job)

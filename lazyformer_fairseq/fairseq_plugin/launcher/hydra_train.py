@@ -7,9 +7,11 @@ import logging
 import warnings
 
 from lazyformer_fairseq.fairseq_plugin.registration import register
+from lazyformer_fairseq.fairseq_plugin.replacements import Stage, install
 
 if __name__ == "__main__":
     register()
+    install(Stage.COMMAND_LINE)  # hydra reads the settings before a run of ours starts
     for library in ("fairseq.distributed.utils", "fairseq.utils", "hydra"):  # the run's log file does not exist yet
         logging.getLogger(library).setLevel(logging.WARNING)
     warnings.filterwarnings(

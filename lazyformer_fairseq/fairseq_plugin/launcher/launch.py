@@ -11,8 +11,8 @@ from typing import Any, Optional, Union
 
 import click
 
-from lazyformer_fairseq.arguments import CONFIGS, PACKAGE_FOLDER, as_words
-from lazyformer_fairseq.errors import UserError, nearest, whole_number
+from lazyformer_fairseq.arguments import PACKAGE_FOLDER, as_words
+from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.evaluation.planning import NO_GPU, V100_BYTES
 from lazyformer_fairseq.executors.cpuinfo import has_bf16
 from lazyformer_fairseq.executors.nvidia_smi import count_gpus, precision_here, smallest_memory
@@ -287,17 +287,3 @@ def words_of_options(run: Any, without: Collection[str]) -> list[str]:
         else:
             words.append(flag if value else flag.replace("--", "--no-"))
     return words
-
-
-def find_config(name: str) -> Path:
-    """Find a YAML file: the user's own, or else the pre-training config of that name in this package.
-
-    Raises:
-        UserError: there is no such file; the message suggests similar names.
-    """
-    folders = [CONFIGS / folder for folder in ("pretraining", "language_modeling")]
-    paths = (Path(folder, name) for folder in ("", *folders))
-    if path := next(filter(Path.is_file, paths), None):
-        return path
-    known = nearest(Path(name).name, [path.name for folder in folders for path in folder.glob("*.yaml")])
-    raise UserError(f"{name}: no such file, neither here nor in {' or '.join(map(str, folders))}{known}")

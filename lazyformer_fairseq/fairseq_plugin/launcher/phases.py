@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from lazyformer_fairseq.arguments import as_words, options_by_name, refuse_missing_folders, words_of
+from lazyformer_fairseq.arguments import as_words, options_by_name, words_of
 from lazyformer_fairseq.child_process import STOPPED, run_to_its_end
 from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.fairseq_plugin.launcher.recipes import PHASES, RECIPES, with_warmup_of
@@ -79,7 +79,6 @@ def pretrain_in_phases(arch: str, data: str, given: list[str], phases: Sequence[
     out = Path(options_by_name(given).get("save_dir", f"checkpoints/{arch}_phases"))
     words = {phase.name: _words_of_phase(phase, given, phase is phases[0]) for phase in phases}
     if not is_dry:
-        refuse_missing_folders(data)
         kept = {  # the options of all phases that determine what is trained
             f"{phase} --{name.replace('_', '-')}": value
             for phase, its_words in words.items()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Optional
 
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.extras import lack_of_fairseq
 from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE
 
@@ -76,6 +76,8 @@ def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
     while error is not None and not isinstance(error, UserError):
         if isinstance(error, ModuleNotFoundError) and error.name in WITH_FAIRSEQ:
             return UserError(lack_of_fairseq("this"))
+        if type(error).__module__ == "hydra.errors":
+            return _user_error_of_hydra(error)
         if isinstance(error, OSError) and error.errno in OUT_OF_SPACE:
             where = error.filename or "a file"
             return UserError(f"{where}: cannot be written ({error.strerror}); make room and run the same command again")
@@ -83,6 +85,14 @@ def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
             return _user_error_in_text(str(error))
         error = error.__cause__ or error.__context__
     return error
+
+
+def _user_error_of_hydra(error: BaseException) -> UserError:
+    """Return hydra's error about a setting, with the nearest names of settings beside it."""
+    first_line = str(error).partition("\n")[0].removesuffix(".")
+    cause = error.__cause__
+    known = getattr(cause, "parent_node", None) or ()
+    return UserError(first_line + nearest(str(getattr(cause, "key", "")), map(str, known)))
 
 
 def _user_error_in_text(traceback: str) -> Optional[UserError]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.modules.attention import BACK_ENDS, attend, back_ends
 from lazyformer_fairseq.modules.attention.interface import NO_DROPOUT, AttentionCall, AttentionInputs
 from lazyformer_fairseq.modules.attention.lazy_block import empty_rows
@@ -142,7 +142,8 @@ def check_back_end(name: str, attention_dropout: float) -> None:
     if name == AUTO:
         return
     if name not in BACKENDS:
-        raise UserError(f"--attention-backend {name}: choose from {', '.join((AUTO, *BACKENDS))}")
+        known = (AUTO, *BACKENDS)
+        raise UserError(f"--attention-backend {name}: choose from {', '.join(known)}{nearest(name, known)}")
     if not attention_dropout:
         return
     call = AttentionCall(dropout=attention_dropout)

@@ -82,7 +82,7 @@ def test_runs_in_one_picture_with_their_numbers_beside(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("nowhere", "nowhere: holds no run.json"),
+        ("nowhere", "nowhere: no such file or folder"),
         ("silent", "nothing to draw: silent: not yet validated after 0 updates"),
         (
             "bert causal",

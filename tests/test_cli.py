@@ -34,7 +34,7 @@ def help_of(*command: str) -> str:
 def test_help_names_commands_and_defaults():
     assert {"corpus", "demo"} <= set(help_of().split())
     assert "[default: results/demo]" in help_of("demo")
-    assert "[default: (32768;" in help_of("corpus") and "[default: 0.005;" in help_of("corpus")
+    assert "[default: (32768, or fewer" in help_of("corpus") and "[default: 0.005;" in help_of("corpus")
     for group in ("", "bench", "lm", "pattern"):
         listed = help_of(*group.split()).split("Commands: ")[1]
         assert "..." not in listed.replace(", ...", "") and listed.endswith("."), "whole sentences"

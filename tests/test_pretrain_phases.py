@@ -233,7 +233,7 @@ def test_an_end_before_the_last_update_is_no_finish(start, data_folder):
     ],
 )
 def test_what_cannot_be_is_said(data_folder, words, message):
-    is_yaml = "itself" in message
+    is_yaml = "YAML" in message
     command = ["pretrain", "bert_base.yaml" if is_yaml else "bert_base", str(data_folder)]
     if not is_yaml:
         command += ["--recipe", "phases"]

@@ -130,7 +130,7 @@ def test_a_processor_that_multiplies_in_bf16_trains_in_it_unless_told_or_begun_o
 def test_gpus_that_torch_will_not_see_do_not_count(gpus, monkeypatch):
     gpus(*["9.0"] * 8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert "--gpus 4: this node has 2" in pretrain("bert_base", "data", "--gpus", 4).stderr
+    assert "--gpus 4: this node has only 2" in pretrain("bert_base", "data", "--gpus", 4).stderr
 
 
 def test_a_yaml_file_gets_the_sizes_of_this_machine(gpus):
@@ -240,7 +240,7 @@ def test_a_machine_without_a_gpu_is_told_of_the_recipe(tmp_path, monkeypatch, ca
     (tmp_path / "data" / "dict.txt").touch()
     for words, count in (((), 1), (("--recipe", "laptop"), 0), (("--recipe", "table5"), 0)):
         main(["pretrain", "bert_base", str(tmp_path / "data"), *words], standalone_mode=False)
-        assert capsys.readouterr().err.count("no GPU here: bert_laptop and --recipe laptop") == count
+        assert capsys.readouterr().err.count("no GPU here; bert_laptop with --recipe laptop") == count
 
 
 def cfg_of(text: str) -> DictConfig:

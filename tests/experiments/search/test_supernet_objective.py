@@ -123,7 +123,7 @@ def test_no_second_part_is_an_error(count, message):
 @pytest.mark.parametrize(
     ("batch_size", "options", "message"),
     [
-        (1_000_000, OF_TEXT, "a segment is 8"),
+        (1_000_000, OF_TEXT, "a segment has 8"),
         (2, ("--tgt-len", "8", "--mem-len", "100000000", "--adaptive-softmax-cutoff", ""), "--mem-len 100000000"),
     ],
 )

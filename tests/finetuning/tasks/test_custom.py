@@ -322,7 +322,7 @@ def test_what_is_held_out_has_no_label_that_training_lacks(tmp_path):
          r"line 2: a sentence is empty, in column 'text' \(its fields are 'txt', 'label'\); correct"),
         (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": "null"}\n',
          "line 2: the label 'null' stands for a missing label; correct the row"),
-        (JSONL, '{"text": "a", "label": "x\\ty"}\n', r"line 1: the label 'x\\ty' holds a tab"),
+        (JSONL, '{"text": "a", "label": "x\\ty"}\n', r"line 1: the label 'x\\ty' contains a tab"),
         ("train.tsv", b"text\tlabel\na\tx\nb\tnone\nc\td\ty\n", "line 4: found 3 fields, .*a tab in a sentence"),
         ("train.tsv", b"text\tlabel\n\xff\tx\n", "train.tsv, line 2: not UTF-8 text"),
     ],

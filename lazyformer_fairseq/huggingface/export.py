@@ -43,6 +43,7 @@ from lazyformer_fairseq.huggingface.forms import (
 from lazyformer_fairseq.huggingface.tokenizer import write_causal_tokenizer, write_tokenizer
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
 from lazyformer_fairseq.patterns.attention_variants import GIVEN
+from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
 AUTO = "auto"
@@ -265,6 +266,7 @@ CARD = """\
 ---
 library_name: transformers
 pipeline_tag: {pipeline}
+license: unknown
 tags:
 - lazyformer
 - lazyformer_fairseq{tag}
@@ -272,13 +274,18 @@ tags:
 
 # {name}
 
-{model} trained with lazyformer_fairseq, with the sublayer pattern `{pattern}`.
+{model} trained with lazyformer_fairseq. Its sublayer pattern is `{pattern}`, in which each letter is a residual
+sublayer, lowest first:
 
-| | |
+| letter | sublayer | output | source |
+|---|---|---|---|
+{kinds}
+
+| model | |
 |---|---|
 {rows}
 
-## Loading
+## How to use
 
 ```python
 {imports}
@@ -288,10 +295,23 @@ tags:
 
 {code}
 
+## Training data
+
+To be filled in: the texts, their languages and licences, how they were cleaned, and what the model should not be used
+for.
+
+## Evaluation
+
+To be filled in: the scores, with the data, the number of seeds and the spread.
+
+## Citation
+
+Please cite lazyformer_fairseq and the papers that the table of sublayers names.
+
 ## Licence
 
-If you publish this model, choose a licence, and state it here and in the header (`license:`). The licences of the
-training data may restrict your choice.
+To be filled in: choose a licence, and state it here and in the header (`license:`). The licences of the training data
+may restrict your choice.
 """
 TOKENIZER = 'tokenizer = {loader}.from_pretrained("{name}")\n'
 NEEDS_PACKAGE = """\
@@ -310,7 +330,9 @@ installed, `import lazyformer_fairseq.huggingface` first, and leave out `trust_r
 
 
 def model_card(source: Source, form: str, name: str) -> str:
-    """Return the text of README.md, in Markdown with the header of the Hub. It does not name a licence.
+    """Return the text of README.md, in Markdown with the header of the Hub.
+
+    What the checkpoint does not record, such as scores and a licence, is left to be filled in.
 
     Args:
         source: The checkpoint.
@@ -337,6 +359,7 @@ def model_card(source: Source, form: str, name: str) -> str:
         tag=tag,
         name=name,
         pattern=source.cfg.sublayer_pattern,
+        kinds=_kinds(source.cfg.sublayer_pattern),
         rows=_table({**_rows(source), **source.training}),
         auto=auto,
         trust=trust,
@@ -369,6 +392,7 @@ def causal_card(state: Mapping[str, Any], name: str, has_tokenizer: bool) -> str
         model="A causal language model",
         name=name,
         pattern=options.sublayer_pattern,
+        kinds=_kinds(options.sublayer_pattern),
         rows=_table({**rows, **training_of(state)}),
         imports=f"import lazyformer_fairseq.huggingface\nfrom transformers import {classes}",
         tokenizer=tokenizer,
@@ -376,6 +400,12 @@ def causal_card(state: Mapping[str, Any], name: str, has_tokenizer: bool) -> str
         trust="",
         code=NEEDS_PACKAGE.format(mem_len=options.mem_len, tokenizer=of_tokenizer),
     )
+
+
+def _kinds(pattern: str) -> str:
+    """Return a table row for each kind of sublayer in a pattern."""
+    kinds = dict.fromkeys(planned.kind for planned in plan(pattern))
+    return "\n".join(f"| `{kind.letter}` | {kind.name} | {kind.help} | {kind.source} |" for kind in kinds)
 
 
 def _table(rows: Mapping[str, str]) -> str:

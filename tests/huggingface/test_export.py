@@ -63,7 +63,10 @@ def test_a_fine_tuned_model_and_its_card(tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     for known in ("`CoLA`", "30 and then 90", "`sflf sf`", "pre-norm", "cola: 0, 1", "trust_remote_code=True"):
         assert known in card
-    assert "license:" not in card.split("---")[1], "left to the user"
+    assert "license: unknown\n" in card.split("---")[1]
+    assert card.count("To be filled in: ") == 3, "training data, evaluation and licence are left to the user"
+    letters = re.findall(r"^\| `(.)` \|", card, re.MULTILINE)
+    assert letters == ["s", "f", "l"] and "LazyFormer, section 2" in card
 
 
 def test_a_causal_language_model_generates_there(tmp_path):
@@ -79,7 +82,7 @@ def test_a_causal_language_model_generates_there(tmp_path):
     assert torch.equal(model(ids).logits, network(ids)[0])
     assert model.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None).shape == (1, 7)
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "A causal language model that" in card
+    assert "A causal language model trained with" in card
     assert "import lazyformer_fairseq.huggingface" in card
     assert not list((tmp_path / "out").glob("*.py"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")

@@ -1,4 +1,4 @@
-# make setup | test | test-all | test-reliability | audit | demo | lint | format | clean
+# make setup | test | test-all | test-reliability | audit | demo | docs | dist | lint | format | clean
 #
 # VENV    the environment to fill and use: .venv, or one of yours: `make setup VENV=$CONDA_PREFIX`
 # PYTHON  the Python 3.11 to 3.14 that .venv is made with (default: the first one that works; 3.13 has no fairseq)
@@ -17,7 +17,7 @@ TEST_PROCESSES ?= auto
 RUN := $(VENV)/bin/python -m
 STAMP := $(VENV)/setup.stamp
 
-.PHONY: setup test test-all test-reliability audit demo lint format clean FORCE
+.PHONY: setup test test-all test-reliability audit demo docs dist lint format clean FORCE
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -65,6 +65,19 @@ format: $(STAMP)
 
 demo: $(STAMP)
 	@$(RUN) lazyformer_fairseq.cli demo $(if $(CORPUS),--corpus "$(CORPUS)") $(if $(OUTPUT),--output "$(OUTPUT)")
+
+# The documentation as a site. A browser shows it from a server: python -m http.server --directory build/site
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet
+	@echo "Site: build/site"
+
+# The source distribution and the wheel, in an environment of their own: they need none of the project's packages.
+dist:
+	@rm -rf dist build/dist
+	@python=$$(PYTHON="$(PYTHON)" scripts/find_python.sh) && "$$python" -m venv build/dist
+	@build/dist/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.3,<2' 'twine>=6.1,<8'
+	@build/dist/bin/python -m build --quiet
+	@build/dist/bin/python -m twine check --strict dist/*
 
 # What was built or cached goes; the environment and your results stay.
 clean:

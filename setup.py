@@ -1,5 +1,7 @@
 """Package metadata. `make setup` installs from here; lower bounds and pins are versions that were tried."""
 
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -69,6 +71,8 @@ EXTRAS_REQUIRE = {
     "cluster": ["ray>=2.44,<3; python_version < '3.14'", "submitit>=1.5.2,<2"],
     # torch's own CUDA build brings triton. 3.3: its kernels may take tuples.
     "gpu": ["triton>=3.3,<4; platform_system == 'Linux'"],
+    # `make docs`.
+    "docs": ["mkdocs>=1.6.1,<2", "mkdocs-material>=9.8,<10", "mkdocstrings[python]>=1.0.8,<2"],
     # For tests without a GPU. Not in "test": a CUDA build of torch pins its own. Before 3.7 the interpreter fails with
     # numpy 2.
     "interpreter": ["triton>=3.7,<4; platform_system == 'Linux'"],
@@ -84,12 +88,20 @@ class BuildWithConfigs(build_py):
             shutil.copytree("configs", Path(self.build_lib, "lazyformer_fairseq", "configs"), dirs_exist_ok=True)
 
 
+# publish.yml sets it: PyPI has neither the pages nor the pictures that README.md links to.
+REPOSITORY = os.environ.get("REPOSITORY_URL", "")
+README = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+if REPOSITORY:
+    README = re.sub(r"(!\[[^]]*\])\((?!http)", rf"\1({REPOSITORY}/raw/HEAD/", README)
+    README = re.sub(r"\]\((?!http|#)", f"]({REPOSITORY}/blob/HEAD/", README)
+
 setup(
     name="lazyformer_fairseq",
     version="1.0.0.dev0",
     description="A fairseq plugin to pre-train encoders that pay less for attention: LazyFormer, PAR, Sandwich, BERT",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=README,
     long_description_content_type="text/markdown",
+    project_urls={"Source": REPOSITORY} if REPOSITORY else {},
     license="MIT",
     python_requires=">=3.11",
     packages=find_packages(include=["lazyformer_fairseq", "lazyformer_fairseq.*"]),

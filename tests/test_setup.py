@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -79,6 +80,53 @@ def test_a_wheel_carries_configs_that_its_launcher_finds(tmp_path, warm_python):
     )
     assert f"--config-dir {package}/configs/pretraining --config-name bert_base" in launched.stdout, launched.stderr
     assert f"common.user_dir={package}" in launched.stdout.replace("'", "").replace('"', "")
+
+
+def test_where_the_repository_is_known_its_address_leads_the_links_of_the_package_page(setup_py, monkeypatch):
+    assert "](docs/start.md)" in setup_py["README"]
+    monkeypatch.setenv("REPOSITORY_URL", "https://example.org/repository")
+    readme = runpy.run_path(str(ROOT / "setup.py"))["README"]
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]*)\)", readme)
+    assert ("", "https://example.org/repository/blob/HEAD/docs/start.md") in links
+    assert ("!", "https://example.org/repository/raw/HEAD/docs/hour.png") in links
+    assert all(target.startswith(("https://", "#")) for _, target in links)
+
+
+@pytest.mark.slow
+def test_an_installed_package_trains_and_runs_the_example_of_the_readme(tmp_path):
+    """From the source distribution alone, in a folder where the checkout is not."""
+    built = run(sys.executable, "setup.py", "--quiet", "egg_info", "-e", tmp_path, "sdist", "-d", tmp_path)
+    assert built.returncode == 0, built.stderr
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    others = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "others.pth").write_text("\n".join(others))
+    (archive,) = tmp_path.glob("*.tar.gz")
+
+    def succeed(*command):
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    # The environment's own pip, which cannot change ours: that of another one would remove the package from there.
+    pip_install = ("-m", "pip", "install", "--quiet", "--ignore-installed", "--no-index", "--no-deps")
+    succeed(python, *pip_install, "--no-build-isolation", archive)
+    package = packages / "lazyformer_fairseq"
+    assert (package / "py.typed").is_file() and (package / "corpus" / "report.html.jinja").is_file()
+    assert len([*package.glob("configs/*/*.yaml")]) == len([*ROOT.glob("configs/*/*.yaml")])
+
+    shutil.copytree(ROOT / "tests/fixtures/checkpoints/m2x2", tmp_path / "checkpoints" / "lazyformer_m2x6_s")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    printed = succeed(python, "-c", f"{example}\nimport lazyformer_fairseq\nprint(lazyformer_fairseq.__file__)")
+    *answers, origin = printed.splitlines()
+    assert len(answers) == 3 and Path(origin).parent == package
+    program = tmp_path / "venv" / "bin" / "lazyformer"
+    assert "Pre-train a tiny BERT and a tiny LazyFormer" in succeed(program, "demo", "--help")
+    succeed(program, "demo", "--updates", "6", "--output", "demo")
+    assert (tmp_path / "demo" / "table.md").is_file()
 
 
 # --- which torch
@@ -306,7 +354,7 @@ def test_set_up_keeps_the_wheel_that_it_builds_or_says_that_there_is_none(wheel,
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize("target", ["setup", "test", "test-all", "demo", "lint", "format", "clean"])
+@pytest.mark.parametrize("target", ["setup", "test", "test-all", "demo", "docs", "lint", "format", "clean"])
 def test_make_sets_up_again_when_what_it_depends_on_has_changed(tmp_path, target):
     def plan(*arguments):
         """What make would run, with an environment that is filled already."""

@@ -34,16 +34,16 @@ _OF_TRANSFORMERS = (
     "LazyFormerForTokenClassification",
 )
 # Public names and the modules that define them; a module is loaded when its name is first used.
-_PUBLIC = {
-    "CausalLanguageModel": "fairseq_plugin.models",
-    "LazyFormerModel": "fairseq_plugin.models",
+PUBLIC = {
     "build": "modules.networks.named",
     "load": "evaluation.loading",
     "open_masked_text": "data.masked_text",
     "save": "evaluation.export",
+    "CausalLanguageModel": "fairseq_plugin.models",
+    "LazyFormerModel": "fairseq_plugin.models",
     **dict.fromkeys(_OF_TRANSFORMERS, "huggingface"),
 }
-__all__ = ["USER_DIR", "register", *_PUBLIC]
+__all__ = ["USER_DIR", "register", *PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
@@ -53,14 +53,14 @@ def __getattr__(name: str) -> Any:
         UserError: a package that the name needs is not installed.
         AttributeError: the package has no such name.
     """
-    if name not in _PUBLIC:
+    if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _PUBLIC[name].startswith("fairseq_plugin."):
+    if PUBLIC[name].startswith("fairseq_plugin."):
         needs_fairseq(name, without=f"{__name__}.load and {__name__}.build")
         register()
     if name in _OF_TRANSFORMERS:
         needs_transformers(f"{__name__}.{name}")
-    return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{PUBLIC[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -154,7 +154,7 @@ if [ -n "$with_fairseq" ]; then
   step "Installing fairseq (3 minutes where it has to be compiled)" "$build_advice" install_fairseq
 fi
 step "Installing the other packages (1 minute)" "$network_advice" \
-  pip_install --no-build-isolation --constraint "$constraints" --editable '.[test,corpus,cluster,bench,huggingface]'
+  pip_install --no-build-isolation --constraint "$constraints" --editable '.[test,corpus,cluster,bench,huggingface,docs]'
 # A CPU build of torch brings no triton, whose interpreter runs a GPU's kernels in tests.
 "$python" -c 'import triton' 2>/dev/null ||
   step "Installing triton's interpreter (15 s)" "$network_advice" \

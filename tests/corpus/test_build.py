@@ -441,7 +441,7 @@ def test_a_tokenizer_of_ones_own(text, tmp_path):
     for name in ("tokenizer/tokenizer.json", "dict.txt", "shard0/train.bin", "shard0/valid.bin"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
     for options, message in {
-        f"{mine} --cased": "--cased: the settings of --tokenizer decide",
+        f"{mine} --cased": "--cased: the tokenizer of --tokenizer decides",
         f"--tokenizer {tmp_path / 'no'}": "is .* a tokenizer folder",
     }.items():
         with pytest.raises(UserError, match=message):

@@ -25,7 +25,7 @@ FINE_TUNED = [task for task in TASKS.values() if "train" in task.splits]
 def test_tasks_are_found_by_name_and_folder():
     assert find_task("sts-b").name == "STS-B"
     assert find_task("diagnostic").name == "AX" and TASKS["AX"].head_name == TASKS["MNLI"].head_name
-    with pytest.raises(UserError, match=r"'STS' is no GLUE task.*CoLA.*STS-B"):
+    with pytest.raises(UserError, match=r"'STS' is not a GLUE task.*CoLA.*STS-B"):
         find_task("STS")
 
 

@@ -206,7 +206,7 @@ def test_tasks_epochs_and_executors(tmp_path, monkeypatch):
     assert choose_executor(ExecutorOptions(workers=3), tmp_path, "jobs").free == 3
     for make, words in (
         (lambda: GLUE.choose_tasks(("RTE", "rte")), "twice"),
-        (lambda: GLUE.choose_tasks(("RTEE",)), "no GLUE task"),
+        (lambda: GLUE.choose_tasks(("RTEE",)), "not a GLUE task"),
         (lambda: choose_epochs(GLUE, tasks, 10, ("MNLI",)), "--epochs"),
         (lambda: choose_epochs(GLUE, tasks, 10, ("MNLI=0",)), "--epochs"),
         (lambda: choose_gpus("0"), "nvidia-smi shows no GPU"),

@@ -174,7 +174,7 @@ def test_user_errors():
     del batch["target"]
     with pytest.raises(UserError, match="no labels"):
         criterion(model, batch)
-    with pytest.raises(UserError, match="--task glue alone"):
+    with pytest.raises(UserError, match="only with --task glue"):
         GlueCriterion(SimpleNamespace())
 
 
@@ -191,7 +191,7 @@ def test_tokenizer_is_found_beside_the_checkpoint(toy_glue, glue_config, data_fo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--glue-task COCA", "'COCA' is no GLUE task"),
+        ("--glue-task COCA", "'COCA' is not a GLUE task"),
         ("--best-checkpoint-metric f1", "--best-checkpoint-metric f1: CoLA has loss, matthews, accuracy"),
         ("--best-checkpoint-metric matthews", "add --maximize-best-checkpoint-metric"),
         ("--maximize-best-checkpoint-metric", "drop --maximize-best-checkpoint-metric"),

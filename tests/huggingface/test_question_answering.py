@@ -87,7 +87,11 @@ def test_a_bert_comes_back_with_its_span_head(form, paragraphs, tmp_path):
     answers = [their_answers(tmp_path / name, each, paragraphs) for name, each in (("in", theirs), ("back", model))]
     assert list(answers[0]) == list(answers[1])
     card = (tmp_path / "back" / "README.md").read_text()
-    for known in ("pipeline_tag: question-answering", "AutoModelForQuestionAnswering", "| span head | spans: where"):
+    for known in (
+        "pipeline_tag: question-answering",
+        "AutoModelForQuestionAnswering",
+        "| span head | spans: the start",
+    ):
         assert known in card
 
 

@@ -121,7 +121,7 @@ def test_several_streams_and_zeros_after_them_but_no_text(tmp_path, suffix):
     path.write_bytes(COMPRESS[suffix](b"One.\n\nTw") + COMPRESS[suffix](b"") + COMPRESS[suffix](b"o.\n") + bytes(5000))
     assert texts(path, "text") == ["One.", "Two."]
     path.write_bytes(gzip.compress(b"One.\n\n") + b"plain text")
-    with pytest.raises(BadInputError, match=r"byte 26: its gz data are damaged"):
+    with pytest.raises(BadInputError, match=r"byte 26: the gz data is damaged"):
         texts(path, "text")
 
 

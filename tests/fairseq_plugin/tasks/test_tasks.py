@@ -266,7 +266,7 @@ def test_lengths_that_cannot_be_are_said_before_training(lm_data, tmp_path, fair
         ("--tgt-len 0", "--tgt-len 0: must be 1 or more"),
         ("--valid-tgt-len -1", "--valid-tgt-len -1: must be 1 or more"),
         ("--tgt-len 5000", r"are \d+ per row, but a segment has 5000 \(--tgt-len\)"),
-        ("--batch-size 5000", r"in 5000 rows \(batch size x workers\) are 0 a row"),
+        ("--batch-size 5000", r"in 5000 rows \(batch size x workers\) are 0 per row"),
         ("--mem-len -1", "--mem-len -1: must be 0"),
         ("--mem-len 4000", r"--mem-len 4000: .* longer than a stream, which has \d+"),
     ):

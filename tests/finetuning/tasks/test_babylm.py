@@ -120,7 +120,7 @@ def test_what_cannot_be_trained_is_refused(toy_babylm, tmp_path):
     words = ["finetune", f"m={START}", "--task", "babylm", "--output", tmp_path / "out", "--data", toy_babylm]
     assert f"{toy_babylm}: contains no training file of BabyLM-BoolQ; give" in refusal(*words, "--tasks", "boolq")
     assert "'STS-B' is not a BabyLM task; choose from BabyLM-BoolQ" in refusal(*words, "--tasks", "STS-B")
-    assert "--protocol par: BabyLM has babylm" in refusal(*words, "--protocol", "par")
+    assert "--protocol par: for BabyLM give one of babylm" in refusal(*words, "--protocol", "par")
     assert not (tmp_path / "out").exists()
 
 

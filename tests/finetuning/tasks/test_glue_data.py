@@ -135,7 +135,11 @@ def test_a_second_time_it_is_reused_or_refused(copied):
     ("file", "change", "message"),
     [
         ("train.tsv", lambda text: text + "1\tanna", "train.tsv, line 66: found 2 fields, needed"),
-        ("dev.tsv", lambda text: text.replace("not_entailment", "maybe", 1), "dev.tsv, line 3: label 'maybe' is none"),
+        (
+            "dev.tsv",
+            lambda text: text.replace("not_entailment", "maybe", 1),
+            "dev.tsv, line 3: label 'maybe' is not one of RTE's labels",
+        ),
     ],
 )
 def test_a_wrong_row_leaves_nothing(copied, file, change, message):

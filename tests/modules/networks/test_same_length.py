@@ -66,7 +66,7 @@ def test_all_back_ends_compute_the_same(pattern, name, before):
 @pytest.mark.parametrize(
     ("pattern", "mem_len", "message"),
     [
-        ("sf s[fixed=8]", 8, r"--same-length cannot be used with s\[fixed=8\]: blocks and their summaries"),
+        ("sf s[fixed=8]", 8, r"--same-length cannot be used with s\[fixed=8\]: queries see blocks and summaries"),
         ("sf", 0, "--same-length with --mem-len 0: .* only itself"),
     ],
 )

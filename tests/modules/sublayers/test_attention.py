@@ -96,7 +96,7 @@ def test_it_is_attention_of_own_queries(given, back_end):
     [
         ("f", "this k has no s below it whose keys and values it could reuse"),
         ("s[buckets=4]", "buckets does not share its keys and values: they are its queries, too"),
-        ("s[window=2,global=1]", "its global tokens have keys and values of their own"),
+        ("s[window=2,global=1]", "its global tokens have their own keys and values"),
         ("s[synthesizer=random]", "its scores are made for its own input"),
     ],
 )

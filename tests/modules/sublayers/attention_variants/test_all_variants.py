@@ -278,7 +278,12 @@ def test_every_back_end_computes_the_same_or_refuses(direction, s, back_end):
         (ENCODER, "s[window=2,dilation=2,dilated_heads=4]", {}, "dilated_heads=4, but the number of heads is 2"),
         (ENCODER, "s[linformer=2]", {"relative_position_buckets": 8}, "linformer=2.*--relative-position-buckets 0"),
         (CAUSAL, "s[window=2,global=1]", {"mem_len": 5}, r"--mem-len 5 .* s\[window=2,global=1\].*--mem-len 0"),
-        (CAUSAL, "s[synthesizer=random]", {"mem_len": 3}, "--mem-len 3 cannot be .*: a synthesizer has .*--mem-len 0"),
+        (
+            CAUSAL,
+            "s[synthesizer=random]",
+            {"mem_len": 3},
+            "--mem-len 3 cannot be .*: a synthesizer only has .*--mem-len 0",
+        ),
         (CAUSAL, "s[positions=absolute]", {"mem_len": 3}, "--mem-len 3 cannot be .*: absolute positions are counted"),
         (CAUSAL, "s[positions=absolute,length=9] s[positions=absolute,length=8]", {}, "length=8.: another .* length=9"),
         (ENCODER, "s[positions=absolute]", {}, r"not for encoders: an encoder has learned positions already"),

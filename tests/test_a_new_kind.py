@@ -204,7 +204,8 @@ def outside(tmp_path, warm_python, monkeypatch):
 def test_a_package_is_found(how, outside):
     command, shown = re.search(r"^```bash\n(.*)\n```\n\n```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL).groups()
     assert "LAZYFORMER_KINDS=my_kinds " in command
-    search = "lazyformer search run --help && lazyformer search . out --task masked-lm --arch bert_tiny --candidates q"
+    search = "lazyformer search . out --task masked-lm --arch bert_tiny --candidates q"
+    search = f"lazyformer search run --help && touch dict.txt && {search}"
     known = outside(how, f"{command.split(' ', 1)[1]} && {search}")
     assert known.stdout.startswith(shown.rstrip()), known.stderr
     assert "m (local mean)" in " ".join(known.stdout.split()), "help"
@@ -232,7 +233,7 @@ register(Kind({!r}, "mine", "", "", dict.fromkeys((ENCODER, CAUSAL), "mine:Gone"
             "entry point",
             "mine",
             ROW.format("s"),
-            "*mine of my-kinds: ValueError: s (mine): there is s (self-attention) *",
+            "*mine of my-kinds: ValueError: s (mine) is taken: s (self-attention) exists already*",
         ),
         ("variable", "mine", ROW.format("q"), "mine (q): cannot import its class mine:Gone: AttributeError: *"),
     ],

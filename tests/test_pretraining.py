@@ -88,7 +88,7 @@ def test_masks_that_cannot_be_are_refused_before_anything_is_read(data_folder, t
     for options, message in (
         ("--mask-prob 0.3:0.15 --max-epoch 1", r"--mask-prob 0.3:0.15: .* with --max-update"),
         ("--mask-prob 0.3:1.5 --max-update 1", "--mask-prob 1.5: must be from 0 to 1"),
-        ("--whole-word-masks --max-update 1", r"--whole-word-masks: no tokenizer .*lazyformer corpus writes one"),
+        ("--whole-word-masks --max-update 1", r"--whole-word-masks: needs a tokenizer .*lazyformer corpus. writes one"),
     ):
         with pytest.raises(UserError, match=message):
             fairseq_train(bare, f"{TINY} {options}", tmp_path / "run")

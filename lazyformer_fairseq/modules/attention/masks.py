@@ -289,7 +289,7 @@ def _table(by_head: list[list[tuple[int, ...]]], nothing: tuple[int, ...], devic
 
 
 class Blocks(NamedTuple):
-    """What a mask shows of each block of queries and keys, (1, R, C), or (N, R, C) if heads differ.
+    """Visibility of each block of queries and keys under a mask, (1, R, C), or (N, R, C) if heads differ.
 
     Padding is not considered.
 

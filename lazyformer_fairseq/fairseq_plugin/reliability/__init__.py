@@ -1,1 +1,1 @@
-"""Safety of long runs: whole checkpoints, preemption, exact resume, bad numbers, bad files."""
+"""Safety of long fairseq runs: intact checkpoints, preemption, exact resuming, bad updates and damaged files."""

@@ -1,10 +1,12 @@
-"""NaN, Inf and loss spikes in fairseq's trainer: the adapter of :mod:`lazyformer_fairseq.training.update_guard`.
+"""Handling of NaN, Inf and loss spikes in fairseq's trainer, an adapter of the trainer to ``training/update_guard.py``.
 
-fairseq raises FloatingPointError at the first NaN in full precision and bf16, and the run is over. Here a bad update
-leaves ``train_step`` by an exception unknown to fairseq: weights, optimizer, EMA and meters stay untouched.
+In full precision and in bf16, fairseq raises FloatingPointError at the first NaN, which ends the run. Here a bad update
+leaves ``train_step`` through an exception that fairseq does not know, so weights, optimizer, EMA and meters stay
+untouched.
 
-fairseq still handles an overflow of fp16's loss scaler: the scaler halves its scale and fairseq tries the update
-again. An overflow is about the scale, not the numbers, until the scale is at its minimum; only then is the update bad.
+An overflow of the fp16 loss scaler is still left to fairseq: the scaler halves its scale, and fairseq repeats the
+update. As long as the scale is above its minimum, an overflow only says that the scale is too large. At the minimum the
+numbers themselves are wrong, so the update is bad.
 """
 
 import logging
@@ -28,24 +30,30 @@ logger = logging.getLogger(__name__)
 
 
 class ScalerOverflowError(Exception):
-    """fairseq's OverflowError under a name that it does not catch: its handler needs a GPU."""
+    """A loss scaler's overflow on a CPU; fairseq would catch OverflowError, but its handler needs a GPU."""
 
 
 class TrainerGuard(UpdateGuard):
-    """Guard of one of fairseq's trainers.
+    """The judge of the updates of one fairseq trainer.
+
+    Attributes:
+        loss: the loss per prediction of the current update, in nats or the criterion's own unit; None until it is
+            known, and if there is none.
+        gradient_norm: the gradient norm of the current update; None until it is known.
+        logs, sample_sizes: the logged values and the sample sizes of the current update, from which both are computed.
 
     Raises:
         UserError: ``--loss-spike`` is out of range.
     """
 
     def __init__(self, trainer):
-        # Other tasks have no such options: the defaults then apply.
+        # Tasks from elsewhere do not have these options, so the defaults apply to them.
         max_in_a_row, max_rollbacks, spike = (
             getattr(trainer.cfg.task, name, getattr(ReliabilityConfig, name))
             for name in ("max_skipped_updates", "max_rollbacks", "loss_spike")
         )
         if spike and not spike > 1:
-            raise UserError(f"--loss-spike {spike}: must be more than 1, or 0 for never")
+            raise UserError(f"--loss-spike {spike}: must be greater than 1, or 0 to disable it")
         super().__init__(max_in_a_row, max_rollbacks, spike)
         self.trainer = trainer
         self.checkpoints = GoodCheckpoints(trainer.cfg.checkpoint.save_dir, trainer.checkpoint_suffix)
@@ -53,27 +61,35 @@ class TrainerGuard(UpdateGuard):
         trainer.get_criterion().register_forward_hook(self.hear_batch)
 
     def begin_update(self) -> None:
-        """Forget the numbers of the update before."""
+        """Forget the numbers of the previous update."""
         self.logs: list[dict] = []
         self.sample_sizes: list = []
         self.loss: Optional[float] = None
         self.gradient_norm: Optional[float] = None
 
     def hear_batch(self, criterion, _, output: tuple) -> None:
-        """Keep what the criterion logs for a batch, and the sample size, still on the device: its forward hook."""
+        """Keep the criterion's logged values and sample size for a batch, on their device; a forward hook."""
         if criterion.training:
             _, sample_size, log = output
             self.logs.append(log)
             self.sample_sizes.append(sample_size)
 
     def hear_all_processes(self, logs: list[dict], sample_size) -> None:
-        """Keep the sums of the whole update instead, where several processes share it."""
+        """Replace this process's numbers by the sums over all processes that share the update."""
         self.begin_update()
         self.logs = list(logs)
         self.sample_sizes = [sample_size]
 
     def watch(self, make: Callable[[], Any], samples: list) -> Any:
-        """Have fairseq make an update, of which nothing but its number is left where it is a bad one."""
+        """Have fairseq make an update; if it is bad, undo everything but the count of updates.
+
+        Args:
+            make: makes the update and returns fairseq's logging output.
+            samples: the batches of the update, for the report.
+
+        Returns:
+            The output of `make`; None if the update was not made.
+        """
         trainer = self.trainer
         output = None
         before = trainer.get_num_updates()
@@ -83,7 +99,7 @@ class TrainerGuard(UpdateGuard):
                 output = make()
         except BadUpdateError as bad:
             if trainer.cfg.common.amp:
-                trainer.optimizer.scaler.update()  # it has unscaled the gradients and expects a step
+                trainer.optimizer.scaler.update()  # the scaler has unscaled the gradients and expects a step
             self.skip_update(bad, samples)
         except ScalerOverflowError as overflow:
             logger.info("NOTE: gradient overflow detected, ignoring gradient, %s", overflow)
@@ -91,23 +107,27 @@ class TrainerGuard(UpdateGuard):
         else:
             if trainer.get_num_updates() > before:
                 self.accept(self.loss)
-        # fairseq's own type of meter, so that a run without the plugin can read the checkpoint.
+        # These are meters of fairseq's own type, so that a run without the plugin can read the checkpoint.
         metrics.log_scalar("skipped", self.skipped, weight=0, priority=710)
         metrics.log_scalar("rollbacks", self.rollbacks, weight=0, priority=711)
         return output
 
     def watch_clipping(self, clip: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Have fairseq clip the gradient, the last thing before the optimizer steps; return its norm.
+        """Have fairseq clip the gradient, and judge the update; nothing else happens before the optimizer steps.
+
+        Returns:
+            The gradient norm before clipping.
 
         Raises:
-            BadUpdateError: the optimizer must not step.
+            BadUpdateError: the update is bad, so the optimizer must not step.
+            ScalerOverflowError: the fp16 gradient overflowed on a CPU.
         """
         trainer = self.trainer
         amp = self.trainer.cfg.common.amp
         try:
             norm = clip()
             if amp and not norm.isfinite():
-                return norm  # an overflow, which torch's scaler handles within the optimizer's step
+                return norm  # an overflow, which torch's scaler handles in the optimizer's step
             return self.judge_on_host(norm)
         except OverflowError as overflow:
             if trainer.cuda:
@@ -116,26 +136,33 @@ class TrainerGuard(UpdateGuard):
         except FloatingPointError as error:
             self.read_numbers(torch.tensor(math.nan))
             if not amp:
-                trainer.optimizer.scaler._iter += 1  # as its own skipping does; the next overflow divides by it
+                # fairseq's scaler also counts the updates that it skips; at the next overflow it divides by the count.
+                trainer.optimizer.scaler._iter += 1
             raise BadUpdateError("the gradient is NaN or Inf at the smallest loss scale") from error
 
     def judge_on_host(self, gradient_norm: torch.Tensor) -> torch.Tensor:
-        """Raise BadUpdateError, or return the gradient's norm, moved to the CPU.
+        """Judge the update and return its gradient norm on the CPU.
 
-        One copy brings norm, sample size and all logged values to the host. Right after this fairseq checks that the
-        norm is finite and reads the others for its meters; each read would wait for the GPU.
+        A single copy moves norm, sample size and all logged values to the host. Right afterwards fairseq checks that
+        the norm is finite and reads the other values for its meters, and each of these reads would wait for the GPU.
+
+        Raises:
+            BadUpdateError: the update is bad, so the optimizer must not step.
         """
         on_host = self.read_numbers(gradient_norm)
         self.judge(self.loss, self.gradient_norm)
         return on_host
 
     def read_numbers(self, gradient_norm: torch.Tensor) -> torch.Tensor:
-        """Set the update's norm and loss; the loss is None if there was nothing to predict or the criterion logs none.
+        """Set the gradient norm and the loss of the update, and move all logged values to the host, for fairseq.
 
-        The logged values move to the host, where fairseq will look for them.
+        The loss is None if there was nothing to predict or if the criterion logs no loss.
+
+        Returns:
+            The gradient norm on the CPU.
 
         Raises:
-            UserError: there is a bound on the loss, but no loss to compare.
+            UserError: ``--loss-spike`` is given, but the criterion logs no loss.
         """
         losses = [log["loss"] for log in self.logs if "loss" in log]
         if self.spike and not losses:
@@ -159,24 +186,28 @@ class TrainerGuard(UpdateGuard):
 
     @property
     def unit(self) -> str:
-        """Return the unit of losses for the user, as in the training log."""
+        """The unit in which losses are reported to the user, the same as in the training log."""
         if getattr(self.trainer.get_criterion(), "is_regression", False):
             return "squared error"
         return "bits"
 
     def in_unit(self, loss: Optional[float]) -> Optional[float]:
-        """Return a loss in that unit."""
+        """Convert a loss from nats, or the criterion's own unit, to :attr:`unit`."""
         if loss is not None and self.unit == "bits":
             return loss / math.log(2)
         return loss
 
     def skip_update(self, reason: BadUpdateError, samples: list) -> None:
-        """Count the update, whose gradient nobody will use; after too many in a row roll back, or stop the run.
+        """Drop the gradient of an update but count the update; after too many in a row, roll back or stop the run.
 
-        A skipped update counts as one of the run's, so schedule, data and checkpoints continue as without the skip.
+        Because a skipped update counts, schedule, data and checkpoints continue as if it had been made.
+
+        Args:
+            reason: why the update is bad.
+            samples: the batches of the update, for the report.
 
         Raises:
-            UserError: there were too many rollbacks already, or there is no checkpoint yet.
+            UserError: the run has no rollback left, or there is no checkpoint yet to roll back to.
         """
         trainer = self.trainer
         update = trainer.get_num_updates()
@@ -196,14 +227,15 @@ class TrainerGuard(UpdateGuard):
         )
         trainer.zero_grad()
         if getattr(trainer.optimizer, "_multiply_factor", None) is not None and trainer.optimizer.scaler is None:
-            trainer.optimizer._multiply_factor = 1.0  # fairseq expects that bf16 never skips a step
+            # fairseq resets the factor only in a step, because it expects that bf16 never skips one.
+            trainer.optimizer._multiply_factor = 1.0
         if reaction is Reaction.CONTINUE:
             trainer.set_num_updates(update + 1)
         elif reaction is Reaction.ROLL_BACK:
             self._roll_back()
         else:
             self._stop(f"after {self.rollbacks} rollbacks (--max-rollbacks)")
-        trainer.task.forget_memory()  # activations that the next update would have started from
+        trainer.task.forget_memory()  # the bad update has left activations there for the next one
 
     def _roll_back(self) -> None:
         counts = self.state_dict()
@@ -214,15 +246,16 @@ class TrainerGuard(UpdateGuard):
         self.rollbacks += 1
         self.skipped_in_a_row = 0
         self._warn(
-            f"{self.max_in_a_row} updates in a row were bad: back to {path}, update {self.trainer.get_num_updates()}, "
-            f"and other data follow; rollback {self.rollbacks} of {self.max_rollbacks}"
+            f"{self.max_in_a_row} updates in a row were bad: the run goes back to {path}, update "
+            f"{self.trainer.get_num_updates()}, and continues on other data; rollback {self.rollbacks} of "
+            f"{self.max_rollbacks}"
         )
 
     def _stop(self, why: str) -> None:
         folder = write_report(self)
         raise UserError(
             f"stopped at update {self.trainer.get_num_updates() + 1}: {self.skipped_in_a_row} updates in a row had bad "
-            f"numbers ({self.bad[-1].reason}), {why}. {folder / REPORT} says which batches, and what to try"
+            f"numbers ({self.bad[-1].reason}), {why}. {folder / REPORT} lists the batches and what to try"
         )
 
     def _warn(self, message: str) -> None:
@@ -231,7 +264,12 @@ class TrainerGuard(UpdateGuard):
             logger.warning(message)
 
     def load(self, extra_state: Optional[dict[str, Any]], starts_anew: bool) -> None:
-        """Load counts from a checkpoint, if there is one. A run that starts from another's weights counts anew."""
+        """Restore the counts of skipped updates and rollbacks, and ignore checkpoints newer than the loaded one.
+
+        Args:
+            extra_state: the extra state of the checkpoint that was loaded; None if there was none.
+            starts_anew: whether the run takes only the weights of the checkpoint; it then counts from zero.
+        """
         if extra_state is not None and not starts_anew and "bad_updates" in extra_state:
             self.load_state_dict(extra_state["bad_updates"])
         if self.trainer.is_data_parallel_master:
@@ -239,18 +277,18 @@ class TrainerGuard(UpdateGuard):
 
 
 def can_be_guarded(trainer) -> bool:
-    """Return False where processes see different gradients (BMUF, SlowMo, sharded weights), and on a TPU."""
+    """Return whether all processes of a run see the same gradients: not with BMUF, SlowMo or FSDP, nor on a TPU."""
     cfg = trainer.cfg
     local_steps = cfg.optimization.use_bmuf or cfg.distributed_training.ddp_backend == "slowmo"
     return not (local_steps or trainer.is_fsdp or trainer.tpu)
 
 
 def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
-    """Return numbers and tensors of one element as a float64 vector, by one copy from the device of `like`."""
+    """Return numbers and one-element tensors as a float64 vector on the CPU, in a single copy from `like`'s device."""
     on_device = [
         value.detach().double().reshape(())
         if torch.is_tensor(value) and value.device == like.device
-        # A fill, not a copy: it need not wait.
+        # Filling a tensor does not wait for the GPU, while copying a number to it would.
         else like.new_full((), float(value), dtype=torch.float64)
         for value in (like, *others)
     ]
@@ -259,7 +297,7 @@ def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
 
 @contextmanager
 def _aggregators_left_behind() -> Iterator[None]:
-    """Leave fairseq's contexts of meters, which do not end themselves when an exception passes through them."""
+    """Leave the contexts in which fairseq aggregates metrics, which an exception would not close."""
     active = metrics._active_aggregators.copy()
     counts = metrics._active_aggregators_cnt.copy()
     try:
@@ -272,11 +310,14 @@ def _aggregators_left_behind() -> Iterator[None]:
 
 
 class GoodCheckpoints:
-    """Checkpoints of a folder that a run can go back to.
+    """The checkpoints in a folder to which a run can roll back.
 
     Args:
-        folder: where the run saves, ``--save-dir``.
-        suffix: ``--checkpoint-suffix``, which tells runs in one folder apart.
+        folder: the run's ``--save-dir``.
+        suffix: the run's ``--checkpoint-suffix``, which distinguishes runs that share a folder.
+
+    Attributes:
+        left_behind: by path and modification time, the number of updates above which a checkpoint is ignored.
     """
 
     def __init__(self, folder: str, suffix: str = ""):
@@ -285,26 +326,32 @@ class GoodCheckpoints:
         self.left_behind: dict[tuple[Path, int], int] = {}
 
     def leave_behind(self, updates: int) -> None:
-        """Ignore checkpoints of more than `updates`, which the run has abandoned; one saved again counts again."""
+        """Ignore the present checkpoints of more than `updates` updates, which the run has abandoned.
+
+        A checkpoint that is saved again later under the same name is not ignored.
+        """
         for path in checkpoints_in(self.folder, self.suffix):
             version = path, path.stat().st_mtime_ns
             self.left_behind[version] = min(updates, self.left_behind.get(version, updates))
 
     def choose(self, first_bad: int) -> Optional[Path]:
-        """Choose the newest whole checkpoint whose weights then made a good update; failing that, the newest whole one.
+        """Choose the newest intact checkpoint that a good update followed, or else the newest intact one.
 
-        All files are read to see that they are whole.
+        This reads all files to check that they are intact.
 
         Args:
-            first_bad: updates made before the first bad one. A checkpoint saved there or later holds the weights that
-                gave the bad numbers.
+            first_bad: the number of updates before the first bad one. A checkpoint with this many updates or more holds
+                the weights that gave the bad numbers.
+
+        Returns:
+            The path of the checkpoint; None if there is no intact one.
         """
         found = {}
         for path in checkpoints_in(self.folder, self.suffix):
             try:
                 updates, has_optimizer = look_into(path)
             except UserError as error:
-                logger.warning("not gone back to: %s", error)
+                logger.warning("the rollback passes over a checkpoint: %s", error)
                 continue
             if has_optimizer and updates <= self.left_behind.get((path, path.stat().st_mtime_ns), updates):
                 found[path] = updates
@@ -312,13 +359,19 @@ class GoodCheckpoints:
 
 
 def roll_back(trainer, checkpoints: GoodCheckpoints, first_bad: int) -> Optional[Path]:
-    """Load weights, optimizer, schedule and the number of updates; the data continues from where it is, as in PaLM.
+    """Roll a run back to a checkpoint, except for the data, which continue from where they are.
 
-    Chowdhery et al., 2022 (arXiv 2204.02311), section 5.1: the same weights on other batches do not spike again. Every
-    process takes the file that the first one chooses. Meters and the time spent stay.
+    This restores weights, optimizer, schedule and the number of updates; meters and the training time are kept. All
+    processes load the file that the first one chooses. Source: PaLM (Chowdhery et al., 2022, arXiv 2204.02311, section
+    5.1), where the same weights did not spike again on other batches.
+
+    Args:
+        trainer: the trainer of the run.
+        checkpoints: the checkpoints of the run.
+        first_bad: the number of updates before the first bad one.
 
     Returns:
-        The checkpoint's path; None where there is none.
+        The path of the checkpoint; None if there is none.
     """
     if trainer.is_data_parallel_master:
         path = checkpoints.choose(first_bad)
@@ -334,7 +387,7 @@ def roll_back(trainer, checkpoints: GoodCheckpoints, first_bad: int) -> Optional
 
 
 def write_report(guard: TrainerGuard) -> Path:
-    """Write ``bad_updates.json`` into the folder of checkpoints, and return the folder. Every process must call it."""
+    """Write ``bad_updates.json`` into ``--save-dir`` and return the folder; all processes must call this."""
     trainer = guard.trainer
     folder = Path(trainer.cfg.checkpoint.save_dir)
     bad_of_processes = [list(guard.bad)]

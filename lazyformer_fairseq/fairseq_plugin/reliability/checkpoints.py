@@ -1,8 +1,8 @@
-"""Checkpoints of fairseq's runs, in the format of ``storage/checkpoint_file.py``; the one that a run starts from.
+"""Checkpoints of fairseq runs: saving, safe loading, and the choice of the one that a run starts from.
 
-fairseq would run code from somebody else's file, or follow names in it out of a folder. It starts from scratch where
-``checkpoint_last.pt`` is missing, and stops where it is damaged. Here the newest intact one is taken then, the same on
-all ranks; and what is removed is never the last intact one.
+Files have the format of ``storage/checkpoint_file.py``. fairseq alone would run code in an untrusted file, or follow
+paths in it that lead out of its folder. fairseq starts from scratch if ``checkpoint_last.pt`` is missing and stops if it
+is damaged. Here, all ranks load the newest intact checkpoint in both cases, and the last intact one is never removed.
 """
 
 import ast
@@ -47,28 +47,30 @@ logger = logging.getLogger(__name__)
 
 
 class NotSavedError(UserError):
-    """A checkpoint could not be written. What was there before is unchanged."""
+    """An error about a checkpoint that could not be written; existing files are unchanged."""
 
 
 def check_writable_folder(save_dir: str) -> None:
-    """Make ``--save-dir`` and see that it can be written; fairseq would empty and remove a file ``dummy`` in it.
+    """Create ``--save-dir`` and check that files can be written there.
+
+    fairseq's own check would overwrite and remove a user's file ``dummy`` in the folder.
 
     Raises:
-        UserError: it cannot be made or written.
+        UserError: the folder cannot be created, or no file can be written there.
     """
     try:
         os.makedirs(save_dir, exist_ok=True)
         with tempfile.TemporaryFile(dir=save_dir):
             pass
     except OSError as error:
-        raise UserError(f"--save-dir {save_dir}: cannot be written ({error.strerror}); give another") from error
+        raise UserError(f"--save-dir {save_dir}: cannot be written ({error.strerror}); give another folder") from error
 
 
 def save_whole(state: dict[str, Any], path: str) -> None:
-    """Write a checkpoint, whole or not at all.
+    """Write a checkpoint completely or not at all.
 
     Raises:
-        NotSavedError: there is no room for it, or the file cannot be written.
+        NotSavedError: the disk is full, or the file cannot be written.
     """
     try:
         save(state, path)
@@ -79,9 +81,12 @@ def save_whole(state: dict[str, Any], path: str) -> None:
 
 
 def copying_atomically(_, src_path: str, dst_path: str, overwrite: bool = False):
-    """Stand in for ``PathManager.copy``, by which fairseq gives a checkpoint further names.
+    """Replace ``PathManager.copy``, with which fairseq saves a checkpoint under further names.
 
-    Makes a hard link where the disk has no room for a copy.
+    If the disk has no room for a copy, this makes a hard link instead.
+
+    Raises:
+        NotSavedError: neither a copy nor a link can be made.
     """
     try:
         with open(src_path, "rb") as original, atomic_file(dst_path) as file:
@@ -95,12 +100,18 @@ def copying_atomically(_, src_path: str, dst_path: str, overwrite: bool = False)
             raise NotSavedError(_describe_failure(dst_path, os.path.getsize(src_path), error)) from error
         finally:
             unfinished.unlink(missing_ok=True)
-        logger.warning("%s: no room for a copy (%s); it is %s by another name", dst_path, error.strerror, src_path)
+        logger.warning("%s: no room for a copy (%s), so it is a hard link to %s", dst_path, error.strerror, src_path)
     return True
 
 
 def _describe_failure(path: str, needed: int, error: OSError) -> str:
-    """Return why a file was not saved, in words and bytes."""
+    """Return a message that says why a file was not saved.
+
+    Args:
+        path: the path of the file.
+        needed: the approximate size of the file in bytes.
+        error: the error that writing it raised.
+    """
     folder = Path(path).absolute().parent
     try:
         room = f"{shutil.disk_usage(folder).free:,} bytes are free"
@@ -108,34 +119,37 @@ def _describe_failure(path: str, needed: int, error: OSError) -> str:
         room = f"{folder}: {problem.strerror}"
     return (
         f"{path}: not saved: {error.strerror or error}; it needs about {needed:,} bytes, {room}: make room. "
-        "What was saved before is as it was"
+        "Earlier checkpoints are unchanged"
     )
 
 
-# Reading files that somebody else wrote.
+# Reading files from untrusted sources.
 
 
-MOST_LAYERS = 10_000  # that a setting lists by a product
+MOST_LAYERS = 10_000  # the most values that a product in a setting may list, as in [(512, 3)] * 4
 
 
 def load_safely(path: Union[str, Path], overrides: Optional[dict[str, Any]] = None) -> dict[str, Any]:
-    """Load a checkpoint as fairseq does, whole and checked, without running what it holds; works outside a run too.
+    """Load a checkpoint with fairseq, but check it first and run no code that it contains; this works outside runs too.
 
     Args:
-        path: path of the file.
-        overrides: options in place of the checkpoint's.
+        path: the path of the file.
+        overrides: options that replace those of the checkpoint.
 
     Raises:
-        UserError: it is missing, damaged, or refused for what it holds.
+        UserError: the file is missing, damaged, or rejected because of its contents.
     """
     protect_loads()
     return checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
 
 
 def loading_checked(load_checkpoint_to_cpu, path, *args, **kwargs):
-    """Stand in for fairseq's loader: run no code of the file, whatever the environment says, and verify it before.
+    """Replace fairseq's loader: check the file first, and run no code in it, whatever the environment says.
 
-    Errors name the file and what to do. Safetensors may take the place of a checkpoint.
+    The file may also be an export in safetensors format.
+
+    Raises:
+        UserError: the file is missing, damaged or rejected; the message names the file and says what to do.
     """
     if str(path).endswith(SAFETENSORS):
         state = read_exported(Path(path))
@@ -148,20 +162,21 @@ def loading_checked(load_checkpoint_to_cpu, path, *args, **kwargs):
 
 
 def read_setting(text: str) -> Any:
-    """Return the value of a setting such as ``(0.9, 0.999)`` or ``[(512, 3)] * 4 + [(1024, 1)]``.
+    """Parse a setting such as ``(0.9, 0.999)`` or ``[(512, 3)] * 4 + [(1024, 1)]``, for which fairseq calls ``eval``.
 
-    Values are numbers, strings and containers of these, their sums, and products with numbers, as fairseq's own are.
+    A value may be a number, a string, a container of values, a sum of values, or a product of a value and a number.
+    fairseq's own settings use no other forms.
 
     Raises:
-        UserError: it is anything else; none of it was run.
+        UserError: the text is anything else; no part of it was run.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # of its spelling, which is somebody else's
+        with warnings.catch_warnings(action="ignore"):  # SyntaxWarnings about a text that the user did not write
             return _value_of(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise UserError(
-            f"setting {text[:200]!r}: refused, nothing of it was run: only numbers, strings and lists are values "
-            f"({first_line(error)})"
+            f"setting {text[:200]!r}: refused, none of it was run: a value may only contain numbers, strings and "
+            f"lists ({first_line(error)})"
         ) from None
 
 
@@ -179,57 +194,66 @@ def _value_of(node: ast.expr) -> Any:
 
 
 def refusing_archives(load_archive_file, archive_file):
-    """Stand in for ``load_archive_file``, which unpacks links and absolute names, and moves what they name.
+    """Replace ``load_archive_file``, which unpacks links and absolute paths, and moves the files that they point to.
 
     Raises:
-        UserError: the file is an archive.
+        UserError: the path is that of an archive or a URL, not that of a folder.
     """
     if os.path.isfile(archive_file) or "://" in str(archive_file):
-        raise UserError(f"{archive_file}: refused, nothing of it was unpacked; unpack it, and give the folder")
+        raise UserError(f"{archive_file}: refused, none of it was unpacked; unpack it and give the folder")
     return load_archive_file(archive_file)
 
 
 LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file, relative to --save-dir
-# Of an epoch, an update (of --save-interval-updates, and of --keep-updates-list), the best, the best ones, the last.
+# The names, in this order: of an epoch, of an update (--save-interval-updates), of an update (--keep-updates-list), of
+# the best checkpoint, of the best ones (--keep-best-checkpoints), and of the last.
 _NAME = re.compile(
     r"checkpoint(\d+|_\d+_\d+|_update_\d+|_best|\.best_\S+?_(-?\d+\.\d+|nan\d|-?inf\d)|_last)"
     r"(?P<suffix>\S*)\.pt"
 )
-AT_EVERY_START = "taken at every start, after a kill too; to start so once, give --continue-once and a new --save-dir"
+AT_EVERY_START = (
+    "which is loaded at every start, even after a kill; to load it only once, give --continue-once and a new --save-dir"
+)
 
 
 def listed_name(updates: int, suffix: str) -> str:
-    """Return the name of what ``--keep-updates-list`` keeps; fairseq's removal of old checkpoints does not match it."""
+    """Return the file name of a checkpoint for ``--keep-updates-list``; fairseq does not remove files of this name."""
     return f"checkpoint_update_{updates}{suffix}.pt"
 
 
 def suffix_of(path: Path) -> Optional[str]:
-    """Return fairseq's --checkpoint-suffix in a checkpoint's name; None where the name is no checkpoint's."""
+    """Return the ``--checkpoint-suffix`` in a checkpoint's file name; None if the name is not that of a checkpoint."""
     name = _NAME.fullmatch(path.name)
     return name and name["suffix"]
 
 
 def checkpoints_in(folder: Union[str, Path], suffix: str) -> list[Path]:
-    """Return all checkpoints in a folder from the run with this suffix, newest file first."""
+    """Return all checkpoints with this suffix in a folder, the most recently written first."""
     ages = {}
     for path in Path(folder).glob("checkpoint*.pt"):
-        with suppress(FileNotFoundError):  # a link to nowhere, or just removed
+        with suppress(FileNotFoundError):  # a dangling link, or a file that was just removed
             if suffix_of(path) == suffix and path.is_file():
                 ages[path] = path.stat().st_mtime_ns
     return sorted(ages, key=ages.get, reverse=True)
 
 
 def choose_for_all(cfg: Any, trainer) -> tuple[Any, Optional[Path]]:
-    """Return fairseq's checkpoint options, changed so that it starts from the file of :func:`choose`, and that file.
+    """Choose the checkpoint to start from by :func:`choose`, the same one in all processes.
 
-    The file is None where there is none, or where each process loads its own part of the model.
+    Args:
+        cfg: fairseq's checkpoint options.
+        trainer: the trainer of the run.
+
+    Returns:
+        The checkpoint options with which fairseq starts from the chosen file, and the path of the file. The path is
+        None if there is no checkpoint, or if each process loads its own part of the model.
     """
     if trainer.is_fsdp or getattr(trainer.cfg.model, "base_layers", 0) > 0:  # fairseq splits the model over processes
         return cfg, None
     chosen = _same_on_all_ranks(trainer, lambda: choose(cfg))
     last, start = _names_of(cfg)
     if cfg.restore_file != LAST or chosen in (None, last) or _is_same(chosen, start):
-        return cfg, chosen  # fairseq takes the same
+        return cfg, chosen  # fairseq chooses the same file by itself
     cfg = copy.deepcopy(cfg)
     cfg.restore_file = str(chosen).removesuffix(f"{cfg.checkpoint_suffix}.pt") + ".pt"  # fairseq adds the suffix
     cfg.finetune_from_model = None
@@ -237,12 +261,16 @@ def choose_for_all(cfg: Any, trainer) -> tuple[Any, Optional[Path]]:
 
 
 def choose(cfg: Any) -> Optional[Path]:
-    """Choose the checkpoint that a run with fairseq's checkpoint options starts from; None: from scratch.
+    """Choose the checkpoint that a run starts from, and remove unfinished files that killed processes have left.
 
-    What killed processes left unfinished is removed.
+    Args:
+        cfg: fairseq's checkpoint options.
+
+    Returns:
+        The path of the checkpoint; None if the run starts from scratch.
 
     Raises:
-        UserError: a file that the user named is missing or damaged, or all in the save folder are.
+        UserError: a file that the user named is missing or damaged, or ``--save-dir`` has only damaged checkpoints.
     """
     remove_leftovers(cfg.save_dir)
     last, start = _names_of(cfg)
@@ -250,7 +278,7 @@ def choose(cfg: Any) -> Optional[Path]:
         path = Path(cfg.restore_file.replace(".pt", f"{cfg.checkpoint_suffix}.pt"))  # as fairseq does
         look_into(path)
         if last.is_file() and not _is_same(last, str(path)):
-            logger.warning("%s: passed over for --restore-file %s, %s", last, path, AT_EVERY_START)
+            logger.warning("%s: passed over in favour of --restore-file %s, %s", last, path, AT_EVERY_START)
         return path
     there = checkpoints_in(cfg.save_dir, cfg.checkpoint_suffix)
     others = [path for path in there if path == last or not _is_same(path, start)]
@@ -266,7 +294,7 @@ def choose(cfg: Any) -> Optional[Path]:
         except DamagedCheckpointError as error:
             damaged = [str(error)]
             others.remove(last)
-    updates: dict[Path, int] = {}  # of those that the run can resume from
+    updates: dict[Path, int] = {}  # the number of updates of each checkpoint that the run can resume from
     for path in others:
         try:
             updates[path], has_optimizer = look_into(path)
@@ -275,10 +303,12 @@ def choose(cfg: Any) -> Optional[Path]:
             continue
         if not (has_optimizer or cfg.no_save_optimizer_state):
             del updates[path]
-            damaged.append(f"{path}: holds no state of the optimizer, so no run can resume from it")
+            damaged.append(f"{path}: contains no optimizer state, so no run can resume from it")
     if not updates:
         listed = "\n  ".join(damaged)
-        raise UserError(f"{cfg.save_dir}: holds no intact checkpoint; move these away to start anew\n  {listed}")
+        raise UserError(
+            f"{cfg.save_dir}: holds no intact checkpoint; move these files away to start from scratch\n  {listed}"
+        )
     path = max(updates, key=updates.get)
     said = "\n".join(damaged)
     logger.warning("%s\nThe run resumes from the newest intact checkpoint: %s, update %d", said, path, updates[path])
@@ -286,7 +316,7 @@ def choose(cfg: Any) -> Optional[Path]:
 
 
 def _names_of(cfg: Any) -> tuple[Path, Optional[str]]:
-    """Return the last checkpoint, and the file that fairseq takes where there is none yet."""
+    """Return the path of ``checkpoint_last.pt``, and of the file that fairseq loads as long as that does not exist."""
     last = Path(cfg.save_dir) / LAST.replace(".pt", f"{cfg.checkpoint_suffix}.pt")
     return last, cfg.continue_once or cfg.finetune_from_model
 
@@ -296,10 +326,10 @@ def _is_same(path: Path, other: Optional[str]) -> bool:
 
 
 def _same_on_all_ranks(trainer, choose: Callable[[], Optional[Path]]) -> Optional[Path]:
-    """Choose on rank 0 and send the choice, or the error, to the others, which would otherwise wait forever.
+    """Choose on rank 0 and send the choice to the other ranks, or the error, for which they would wait forever.
 
     Raises:
-        UserError: what `choose` raises, or a process that does not see the file.
+        UserError: `choose` raised it on rank 0, or some ranks cannot read the file.
     """
     chosen = None
     problem = None
@@ -321,7 +351,7 @@ def _same_on_all_ranks(trainer, choose: Callable[[], Optional[Path]]) -> Optiona
 
 
 class CarefulOs:
-    """``os`` as fairseq's ``checkpoint_utils`` sees it: its ``remove`` spares the last intact checkpoint."""
+    """A wrapper of ``os`` for fairseq's ``checkpoint_utils``, whose ``remove`` keeps the last intact checkpoint."""
 
     def __init__(self, module: ModuleType):
         self._os = module
@@ -331,18 +361,18 @@ class CarefulOs:
 
     @staticmethod
     def remove(path) -> None:
-        """Remove an old checkpoint, unless no other one is as good."""
+        """Remove an old checkpoint, unless no other checkpoint in its folder is as complete."""
         path = Path(path)
         suffix = suffix_of(path)
         worth = 0 if suffix is None else _worth(path)
         if worth == 0 or any(_worth(other) >= worth for other in checkpoints_in(path.parent, suffix) if other != path):
             os.remove(path)
         else:
-            logger.warning("%s: kept beyond its time, no other checkpoint beside it is intact", path)
+            logger.warning("%s: kept although it is old, because no other checkpoint in its folder is intact", path)
 
 
 def _worth(path: Path) -> int:
-    """Return 2 where a run can resume from a file, 1 for weights alone (--no-save-optimizer-state), 0 for damage."""
+    """Return 2 if a run can resume from a file, 1 if it has no optimizer state, and 0 if it is damaged."""
     try:
         return 1 + look_into(path).has_optimizer
     except UserError:

@@ -77,7 +77,7 @@ def test_without_any_intact_checkpoint_the_run_stops_and_names_them(data_folder,
         flip_a_bit(path)
     before = {path: path.read_bytes() for path in damaged}
     message = message_of(fairseq_train, data_folder, f"{SAVING} --max-update 10", trained)
-    assert "no intact checkpoint; move these away to start anew" in message
+    assert "no intact checkpoint; move these files away to start from scratch" in message
     assert len(damaged) == 5 and all(f"{path}: truncated, damaged" in message for path in damaged)
     assert {path: path.read_bytes() for path in trained.glob("checkpoint*.pt")} == before
 

@@ -1,8 +1,9 @@
 """Checkpoints of fairseq runs: saving, safe loading, and the choice of the one that a run starts from.
 
 Files have the format of ``storage/checkpoint_file.py``. fairseq alone would run code in an untrusted file, or follow
-paths in it that lead out of its folder. fairseq starts from scratch if ``checkpoint_last.pt`` is missing and stops if it
-is damaged. Here, all ranks load the newest intact checkpoint in both cases, and the last intact one is never removed.
+paths in it that lead out of its folder. It also starts from scratch if ``checkpoint_last.pt`` is missing, and stops if
+the file is damaged. Here, all ranks load the newest intact checkpoint in both cases, and the last intact one is never
+removed.
 """
 
 import ast
@@ -278,7 +279,7 @@ def choose(cfg: Any) -> Optional[Path]:
         path = Path(cfg.restore_file.replace(".pt", f"{cfg.checkpoint_suffix}.pt"))  # as fairseq does
         look_into(path)
         if last.is_file() and not _is_same(last, str(path)):
-            logger.warning("%s: passed over in favour of --restore-file %s, %s", last, path, AT_EVERY_START)
+            logger.warning("%s: passed over for --restore-file %s, %s", last, path, AT_EVERY_START)
         return path
     there = checkpoints_in(cfg.save_dir, cfg.checkpoint_suffix)
     others = [path for path in there if path == last or not _is_same(path, start)]

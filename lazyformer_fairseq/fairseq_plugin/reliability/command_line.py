@@ -1,4 +1,4 @@
-"""Errors and warnings of command lines. This module imports neither fairseq nor torch."""
+"""Printing of errors and warnings on command lines. This module imports neither fairseq nor torch."""
 
 import errno
 import json
@@ -14,9 +14,9 @@ from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.extras import lack_of_fairseq
 from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE
 
-FORWARDED = "LAZYFORMER_SIGNALS_FORWARDED"  # the process that hands signals on to its children
-WITH_FAIRSEQ = ("fairseq", "fairseq_cli", "hydra")  # come and go together
-# Where a file, its folder or its disk is not what a command needs, and only the user can change that.
+FORWARDED = "LAZYFORMER_SIGNALS_FORWARDED"  # environment variable: id of the process that forwards signals to children
+WITH_FAIRSEQ = ("fairseq", "fairseq_cli", "hydra")  # modules that are installed together with fairseq
+# Errors about a file, its folder or its disk that only the user can correct.
 OF_THE_FILE_SYSTEM = (
     errno.EACCES,
     errno.EPERM,
@@ -34,13 +34,16 @@ USER_ERROR = "the user has to mend something"
 
 
 def printing_user_errors(excepthook: Callable) -> Callable:
-    """Return an ``excepthook`` that prints a user's mistake and Ctrl-C as one line, and silence others' warnings.
+    """Return an ``excepthook`` that prints a UserError or Ctrl-C as one line, and silence warnings of other libraries.
 
-    fairseq wraps some errors in its own, so the whole chain is searched. Others go to the hook that was there.
-    hydra would print a traceback of its own, but with HYDRA_FULL_ERROR it leaves errors alone.
+    fairseq wraps some errors in errors of its own, so the whole chain of causes is searched. All other errors go to the
+    previous hook. HYDRA_FULL_ERROR is set so that hydra lets errors pass instead of printing a traceback of its own.
+
+    Args:
+        excepthook: the previous hook.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    # hydra and torch are called in ways that they deprecate: each run would start with a page of warnings.
+    # fairseq calls hydra and torch in deprecated ways, so each run would start with a page of warnings.
     for module in (r"hydra\.", r"fairseq\.", r"torch\.utils\.data\.dataloader"):
         for category in (UserWarning, FutureWarning):
             warnings.filterwarnings("ignore", category=category, module=module)
@@ -51,7 +54,7 @@ def printing_user_errors(excepthook: Callable) -> Callable:
         if user_error is None and not issubclass(error_type, KeyboardInterrupt):
             excepthook(error_type, error, traceback)
             return
-        message = "interrupted; the same command, run again, resumes from what was saved, if anything was"
+        message = "interrupted; run the same command again to resume from what was saved, if anything was"
         if user_error is not None:
             message = f"error: {user_error}"
             note_user_error()
@@ -62,15 +65,22 @@ def printing_user_errors(excepthook: Callable) -> Callable:
 
 
 def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
-    """Return the UserError that led to `error`, itself included, or None; make one for a full disk, or no fairseq.
+    """Find the UserError in the chain of causes of an error, or make one for other errors that only the user can fix.
 
-    A file that the system does not let this process open, or write, or rename makes one where `error` itself says so.
+    A UserError is made for a full disk, a missing fairseq, an error from hydra about a setting, and an `error` that
+    itself says that the system does not let this process open, write or rename a file.
+
+    Args:
+        error: the error, which may itself be a UserError.
+
+    Returns:
+        The UserError; None if the user cannot fix the error.
     """
     if isinstance(error, OSError) and error.errno in OF_THE_FILE_SYSTEM and error.filename is not None:
-        name = error.filename2 or error.filename  # of a rename, the name that is visible
+        name = error.filename2 or error.filename  # after a failed rename, the target: the other name is temporary
         where = os.fsdecode(name) if isinstance(name, (str, bytes)) else name
         return UserError(
-            f"{where}: {error.strerror}; see what stands there and who may write to it, and run the same command again"
+            f"{where}: {error.strerror}; check what is there and who may write to it, and run the same command again"
         )
     spawn = sys.modules.get("torch.multiprocessing.spawn")
     while error is not None and not isinstance(error, UserError):
@@ -88,7 +98,7 @@ def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
 
 
 def _user_error_of_hydra(error: BaseException) -> UserError:
-    """Return hydra's error about a setting, with the nearest names of settings beside it."""
+    """Convert hydra's error about a setting to a UserError that suggests the most similar names of settings."""
     first_line = str(error).partition("\n")[0].removesuffix(".")
     cause = error.__cause__
     known = getattr(cause, "parent_node", None) or ()
@@ -96,8 +106,8 @@ def _user_error_of_hydra(error: BaseException) -> UserError:
 
 
 def _user_error_in_text(traceback: str) -> Optional[UserError]:
-    """Read a UserError in a traceback's text: all that comes from the processes that fairseq starts for its GPUs."""
-    package = UserError.__module__.partition(".")[0]  # of a UserError and those derived from it
+    """Extract a UserError from the text of a traceback, the only form in which errors of child processes arrive."""
+    package = UserError.__module__.partition(".")[0]  # subclasses of UserError are defined in the package, too
     *_, last = [None, *re.finditer(rf"^{package}(\.\w+)+Error: ", traceback, re.MULTILINE)]
     if last:
         return UserError(traceback[last.end() :].partition("\n\n")[0].rstrip())
@@ -105,6 +115,6 @@ def _user_error_in_text(traceback: str) -> Optional[UserError]:
 
 
 def note_user_error() -> None:
-    """Write the file that torchrun looks into when a process of its has failed: another try is useless."""
+    """Report a user's mistake in the file that torchrun reads after a process failed, so that it does not restart."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         Path(path).write_text(json.dumps({"message": USER_ERROR}))

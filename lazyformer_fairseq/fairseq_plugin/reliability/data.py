@@ -1,11 +1,11 @@
-"""A run's place in an epoch of its data.
+"""Resuming in the middle of an epoch, with exactly the samples that the run has not seen yet.
 
-A run resumes with exactly the samples it has not seen. fairseq deals the shuffled batches of an epoch to its processes
-in turn and saves how many rounds are done. That is the place in the order as long as the number of processes and the
-batches stay the same. Here the state also records how the batches were made and how many of them all processes together
-have consumed. Another number of processes is dealt the rest of the same order; for another batch size (in sentences or
-tokens) the rest is cut anew, its samples in the same order. Masks depend on a sample and the epoch alone, so they stay
-as they would have been.
+fairseq deals the shuffled batches of an epoch to its processes in turn and saves the number of rounds. This number
+gives the position only as long as the number of processes and the batches stay the same. Here the state also records
+how the batches were made and how many of them all processes together have consumed. If the number of processes has
+changed, the remaining batches are dealt to the new processes in the same order. If the batch size (in sentences or
+tokens) has changed, the remaining samples are divided into new batches in the same order. Masks depend only on the
+sample and the epoch, so they do not change.
 """
 
 import itertools
@@ -24,16 +24,18 @@ logger = logging.getLogger(__name__)
 
 
 Batches = Sequence[Sequence[int]]
-BatchSize = dict[str, Optional[int]]  # fairseq's max_tokens and max_sentences
+BatchSize = dict[str, Optional[int]]  # with the keys max_tokens and max_sentences, fairseq's names
 
 
 class ExactEpochBatchIterator(EpochBatchIterator):
-    """fairseq's iterator, with a state for other numbers of processes, and other batch sizes if the task helps.
+    """fairseq's iterator, which can also resume with another number of processes or another batch size.
+
+    Another batch size requires that the task has called :meth:`tell_batch_size`.
 
     Attributes:
-        batch_size: what the batches were made with; None where the task did not tell.
-        pieces: of the epoch that was resumed, how batches were made and how many were consumed: one piece, and another
-            for each time that the batch size changed within the epoch. Empty in an epoch from its start.
+        batch_size: the size with which the batches were made; None if the task has not told it.
+        pieces: the history of a resumed epoch: how its batches were made and how many of them were consumed, with one
+            entry more for each change of the batch size within the epoch. Empty if the epoch was not resumed.
     """
 
     def __init__(self, *args, **kwargs):
@@ -41,22 +43,22 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         self.batch_size: Optional[BatchSize] = None
         self.pieces: list[dict[str, Any]] = []
         self._rest: Optional[Batches] = None
-        self._start = 0  # rounds that stand for what was consumed before the epoch was resumed
+        self._start = 0  # number of rounds that represent what was consumed before the epoch was resumed
 
     def tell_batch_size(self, size: BatchSize, make: Callable[[BatchSize], Batches], cut: Callable) -> None:
-        """Learn from the task how batches are made.
+        """Let the task tell how batches are made.
 
         Args:
-            size: the size of the batches.
-            make: makes batches of all samples, of a size.
-            cut: makes batches of some samples, in their order, of a size.
+            size: the current batch size.
+            make: returns batches of all samples for a given batch size.
+            cut: returns batches of the given samples, in their order, for a given batch size.
         """
         self.batch_size = size
         self._make = make
         self._cut = cut
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the epoch, how batches are made and how many are consumed."""
+        """Return the position in the epoch, how its batches are made and how many of them are consumed."""
         state = super().state_dict()
         if state["iterations_in_epoch"]:
             rounds = state["iterations_in_epoch"] - self._start
@@ -66,17 +68,18 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state, also of another number of processes or batch size. With other data the epoch starts anew.
+        """Load a state, even of another number of processes or another batch size; with other data, restart the epoch.
 
         Raises:
-            UserError: the state is of no place in this data.
+            UserError: the state does not describe a position in this data.
         """
         try:
             self._load(state)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(
-                f"the checkpoint's place in epoch {state['epoch']} is not one of this data ({first_line(error)}): give "
-                "--reset-dataloader to begin with the first epoch, or copy an older checkpoint over checkpoint_last.pt"
+                f"the checkpoint's position in epoch {state['epoch']} does not exist in this data "
+                f"({first_line(error)}): give --reset-dataloader to begin with the first epoch, or copy an older "
+                "checkpoint over checkpoint_last.pt"
             ) from error
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -85,34 +88,38 @@ class ExactEpochBatchIterator(EpochBatchIterator):
             return
         if state["samples"] != self._samples():
             logger.warning(
-                "the checkpoint is from the midst of an epoch of %d samples, and now there are %d (other data, or "
-                "other --tokens-per-sample): the epoch starts anew, so some samples come twice",
+                "the checkpoint is from the middle of an epoch of %d samples, but now there are %d (other data, or "
+                "another --tokens-per-sample): the epoch starts again, so some samples are read twice",
                 *(state["samples"], self._samples()),
             )
             super().load_state_dict({**state, "iterations_in_epoch": 0})
             return
         self.pieces = [dict(piece) for piece in state["pieces"]]
         if None not in (self.batch_size, before := self.pieces[-1]["batch_size"]) and self.batch_size != before:
-            logger.info("batch size %s, before %s: the rest of the epoch is cut anew", self.batch_size, self.pieces[-1])
+            logger.info(
+                "batch size %s, before %s: the rest of the epoch is divided into new batches",
+                self.batch_size,
+                self.pieces[-1],
+            )
             self.pieces.append(self._new_piece())
         self._rest = self._what_is_left(state["epoch"], state["shuffle"])
         self._start = max(1, len(self) - math.ceil(len(self._rest) / self.num_shards))
         super().load_state_dict({**state, "iterations_in_epoch": self._start})
 
     def next_epoch_itr(self, *args, **kwargs):
-        """Return the batches of the epoch that begins or is resumed."""
-        if self._next_epoch_itr is None:  # an epoch from its start
+        """Return the iterator over the batches of the epoch that begins or is resumed."""
+        if self._next_epoch_itr is None:  # this epoch was not resumed
             self.pieces = []
             self._rest = None
             self._start = 0
         return super().next_epoch_itr(*args, **kwargs)
 
     def ordered_batches(self, epoch: int, fix_batches_to_gpus: bool, shuffle: bool) -> Batches:
-        """Return this process's batches; where an epoch is resumed, those that are left, behind empty ones."""
+        """Return this process's batches; in a resumed epoch, empty ones followed by those that are left."""
         if self._rest is None:
             return super().ordered_batches(epoch, fix_batches_to_gpus, shuffle)
         mine = ShardedIterator(self._rest, self.num_shards, self.shard_id, fill_value=[])
-        return [[]] * self._start + list(mine)  # fairseq skips the first ones
+        return [[]] * self._start + list(mine)  # fairseq skips the empty ones
 
     def _new_piece(self) -> dict[str, Any]:
         return {"batch_size": self.batch_size, "shards": self.num_shards, "consumed": 0}
@@ -134,7 +141,10 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return left
 
     def _whole_order(self, batches: Batches, shards: int, epoch: int, shuffle: bool) -> list[Sequence[int]]:
-        """Return batches as fairseq deals them to `shards` processes, whose number matters with grouped shuffling."""
+        """Return batches in the order in which `shards` processes together consume them.
+
+        The number of processes only changes the order with grouped shuffling.
+        """
         before = self._frozen_batches, self.num_shards, self.shard_id
         if not self.grouped_shuffling:
             shards = 1
@@ -151,10 +161,10 @@ class ExactEpochBatchIterator(EpochBatchIterator):
 
 
 class ExactGroupedIterator(GroupedIterator):
-    """fairseq's groups of ``--update-freq`` batches, all of them.
+    """fairseq's iterator over groups of ``--update-freq`` batches, which here never loses the last group.
 
-    fairseq counts them from the epoch's start, and leaves out the last one where an epoch is resumed at a batch that is
-    no multiple of the update-freq, as it can be when that has changed.
+    fairseq counts groups from the start of the epoch. It leaves out the last group if an epoch is resumed at a batch
+    whose number is not a multiple of ``--update-freq``, as can happen when the option has changed.
     """
 
     def __init__(self, iterable, chunk_size: int, skip_remainder_batch: bool = False):
@@ -167,4 +177,4 @@ class ExactGroupedIterator(GroupedIterator):
             groups = math.ceil(left / chunk_size)
         self.total = self.n + groups
         if skip_remainder_batch:
-            iterable.take(position + groups * chunk_size)  # else the epoch would not end
+            iterable.take(position + groups * chunk_size)  # otherwise the epoch would not end

@@ -254,7 +254,7 @@ def test_a_checkpoint_of_fairseq_goes_on_and_other_data_starts_the_epoch_anew_an
     state = {key: run.state_dict()[key] for key in ("version", "epoch", "iterations_in_epoch", "shuffle")}
     assert sorted(seen + Run(20, 2, 1, TWO, state).rest()) == list(range(20))
     assert sorted(Run(30, 1, 1, TWO, run.state_dict()).rest()) == list(range(30))
-    assert "an epoch of 20 samples, and now there are 30" in caplog.text
+    assert "an epoch of 20 samples, but now there are 30" in caplog.text
 
 
 def test_a_run_that_leaves_out_the_remainder_ends_its_epoch():

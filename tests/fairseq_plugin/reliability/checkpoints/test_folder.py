@@ -270,7 +270,9 @@ def test_the_last_intact_checkpoint_is_never_removed(folder, caplog):
         (folder / f"checkpoint_1_{updates}.pt").write_bytes(b"damaged")
     checkpoint_utils.os.remove(folder / "checkpoint_1_1.pt")
     assert (folder / "checkpoint_1_1.pt").exists()
-    assert "checkpoint_1_1.pt: kept beyond its time, no other checkpoint beside it is intact" in caplog.text
+    assert (
+        "checkpoint_1_1.pt: kept although it is old, because no other checkpoint in its folder is intact" in caplog.text
+    )
     checkpoint_utils.os.remove(folder / "checkpoint_1_2.pt")  # damaged itself
     assert names(folder) == {"checkpoint_1_1.pt", "checkpoint_1_3.pt", "checkpoint_1_4.pt"}
 

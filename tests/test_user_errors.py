@@ -373,9 +373,9 @@ def test_impossible_options(data_folder, tmp_path, fairseq_train, monkeypatch, o
 def test_what_is_missing_is_named(data_folder, tmp_path, fairseq_train, task, criterion):
     arch = "--arch transformer_xl_tiny" if criterion == "causal_lm" else "--arch bert_tiny"
     said = message_of(fairseq_train, data_folder, f"{arch} --batch-size 4", tmp_path, task=task)
-    assert said.startswith(f"--criterion: give {criterion}; fairseq's cross_entropy cannot train --task ")
+    assert said.startswith(f"--criterion: give {criterion}; fairseq's default, cross_entropy, cannot train --task ")
     said = message_of(fairseq_train, data_folder, f"{arch} --criterion {criterion}", tmp_path, task=task)
-    assert said == "--batch-size: give the sequences that a process takes at once, or --max-tokens"
+    assert said == "--batch-size: give the number of sequences per batch and process, or give --max-tokens"
 
 
 @pytest.mark.parametrize(
@@ -400,8 +400,8 @@ def test_a_log_that_nobody_would_write(data_folder, tmp_path, fairseq_train, mon
     assert f'"{package}>=' in requirements and "[logging]" in what, "an extra has it"
     monkeypatch.setitem(LOGS_NEED, name, (("not_there", "nor_this"), "this"))
     said = message_of(fairseq_train, data_folder, f"{TINY} {option}", tmp_path)
-    lacks = "not_there or nor_this is not installed here"
-    assert said == f"{option}: nothing would be written, as {lacks}: pip install this"
+    lacks = "not_there or nor_this is not installed"
+    assert said == f"{option}: nothing would be written, because {lacks}: pip install this"
 
 
 def test_what_would_fail_after_the_start_is_refused_before(data_folder, tmp_path, fairseq_train):

@@ -1,6 +1,6 @@
-"""Runs of ours: their options, which of fairseq's own cannot be met, how a run is recognized and started.
+"""The start of fairseq runs that train a task of this package: recognizing them, their options, and early checks.
 
-fairseq runs many tasks, and those of others must stay as they are.
+fairseq also runs many other tasks, which must behave as before.
 """
 
 import functools
@@ -51,39 +51,54 @@ LOGS_NEED = {"tensorboard_logdir": (("tensorboard", "tensorboardX"), OURS), "wan
 
 
 def option(default: Any, help: str) -> Any:
-    """Return a field of a config, of which fairseq makes an option of the command line."""
+    """Return a field of a config, from which fairseq makes a command-line option."""
     return field(default=default, metadata={"help": help})
 
 
 @dataclass
 class ReliabilityConfig(FairseqDataclass):
-    """Options of every task of ours."""
+    """Options of every task of this package."""
 
-    keep_updates_list: Optional[str] = option(None, "updates kept for good as checkpoint_update_N.pt, as 100000,200000")
-    max_skipped_updates: int = option(10, "updates skipped in a row, for NaN, Inf or a loss spike, before a rollback")
-    max_rollbacks: int = option(3, "to the last good checkpoint, of the whole run, before it stops with a report")
-    loss_spike: float = option(0.0, "skip a loss of more than this many times the recent median; 0: never")
-    sequences_per_update: Optional[int] = option(None, "over all GPUs, --batch-size at once; works out --update-freq")
+    keep_updates_list: Optional[str] = option(
+        None,
+        "updates whose checkpoint is kept for good as checkpoint_update_N.pt, such as 100000,200000",
+    )
+    max_skipped_updates: int = option(
+        10,
+        "roll back after this many updates in a row were skipped because of NaN, Inf or a loss spike",
+    )
+    max_rollbacks: int = option(
+        3,
+        "rollbacks to the last good checkpoint that a run may make; if it needs more, it stops with a report",
+    )
+    loss_spike: float = option(0.0, "skip updates whose loss is more than this many times the recent median; 0: never")
+    sequences_per_update: Optional[int] = option(
+        None,
+        "sequences per update over all GPUs; determines --update-freq, and --batch-size becomes an upper bound",
+    )
     log_seconds: float = option(
         0.0,
-        "show what is trained, a line every so many seconds, and leave all else to train.log in --save-dir; 0: never",
+        "seconds between progress lines; other output, except warnings and scores, only goes to train.log; 0: show all",
     )
 
 
-LONGEST_SOCKET = 107  # bytes of the name of a Unix socket on Linux (man 7 unix)
-SOCKET = len("/listener-12345678")  # that multiprocessing adds to its folder's name
+LONGEST_SOCKET = 107  # bytes in the path of a Unix socket on Linux (man 7 unix)
+SOCKET = len("/listener-12345678")  # the name of a socket in multiprocessing's folder
 
 
 def refuse_impossible(*options: Any) -> None:
-    """Raise a UserError for a value of fairseq's options or ours, in one object or several, that cannot be met.
+    """Raise a UserError for an option of fairseq or of this package whose value is impossible.
 
-    fairseq itself exits with code 0 where a run requests asynchronous writing and cannot have it.
+    One of them is asynchronous writing of checkpoints: if it is not available, fairseq exits with code 0.
+
+    Args:
+        options: objects that have options as attributes; missing attributes are skipped.
     """
     for some in options:
         if getattr(some, "write_checkpoints_asynchronously", False):
             raise UserError(
-                "--write-checkpoints-asynchronously: fairseq may then write no checkpoint_last.pt, and a kill leave "
-                "half a file; leave the option out"
+                "--write-checkpoints-asynchronously: with this option fairseq may write no checkpoint_last.pt, and a "
+                "kill may leave an incomplete file; leave the option out"
             )
         listed_updates(getattr(some, "keep_updates_list", None))
         read_words(some, "checkpoint_words")
@@ -92,15 +107,17 @@ def refuse_impossible(*options: Any) -> None:
 
 
 def refuse_unfit(cfg: DictConfig) -> None:
-    """Raise a UserError for settings that would fail late, or silently do nothing."""
+    """Raise a UserError for settings that would fail late, or would silently have no effect."""
     task = cfg.task._name
     if task in CRITERIONS and getattr(cfg.criterion, "_name", None) in (None, "cross_entropy"):
-        raise UserError(f"--criterion: give {CRITERIONS[task]}; fairseq's cross_entropy cannot train --task {task}")
+        raise UserError(
+            f"--criterion: give {CRITERIONS[task]}; fairseq's default, cross_entropy, cannot train --task {task}"
+        )
     refuse_no_batch(cfg)
     refuse_long_temporary_folder(cfg.dataset.num_workers)
     schedule = cfg.get("lr_scheduler")
     if getattr(schedule, "_name", None) == "inverse_sqrt" and schedule.warmup_updates < 1:  # fairseq divides by it
-        raise UserError(f"--warmup-updates {schedule.warmup_updates}: --lr-scheduler inverse_sqrt needs 1 at least")
+        raise UserError(f"--warmup-updates {schedule.warmup_updates}: --lr-scheduler inverse_sqrt needs at least 1")
     for name in ("log_file", "tensorboard_logdir"):
         if path := cfg.common.get(name):
             try:
@@ -112,80 +129,95 @@ def refuse_unfit(cfg: DictConfig) -> None:
     for name, (packages, what) in LOGS_NEED.items():
         if cfg.common.get(name) and not any(map(importlib.util.find_spec, packages)):
             raise UserError(
-                f"--{name.replace('_', '-')} {cfg.common[name]}: nothing would be written, as {' or '.join(packages)} "
-                f"is not installed here: pip install {what}"
+                f"--{name.replace('_', '-')} {cfg.common[name]}: nothing would be written, because "
+                f"{' or '.join(packages)} is not installed: pip install {what}"
             )
 
 
 def refuse_no_batch(cfg: DictConfig) -> None:
-    """Raise a UserError where nothing says how much a process takes at once."""
+    """Raise a UserError if neither ``--batch-size`` nor ``--max-tokens`` is given."""
     if cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
-        raise UserError("--batch-size: give the sequences that a process takes at once, or --max-tokens")
+        raise UserError("--batch-size: give the number of sequences per batch and process, or give --max-tokens")
 
 
 def refuse_long_temporary_folder(workers: int) -> None:
-    """Raise a UserError where data workers could not hand over a batch: the run would wait for it for ever.
+    """Raise a UserError if the path of the temporary folder is too long for the sockets of data workers.
 
-    torch's workers open a socket in multiprocessing's folder, fail where its name is too long, and do not say so.
+    torch's data workers open a socket in multiprocessing's folder. If its path is too long they fail silently, and the
+    run would wait for a batch forever.
+
+    Args:
+        workers: the number of data workers.
     """
     if workers == 0 or torch.multiprocessing.get_sharing_strategy() != "file_descriptor":
         return
     if (surplus := len(os.fsencode(get_temp_dir())) + SOCKET - LONGEST_SOCKET) > 0:
         length = len(os.fsencode(folder := tempfile.gettempdir()))
         raise UserError(
-            f"--num-workers {workers}: data workers need sockets in the folder of temporary files, whose name is too "
-            f"long for that: {folder} has {length} characters, {length - surplus} may be; set TMPDIR to a shorter one, "
-            "as in export TMPDIR=/tmp"
+            f"--num-workers {workers}: data workers need sockets in the folder of temporary files, whose path is too "
+            f"long for that: {folder} has {length} characters, but at most {length - surplus} are possible; set TMPDIR "
+            "to a shorter one, for example with export TMPDIR=/tmp"
         )
 
 
 def listed_updates(text: Optional[str]) -> frozenset[int]:
-    """Return the updates of ``--keep-updates-list``; raise a UserError where they are not whole numbers above 0."""
+    """Parse the value of ``--keep-updates-list``.
+
+    Raises:
+        UserError: a part of it is not a whole number.
+    """
     if text is None:
         return frozenset()
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if not whole_number(part):
-            raise UserError(f"--keep-updates-list {text}: {part!r} is no update; give whole numbers as 100000,200000")
+            raise UserError(
+                f"--keep-updates-list {text}: {part!r} is not the number of an update; give whole numbers, such as "
+                "100000,200000"
+            )
     return frozenset(map(int, parts))
 
 
 def settle_update_size(cfg: DictConfig) -> None:
-    """Work out ``update_freq`` from ``--sequences-per-update``, if given, for any number of processes.
+    """Set ``update_freq`` to what ``--sequences-per-update``, if given, requires for the number of processes.
 
-    ``batch_size`` becomes a divisor of a process's share.
+    This also lowers ``batch_size`` to a divisor of the number of sequences per process.
 
     Raises:
-        UserError: such an update cannot be had, or another option decides its size too.
+        UserError: such an update is not possible, or another option contradicts it.
     """
     per_update = cfg.task.get("sequences_per_update")
     world = cfg.distributed_training.distributed_world_size
     if per_update is None:
         return
     if per_update < 1 or per_update % world:
-        wrong = f"an update does not divide among {world} processes; give a multiple"
+        wrong = f"an update does not divide among {world} processes; give a multiple of their number"
         raise UserError(f"--sequences-per-update {per_update}: {wrong}")
     if cfg.dataset.max_tokens is not None:
-        raise UserError(f"--max-tokens {cfg.dataset.max_tokens}: give --batch-size, with --sequences-per-update")
+        raise UserError(
+            f"--max-tokens {cfg.dataset.max_tokens}: does not go with --sequences-per-update; give --batch-size instead"
+        )
     share = per_update // world
     most = cfg.dataset.batch_size
     if not most or most < 1:
-        raise UserError(f"--batch-size {most}: give the sequences that a process takes at once, at least 1")
+        raise UserError(f"--batch-size {most}: give the number of sequences per batch and process, at least 1")
     batch = next(size for size in range(min(most, share), 0, -1) if share % size == 0)
     update_freq = share // batch
     if list(cfg.optimization.update_freq) not in ([1], [update_freq]):
         given = ",".join(map(str, cfg.optimization.update_freq))
-        raise UserError(f"--update-freq {given}: --sequences-per-update {per_update} works it out; leave one out")
+        raise UserError(
+            f"--update-freq {given}: --sequences-per-update {per_update} already determines it; leave one of them out"
+        )
     cfg.dataset.batch_size = batch
     cfg.optimization.update_freq = [update_freq]
     _say(f"an update is {per_update} sequences: {world} processes x {batch} sequences x update-freq {update_freq}")
 
 
 def settle_branch(cfg: DictConfig) -> None:
-    """Make the run's first start go on from the checkpoint of ``--decay-from``, with all that it holds.
+    """Make the first start of the run continue from the checkpoint ``--decay-from``, with the whole state in it.
 
     Raises:
-        UserError: another option speaks of the start, too.
+        UserError: the checkpoint is in ``--save-dir``, or another option decides what the run starts from.
     """
     if (start := OmegaConf.select(cfg, "lr_scheduler.decay_from")) is None:
         return
@@ -193,18 +225,24 @@ def settle_branch(cfg: DictConfig) -> None:
         raise UserError(f"--decay-from {start}: is in --save-dir, where this run would resume; give a new --save-dir")
     for name in ("restore_file", "continue_once", "reset_optimizer"):
         if cfg.checkpoint[name] not in (None, False, "checkpoint_last.pt", start):
-            raise UserError(f"--{name.replace('_', '-')}: the run goes on from --decay-from {start}; leave one out")
+            raise UserError(
+                f"--{name.replace('_', '-')}: the run continues from --decay-from {start}; leave one of them out"
+            )
     cfg.checkpoint.continue_once = start
 
 
 @functools.cache
 def _say(words: str) -> None:
-    """Log once: under hydra the settings are read twice."""
+    """Log a message, but only once, because hydra reads the settings twice."""
     logger.info(words)
 
 
 def names_task_of_ours(settings: Any) -> bool:
-    """Return whether options (``--task`` as parsed) or a config (``cfg.task``) are for a task of this package."""
+    """Return whether settings name a task of this package.
+
+    Args:
+        settings: parsed options, whose `task` is a name, or fairseq's config, whose `task` is a config.
+    """
     task = getattr(settings, "task", None)
     return is_task_of_ours(TASK_REGISTRY.get(task if isinstance(task, str) else getattr(task, "_name", None)))
 
@@ -215,9 +253,22 @@ def is_task_of_ours(task: Any) -> bool:
 
 
 def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **kwargs):
-    """Stand in for fairseq's parser, which reads the command line itself where it is given no arguments.
+    """Replace fairseq's parser: check options, and start the run if the task is ours.
 
-    fairseq takes ``--bf16`` for the wish to run on a TPU; here ``--tpu`` alone requests one.
+    fairseq takes ``--bf16`` as a request for a TPU; here only ``--tpu`` requests one.
+
+    Args:
+        parse_args_and_arch: fairseq's parser.
+        parser: the parser of arguments.
+        input_args: the words of the command line; None for those of this process.
+        args: further arguments of fairseq's parser.
+        kwargs: further keyword arguments of fairseq's parser.
+
+    Returns:
+        The result of fairseq's parser.
+
+    Raises:
+        UserError: an option is unknown or has a value that is impossible.
     """
     words = sys.argv[1:] if input_args is None else input_args
     given = options_by_name(words)
@@ -227,13 +278,13 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
         refuse_out_of_bounds({name: value for name, value in given.items() if not value.strip()}, BOUNDS)
     try:
         parsed = parse_args_and_arch(parser, input_args, *args, **kwargs)
-    except SyntaxError as error:  # fairseq reads a list of numbers as Python
+    except SyntaxError as error:  # fairseq parses lists of numbers as Python
         refuse_out_of_bounds(given, BOUNDS)
-        raise UserError(f"{error.text}: is no list of numbers") from error
+        raise UserError(f"{error.text}: is not a list of numbers") from error
     options = parsed[0] if isinstance(parsed, tuple) else parsed
     if not names_task_of_ours(options):
         data = Path(str(getattr(options, "data", None) or "."))
-        if (data / "shard0").is_dir() and not list(data.glob("*.idx")):  # which fairseq's tasks do not look for
+        if (data / "shard0").is_dir() and not list(data.glob("*.idx")):  # fairseq's tasks do not look for shards
             install(Stage.COMMAND_LINE)
             raise UserError(f"{data}: is a corpus of shards; for --task {task} give {data / 'shard0'}")
     else:
@@ -241,13 +292,19 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
         if "--tpu" not in words:
             options.tpu = False
         refuse_impossible(options)
-        if not kwargs.get("suppress_defaults"):  # fairseq-validate asks a second time, for what was given alone
+        if not kwargs.get("suppress_defaults"):  # fairseq-validate parses again, without defaults
             _refuse_unfit_torch(options, options)
     return parsed
 
 
 def _refuse(parser: ArgumentParser, command_line: bool, message: str) -> None:
-    """Raise a UserError with the nearest names in place of argparse's ``error``, which prints a page."""
+    """Replace argparse's ``error``, which prints a page: raise a UserError with the most similar names.
+
+    Args:
+        parser: the parser of arguments.
+        command_line: whether the arguments are those of this process.
+        message: argparse's message.
+    """
     if command_line:
         start_run(command_line=True)
     if match := re.fullmatch(r"argument ([\w-]+)\S*: invalid choice: '(.*)' \(choose from (.*)\)", message):
@@ -265,11 +322,11 @@ def importing_one_plugin(import_user_module: Callable, args: Any) -> None:
     """Import ``--user-dir`` as fairseq does.
 
     Raises:
-        UserError: the folder is missing, or holds another copy of this package.
+        UserError: the folder is missing, or it is another copy of this package.
     """
     ours = Path(__file__).parents[2]
     try:
-        if Path(getattr(args, "user_dir", None) or ".").absolute() != ours:  # which is loaded
+        if Path(getattr(args, "user_dir", None) or ".").absolute() != ours:  # ours is loaded already
             import_user_module(args)
     except (ImportError, FileNotFoundError) as error:
         what = "no such folder"
@@ -283,7 +340,10 @@ def importing_one_plugin(import_user_module: Callable, args: Any) -> None:
 
 
 def starting_with_defaults(add_defaults, cfg):
-    """Start runs of hydra, which does not ask the parser, and of the processes that fairseq starts."""
+    """Replace fairseq's ``add_defaults``: also start runs that do not use the parser.
+
+    These are runs under hydra and the child processes of fairseq.
+    """
     add_defaults(cfg)
     if names_task_of_ours(cfg):
         start_run(command_line=HydraConfig.initialized())
@@ -298,23 +358,23 @@ def starting_with_defaults(add_defaults, cfg):
 
 
 def _keep_logging() -> None:
-    """Keep the logging that hydra has set up; fairseq would do it again once the run has its log."""
+    """Keep hydra's logging, which fairseq would otherwise set up again, removing the log file of the run."""
     if HydraConfig.initialized():
         with read_write(found := HydraConfig.get()), open_dict(found):
             found.job_logging = {"version": 1, "incremental": True}
 
 
 def _refuse_unfit_torch(common: Any, distributed_training: Any) -> None:
-    """Raise a UserError for a torch that cannot use the GPUs, unless the run was told to use none."""
+    """Raise a UserError if this torch cannot use the GPUs, unless ``--cpu`` is given."""
     if not common.cpu:
         refuse_unfit_torch(int(os.environ.get("LOCAL_WORLD_SIZE", distributed_training.distributed_world_size)))
 
 
 def _claim_folder(checkpoint: Any, distributed_training: Any, log_seconds: float) -> None:
-    """Lock ``--save-dir`` and log there, in the first process of a run.
+    """Lock ``--save-dir`` and start the log there, in the first process of a run.
 
     Raises:
-        UserError: another run has the folder, in all processes.
+        UserError: another run uses the folder, or the log cannot be written; all processes raise this.
     """
     is_shared = torch.distributed.is_initialized()
     if checkpoint.no_save or (distributed_training.distributed_world_size > 1 and not is_shared):

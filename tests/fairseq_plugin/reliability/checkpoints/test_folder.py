@@ -208,9 +208,9 @@ def test_listed_updates_are_saved_and_kept(data_folder, tmp_path, fairseq_train)
 def test_a_list_is_read_or_refused(data_folder, tmp_path, fairseq_train):
     assert listed_updates("100000, 200000") == {100_000, 200_000} and listed_updates(None) == frozenset()
     for text in ("", "1000,", "0", "-5", "1e5", "100 000", "x", "1;2", "²"):
-        with pytest.raises(UserError, match="--keep-updates-list .*give whole numbers as 100000,200000"):
+        with pytest.raises(UserError, match="--keep-updates-list .*give whole numbers, such as 100000,200000"):
             listed_updates(text)
-    with pytest.raises(UserError, match="--keep-updates-list x: 'x' is no update"):
+    with pytest.raises(UserError, match="--keep-updates-list x: 'x' is not the number of an update"):
         fairseq_train(data_folder, f"{SMALL} --keep-updates-list x", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -1,8 +1,8 @@
-"""Memory that ends: the run ends with the numbers and what to change, in place of a traceback or of silence.
+"""Running out of memory: the run ends with a message that gives the sizes and the options to change.
 
-If one process trains, fairseq leaves out a batch that did not fit: where none fits, a run goes through its epochs
-without an update. Of several processes, the others go on without this one's gradients. On a processor fairseq does not
-know the error.
+If a single process trains, fairseq skips a batch that does not fit; if none fits, the run goes through its epochs
+without making an update. If several processes train, the others continue without the gradients of this one. On a CPU
+fairseq does not recognize the error.
 """
 
 import re
@@ -20,15 +20,16 @@ from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.storage.checkpoint_file import first_line
 from lazyformer_fairseq.training.out_of_memory import GIB, OutOfMemoryInTrainingError, is_out_of_memory
 
-KEPT = "Nothing is saved now; what was saved before is whole, and a rerun resumes from it."
+KEPT = "Nothing was saved now; the earlier checkpoints are intact, and a rerun resumes from the last one."
 
 
 @contextmanager
 def explained(explain: Callable[[BaseException], str]) -> Iterator[None]:
-    """Explain a failed allocation within the block.
+    """Turn a failed memory allocation within a ``with`` block into an error that explains it.
 
     Args:
-        explain: returns the message, as :func:`before_training`, :func:`in_training` and :func:`in_validation` do.
+        explain: makes the message from the error; :func:`before_training`, :func:`in_training` or
+            :func:`in_validation`, with its other arguments bound.
 
     Raises:
         OutOfMemoryInTrainingError: an allocation failed.
@@ -42,29 +43,29 @@ def explained(explain: Callable[[BaseException], str]) -> Iterator[None]:
 
 
 def before_training(model: torch.nn.Module, error: BaseException) -> str:
-    """Explain a failure while weights move to the device, the optimizer is made, or a checkpoint is loaded."""
+    """Explain a failure when weights are moved to the device, the optimizer is built, or a checkpoint is loaded."""
     weights = sum(weight.numel() for weight in model.parameters())
-    advice = "a smaller model, or more GPUs with --zero-sharding os; `lazyformer plan` counts what fits"
+    advice = "choose a smaller model, or more GPUs with --zero-sharding os; `lazyformer plan` computes what fits"
     return f"out of memory before the first update: {weights:,} parameters; {first_line(error)}. To fit: {advice}"
 
 
 def in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
-    """Explain a failure in an update, with the options that make it fit."""
+    """Explain a failure in an update, and name options that reduce its memory."""
     advice = [smaller_batches(trainer.cfg)]
     if would_recompute_help(trainer.get_model()):
-        advice.append("--attention-backend recompute keeps no distributions")
+        advice.append("--attention-backend recompute stores no attention distributions")
     if not (trainer.cfg.common.fp16 or trainer.cfg.common.bf16):
         precision = "bf16"
         if trainer.cuda:
             precision = precision_on("cuda")
         advice.append(f"--{precision} halves activations")
-    advice.append("`lazyformer plan` counts what fits")
+    advice.append("`lazyformer plan` computes what fits")
     where = f"update {trainer.get_num_updates() + 1}: batches of {describe_sizes(samples)}"
     return f"out of memory in {where}. {describe_memory(trainer, error)}. {KEPT} To fit: {'; '.join(advice)}"
 
 
 def in_validation(trainer: Any, sample: Any, error: BaseException) -> str:
-    """Explain a failure in a batch of validation."""
+    """Explain a failure in a validation batch."""
     dataset = trainer.cfg.dataset
     option = "--batch-size-valid"
     given = dataset.batch_size_valid
@@ -79,7 +80,7 @@ def in_validation(trainer: Any, sample: Any, error: BaseException) -> str:
 
 
 def would_recompute_help(model: torch.nn.Module) -> bool:
-    """Return whether ``--attention-backend recompute`` can take the place of one that keeps distributions."""
+    """Return whether the model stores attention distributions that the back end ``recompute`` would not store."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     for stack in stacks:
         makers = (each for each in stack.plan if each.kind.computes_scores)
@@ -90,7 +91,7 @@ def would_recompute_help(model: torch.nn.Module) -> bool:
 
 
 def describe_sizes(samples: list[Any]) -> str:
-    """Return sizes such as "16 x 512 and 3 x 512 tokens", each once, the largest first."""
+    """Describe the distinct sizes of batches, such as "16 x 512 and 3 x 512 tokens", with the largest first."""
     inputs = [sample.get("net_input", {}).get("src_tokens") for sample in samples if isinstance(sample, dict)]
     shapes = {tuple(tokens.shape) for tokens in inputs if tokens is not None and tokens.dim() == 2}
     if not shapes:
@@ -100,7 +101,7 @@ def describe_sizes(samples: list[Any]) -> str:
 
 
 def describe_memory(trainer: Any, error: BaseException) -> str:
-    """Return what was asked for, and what there is."""
+    """Describe the number of parameters, the memory that was requested, and on a GPU the memory in use."""
     weights = sum(weight.numel() for weight in trainer.model.parameters())
     parts = [f"{weights:,} parameters"]
     if asked := re.search(r"[Tt]ried to allocate ([\d.]+) (\w+)", str(error)):
@@ -108,29 +109,29 @@ def describe_memory(trainer: Any, error: BaseException) -> str:
         if unit == "bytes":
             amount = f"{int(amount) / GIB:.2f}"
             unit = "GiB"
-        parts.append(f"{amount} {unit} were asked for")
+        parts.append(f"{amount} {unit} were requested")
     if trainer.cuda:
         there = torch.cuda.get_device_properties(trainer.device).total_memory
         held = torch.cuda.max_memory_allocated(trainer.device)
         reserved = torch.cuda.memory_reserved(trainer.device)
         parts.append(
-            f"tensors took {held / GIB:.2f} GiB at most, torch has reserved {reserved / GIB:.2f} of the GPU's "
+            f"tensors took at most {held / GIB:.2f} GiB, and torch has reserved {reserved / GIB:.2f} GiB of the GPU's "
             f"{there / GIB:.2f} GiB"
         )
     return "; ".join(parts)
 
 
 def smaller_batches(cfg: Any) -> str:
-    """Return the options that halve a batch and leave an update as large as before."""
+    """Return the options that halve the batches but keep the size of an update."""
     batch = cfg.dataset.batch_size
     tokens = cfg.dataset.max_tokens
     if batch == 1:
         option = "--tgt-len" if "tgt_len" in cfg.task else "--tokens-per-sample"
-        return f"{option}, fewer than now: a batch is one sequence"
+        return f"a lower {option}, because a batch is only one sequence already"
     if tokens and not batch:
         options = f"--max-tokens {tokens // 2}"
     else:
         options = f"--batch-size {(batch or 2) // 2}"
     if not cfg.task.get("sequences_per_update"):
         options += f" --update-freq {','.join(str(2 * each) for each in cfg.optimization.update_freq)}"
-    return f"{options} (an update stays as large)"
+    return f"{options} (the size of an update stays the same)"

@@ -1,16 +1,17 @@
-"""SIGTERM, SIGUSR1, Ctrl-C: the run saves after the update under way and ends with exit code 75 (130 for Ctrl-C).
+"""SIGTERM, SIGUSR1 and Ctrl-C make a run save after the current update and exit with code 75 (130 for Ctrl-C).
 
-What a signal meets:
+What happens depends on when the signal arrives:
 
-- An update, or the wait for its data: the run finishes the update and writes the checkpoint before anything else. On a
-  processor, where an update may be many passes and half an hour, Ctrl-C ends it before the next pass: the run loses
-  that update alone, and saves what was before it.
-- Validation: the run saves after the batch under way. Validation that was due then continues, so that the run also
-  writes the checkpoint with its score, as if nobody stopped it; a kill in the middle of it loses the score.
-- A checkpoint being written: the handler only takes a note, so the write finishes, and then the run ends.
-- Time before the first update, data being read: the run makes the first update and saves it. Time before fairseq looks
-  for a checkpoint: the process dies of the signal, as it has nothing to lose.
-- Another signal: nothing, the note is there already. A Ctrl-C after any other signal ends the process at once.
+- During an update, or while the run waits for its data: the run finishes the update and writes the checkpoint before
+  anything else. On a CPU, where an update may have many passes and take half an hour, Ctrl-C ends it before the next
+  pass. The run then loses only that update, and saves the state before it.
+- During validation: the run saves after the current batch. A validation that was due then continues, so that the run
+  also writes the checkpoint with its score, as if it had not been stopped. A kill during this time loses the score.
+- While a checkpoint is written: the handler only records the signal, so the write finishes, and then the run ends.
+- Before the first update, while data are read: the run makes the first update and saves it. Before fairseq looks for a
+  checkpoint, the signal kills the process, which has nothing to lose.
+- After another signal: it has no effect, because a stop is already requested. Only Ctrl-C after any other signal ends
+  the process at once.
 """
 
 import gc
@@ -43,19 +44,19 @@ from lazyformer_fairseq.training.stop_signals import EXIT_CODE, INTERRUPTED, MAN
 logger = logging.getLogger(__name__)
 
 
-WORKER_SECONDS = 60  # that a data worker lives after a SIGTERM
+WORKER_SECONDS = 60  # the time that a data worker continues after a SIGTERM
 
 
 class UpdateGivenUp(BaseException):
-    """Ctrl-C ended an update before its last pass; no Exception, for which fairseq would save a whole crash.pt."""
+    """The abandonment of an update by Ctrl-C; not an Exception, because fairseq would save a crash.pt for that."""
 
 
 class Preemption(StopRequest):
-    """The note of signals of one trainer, by which all processes of the run save and end after the same update.
+    """A trainer's request to stop, on which all processes of a run agree, so that they save and end after one update.
 
     Attributes:
-        saved: the checkpoint is written, if the run's options leave it one.
-        exiting: a byte that data workers see too: 1 when this process is about to exit.
+        saved: whether the checkpoint for the request has been written, or the run's options allow none.
+        exiting: one byte of memory shared with data workers, 1 when this process is about to exit.
     """
 
     def __init__(self, trainer):
@@ -67,18 +68,19 @@ class Preemption(StopRequest):
         self._busy = False
 
     def listen(self) -> None:
-        """Take the signals over, and prepare what data workers need to outlive them."""
+        """Install the signal handlers, and prepare what data workers need to survive the signals."""
         if threading.current_thread() is threading.main_thread():
             if os.environ.get(FORWARDED) == str(os.getppid()):
-                os.setpgid(0, 0)  # else a terminal's Ctrl-C comes twice
+                os.setpgid(0, 0)  # otherwise Ctrl-C arrives twice: from the terminal, and from the parent process
             Finalize(None, self.exiting.__setitem__, (0, 1), exitpriority=10)  # before data workers are terminated
-            get_temp_dir()  # for the workers' sockets, and removed at exit; one of their own they would leave behind
+            # The folder of the workers' sockets. This process removes it at exit, while workers would leave theirs.
+            get_temp_dir()
             super().listen()
 
     def _hear(self, number: int, frame) -> None:
         if self.signal is None:
-            gc.collect()  # trainers are part of cycles
-        if self._trainer() is None:  # training is over: the signal means what it meant before
+            gc.collect()  # a trainer that is no longer used may still be part of a reference cycle
+        if self._trainer() is None:  # training is over, so the signal goes to the previous handler
             signal.signal(number, self._handlers[number] or signal.SIG_DFL)
             signal.raise_signal(number)
         else:
@@ -95,7 +97,7 @@ class Preemption(StopRequest):
 
     @contextmanager
     def busy(self):
-        """Mark an update under way, or a checkpoint being written: no place to save."""
+        """Prevent saving within a ``with`` block, such as during an update or while a checkpoint is written."""
         before = self._busy
         self._busy = True
         try:
@@ -104,9 +106,10 @@ class Preemption(StopRequest):
             self._busy = before
 
     def agree(self, asked) -> None:
-        """Take the sum of all processes' notes.
+        """Store the sum over all processes of :meth:`note`.
 
-        From a GPU it comes in the background: what is to be waited for is over by then, the optimizer's step need not.
+        A sum on a GPU is copied to the CPU in the background, so that reading it does not wait for the optimizer's
+        step.
         """
         self._arrived = None
         if torch.is_tensor(asked) and asked.is_cuda:
@@ -115,16 +118,16 @@ class Preemption(StopRequest):
         super().agree(asked)
 
     def agreed_code(self) -> int:
-        """Return the exit code that all processes end with; 0 as long as none was sent a signal."""
+        """Return the exit code with which all processes must end, or 0 if no process has received a signal."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return super().agreed_code()
 
     def give_up_if_interrupted(self) -> None:
-        """Give the update up before its next pass. All processes come here, and agree.
+        """Abandon the update before its next pass if Ctrl-C was pressed; all processes call this and agree.
 
         Raises:
-            UpdateGivenUp: Ctrl-C was pressed.
+            UpdateGivenUp: Ctrl-C was pressed in any process.
         """
         asked = self.note()
         if self._trainer().data_parallel_world_size > 1:
@@ -136,18 +139,24 @@ class Preemption(StopRequest):
             raise UpdateGivenUp
 
     def save_if_asked(self) -> None:
-        """Write the checkpoint, once; between updates, in all processes at the same time."""
+        """Write the checkpoint if a signal has requested it and it is not yet written.
+
+        All processes call this at the same time, between updates.
+
+        Raises:
+            UserError: the checkpoint could not be written.
+        """
         trainer = self._trainer()
         if trainer.data_parallel_world_size == 1:
             self.agree(self.note())
         if self.saved or self._busy or not self.agreed_code():
             return
         self.saved = True
-        who = "another process was sent a signal"
+        who = "another process received a signal"
         if self.signal:
             who = self.signal.name
         if not trainer.get_num_updates():
-            logger.warning("%s: ends before the first update, with nothing to save", who)
+            logger.warning("%s: the run ends before the first update, so there is nothing to save", who)
             return
         with self.busy():
             path = checkpoint_utils.save_checkpoint(trainer.cfg.checkpoint, trainer, trainer.epoch_iterator, None)
@@ -165,15 +174,16 @@ class Preemption(StopRequest):
         )
 
     def end_if_saved(self) -> None:
-        """End the process if its checkpoint is written, once all have come here.
+        """End the process if the checkpoint for the request is written, once all processes have called this.
 
         Raises:
-            SystemExit: with code 75, or 130 after Ctrl-C.
+            SystemExit: the exit code is 75, or 130 after Ctrl-C.
         """
         if not self.saved:
             return
         trainer = self._trainer()
-        if trainer.data_parallel_world_size > 1:  # the first one to go would have torchrun end the one that writes
+        # When the first process exits, torchrun ends the others, so the one that writes the checkpoint must be done.
+        if trainer.data_parallel_world_size > 1:
             torch.distributed.barrier(distributed_utils.get_global_group())
         end_reader(trainer.epoch_iterator)
         if signal.SIGINT in self._handlers:
@@ -183,19 +193,22 @@ class Preemption(StopRequest):
 
 
 def end_reader(epoch_iterator) -> None:
-    """End the thread that reads ahead: stopped by Python's exit in the middle of torch's code, it would abort it."""
+    """End the thread that reads ahead.
+
+    If Python's exit stopped the thread while it runs torch's code, the process would abort.
+    """
     reader = getattr(getattr(epoch_iterator, "_cur_epoch_itr", None), "_itr", None)
     if isinstance(reader, BufferedIterator) and reader._consumer is not None:
-        reader._consumer._max_len = 0  # it ends after the batch that it has at hand
+        reader._consumer._max_len = 0  # the thread ends after its current batch
         while not reader._queue.empty():
             reader._queue.get()
         reader._consumer.join(timeout=10)
 
 
 def leaving_signals_to_the_run(set_worker_signal_handlers):
-    """Keep a data worker alive after a signal to all processes, as Slurm sends: else the run ends before it has saved.
+    """Keep a data worker alive after a signal to all processes, such as Slurm's, so that the run can still save.
 
-    The worker lives on for at most a minute, or until its run exits and terminates it.
+    The worker continues for at most a minute, or until the run exits and terminates it.
     """
     inherited = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     set_worker_signal_handlers()
@@ -207,14 +220,21 @@ def leaving_signals_to_the_run(set_worker_signal_handlers):
 
 
 def forwarding_signals(call_main, cfg, main, **kwargs):
-    """Stand in for ``call_main``, which waits for the processes that it starts, or becomes the only one."""
+    """Replace ``call_main`` by one that forwards signals to the processes that it starts, and returns their exit code.
+
+    ``call_main`` starts one process per GPU and waits for them, or runs `main` in this process.
+
+    Raises:
+        UserError: an option of fairseq-validate is missing, or the checkpoint of ``--path`` does not exist.
+        SystemExit: a child process ended after a signal; the exit code is 75, or 130 after Ctrl-C.
+    """
     if not names_task_of_ours(cfg):
         return call_main(cfg, main, **kwargs)
-    start_run()  # of a script that has not parsed a command line
-    if "override_args" in kwargs:  # fairseq-validate; other commands have a default
+    start_run()  # for a script that has not parsed a command line
+    if "override_args" in kwargs:  # only fairseq-validate gives it; other commands have a default batch size
         refuse_no_batch(cfg)
         if cfg.common_eval.path is None:
-            raise UserError("--path: give the checkpoint")
+            raise UserError("--path: give the checkpoint to validate")
     for path in split_paths(cfg.common_eval.path or ""):
         if path and "://" not in path and not os.path.isfile(path):
             raise UserError(f"--path {path}: no such checkpoint")
@@ -238,13 +258,13 @@ def forwarding_signals(call_main, cfg, main, **kwargs):
 
 
 def _end_with_launcher() -> None:
-    """Have Linux send a process of torchrun's a SIGTERM when torchrun dies, however it dies."""
+    """Have Linux send SIGTERM to this process, if torchrun started it, when torchrun dies in any way."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     _prctl_pr_set_pdeathsig(signal.SIGTERM)
     try:
         os.kill(int(os.environ.get(FORWARDED, os.getppid())), 0)
-    except ProcessLookupError:  # before this process asked for the signal
+    except ProcessLookupError:  # torchrun died before this process requested the signal
         raise SystemExit(EXIT_CODE) from None
 
 
@@ -258,7 +278,7 @@ def _forward(number: int, frame) -> None:
 
 
 def _follow_torchrun_without_gpu(cfg: Any) -> None:
-    """Share the work as torchrun says where there is no GPU: fairseq divides by the number of GPUs, 0 perhaps."""
+    """Take the number of processes from torchrun if there is no GPU: fairseq would divide by the number of GPUs, 0."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if torch.cuda.device_count() > 0 or cfg.distributed_init_method is not None or world_size == 1:
         return
@@ -269,14 +289,14 @@ def _follow_torchrun_without_gpu(cfg: Any) -> None:
 
 
 def broadcast_object(_, obj: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
-    """Stand in for fairseq's ``_broadcast_object_slow``, by torch's own."""
+    """Replace fairseq's ``_broadcast_object_slow`` by torch's function for this."""
     objects = [obj]
     torch.distributed.broadcast_object_list(objects, src=src_rank, group=group, device=dist_device)
     return objects[0]
 
 
 def gathering_without_gpu(all_gather_list, data, group=None, max_size=16384):
-    """Stand in for ``all_gather_list(data)``, by torch's own where there is no GPU."""
+    """Replace ``all_gather_list`` by torch's ``all_gather_object`` if there is no GPU."""
     if torch.cuda.is_available():
         return all_gather_list(data, group, max_size)
     group = group or distributed_utils.get_global_group()

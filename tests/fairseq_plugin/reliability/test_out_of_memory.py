@@ -57,8 +57,11 @@ def test_it_ends_with_the_numbers_and_resumes(method, error, fairseq_train, data
         fairseq_train(data_folder, OPTIONS, tmp_path / "run")
     message = str(found.value)
     assert re.search(r"^out of memory in update 3: batches of 2 x \d\d tokens\. [\d,]+ parameters; ", message)
-    assert ("2.50 GiB" if "CUDA" in str(error) else "128.00 GiB") + " were asked for" in message
-    assert "--batch-size 1 (an update stays as large); --attention-backend recompute" in message and "--bf16" in message
+    assert ("2.50 GiB" if "CUDA" in str(error) else "128.00 GiB") + " were requested" in message
+    assert (
+        "--batch-size 1 (the size of an update stays the same); --attention-backend recompute" in message
+        and "--bf16" in message
+    )
     assert {path.name for path in (tmp_path / "run").glob("*.pt")} == {"checkpoint_1_2.pt", "checkpoint_last.pt"}
     found = fairseq_train(data_folder, OPTIONS, tmp_path / "run")
     assert_equal_state(found["model"], expected["model"])
@@ -131,8 +134,8 @@ def test_a_user_s_mistake_costs_no_checkpoint(fairseq_train, data_folder, tmp_pa
 
 def test_the_advice_keeps_the_size_of_an_update():
     for batch_size, max_tokens, update_freq, advice, *task in (
-        (8, None, [2, 4], "--batch-size 4 --update-freq 4,8 (an update stays as large)"),
-        (None, 4096, [1], "--max-tokens 2048 --update-freq 2 (an update stays as large)"),
+        (8, None, [2, 4], "--batch-size 4 --update-freq 4,8 (the size of an update stays the same)"),
+        (None, 4096, [1], "--max-tokens 2048 --update-freq 2 (the size of an update stays the same)"),
         (1, None, [1], "--tokens-per-sample, fewer than now: a batch is one sequence"),
         (1, None, [1], "--tgt-len, fewer than now: a batch is one sequence", "tgt_len"),
     ):
@@ -165,7 +168,7 @@ def test_it_says_what_the_gpu_has_and_batches_of_several_sizes_once(monkeypatch)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 15 * 2**30)
     run = SimpleNamespace(cuda=True, device="cuda:0", model=torch.nn.Linear(10, 100))
     assert out_of_memory.describe_memory(run, torch.OutOfMemoryError(ON_A_GPU)) == (
-        "1,100 parameters; 2.50 GiB were asked for; tensors took 12.00 GiB at most, torch has reserved 15.00 of the "
+        "1,100 parameters; 2.50 GiB were requested; tensors took 12.00 GiB at most, torch has reserved 15.00 of the "
         "GPU's 16.00 GiB"
     )
 

@@ -1,4 +1,4 @@
-"""A run's log: what a run logs goes to ``train.log`` in ``--save-dir`` too, over all its starts."""
+"""The log of a run, ``train.log`` in ``--save-dir``, to which every start of the run appends."""
 
 import logging
 import os
@@ -13,22 +13,23 @@ from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE
 from lazyformer_fairseq.storage.in_place import own_file
 
 LOG = "train.log"
-SCREEN = f"{PACKAGE}.fairseq_plugin.screen"  # the logger
+SCREEN = f"{PACKAGE}.fairseq_plugin.screen"  # the name of the logger whose messages always appear on the screen
+# The formats of fairseq's own output.
 FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
-TIME = "%Y-%m-%d %H:%M:%S"  # both as fairseq prints them
+TIME = "%Y-%m-%d %H:%M:%S"
 
 
 def log_to(folder: Path, log_seconds: float = 0) -> None:
-    """Append all that this process logs from here on to the folder's log; let the folder of an earlier run go.
+    """Append everything that this process logs from now on to the log in a folder, and close the log of an earlier run.
 
-    Nothing is appended where the output goes to that file already.
+    Nothing is appended if the output of the process already goes to that file.
 
     Args:
-        folder: the run's folder.
-        log_seconds: unless 0, the screen has from here on warnings, scores and what ``screen.py`` says alone.
+        folder: the folder of the run.
+        log_seconds: unless 0, the screen only shows warnings, scores and the lines of ``screen.py`` from now on.
 
     Raises:
-        UserError: the log cannot be written, or something else than a plain file has its name.
+        UserError: the log cannot be written, or it is not a regular file.
     """
     path = (folder / LOG).absolute()
     root = logging.getLogger()
@@ -54,7 +55,7 @@ def log_to(folder: Path, log_seconds: float = 0) -> None:
 
 def _leave_to_log(seconds: float) -> None:
     for handler in logging.getLogger().handlers:
-        handler.removeFilter(_is_shown)  # of an earlier run of this process
+        handler.removeFilter(_is_shown)  # an earlier run in this process may have added it
         if seconds and not isinstance(handler, logging.FileHandler):
             handler.addFilter(_is_shown)
             handler.setFormatter(_Plain())
@@ -75,15 +76,15 @@ class _Plain(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """A log that a full disk does not disturb: what a run logs goes to its output too."""
+    """A log file whose errors, such as a full disk, are ignored, because the same messages also go to the output."""
 
     def _open(self) -> TextIO:
         return open(self.baseFilename, self.mode, encoding=self.encoding, opener=own_file)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
-        """Say nothing."""
+        """Ignore the error."""
 
     def close(self) -> None:
-        """Close the file, on a full disk too."""
+        """Close the file, and ignore errors such as a full disk."""
         with suppress(OSError):
             super().close()

@@ -1,12 +1,13 @@
-"""torchrun, with its options, for preempted runs: ``python -m`` this module.
+"""A torchrun for runs that may be preempted, with the same options; start it as ``python -m`` with this module's name.
 
-torchrun itself dies of SIGUSR1 and leaves its processes behind; gives them 30 s after a SIGTERM, then exits with 1
-whatever their exit codes; restarts them though they meant to stop, or though the user must first fix something; and
-prints a page after their one line. This one forwards signals and exits as the processes did: with 75 for a preempted
-run (see ``preemption``), with 130 after Ctrl-C, with 1 for a user's mistake, without another try.
+The original torchrun is killed by SIGUSR1 and leaves its processes behind. After a SIGTERM it gives them 30 seconds
+and then exits with 1, whatever their exit codes are. It restarts processes that ended on purpose or because of a user's
+mistake, and it prints a page of text after their error message. This version forwards signals and exits with the code
+of the processes: 75 for a preempted run (see ``preemption.py``), 130 after Ctrl-C, and 1, without a restart, after a
+user's mistake.
 
-Use it with ``--rdzv-backend c10d``: with the static one, processes that are started again find the addresses of those
-that died (pytorch issue 135712).
+Use it with ``--rdzv-backend c10d``. With the static back end, restarted processes find the addresses of those that died
+(pytorch issue 135712).
 """
 
 import logging
@@ -29,19 +30,19 @@ from lazyformer_fairseq.training.stop_signals import EXIT_CODE, INTERRUPTED, SIG
 
 
 class Agent(LocalElasticAgent):
-    """Agent of one node, which starts its processes, and restarts all if one dies.
+    """The agent of one node, which starts the processes there, and restarts all of them if one dies.
 
     Attributes:
-        signalled: one of SIGNALS, when it has come; 0 until then.
+        signalled: the last of the SIGNALS that has arrived; 0 if none has.
     """
 
     signalled = 0
 
     def _start_workers(self, worker_group):
-        started = super()._start_workers(worker_group)  # takes SIGTERM for itself
+        started = super()._start_workers(worker_group)  # this installs torch's own handler of SIGTERM
         for number in SIGNALS:
             signal.signal(number, self._forward)
-        if Agent.signalled:  # while there were no processes to tell
+        if Agent.signalled:  # the signal arrived before there were processes to forward it to
             self._forward(Agent.signalled, None)
         return started
 
@@ -49,7 +50,7 @@ class Agent(LocalElasticAgent):
         Agent.signalled = number
         self._remaining_restarts = 0
         for pid in self._pcontext.pids().values():
-            with suppress(ProcessLookupError):  # it is over, and will be noticed
+            with suppress(ProcessLookupError):  # the process has ended, which torch notices by itself
                 os.kill(pid, number)
 
     def _monitor_workers(self, worker_group):
@@ -63,7 +64,7 @@ class Agent(LocalElasticAgent):
                 rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
                 start = worker_group.spec.max_restarts - self._remaining_restarts + 1
                 print(
-                    f"process {rank} ended with {ending(failure)}; all start again from the last checkpoint, "
+                    f"process {rank} ended with {ending(failure)}; all processes restart from the last checkpoint, "
                     f"restart {start} of {worker_group.spec.max_restarts}",
                     file=sys.stderr,
                 )
@@ -71,33 +72,36 @@ class Agent(LocalElasticAgent):
 
 
 def ending(failure: ProcessFailure) -> str:
-    """Return the signal or the exit code that ended a process."""
+    """Return how a process ended: the name of a signal, or ``exit code`` and a number."""
     if failure.exitcode < 0:
         return failure.signal_name()
     return f"exit code {failure.exitcode}"
 
 
 def main(arguments: list[str]) -> int:
-    """Run torchrun with these arguments; return the exit code."""
+    """Run torchrun with the arguments of a command line, and return the exit code."""
     api.LocalElasticAgent = Agent
     os.environ[FORWARDED] = str(os.getpid())
-    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # see above: the same with c10d, if it is shared
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)  # how each one ended
+    # If c10d shared its store, it would have the problem of the static back end, too.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    # This logger reports how each process ended, which main does in one line.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     options = parse_args(arguments)
     try:
         with TemporaryDirectory(prefix="lazyformer_", ignore_cleanup_errors=True) as folder:
-            options.log_dir = options.log_dir or folder  # torch leaves a folder of its own behind
+            options.log_dir = options.log_dir or folder  # torch would leave a temporary folder behind
             run(options)
     except ChildFailedError as error:
         failures = error.failures.values()
         codes = {failure.exitcode for failure in failures}
-        if Agent.signalled:  # it ends a process that has nothing to save yet, and the second Ctrl-C any
+        # A signal kills a process that has nothing to save yet, and a second Ctrl-C kills any process.
+        if Agent.signalled:
             codes |= {INTERRUPTED if -code == signal.SIGINT else EXIT_CODE for code in codes if -code in SIGNALS}
         if preempted := codes & {INTERRUPTED, EXIT_CODE}:
             return max(preempted)
         if not any(failure.message == command_line.USER_ERROR for failure in failures):
             rank, first = error.get_first_failure()
-            print(f"error: process {rank} ended with {ending(first)}; its own output says why", file=sys.stderr)
+            print(f"error: process {rank} ended with {ending(first)}; see its output for the reason", file=sys.stderr)
         return 1
     except SignalException as error:
         return 128 + error.sigval

@@ -1,4 +1,4 @@
-"""``--checkpoint-words`` and ``--word-budget`` in fairseq's runs; the counting is that of our own loop."""
+"""Options ``--checkpoint-words`` and ``--word-budget`` of fairseq runs, counted as in our own training loop."""
 
 from typing import Any, Optional
 
@@ -9,10 +9,17 @@ from lazyformer_fairseq.training.words_read import WordCounter, refuse_too_many_
 
 
 def read_words(settings: Any, name: str) -> tuple[int, ...]:
-    """Return the numbers of words that an option has in fairseq's settings; none where it is not given.
+    """Parse an option that lists numbers of words, such as ``1M,2M,5M``.
+
+    Args:
+        settings: fairseq's settings, with the option as an attribute.
+        name: the name of the option, with underscores.
+
+    Returns:
+        The numbers of words; empty if the option is not given.
 
     Raises:
-        UserError: a part of its value is no number.
+        UserError: a part of the value is not a number.
     """
     text: Optional[str] = getattr(settings, name, None)
     if text is None:
@@ -24,7 +31,7 @@ def read_words(settings: Any, name: str) -> tuple[int, ...]:
 
 
 def read_budget(settings: Any) -> Optional[int]:
-    """Return the value of ``--word-budget``; raise a UserError for several."""
+    """Return the value of ``--word-budget``, or None if it is not given; raise a UserError if it has several."""
     budgets = read_words(settings, "word_budget")
     if len(budgets) > 1:
         raise UserError(f"--word-budget {settings.word_budget}: give one number, such as 100M")
@@ -32,32 +39,34 @@ def read_budget(settings: Any) -> Optional[int]:
 
 
 def word_counter(cfg: Any) -> WordCounter:
-    """Return a counter for a run with these settings.
+    """Return the counter of the words that a run with these settings reads.
 
     Raises:
-        UserError: words are to be counted, but the data does not say how many it has, or processes train apart.
+        UserError: an option needs the count, but the data has no counts of words, or ``--use-bmuf`` is given.
     """
     marks = read_words(cfg.task, "checkpoint_words")
     if not marks and read_budget(cfg.task) is None:
         return WordCounter()
     if cfg.optimization.use_bmuf:
-        raise UserError("--use-bmuf: processes do not share updates, so that words are not counted; leave it out")
+        raise UserError(
+            "--use-bmuf: words cannot be counted, because processes do not share updates; leave the option out"
+        )
     return WordCounter(0, marks, read_word_counts(cfg.task.data).per_token)
 
 
 def refuse_beyond_budget(cfg: Any, updates: int, counter: WordCounter) -> None:
-    """Raise a UserError for a run that would read more words than ``--word-budget``.
+    """Raise a UserError if a run would read more words than ``--word-budget`` allows.
 
     Args:
         cfg: fairseq's settings.
-        updates: the updates that the run has made.
-        counter: the words that it, or the model that it starts from, has read.
+        updates: the number of updates that the run has made.
+        counter: the counter of the words that the run, or the model that it starts from, has read.
     """
     budget = read_budget(cfg.task)
     if budget is None:
         return
     limits = cfg.optimization
-    lengths: dict[str, float] = {}  # words by what ends the run
+    lengths: dict[str, float] = {}  # the number of words that the run has read when a limit ends it, by limit
     if limits.max_update:
         batch = (cfg.dataset.batch_size or 0) * cfg.task.tokens_per_sample
         if cfg.dataset.max_tokens:
@@ -71,6 +80,6 @@ def refuse_beyond_budget(cfg: Any, updates: int, counter: WordCounter) -> None:
             before = counter.words
         lengths[f"{limits.max_epoch} epochs"] = before + limits.max_epoch * read_word_counts(cfg.task.data).per_epoch
     if not lengths:
-        raise UserError(f"--word-budget {budget:,}: the run has no end; give --max-update or --max-epoch")
+        raise UserError(f"--word-budget {budget:,}: the run has no limit; give --max-update or --max-epoch")
     length = min(lengths, key=lambda each: lengths[each])
     refuse_too_many_words(budget, lengths[length], "the run", length, "a smaller --max-update or --max-epoch,")

@@ -136,8 +136,8 @@ def test_the_advice_keeps_the_size_of_an_update():
     for batch_size, max_tokens, update_freq, advice, *task in (
         (8, None, [2, 4], "--batch-size 4 --update-freq 4,8 (the size of an update stays the same)"),
         (None, 4096, [1], "--max-tokens 2048 --update-freq 2 (the size of an update stays the same)"),
-        (1, None, [1], "--tokens-per-sample, fewer than now: a batch is one sequence"),
-        (1, None, [1], "--tgt-len, fewer than now: a batch is one sequence", "tgt_len"),
+        (1, None, [1], "a lower --tokens-per-sample, because a batch is only one sequence already"),
+        (1, None, [1], "a lower --tgt-len, because a batch is only one sequence already", "tgt_len"),
     ):
         sizes = {"dataset": {"batch_size": batch_size, "max_tokens": max_tokens}, "task": dict.fromkeys(task, 64)}
         cfg = OmegaConf.create({**sizes, "optimization": {"update_freq": update_freq}})

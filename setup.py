@@ -58,8 +58,12 @@ EXTRAS_REQUIRE = {
         "xxhash>=3.4,<4",
         "zstandard>=0.22,<1",
     ],
-    # --tensorboard-logdir and --wandb-project.
-    "logging": ["tensorboard>=2.18,<3", "wandb>=0.19,<1"],
+    # --report-to, and fairseq's --tensorboard-logdir and --wandb-project.
+    "trackers": [
+        "tensorboard>=2.18,<3",
+        "trackio>=0.43,<1",
+        "wandb>=0.19.10,<1",  # several open runs in a process: reinit="create_new"
+    ],
     # `lazyformer bench`: Hugging Face's BertModel, a baseline; without it the others are measured. Tried with 5.23.
     "bench": ["transformers>=5,<6"],
     # `lazyformer export --to huggingface`, `lazyformer import`, transformers' Trainer. Tried with 4.57 and 5.24.

@@ -36,8 +36,13 @@ def refuse_without_extra(extra: str, what: str) -> None:
 
 def needs_transformers(what: str) -> None:
     """Raise a UserError if transformers, which `what` (the user's words) needs, is missing."""
-    if find_spec("transformers") is None:
-        raise UserError(_lack_of(["transformers"], "huggingface", what))
+    needs_package("transformers", "huggingface", what)
+
+
+def needs_package(package: str, extra: str, what: str) -> None:
+    """Raise a UserError if a package of an extra, which `what` (the user's words) needs, is missing."""
+    if find_spec(package) is None:
+        raise UserError(_lack_of([package], extra, what))
 
 
 def _lack_of(missing: list[str], extra: str, what: str) -> str:

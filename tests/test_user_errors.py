@@ -396,8 +396,8 @@ def test_fairseq_validate_says_what_it_lacks(tmp_path, given, message):
 def test_a_log_that_nobody_would_write(data_folder, tmp_path, fairseq_train, monkeypatch, option):
     name = option.split()[0].removeprefix("--").replace("-", "_")
     (package, *_), what = LOGS_NEED[name]
-    requirements = (ROOT / "setup.py").read_text().partition('"logging": [')[2].partition("]")[0]
-    assert f'"{package}>=' in requirements and "[logging]" in what, "an extra has it"
+    requirements = (ROOT / "setup.py").read_text().partition('"trackers": [')[2].partition("]")[0]
+    assert f'"{package}>=' in requirements and "[trackers]" in what, "an extra has it"
     monkeypatch.setitem(LOGS_NEED, name, (("not_there", "nor_this"), "this"))
     said = message_of(fairseq_train, data_folder, f"{TINY} {option}", tmp_path)
     lacks = "not_there or nor_this is not installed"

@@ -57,6 +57,7 @@ class Job:
         folder: the folder for its checkpoint, record and result.
         group: jobs of the same group take turns; the groups run one after another.
         start: the checkpoint of another training to start from, if it exists.
+        report_to: names of experiment trackers.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Job:
     folder: Path
     group: Hashable = 0
     start: Optional[Path] = None
+    report_to: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -118,7 +120,7 @@ class Training(TrainingLoop):
     may_diverge = False
 
     def __init__(self, job: Job):
-        super().__init__(job.objective, job.optimization, job.folder, job.start)
+        super().__init__(job.objective, job.optimization, job.folder, job.start, job.report_to)
         self.job = job
         self.name = job.name
         self.tokens: list[int] = self.from_history("tokens", list[Count], [])
@@ -234,7 +236,11 @@ def train_in_turn(trainings: Sequence[Training], progress: Progress) -> None:
     with StopRequest().listening() as stop:
         for training in trainings:
             training.stop = stop
-        _take_turns(trainings, progress)
+        try:
+            _take_turns(trainings, progress)
+        finally:
+            for training in trainings:
+                training.close()
 
 
 def _take_turns(trainings: Sequence[Training], progress: Progress) -> None:

@@ -16,6 +16,7 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.data.shards import data_folders
+from lazyformer_fairseq.options import divided
 from lazyformer_fairseq.training import run_record
 from lazyformer_fairseq.training.run_record import MetricsLine, MetricsLog, RunRecord
 
@@ -45,7 +46,8 @@ class RunRecorder:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         run_record.write_run(self.folder, self.describe())
-        self._metrics = MetricsLog(self.folder, trainer.get_num_updates())
+        report_to = divided(getattr(trainer.cfg.task, "report_to", None) or "")
+        self._metrics = MetricsLog(self.folder, trainer.get_num_updates(), report_to)
 
     def describe(self) -> RunRecord:
         """Return the record of everything that determines the result of the run."""

@@ -14,6 +14,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.settings import OF_BENCHMARKS, TASK_NAMES, GridSettings, PredictSettings
 from lazyformer_fairseq.options import Command, refuse_given, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
+from lazyformer_fairseq.training.trackers import refuse_missing_trackers
 
 NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 A_PATH = click.Path(path_type=Path)
@@ -23,6 +24,7 @@ TEXTS = (".tsv", ".csv", ".jsonl", ".txt", ".conll")  # endings of files with te
 def run_grid(task: Optional[str], settings: GridSettings) -> None:
     """Prepare missing data; if checkpoints are given, also run the missing runs of their grid and report."""
     _refuse_values(settings.checkpoints)
+    refuse_missing_trackers(settings.report_to)
     refuse_missing(settings.data, settings.tokenizer, *(named_path(text)[1] for text in settings.checkpoints))
     if not settings.checkpoints and not (settings.data and settings.tokenizer):
         raise click.UsageError("give a checkpoint to start from, or --data and --tokenizer to only prepare data")

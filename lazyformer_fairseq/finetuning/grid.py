@@ -161,6 +161,7 @@ class Grid:
         no_padding: whether a batch is computed as one row of its texts.
         batch_size: rows per update.
         warmup_ratio: share of the updates during which the learning rate rises.
+        report_to: names of experiment trackers, which do not affect results.
         extra: settings that only runs of this benchmark have.
     """
 
@@ -176,6 +177,7 @@ class Grid:
     precision: str = "fp32"
     max_train_rows: Optional[int] = None
     no_padding: bool = False
+    report_to: Sequence[str] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property

@@ -137,6 +137,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         precision=precision,
         max_train_rows=given.max_train_rows,
         no_padding=given.no_padding,
+        report_to=given.report_to,
         extra=benchmark.extra_settings(given, prepared),
     )
     for run in grid.runs:

@@ -6,6 +6,7 @@ from typing import Optional
 
 from lazyformer_fairseq.executors.options import WHERE, ExecutorOptions
 from lazyformer_fairseq.options import PRECISION, option
+from lazyformer_fairseq.training.trackers import ReportOptions
 
 TASK_NAMES = ("glue", "babylm", "squad")  # of --task
 CUSTOM_OPTIONS = ("text", "label", "labels", "label_type", "metric", "dev_share")
@@ -32,7 +33,7 @@ METRICS = {  # the first selects
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridSettings(ExecutorOptions):
+class GridSettings(ExecutorOptions, ReportOptions):
     """Settings of ``lazyformer finetune``; None leaves the decision to the protocol or the data."""
 
     checkpoints: tuple[str, ...] = ()

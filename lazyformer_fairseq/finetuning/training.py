@@ -4,6 +4,7 @@ import logging
 import math
 import shutil
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
@@ -119,7 +120,8 @@ def _train(run: Run) -> dict[str, Any]:
     optimization = optimization_of(run, device)
     loop = TrainingLoop(objective, optimization, run.folder)
     write_run(run.folder, replace(loop.describe(), trainer=run.settings))
-    best = _train_epochs(run, loop)
+    with closing(MetricsLog(run.folder, loop.updates, run.grid.report_to)) as log:
+        best = _train_epochs(run, loop, log)
     (run.folder / LAST).unlink(missing_ok=True)
 
     baseline = {
@@ -160,12 +162,11 @@ def optimization_of(run: Run, device: str) -> OptimizationConfig:
     )
 
 
-def _train_epochs(run: Run, loop: TrainingLoop) -> Epoch:
+def _train_epochs(run: Run, loop: TrainingLoop, log: MetricsLog) -> Epoch:
     """Train the remaining epochs, and return the best epoch, whose checkpoint is kept.
 
     The best epoch has the highest selecting metric on the first development file; among equal ones it is the last.
     """
-    log = MetricsLog(run.folder, loop.updates)
 
     def write_line(split: str, values: dict[str, float]) -> None:
         line = MetricsLine(

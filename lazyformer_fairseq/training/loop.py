@@ -61,6 +61,7 @@ class TrainingLoop:
         optimization: the optimizer, schedule and precision.
         folder: the folder of the checkpoints and the run's record; a training found there is resumed.
         start: a checkpoint of another training to continue from if `folder` has none.
+        report_to: names of experiment trackers, such as ``wandb``; see ``training.trackers``.
 
     Attributes:
         model: the model, on its device and in its precision.
@@ -86,11 +87,13 @@ class TrainingLoop:
         optimization: OptimizationConfig,
         folder: Path,
         start: Optional[Path] = None,
+        report_to: Sequence[str] = (),
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self.objective = objective
         self.optimization = optimization
         self.folder = folder
+        self.report_to = report_to
         self.processes = join_processes(optimization.device)
         self.clip_norm = optimization.clip_norm
         self.guard = UpdateGuard()
@@ -302,7 +305,7 @@ class TrainingLoop:
         """Write ``run.json``, and remove lines of ``metrics.jsonl`` about updates that will be made again."""
         if self.processes.rank == 0:
             run_record.write_run(self.folder, self.describe())
-            self._metrics = MetricsLog(self.folder, self.updates)
+            self._metrics = MetricsLog(self.folder, self.updates, self.report_to)
 
     def describe(self) -> RunRecord:
         """Return the record of everything that determines the result of this training."""
@@ -348,6 +351,11 @@ class TrainingLoop:
         )
         assert self._metrics is not None
         self._metrics.append(line)
+
+    def close(self) -> None:
+        """End the run at its experiment trackers."""
+        if self._metrics is not None:
+            self._metrics.close()
 
     def _log_interval(self) -> None:
         """Append a line on the updates since the last one, with the metrics of this process's batches."""

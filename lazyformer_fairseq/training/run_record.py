@@ -23,6 +23,7 @@ from lazyformer_fairseq.storage.checked import Amount, Count, PositiveCount, as_
 from lazyformer_fairseq.storage.in_place import own_file
 from lazyformer_fairseq.storage.json_files import read_as, remembered, sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences
+from lazyformer_fairseq.training.trackers import Trackers
 
 logger = logging.getLogger(__name__)
 
@@ -173,11 +174,14 @@ class MetricsLog:
         folder: the folder of the run's checkpoints.
         updates: the number of updates that the run has made. Lines about later updates, which will be made again, are
             removed.
+        report_to: names of experiment trackers, which receive each line, and ``run.json``, which must exist.
     """
 
-    def __init__(self, folder: Path, updates: int = 0):
+    def __init__(self, folder: Path, updates: int = 0, report_to: Sequence[str] = ()):
         self.path = folder / METRICS
         self.rewind(updates)
+        self._trackers = Trackers(report_to, folder, updates)
+        self.close = self._trackers.close
 
     def rewind(self, updates: int) -> None:
         """Remove the lines after a number of updates, because the run goes back to a checkpoint."""
@@ -199,6 +203,7 @@ class MetricsLog:
                     file.truncate(size)
         except OSError as error:
             logger.warning("%s: a line could not be written (%s)", self.path, error.strerror)
+        self._trackers.log(line.updates, line.split, {**line.values, "seconds": line.seconds})
 
 
 def finite_values(values: Mapping[str, Any]) -> dict[str, Optional[float]]:

@@ -15,6 +15,7 @@ from lazyformer_fairseq.executors.options import ExecutorOptions
 from lazyformer_fairseq.experiments.compare.models import EXAMPLE, random_orders
 from lazyformer_fairseq.experiments.compare.settings import AXES, MODELS, TASKS, CompareSettings, Sizes, find_task
 from lazyformer_fairseq.options import Group, OptionInSection, takes
+from lazyformer_fairseq.training.trackers import ReportOptions, refuse_missing_trackers
 
 BASELINE = "baseline"  # the value of --target that stands for the final value of the baseline
 
@@ -75,6 +76,7 @@ def compare() -> None:
 @takes(CompareSettings, into="")
 @takes(Sizes, into="sizes")
 @takes(ExecutorOptions, into="place")
+@takes(ReportOptions, into="")
 def run(
     data: str,
     out: Path,
@@ -82,7 +84,9 @@ def run(
     presets: Optional[int],
     orders: Optional[int],
     sizes: Sizes,
+    *,
     place: ExecutorOptions,
+    report_to: tuple[str, ...],
     **given: Any,
 ) -> None:
     """Train models on DATA under equal conditions, and report to OUT how low each model's loss gets in a given time.
@@ -104,6 +108,7 @@ def run(
     lazyformer compare data results/mine --task masked-lm --model 'bert=(sf)x6' --model 'mine=(sff)x4 f' \\
       --equal-parameters --lr 1e-3,2e-3,4e-3 --budget 10min --time-fractions 1,0.8,0.7
     """
+    refuse_missing_trackers(report_to)
     row = find_task(given["task"])
     for folder in map(Path, data.split(":")):  # before any slow import, so that a mistyped path is reported at once
         if not (folder / row.holds).is_file() and not any(folder.glob(f"shard*/{row.holds}")):
@@ -128,7 +133,7 @@ def run(
     from lazyformer_fairseq.experiments.compare.run import compare as compare_models
 
     with stoppable():
-        results = compare_models(settings, out, ["lazyformer", *sys.argv[1:]], place)
+        results = compare_models(settings, out, ["lazyformer", *sys.argv[1:]], place, report_to)
     click.echo(f"\n{write_report(comparison_of(results), out)}\nwritten: {out}")
 
 

@@ -45,6 +45,7 @@ def compare(
     folder: Path,
     command: Sequence[str],
     place: ExecutorOptions = ExecutorOptions(),  # noqa: B008 (frozen)
+    report_to: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Run or resume the comparison in `folder`, write its `results.json`, and return the content of that file.
 
@@ -55,6 +56,7 @@ def compare(
         folder: the folder of the comparison.
         command: the command line, which is stored in the results.
         place: where trainings run if they do not take turns in this process.
+        report_to: names of experiment trackers.
 
     Raises:
         UserError: the folder holds a comparison with other settings or other data, the data or a size does not fit, or
@@ -62,6 +64,7 @@ def compare(
     """
     compared = settings.row.load(settings)
     compared.train_at(place)
+    compared.report_to = report_to
     for spec in settings.specs.values():
         compared.given(Chosen, spec)  # raises a UserError for an unknown option
         ours = sorted(options_by_name(settings.words_of(spec)).keys() & COUNTED.keys())

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -72,6 +72,7 @@ class ComparedTask(ABC):
 
     Attributes:
         place: where trainings run if they do not take turns in this process.
+        report_to: names of the experiment trackers of all trainings.
         OPTIONS: dataclasses with the options of the task's models and text, named as in fairseq-train.
     """
 
@@ -80,6 +81,7 @@ class ComparedTask(ABC):
     def __init__(self, settings: CompareSettings):
         self.settings = settings
         self.place = ExecutorOptions()
+        self.report_to: tuple[str, ...] = ()
 
     def __reduce__(self) -> tuple:
         """Pickle the settings alone, so that loaded data does not travel to other processes."""
@@ -117,6 +119,7 @@ class ComparedTask(ABC):
             threads = threads_of_each(self.place.workers or len(gpus))
             folder = jobs[0].folder.parent / "jobs"
             executor = choose_executor(self.place, folder, "lazyformer-training", threads, gpus, PRELOAD)
+        jobs = [replace(job, report_to=self.report_to) for job in jobs]
         train(jobs, partial(training_class or ComparedTraining, self), description, executor, threads)
 
     def objective(self, spec: ModelSpec, seed: int, updates: int) -> Objective:

@@ -36,7 +36,7 @@ FREE = """
     gpus nodes node_rank master max_restarts precision fit no_fit dry_run save_dir
     sequences_per_gpu batch_size max_sentences batch_size_valid num_workers ddp_backend
     attention_backend compile verify
-    log_interval log_seconds log_format tensorboard_logdir wandb_project
+    log_interval log_seconds log_format tensorboard_logdir wandb_project report_to
     save_interval_updates keep_interval_updates keep_updates_list validate_interval_updates
     checkpoint_words word_budget
 """.split()

@@ -31,9 +31,10 @@ from lazyformer_fairseq.fairseq_plugin.option_bounds import BOUNDS
 from lazyformer_fairseq.fairseq_plugin.reliability.run_log import log_to
 from lazyformer_fairseq.fairseq_plugin.reliability.words import read_budget, read_words
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install, start_run
-from lazyformer_fairseq.options import refuse_out_of_bounds
+from lazyformer_fairseq.options import divided, refuse_out_of_bounds
 from lazyformer_fairseq.storage.atomic import refuse_unwritable
 from lazyformer_fairseq.storage.run_lock import lock_for_process
+from lazyformer_fairseq.training.trackers import TRACKERS, refuse_missing_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ CRITERIONS = {
     "squad": "squad",
     "stream_language_modeling": "causal_lm",
 }
-OURS = "'lazyformer_fairseq[logging]', or in a checkout pip install '.[logging]'"
+OURS = "'lazyformer_fairseq[trackers]', or in a checkout pip install '.[trackers]'"
 LOGS_NEED = {"tensorboard_logdir": (("tensorboard", "tensorboardX"), OURS), "wandb_project": (("wandb",), OURS)}
 
 
@@ -80,6 +81,7 @@ class ReliabilityConfig(FairseqDataclass):
         0.0,
         "seconds between progress lines; other output, except warnings and scores, only goes to train.log; 0: show all",
     )
+    report_to: Optional[str] = option(None, f"experiment trackers that receive metrics.jsonl: {', '.join(TRACKERS)}")
 
 
 LONGEST_SOCKET = 107  # bytes in the path of a Unix socket on Linux (man 7 unix)
@@ -118,6 +120,7 @@ def refuse_unfit(cfg: DictConfig) -> None:
     schedule = cfg.get("lr_scheduler")
     if getattr(schedule, "_name", None) == "inverse_sqrt" and schedule.warmup_updates < 1:  # fairseq divides by it
         raise UserError(f"--warmup-updates {schedule.warmup_updates}: --lr-scheduler inverse_sqrt needs at least 1")
+    refuse_missing_trackers(divided(cfg.task.get("report_to") or ""))
     for name in ("log_file", "tensorboard_logdir"):
         if path := cfg.common.get(name):
             try:

@@ -208,7 +208,7 @@ def test_options_that_do_not_fit_are_refused_at_once(glue_config, toy_glue, argu
 @pytest.mark.parametrize("arch", ["roberta_base", "transformer_xl_tiny"])
 def test_other_models_are_refused(glue_config, toy_glue, arch):
     cfg = glue_config(toy_glue / "CoLA", "--arch", arch)
-    with pytest.raises(UserError, match=f"--arch {cfg.model._name}: is no masked language model of this package, "):
+    with pytest.raises(UserError, match=f"--arch {cfg.model._name}: is not a masked language model of this package, "):
         setup_task(cfg.task).build_model(cfg.model)
 
 

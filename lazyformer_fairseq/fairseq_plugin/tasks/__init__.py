@@ -1,1 +1,1 @@
-"""fairseq tasks: masked-LM pre-training, language models of streams."""
+"""fairseq tasks for masked-LM pre-training, language models on streams, and fine-tuning."""

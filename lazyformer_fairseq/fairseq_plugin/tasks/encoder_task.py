@@ -1,4 +1,4 @@
-"""The base of tasks that train a model of ours."""
+"""The base class of the fairseq tasks that train a model of this package."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -23,7 +23,8 @@ class EncoderTask(FairseqTask):
 
     Attributes:
         dictionary: the symbols of inputs and targets alike.
-        after_validation: called with the scores of a held-out split, if a trainer sets it.
+        after_validation: a function that receives the scores of a held-out split after each validation; set by a
+            trainer.
     """
 
     after_validation: Optional[Callable[[Mapping[str, Any]], None]] = None
@@ -34,19 +35,19 @@ class EncoderTask(FairseqTask):
 
     @property
     def source_dictionary(self) -> Dictionary:
-        """Return the dictionary of inputs."""
+        """The dictionary of the inputs."""
         return self.dictionary
 
     @property
     def target_dictionary(self) -> Dictionary:
-        """Return the dictionary of targets."""
+        """The dictionary of the targets."""
         return self.dictionary
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """Build the model.
 
         Raises:
-            UserError: it does not fit in memory.
+            UserError: the model does not fit in memory.
         """
         make = super().build_model
         return build_in_memory(lambda: make(cfg, from_checkpoint))
@@ -59,7 +60,15 @@ class EncoderTask(FairseqTask):
         disable_iterator_cache: bool = False,
         **others,
     ):
-        """Return fairseq's iterator, which can also finish an epoch that began with another batch size."""
+        """Return fairseq's iterator over batches, but one that can finish an epoch begun with another batch size.
+
+        Args:
+            dataset: the dataset to read.
+            max_tokens: the largest number of tokens in a batch.
+            max_sentences: the largest number of sequences in a batch.
+            disable_iterator_cache: whether to build a new iterator for each epoch.
+            others: further arguments of fairseq's method.
+        """
         make_iterator = super().get_batch_iterator
         iterator = make_iterator(
             dataset,
@@ -68,7 +77,7 @@ class EncoderTask(FairseqTask):
             disable_iterator_cache=disable_iterator_cache,
             **others,
         )
-        if not self.can_reuse_epoch_itr(dataset):  # workers that stay for another epoch would wait in vain
+        if not self.can_reuse_epoch_itr(dataset):  # the workers would wait in vain for another epoch
             iterator.persistent_workers = False
 
         def make(size: BatchSize):
@@ -77,36 +86,36 @@ class EncoderTask(FairseqTask):
         def cut(samples: np.ndarray, size: BatchSize):
             return dataset.batch_by_size(samples, **size)
 
-        if isinstance(iterator, ExactEpochBatchIterator):  # as in every run; without one there is nothing to resume
+        if isinstance(iterator, ExactEpochBatchIterator):  # it is one in every run, and nothing else resumes
             iterator.tell_batch_size({"max_tokens": max_tokens, "max_sentences": max_sentences}, make, cut)
         return iterator
 
     def post_validate(self, model: Any, stats: Mapping[str, Any], agg: Any) -> None:
-        """Hand the scores of a held-out split on, as fairseq does after each validation."""
+        """Pass the scores of a held-out split on to :attr:`after_validation`; fairseq calls this after validating."""
         if self.after_validation is not None:
             self.after_validation(stats)
 
-    # Hooks of SafeTrainer, for what a task carries from batch to batch.
+    # Hooks that SafeTrainer calls, for tasks that carry a memory from batch to batch.
 
     def keep_memory(self) -> Optional[Callable[[], None]]:
-        """Return what brings the memory of now back, where the update that follows is given up."""
+        """Return a function that restores the current memory, to be called if the next update is abandoned."""
 
     def gather_memory(self) -> None:
-        """Gather the memories of all processes on the one that writes checkpoints; all processes call it."""
+        """Gather the memories of all processes on the one that writes checkpoints; all processes must call this."""
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
-        """Return what fairseq adds to a checkpoint's extra state."""
+        """Return the state that fairseq adds to the extra state of a checkpoint."""
         return {}
 
     def take_from_checkpoint(self, extra_state: Mapping[str, Any]) -> None:
-        """Restore the memory from a checkpoint's extra state."""
+        """Restore the memory from the extra state of a checkpoint."""
 
     def forget_memory(self) -> None:
-        """Drop what an update that was skipped or undone left in the memory."""
+        """Clear the memory after an update that was skipped or undone."""
 
 
 def dictionary_of(folder: str) -> Dictionary:
-    """Load the dictionary of binarised data; raise a UserError where there is none."""
+    """Load the dictionary in a folder of binarised data; raise a UserError if there is none."""
     path = Path(folder) / "dict.txt"
     dictionary = load_dictionary(path)
     logger.info("dictionary: %d symbols from %s", len(dictionary), path)

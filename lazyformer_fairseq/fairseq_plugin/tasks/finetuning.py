@@ -1,6 +1,6 @@
-"""fairseq's tasks ``glue`` and ``squad``: fine-tuning objectives, run by ``fairseq-train``.
+"""The fairseq tasks ``glue`` and ``squad``, which fine-tune with ``fairseq-train``.
 
-They find the data and the tokenizer, check what would fail late, and hand the rest to
+They find the data and the tokenizer, check early for mistakes that would fail late, and leave the rest to
 :class:`~lazyformer_fairseq.training.objectives.labelled_texts.LabelledTextsObjective` or
 :class:`~lazyformer_fairseq.training.objectives.spans.SpansObjective`.
 """
@@ -43,15 +43,15 @@ TASKS_TO_TRAIN = [name for name, task in TASKS.items() if "train" in task.splits
 
 @dataclass
 class FineTuningConfig(ReliabilityConfig):
-    """Options that both tasks have, and those of fairseq's that they read."""
+    """Options that both tasks share, and the options of fairseq that they read."""
 
-    data: str = option(MISSING, "folder of official files, or of data as prepared")
-    # Not `tokenizer`: fairseq has an option of that name already, which would win in silence.
+    data: str = option(MISSING, "folder with the official files, or with prepared data")
+    # The name is not `tokenizer`, because fairseq has an option of that name, which would silently take precedence.
     tokenizer_folder: Optional[str] = option(
         None,
-        "default: prepared data's, else tokenizer/ beside the checkpoint or in data",
+        "folder of the tokenizer; default: that of prepared data, else tokenizer/ beside the checkpoint or in data",
     )
-    no_padding: bool = option(False, "compute texts in a row, unpadded")
+    no_padding: bool = option(False, "concatenate the texts of a batch instead of padding them")
     seed: int = II("common.seed")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     save_dir: str = II("checkpoint.save_dir")
@@ -62,10 +62,10 @@ class FineTuningConfig(ReliabilityConfig):
 
 
 class FineTuningTask(EncoderTask):
-    """An objective with a head, as a task of fairseq's.
+    """The base class of both tasks: an objective with a head, as a fairseq task.
 
     Attributes:
-        objective: reads the data and computes the loss.
+        objective: the objective, which reads the data and computes the loss.
     """
 
     def __init__(self, cfg: FineTuningConfig, objective: HeadObjective):
@@ -77,45 +77,48 @@ class FineTuningTask(EncoderTask):
         """Build the model with the objective's head.
 
         Raises:
-            UserError: ``--tokens-per-sample`` is more than the model has, or the model is no masked LM of ours.
+            UserError: ``--tokens-per-sample`` exceeds the model's positions, or the model is not a masked LM of this
+                package.
         """
         if not issubclass(ARCH_MODEL_REGISTRY[cfg._name], MaskedLM):
             raise UserError(
-                f"--arch {cfg._name}: is no masked language model of this package, which --task {self.cfg._name} "
+                f"--arch {cfg._name}: is not a masked language model of this package, which --task {self.cfg._name} "
                 "needs; give one, such as bert_base"
             )
         model = super().build_model(cfg, from_checkpoint)
         most = model.max_positions()
         self.objective.longest = self._wanted
         if self._wanted is not None and self._wanted > most:
-            raise UserError(f"--tokens-per-sample {self._wanted}: the model has {most} positions; give as many at most")
+            raise UserError(f"--tokens-per-sample {self._wanted}: the model has {most} positions; give at most as many")
         self.objective.attach(model)
         self.state.merge_state_dict(self.objective.task_state())
         return model
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """Build the criterion of the same name.
+        """Build the criterion, which must have the name of the task.
 
         Raises:
             UserError: the criterion has another name.
         """
         name = self.cfg._name
         if cfg._name != name:
-            raise UserError(f"--criterion {cfg._name}: --task {name} has its own; give --criterion {name}")
+            raise UserError(f"--criterion {cfg._name}: --task {name} has its own criterion; give --criterion {name}")
         return super().build_criterion(cfg, from_checkpoint)
 
     def load_dataset(self, split: str, **kwargs) -> None:
-        """Read and encode a split; call it when the model is built. Keep the tokenizer beside checkpoints.
+        """Read and encode a split; for training, also copy the tokenizer to ``--save-dir``.
+
+        The model must be built before.
 
         Raises:
-            UserError: no such split or file, or rows in it that are wrong.
+            UserError: the split or its file does not exist, or the file has wrong rows.
         """
         self.datasets[split] = as_fairseq(self.objective.dataset(split))
         if split == "train" and not self.cfg.no_save:
             keep_tokenizer(self.objective.tokenizer_folder, Path(self.cfg.save_dir))
 
     def max_positions(self) -> Optional[int]:
-        """Return how many tokens an input may have."""
+        """Return the largest number of tokens in an input; None if it is not known."""
         return self.objective.longest
 
 
@@ -126,31 +129,37 @@ class FineTuningTask(EncoderTask):
 class GlueConfig(FineTuningConfig):
     """Options of the task ``glue``."""
 
-    data: str = option(MISSING, "folder of the task's official files, train.tsv and so on, or of the task as prepared")
-    glue_task: Optional[str] = option(None, f"one of {', '.join(TASKS_TO_TRAIN)}; default: the data folder's name")
-    # Not `max_positions`: the model has an option of that name already, and one option would set both.
+    data: str = option(MISSING, "folder with the task's official files (train.tsv and so on), or with prepared data")
+    glue_task: Optional[str] = option(
+        None, f"name of the task: {', '.join(TASKS_TO_TRAIN)}; default: the name of the data folder"
+    )
+    # The name is not `max_positions`, because the model has an option of that name, and one option would set both.
     tokens_per_sample: Optional[int] = option(
         None,
-        "longer inputs are cut to so many tokens, all counted; default: the model's positions",
+        "tokens to which longer inputs are cut, special tokens included; default: the model's positions",
     )
-    glue_head_name: Optional[str] = option(None, "name of the classification head; default: the task's in lower case")
+    glue_head_name: Optional[str] = option(
+        None, "name of the classification head; default: the name of the task in lower case"
+    )
     glue_head: ChoiceEnum(list(CLASSIFICATION_HEADS)) = option(
         "dense",
-        "on <s>: dense is RoBERTa's (two linear maps), linear is one; --pooler-dropout is the dropout",
+        "classification head on <s>: dense is RoBERTa's two linear maps, linear is one; --pooler-dropout applies to it",
     )
-    max_train_rows: Optional[int] = option(None, "train on so many rows, drawn once for all seeds; default: on all")
+    max_train_rows: Optional[int] = option(
+        None, "number of rows to train on, a sample that is the same for all seeds; default: all"
+    )
 
 
 @register_task("glue", dataclass=GlueConfig)
 class GlueTask(FineTuningTask):
-    """Classes or scores of texts and pairs (LazyFormer, appendix A, Table 5)."""
+    """Classification of, or regression on, texts and pairs of texts (LazyFormer, appendix A, Table 5)."""
 
     @classmethod
     def setup_task(cls, cfg: GlueConfig, **kwargs) -> "GlueTask":
-        """Find the task's row of the table and the tokenizer.
+        """Find the description of the task and the tokenizer.
 
         Raises:
-            UserError: an option that does not fit the task, or no tokenizer where it should be.
+            UserError: an option does not fit the task, or there is no tokenizer.
         """
         is_prepared = PreparedTask.is_at(cfg.data)
         if is_prepared and not cfg.glue_task:
@@ -189,17 +198,17 @@ class GlueTask(FineTuningTask):
 
 
 def _named_task(cfg: GlueConfig) -> TaskDescription:
-    """Return the row of the task that the options, or the data folder's name, name."""
+    """Return the description of the task that ``--glue-task`` or the name of the data folder names."""
     try:
         return find_task(cfg.glue_task or Path(os.path.abspath(cfg.data)).name)
     except UserError as error:
-        raise UserError(f"{error}; give one of them by --glue-task") from None
+        raise UserError(f"{error}; give one of them with --glue-task") from None
 
 
 def _check_glue_options(cfg: GlueConfig, description: TaskDescription) -> None:
-    """Refuse options that would fail late, or select the worst checkpoint."""
+    """Raise a UserError for options that would fail late, or would select the worst checkpoint."""
     if description.tags_words:
-        raise UserError(f"{cfg.data}: has a tag for each word, which `lazyformer finetune` alone trains")
+        raise UserError(f"{cfg.data}: has a tag for each word; only `lazyformer finetune` can train on tags")
     check_options(cfg, description.name, description.metrics)
     if PreparedTask.is_at(cfg.data) and load_prepared(cfg.data).task != description:
         raise UserError(f"{cfg.data}: holds {load_prepared(cfg.data).task.name}, not {description.name}")
@@ -217,42 +226,44 @@ class SquadConfig(FineTuningConfig):
 
     data: str = option(
         MISSING,
-        f"folder of the official files {', '.join(SPLITS.values())}, or of SQuAD as prepared",
+        f"folder with the official files {', '.join(SPLITS.values())}, or with prepared data",
     )
-    train_file: str = option(SPLITS["train"], "name of the file to train on, in the folder of official files")
-    valid_file: str = option(SPLITS["valid"], "name of the file to validate on, in the folder of official files")
+    train_file: str = option(SPLITS["train"], "name of the training file in the folder of official files")
+    valid_file: str = option(SPLITS["valid"], "name of the validation file in the folder of official files")
     skip_mistakes: bool = option(
         False,
-        "leave out what is wrong in the files, as answers that are not at their place",
+        "skip wrong entries in the files, such as answers that are not at their position, with a warning",
     )
-    tokens_per_sample: Optional[int] = option(None, f"tokens of an input; default: {USUAL.max_length}, or as prepared")
+    tokens_per_sample: Optional[int] = option(
+        None, f"tokens per input at most; default: {USUAL.max_length}, or as prepared"
+    )
     doc_stride: Optional[int] = option(
         None,
-        f"of a long context's inputs each is so many tokens further on; default: {USUAL.stride}, or as prepared",
+        f"tokens between the starts of the inputs of a long context; default: {USUAL.stride}, or as prepared",
     )
     max_question_tokens: Optional[int] = option(
         None,
-        f"longer questions are cut to so many tokens; default: {USUAL.max_question_length}, or as prepared",
+        f"tokens to which longer questions are cut; default: {USUAL.max_question_length}, or as prepared",
     )
-    max_answer_tokens: int = option(USUAL_ANSWER, "longest answer that is predicted")
+    max_answer_tokens: int = option(USUAL_ANSWER, "tokens in the longest answer that may be predicted")
     squad_head_name: str = option("squad", "name of the head")
 
 
 @register_task("squad", dataclass=SquadConfig)
 class SquadTask(FineTuningTask):
-    """Spans of a text that answer questions."""
+    """Extraction of the spans of a text that answer questions."""
 
     @classmethod
     def setup_task(cls, cfg: SquadConfig, **kwargs) -> "SquadTask":
         """Find the tokenizer and the sizes of windows.
 
         Raises:
-            UserError: an option that does not fit, or no tokenizer where it should be.
+            UserError: an option does not fit the data, or there is no tokenizer.
         """
         if not kwargs.get("from_checkpoint"):
             check_options(cfg, "SQuAD", list(METRICS))
         if cfg.max_answer_tokens < 1:
-            raise UserError(f"--max-answer-tokens {cfg.max_answer_tokens}: must be 1 at least")
+            raise UserError(f"--max-answer-tokens {cfg.max_answer_tokens}: must be at least 1")
         if PreparedSquad.is_at(cfg.data):
             prepared = PreparedSquad.load(cfg.data)
         else:
@@ -284,7 +295,7 @@ def _read_official(cfg: SquadConfig, split: str, tokenizer_folder: Path, setting
 
 
 def _window_settings(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> WindowSettings:
-    """Return the sizes of windows that options ask for, or as prepared; UserError where both are there and differ."""
+    """Return the sizes of windows: those of prepared data, or else the options'; raise a UserError if they differ."""
     if prepared:
         usual = prepared.settings
     else:
@@ -297,8 +308,8 @@ def _window_settings(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> Win
     wanted = replace(usual, **{name: size for name, size in given.items() if size is not None})
     if prepared and wanted != usual:
         raise UserError(
-            f"{cfg.data}: was prepared with {usual}, the options ask for {wanted}; leave --tokens-per-sample, "
-            "--doc-stride and --max-question-tokens out, or prepare the data anew"
+            f"{cfg.data}: was prepared with {usual}, but the options require {wanted}; leave out --tokens-per-sample, "
+            "--doc-stride and --max-question-tokens, or prepare the data again"
         )
     return wanted
 
@@ -307,23 +318,23 @@ def _window_settings(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> Win
 
 
 def check_options(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) -> None:
-    """Refuse paths that are not there, and options that would keep the worst checkpoint or fail late.
+    """Check that paths exist, and that no option would fail late or keep the worst checkpoint as the best.
 
     Args:
-        cfg: the task's options.
-        what: the data's name, for messages.
-        metrics: names of the task's metrics, besides the loss.
+        cfg: the options of the task.
+        what: the name of the data, for messages.
+        metrics: the names of the task's metrics, without the loss.
 
     Raises:
         UserError: an option does not fit.
     """
     if not Path(cfg.data).is_dir():
-        raise UserError(f"{cfg.data}: no such folder; give the one with {what}'s official files")
+        raise UserError(f"{cfg.data}: no such folder; give the one with the official files of {what}")
     if cfg.finetune_from_model and not Path(cfg.finetune_from_model).is_file():
         raise UserError(f"--finetune-from-model {cfg.finetune_from_model}: no such file; give a checkpoint, *.pt")
     metric = cfg.best_checkpoint_metric
     if metric not in ("loss", *metrics):
-        raise UserError(f"--best-checkpoint-metric {metric}: {what} has loss, {', '.join(metrics)}")
+        raise UserError(f"--best-checkpoint-metric {metric}: {what} has the metrics loss, {', '.join(metrics)}")
     if cfg.maximize_best_checkpoint_metric != (metric != "loss"):
         if metric == "loss":
             change = "drop"
@@ -334,22 +345,22 @@ def check_options(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) -> N
             "--maximize-best-checkpoint-metric"
         )
     if not cfg.finetune_from_model:
-        logger.warning("no --finetune-from-model: a run that is not resumed starts from random weights")
+        logger.warning("no --finetune-from-model: unless the run resumes, it starts from random weights")
 
 
 def find_tokenizer(cfg: FineTuningConfig, prepared: Optional[Path]) -> Path:
-    """Return the tokenizer's folder: prepared data's own; else the one given, beside the checkpoint or the data.
+    """Return the tokenizer's folder: that of prepared data, the given one, or one beside the checkpoint or in the data.
 
     Args:
-        cfg: the task's options.
-        prepared: the tokenizer's folder in prepared data; None for official files.
+        cfg: the options of the task.
+        prepared: the folder of the tokenizer in prepared data; None for official files.
 
     Raises:
-        UserError: none is there, or data was prepared with another than the one given.
+        UserError: there is no tokenizer, or the data was prepared with another tokenizer than the given one.
     """
     if prepared is not None:
         given = Path(cfg.tokenizer_folder or prepared)
-        load_tokenizer(given)  # raises what is wrong with it
+        load_tokenizer(given)  # raises an error if it is not a tokenizer
         if (given / SETTINGS_FILE).read_bytes() != (prepared / SETTINGS_FILE).read_bytes():
             raise UserError(
                 f"--tokenizer-folder {given}: {cfg.data} was prepared with another tokenizer; prepare the data with "
@@ -366,4 +377,6 @@ def find_tokenizer(cfg: FineTuningConfig, prepared: Optional[Path]) -> Path:
     for folder in candidates:
         if folder.is_dir():
             return folder
-    raise UserError(f"no tokenizer at {' or '.join(map(str, candidates))}; give the checkpoint's by --tokenizer-folder")
+    raise UserError(
+        f"no tokenizer at {' or '.join(map(str, candidates))}; give that of the checkpoint with --tokenizer-folder"
+    )

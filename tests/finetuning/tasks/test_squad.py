@@ -144,7 +144,7 @@ def test_prepared_data_are_the_same_batches(config, folders, tmp_path):
     assert len(official.dataset("valid")) == len(ready.dataset("valid")) > 24
     for one, other in zip(official.dataset("valid"), ready.dataset("valid"), strict=True):
         assert torch.equal(one["source"], other["source"]) and torch.equal(one["target"], other["target"])
-    with pytest.raises(UserError, match="was prepared with .*15.*, the options ask for .*32"):
+    with pytest.raises(UserError, match="was prepared with .*15.*, but the options require .*32"):
         setup_task(config("--tokens-per-sample", 32, data=prepared.folder).task)
     (prepared.folder / "valid.npz").write_bytes((prepared.folder / "train.npz").read_bytes())
     with pytest.raises(UserError, match="valid.npz: is missing, or not the file that manifest.json names"):
@@ -176,7 +176,7 @@ def test_models_that_tell_the_question_apart_get_it(config, options):
         ("--finetune-from-model nowhere.pt", "nowhere.pt: no such file"),
         ("--tokens-per-sample 64", "no room for a context"),
         ("--doc-stride 0", "stride 0: must be at least 1 token"),
-        ("--max-answer-tokens 0", "--max-answer-tokens 0: must be 1 at least"),
+        ("--max-answer-tokens 0", "--max-answer-tokens 0: must be at least 1"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_at_once(config, arguments, message):

@@ -1,8 +1,8 @@
-"""Tasks ``full_sentences_masked_lm``, ``masked_permuted_lm`` and ``inputs_masked_lm``: masked LM on blocks of text.
+"""The tasks ``full_sentences_masked_lm``, ``masked_permuted_lm`` and ``inputs_masked_lm``: masked LM on blocks of text.
 
-The first is on FULL-SENTENCES blocks (LazyFormer, appendix A), the second on the same blocks, permuted (MPNet).
-With ``--next-sentence`` on pairs of texts, as BERT was pre-trained: see
-:mod:`lazyformer_fairseq.data.datasets.sentence_pairs`.
+The first task reads FULL-SENTENCES blocks (LazyFormer, appendix A), the second reads the same blocks but permutes them
+(MPNet), and the third reads the inputs of a prepared task. With ``--next-sentence``, the first reads pairs of texts, as
+in BERT's pre-training; see :mod:`lazyformer_fairseq.data.datasets.sentence_pairs`.
 """
 
 import logging
@@ -27,21 +27,21 @@ from lazyformer_fairseq.training.objectives.masked_lm import prepare_model
 
 logger = logging.getLogger(__name__)
 
-PAIRS_NEED = ("masked_lm_accuracy", "continued_masked_lm")  # criterions that learn what follows what
+PAIRS_NEED = ("masked_lm_accuracy", "continued_masked_lm")  # the criterions that support --next-sentence
 
 
 @dataclass
 class FullSentencesMaskedLMConfig(as_fairseq_reads(MaskedTextOptions, "MaskedTextConfig"), ReliabilityConfig):
-    """Options of masked LM on blocks, and those of fairseq's that it reads."""
+    """Options of masked LM on blocks, and the options of fairseq that the task reads."""
 
-    data: str = option(MISSING, "what lazyformer corpus wrote, or binarised folders as a:b:c, one an epoch")
+    data: str = option(MISSING, "folder that lazyformer corpus wrote, or binarised folders a:b:c, one per epoch")
     checkpoint_words: Optional[str] = option(
         None,
-        "also keep the model, without its optimizer, once it has read about so many words, as 1M,2M,5M",
+        "numbers of words, such as 1M,2M,5M; once it has read so many, the model is also kept, without its optimizer",
     )
     word_budget: Optional[str] = option(
         None,
-        "refuse a run that would read more words, repetitions included, as 100M",
+        "number of words, such as 100M; a run that would read more, repetitions included, is rejected",
     )
     seed: int = II("common.seed")
     max_update: int = II("optimization.max_update")
@@ -54,14 +54,17 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
     """Masked LM on blocks of text; see :mod:`lazyformer_fairseq.data.masked_text`.
 
     Raises:
-        UserError: shares of masks need the run's length, or words need a tokenizer.
+        UserError: ``--mask-prob`` changes during the run but ``--max-update`` is missing, or masks of whole words lack
+            a tokenizer.
 
     Attributes:
-        has_token_types: whether the model tells the two texts of a pair apart by their tokens' types.
+        text: the binarised text.
+        masking: the settings of masking.
+        has_token_types: whether the model has token types, which distinguish the two texts of a pair.
     """
 
     cfg: FullSentencesMaskedLMConfig
-    WHOLE_INPUTS: ClassVar[bool] = False  # an item is a block
+    WHOLE_INPUTS: ClassVar[bool] = False  # whether each item of the data is one block
     has_token_types: bool = False
 
     def __init__(self, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary):
@@ -77,55 +80,56 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         self.masking = self.text.masking
 
     def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:
-        """Return a training batch as the run's update of this number, from 0, reads it."""
+        """Return a training batch as the update with this number, counted from 0, reads it."""
         return self.text.at_update(batch, update)
 
     @classmethod
     def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "FullSentencesMaskedLMTask":
-        """Load the dictionary."""
+        """Load the dictionary of the data and make the task."""
         return cls(cfg, encoder_task.dictionary_of(data_folders(cfg.data)[0]))
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """Build the model, for pairs with the head that says whether the second text follows the first.
+        """Build the model; with ``--next-sentence``, add the head that predicts whether the second text follows.
 
         Raises:
-            UserError: a model that has no place for it.
+            UserError: the model does not support that head.
         """
         model = super().build_model(cfg, from_checkpoint)
         prepare_model(model, self.text, masked_text.PERMUTED, starts_fresh=not from_checkpoint)
         if self.cfg.next_sentence:
             if not hasattr(model, "register_next_sentence_head"):
-                raise UserError("--next-sentence: is for encoders of this package; leave it out")
+                raise UserError("--next-sentence: only encoders of this package support it; leave it out")
             model.register_next_sentence_head()
             self.has_token_types = getattr(cfg, "token_types", 0) > 1
             if not self.has_token_types:
-                logger.warning("--next-sentence: the model has no token types; BERT has them: --token-types 2")
+                logger.warning("--next-sentence: the model has no token types; to add them as in BERT: --token-types 2")
         return model
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """Build the criterion.
 
         Raises:
-            UserError: it would leave the labels of pairs alone, or compare attention that is not of whole blocks.
+            UserError: the criterion does not learn from the labels of pairs, or distillation would compare attention
+                that does not cover whole blocks.
         """
         if self.cfg.next_sentence and cfg._name not in PAIRS_NEED:
-            raise UserError(f"--criterion {cfg._name}: does not learn next sentences; give --criterion {PAIRS_NEED[0]}")
+            raise UserError(f"--criterion {cfg._name}: cannot learn --next-sentence; give --criterion {PAIRS_NEED[0]}")
         if self.cfg.next_sentence and getattr(cfg, "distill", None):
-            raise UserError("--distill: a teacher teaches words alone; leave it out, or --next-sentence")
+            raise UserError("--distill: a teacher only teaches words; leave out either this option or --next-sentence")
         is_apart = self.cfg.within_documents or self.text.is_permuted
         if is_apart and getattr(cfg, "distill", None) and cfg.distill_attention_weight:
             what = f"--task {masked_text.PERMUTED}" if self.text.is_permuted else "--within-documents"
             raise UserError(
-                f"{what}: the attention that --distill compares is that of whole blocks; give "
+                f"{what}: --distill compares the attention over whole blocks, which does not exist here; give "
                 "--distill-attention-weight 0"
             )
         return super().build_criterion(cfg, from_checkpoint)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        """Load the shard of an epoch; copy the tokenizer beside the checkpoints with `train`.
+        """Load the shard of an epoch; for `train`, also copy the tokenizer to ``--save-dir``.
 
         Raises:
-            UserError: a file of any epoch is missing, damaged or of other data (see ``--verify``).
+            UserError: a file of any epoch is missing, damaged or does not belong to the data (see ``--verify``).
         """
         cfg = self.cfg
         text = self.text
@@ -148,7 +152,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         return len(self.text.folders) > 1
 
     def max_positions(self) -> int:
-        """Return the tokens of a block."""
+        """Return the largest number of tokens in a block."""
         return self.cfg.tokens_per_sample
 
 
@@ -161,28 +165,28 @@ MaskedPermutedLMConfig = as_fairseq_reads(
 
 @register_task(masked_text.PERMUTED, dataclass=MaskedPermutedLMConfig)
 class MaskedPermutedLMTask(FullSentencesMaskedLMTask):
-    """MPNet's prediction of the last tokens of permuted blocks; with ``--permuted-only`` XLNet's."""
+    """Prediction of the last tokens of permuted blocks, as in MPNet, or as in XLNet with ``--permuted-only``."""
 
 
 @register_task("inputs_masked_lm", dataclass=FullSentencesMaskedLMConfig)
 class InputsMaskedLMTask(FullSentencesMaskedLMTask):
-    """Masked language modelling on a prepared task's own inputs, one a block; labels are left alone.
+    """Masked language modelling on the inputs of a prepared task, one per block, without their labels.
 
-    Self-pretraining (Amos et al., 2023, "Never Train from Scratch"): before a model learns the labels of a task, it
-    learns to fill masks in the training inputs of that task and in nothing else.
+    This is self-pretraining (Amos et al., 2023, "Never Train from Scratch"): before a model learns the labels of a
+    task, it learns to fill masks in the training inputs of that task, and in no other text.
     """
 
     WHOLE_INPUTS = True
 
     @classmethod
     def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "InputsMaskedLMTask":
-        """Load the dictionary.
+        """Load the dictionary of the data and make the task.
 
         Raises:
-            UserError: pairs of texts, or documents in a text, are asked for, but inputs are whole already.
+            UserError: ``--next-sentence`` or ``--within-documents`` is given, but each input is one text.
         """
         for name in ("next_sentence", "within_documents"):
             if getattr(cfg, name):
                 option = f"--{name.replace('_', '-')}"
-                raise UserError(f"{option}: the inputs of a task are whole already; leave it out")
+                raise UserError(f"{option}: each input of a task is one whole text; leave the option out")
         return super().setup_task(cfg, **kwargs)

@@ -1,10 +1,10 @@
-"""Task ``stream_language_modeling``: truncated back-propagation through long texts (Transformer-XL, section 3.2).
+"""The task ``stream_language_modeling``: truncated back-propagation through long texts (Transformer-XL, section 3.2).
 
-The text is cut into as many contiguous streams as an update's forward pass has rows, over all workers. A batch is the
-next segment of each stream, in order. Nothing is shuffled, and each batch reads the memory of the one before, in the
-same update (``--update-freq``) or the last. An epoch starts all streams anew, with empty memory: the text before a
-stream's start is the end of the stream above it, which was last seen an epoch ago. Validation has a memory of its own,
-empty at its start.
+The text is cut into contiguous streams, one for each row of a batch over all processes. A batch consists of the next
+segment of each stream, in order. Nothing is shuffled, and each batch reads the memory of the previous batch, which may
+belong to the same update (with ``--update-freq``) or to the previous one. At the start of an epoch all streams start
+again with empty memory, because the text before a stream is the end of another stream, which was last read an epoch
+ago. Validation has a memory of its own, which is empty at its start.
 """
 
 import logging
@@ -35,14 +35,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class StreamLanguageModelingConfig(as_fairseq_reads(StreamOptions, "StreamConfig"), ReliabilityConfig):
-    """Options of streams, and those of fairseq's that the task reads."""
+    """Options of streams, and the options of fairseq that the task reads."""
 
     data: str = option(MISSING, "folder that lazyformer lm prepare wrote")
     train_subset: str = II("dataset.train_subset")
 
 
 class _Text(FairseqDataset):
-    """A split that is not cut into streams yet."""
+    """A split of the data that is not yet cut into streams."""
 
     def __init__(self, split: str, tokens: np.ndarray):
         self.split = split
@@ -50,10 +50,11 @@ class _Text(FairseqDataset):
 
 
 class SegmentIterator(EpochBatchIterator):
-    """Iterator over the segments of streams, in order; every item is a whole batch of this worker.
+    """An iterator over the segments of streams, in order; each item is a whole batch of this process.
 
-    A run that resumes with other streams (batch size, workers, segment length) continues after the same share of the
-    epoch: the new streams start elsewhere in the text, so that some of it comes twice and some not at all.
+    A run may resume with other streams (another batch size, number of processes or segment length). It then continues
+    after the same share of the epoch. Since the new streams start elsewhere in the text, some text is read twice and
+    some not at all.
     """
 
     def __init__(self, streams: TokenStreams, **settings: Any):
@@ -62,12 +63,12 @@ class SegmentIterator(EpochBatchIterator):
             collate_fn=streams.collater,
             batch_sampler=[[segment] for segment in range(len(streams))],
             disable_shuffling=True,
-            persistent_workers=False,  # each epoch has an iterator of its own; workers would stay behind
+            persistent_workers=False,  # each epoch has a new iterator, so workers would never be used again
             **settings,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the epoch, and its segments."""
+        """Return the position in the epoch, and the number of segments in the epoch."""
         return {**super().state_dict(), "segments": len(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -78,7 +79,7 @@ class SegmentIterator(EpochBatchIterator):
             now = position * len(self) // segments
             logger.warning(
                 "the checkpoint is from segment %d of %d and the streams have %d now (another batch size, number of "
-                "processes or --tgt-len): continuing at segment %d, some of the text comes twice and some not at all",
+                "processes or --tgt-len): continuing at segment %d, so some text is read twice and some not at all",
                 position,
                 segments,
                 len(self),
@@ -90,13 +91,13 @@ class SegmentIterator(EpochBatchIterator):
 
 @register_task("stream_language_modeling", dataclass=StreamLanguageModelingConfig)
 class StreamLanguageModelingTask(EncoderTask):
-    """fairseq's task for :class:`~lazyformer_fairseq.training.objectives.stream_lm.StreamLMObjective`.
+    """The fairseq task for :class:`~lazyformer_fairseq.training.objectives.stream_lm.StreamLMObjective`.
 
-    The memory stays between batches; each worker keeps that of its own rows.
+    The memory is kept between batches; each process holds that of its own rows.
 
     Attributes:
-        objective: cuts the text, and holds the memory in training.
-        validation: the memory in validation.
+        objective: the objective, which cuts the text into streams and holds the memory of training.
+        validation: the memory of validation.
     """
 
     cfg: StreamLanguageModelingConfig
@@ -105,14 +106,14 @@ class StreamLanguageModelingTask(EncoderTask):
         super().__init__(cfg, objective.dictionary)
         self.objective = objective
         self.validation = CarriedMemory()
-        self._gathered: dict[str, Any] = {}  # for a checkpoint, until it is written
+        self._gathered: dict[str, Any] = {}  # the memory of all processes, until the checkpoint is written
 
     @classmethod
     def setup_task(cls, cfg: StreamLanguageModelingConfig, **kwargs) -> "StreamLanguageModelingTask":
-        """Load the dictionary.
+        """Load the dictionary of the data and make the task.
 
         Raises:
-            UserError: there is none.
+            UserError: there is no dictionary.
         """
         objective = StreamLMObjective(
             network=None,
@@ -131,10 +132,10 @@ class StreamLanguageModelingTask(EncoderTask):
         return model
 
     def load_dataset(self, split: str, **kwargs) -> None:
-        """Map the tokens of a split.
+        """Map the tokens of a split into memory.
 
         Raises:
-            UserError: a file is missing, damaged, empty or of another dictionary.
+            UserError: a file is missing, damaged, empty, or was written with another dictionary.
         """
         tokens = self.objective.tokens(split)
         self.datasets[split] = _Text(split, tokens)
@@ -147,10 +148,16 @@ class StreamLanguageModelingTask(EncoderTask):
         max_sentences: Optional[int] = None,
         **others,
     ) -> SegmentIterator:
-        """Return the segments in order; none is shuffled.
+        """Return an iterator over the segments of a split, in order.
+
+        Args:
+            dataset: the split.
+            max_tokens: not used.
+            max_sentences: the number of streams per process.
+            others: further arguments of fairseq's method.
 
         Raises:
-            UserError: no ``--batch-size``; a segment or the memory is longer than a stream.
+            UserError: ``--batch-size`` is not given, or a segment or the memory is longer than a stream.
         """
         if max_sentences is None:
             raise UserError("--max-tokens does not determine the number of streams; give --batch-size")
@@ -168,29 +175,29 @@ class StreamLanguageModelingTask(EncoderTask):
         return SegmentIterator(streams, epoch=epoch, buffer_size=others.get("data_buffer_size", 0), **taken)
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
-        """Train on a batch with the memory of the segments before; a dummy batch leaves no memory."""
-        if ignore_grad:  # a dummy, so that this worker keeps step with others
+        """Train on a batch with the memory of the previous segments; a dummy batch leaves the memory unchanged."""
+        if ignore_grad:  # a dummy batch, with which this process keeps step with the others
             sample = with_memory(sample, StreamMemory())
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
-        self.validation.memory.clear()  # it is done, and its memory is large
+        self.validation.memory.clear()  # validation is over, and its memory is large
         sample = self.objective.at_update(sample, update_num)
         result = super().train_step(sample, model, criterion, optimizer, update_num)
         self.objective.memory.has_read(sample["segment"])
         return result
 
     def valid_step(self, sample, model, criterion):
-        """Validate on a batch with the memory of the segments before."""
+        """Validate on a batch with the memory of the previous segments."""
         sample = with_memory(sample, self.validation.before(sample["segment"]))
         result = super().valid_step(sample, model, criterion)
         self.validation.has_read(sample["segment"])
         return result
 
     def forget_memory(self) -> None:
-        """Drop the memory after an update that was skipped or undone; the streams continue without a past."""
+        """Clear the memory after an update that was skipped or undone; the streams continue without a past."""
         self.objective.forget()
 
     def keep_memory(self) -> Callable[[], None]:
-        """Return what brings the memory of now back, where the update that follows is given up."""
+        """Return a function that restores the current memory, to be called if the next update is abandoned."""
         carried = self.objective.memory
         states = carried.memory.state_dict()
         segment = carried.next_segment
@@ -202,15 +209,15 @@ class StreamLanguageModelingTask(EncoderTask):
         return bring_back
 
     def gather_memory(self) -> None:
-        """Gather the memories of all workers on the one that writes checkpoints; all workers call it."""
+        """Gather the memories of all processes on the one that writes checkpoints; all processes must call this."""
         self._gathered = self.objective.state_dict()
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
-        """Return what fairseq adds to a checkpoint's extra state."""
+        """Return the state that fairseq adds to the extra state of a checkpoint."""
         gathered = self._gathered
         self._gathered = {}
         return gathered
 
     def take_from_checkpoint(self, extra_state: dict[str, Any]) -> None:
-        """Take a checkpoint's memory over for the next batch, if it ends where that batch starts."""
+        """Restore the memory from the extra state of a checkpoint, if it ends where the next batch starts."""
         self.objective.load_state_dict(extra_state)

@@ -103,7 +103,7 @@ def test_the_screen_says_what_is_trained_how_far_and_how_long(data_folder, tmp_p
     while not said[0].startswith("update 1 "):
         introduced.append(said.pop(0))
     assert [line.split()[0] for line in introduced] == ["model", "data", "update", "run", "files", "time"]
-    assert re.search(r"about [\d.]+ s an update on this processor, .* (days|years) for the run", introduced[-1])
+    assert re.search(r"about [\d.]+ s per update on this CPU, .* (days|years) for the run", introduced[-1])
     parts = (r"pass 2 of 2, [\d.]+ s so far", r"pass 1 of 2, loss \d+\.\d\d bits, .* so far, about .* left")
     for number, part in enumerate(parts, 1):
         assert re.fullmatch(rf"update {number} of 999,999,999, {part}", said[number - 1]), said

@@ -1,7 +1,7 @@
-"""Lines of ``--log-seconds``: what is about to be trained, then how far the run is, every so many seconds.
+"""The screen output of ``--log-seconds``: a description of the run, and then regular lines on its progress.
 
-All that fairseq and this package log goes to ``train.log`` in ``--save-dir`` as ever. The screen has warnings and
-scores too; see :func:`~lazyformer_fairseq.fairseq_plugin.reliability.run_log.log_to`.
+Everything that fairseq and this package log still goes to ``train.log`` in ``--save-dir``. The screen also shows
+warnings and scores; see :func:`~lazyformer_fairseq.fairseq_plugin.reliability.run_log.log_to`.
 """
 
 import logging
@@ -19,15 +19,15 @@ from lazyformer_fairseq.report.numbers import duration
 
 logger = logging.getLogger(SCREEN)
 
-TIMED = 1.0  # seconds: passes shorter than this are timed again and again
-LONG = 10.0  # seconds: a first pass that takes longer counts, though it also chooses back ends
+TIMED = 1.0  # seconds for which passes are repeated; the last one is the measurement
+LONG = 10.0  # seconds; a pass longer than this is the measurement, even the first one, which also selects back ends
 
 
 class Screen:
-    """Lines about one trainer's run.
+    """The screen output about the run of one trainer.
 
     Attributes:
-        seconds: seconds between two lines; 0 for no line.
+        seconds: the number of seconds between two progress lines; 0 for no lines.
     """
 
     def __init__(self, trainer: Any):
@@ -37,7 +37,7 @@ class Screen:
         self._began = self._said = time.monotonic()
 
     def introduce(self) -> None:
-        """Say what is about to be trained, on what, and on a processor how long it takes; the data are loaded."""
+        """Describe the model, the data and the run, and on a CPU estimate the time; call it after loading the data."""
         if not self.seconds:
             return
         trainer = self._trainer
@@ -56,24 +56,24 @@ class Screen:
         batch = f"at most {cfg.dataset.max_tokens} tokens"
         if cfg.dataset.batch_size:
             batch = f"{cfg.dataset.batch_size} sequences of {length} tokens"
-        device = "GPU" if trainer.cuda else "processor"
+        device = "GPU" if trainer.cuda else "CPU"
         devices = f"a {device}"
         if trainer.data_parallel_world_size > 1:
             devices = f"each {device} of {trainer.data_parallel_world_size}"
-        whole = f"{most:,} updates" if most else "no end to updates"
+        whole = f"{most:,} updates" if most else "no limit on updates"
 
         lines = {
             "model": f"{arch}, {cfg.model.sublayer_pattern}: {parameters:,} parameters",
             "data": f"{cfg.task.data}: {len(trainer.task.source_dictionary):,} symbols, "
-            f"{updates_of_epoch:,} updates an epoch",
+            f"{updates_of_epoch:,} updates per epoch",
             "update": f"{freq} x {batch}, on {devices}",
             "run": f"{whole}, {made:,} of them made; stop it with Ctrl-C, resume it with the same command",
-            "files": f"{cfg.checkpoint.save_dir}: checkpoints, and {LOG}, which has all that is not shown here",
+            "files": f"{cfg.checkpoint.save_dir}: checkpoints, and {LOG}, which has everything that is not shown here",
         }
-        if not trainer.cuda and trainer.experts is None:  # whose passes need all processes
+        if not trainer.cuda and trainer.experts is None:  # with shared experts, a pass needs all processes
             with torch.random.fork_rng(devices=[]):
                 update = freq * _seconds_of_pass(trainer)
-            lines["time"] = f"about {duration(update)} an update on this processor"
+            lines["time"] = f"about {duration(update)} per update on this CPU"
             if most > made:
                 lines["time"] += f", {duration(update * (most - made))} for the run"
         for what, said in lines.items():
@@ -81,20 +81,20 @@ class Screen:
         self._began = self._said = time.monotonic()
 
     def say_nothing_is_left(self, why: str) -> None:
-        """Say that the run had ended before it was started again; without ``--log-seconds``, too."""
+        """Say that the run had already ended before this start; this also appears without ``--log-seconds``."""
         logger.info("nothing is left to do: %s", why)
 
     def tell(self, made: int, of: int) -> None:
-        """Say how far the run is, once the seconds are over.
+        """Show the progress of the run if enough seconds have passed since the last line.
 
         Args:
-            made: passes of the update under way.
-            of: the number of passes that the update has.
+            made: the number of finished passes of the current update.
+            of: the number of passes in an update.
         """
         now = time.monotonic()
         trainer = self._trainer
         if self._passes == 1:
-            self._warm = now  # the first pass compiles and chooses
+            self._warm = now  # the first pass does not count: it compiles the model and selects back ends
         is_due = self.seconds and self._passes and now - self._said >= self.seconds
         if is_due and trainer.is_data_parallel_master:
             self._said = now
@@ -116,7 +116,7 @@ class Screen:
 
 
 def _seconds_of_pass(trainer: Any) -> float:
-    """Time a forward and backward pass of the first batch, with gradients of zero; leave no trace in the run."""
+    """Measure the seconds of a forward and backward pass of the first batch, without any effect on the run."""
     model = trainer.get_model()
     optimizer = SimpleNamespace(backward=lambda loss: loss.backward())
     criterion = trainer.get_criterion()

@@ -1,8 +1,9 @@
-"""The one table of what we replace in fairseq, torch and Python, why, and when; and what puts its rows in place.
+"""The table of everything that this package replaces in fairseq, torch and Python, and the functions that install it.
 
-Each target stands there once. What happens in an update, or around a checkpoint, is no row: :mod:`.trainer` has it, in
-methods of a subclass of fairseq's Trainer, which fairseq makes for our tasks because of one row here. Imports neither
-fairseq nor torch, so that a command line can read it before it loads them.
+Each target appears in the table once, with the reason and the time of its replacement. Changes to updates and to the
+saving of checkpoints are not in the table. They are methods of a subclass of fairseq's Trainer in :mod:`.trainer`,
+which fairseq uses for our tasks because of a row here. This module imports neither fairseq nor torch, so that a command
+line can read the table before it loads them.
 """
 
 import builtins
@@ -25,24 +26,25 @@ PACKAGE = __name__.partition(".")[0]
 
 
 class Stage(Enum):
-    """The moment when a replacement is put in place."""
+    """The time at which a replacement is installed."""
 
-    NAME = "before our architectures take their names"
-    REGISTRATION = "with the registration; passes through unless the command names a task of ours"
+    NAME = "before our architectures are registered"
+    REGISTRATION = "when the plugin is registered; has no effect unless the command names one of our tasks"
     LOADING = (
-        "with the registration, for every load, of stock tasks too: it refuses damage and code, and changes no result"
+        "when the plugin is registered, for all loads, even of stock tasks: it rejects damaged files and code, and "
+        "changes no result"
     )
-    RUN = "when a run of one of our tasks or commands starts; to the end of the process"
-    COMMAND_LINE = "when such a run is a process of its own, not a notebook's"
+    RUN = "when a run of one of our tasks or commands starts; stays until the process ends"
+    COMMAND_LINE = "when such a run is a process of its own, as opposed to a part of a notebook"
 
 
 class How(Enum):
-    """The way in which our function or class takes the target's place."""
+    """The way in which our function or class replaces the target."""
 
-    AROUND = "called in the target's place, with what stood there before the arguments"
-    INSTEAD = "takes the target's place"
-    MAKES = "called once, with what stands there; what it returns takes the target's place"
-    SUBCLASS = "made in place of the target, a class, where its `serves` says so of the arguments"
+    AROUND = "is called instead of the target, with the target as an additional first argument"
+    INSTEAD = "replaces the target"
+    MAKES = "is called once with the target; its result replaces the target"
+    SUBCLASS = "is constructed instead of the target, a class, if its `serves` accepts the arguments"
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,12 @@ class Replacement:
     """A row of the table.
 
     Attributes:
-        stage: when it is put in place.
-        target: ``module:name`` or ``module:Class.name``.
-        ours: ``module:name`` in this folder; the parameters that it names are the target's.
-        why: what fairseq does otherwise.
-        how: what becomes of ours.
-        copies: modules that, where they are loaded, have imported the target by its name.
+        stage: the time at which the replacement is installed.
+        target: the replaced object, as ``module:name`` or ``module:Class.name``.
+        ours: our function or class, as ``module:name`` relative to this folder; its parameters have the target's names.
+        why: what fairseq does without the replacement.
+        how: the way in which our object replaces the target.
+        copies: modules that may have imported the target by its name, so that it must be replaced there, too.
     """
 
     stage: Stage
@@ -66,8 +68,8 @@ class Replacement:
     copies: tuple[str, ...] = ()
 
 
-# Modules of fairseq that call eval() on settings. Those of a model come from its checkpoint, which also names
-# the fairseq model: with fconv_lm, fairseq ran whatever stood in decoder_layers.
+# Modules of fairseq that call eval() on settings. The settings of a model come from its checkpoint, which also names
+# the fairseq model: for fconv_lm, fairseq would run any code in decoder_layers.
 EVALUATING_MODULES = tuple(
     f"fairseq.{name}"
     for name in """
@@ -77,7 +79,8 @@ EVALUATING_MODULES = tuple(
     optim.cpu_adam optim.fused_lamb utils
     """.split()
 )
-# Where fairseq's training is: by its name, or started as `python -m fairseq_cli.train`, there and in its children.
+# The modules that may be fairseq's training: under its name, or, started as `python -m fairseq_cli.train`, as the main
+# module of the process or of its children.
 TRAINING = ("fairseq_cli.train", "fairseq_cli.hydra_train", "__main__", "__mp_main__")
 
 REPLACEMENTS = (
@@ -85,61 +88,61 @@ REPLACEMENTS = (
         Stage.NAME,
         "fairseq.models:ARCH_MODEL_NAME_REGISTRY",
         "models.config:without_bert_base",
-        "fairseq's legacy masked_lm model calls a preset bert_base, and would refuse ours",
+        "the legacy masked_lm model of fairseq has a preset named bert_base, which would prevent registering ours",
         How.MAKES,
     ),
-    # Which command is one of ours.
+    # Recognizing the commands that are for one of our tasks.
     Replacement(
         Stage.REGISTRATION,
         "fairseq.options:parse_args_and_arch",
         "reliability.options:starting_when_parsed",
-        "a run starts: fairseq's command lines parse their options, of which some cannot be met or mean a TPU",
+        "fairseq's commands accept impossible options and take --bf16 for a TPU; they parse options when a run starts",
     ),
     Replacement(
         Stage.REGISTRATION,
         "fairseq.utils:import_user_module",
         "reliability.options:importing_one_plugin",
-        "another copy of this package, given as --user-dir, ends in a traceback that names one of the two",
+        "another copy of this package, given as --user-dir, ends in a traceback that names only one of the two",
     ),
     Replacement(
         Stage.REGISTRATION,
         "fairseq.dataclass.initialize:add_defaults",
         "reliability.options:starting_with_defaults",
-        "a run starts: hydra, and each process that fairseq starts, call this first after they import us",
+        "runs under hydra and child processes do not parse options; this is the first function that they call",
         copies=TRAINING,
     ),
     Replacement(
         Stage.REGISTRATION,
         "fairseq.trainer:Trainer",
         "trainer:SafeTrainer",
-        "a NaN ends a run, a signal kills it, too large a batch is left out in silence; the trainer says more",
+        "a NaN ends a run, a signal kills it, and too large a batch is silently skipped; see trainer.py for more",
         How.SUBCLASS,
     ),
     Replacement(
         Stage.REGISTRATION,
         "fairseq.distributed.utils:call_main",
         "reliability.preemption:forwarding_signals",
-        "the processes that fairseq starts for its GPUs hear no signals, and their exit code is lost",
+        "the processes that fairseq starts for its GPUs receive no signals, and their exit codes are lost",
     ),
-    # Reading files that somebody else wrote. Every checkpoint comes through here: to resume, to fine-tune, to use.
+    # Reading untrusted files. Every checkpoint is loaded through these functions: to resume, to fine-tune, to use.
     Replacement(
         Stage.LOADING,
         "fairseq.checkpoint_utils:load_checkpoint_to_cpu",
         "reliability.checkpoints:loading_checked",
-        "a damaged checkpoint ends in whatever its unpickler raises; code in one may run; safetensors are no pickle",
+        "a damaged checkpoint ends in any error of the unpickler, code in one may run, and safetensors cannot be read",
     ),
     Replacement(
         Stage.LOADING,
         "fairseq.file_utils:load_archive_file",
         "reliability.checkpoints:refusing_archives",
-        "a model given as .tar.gz is unpacked with its links and absolute names, and what they name is moved",
+        "a model in a .tar.gz is unpacked with its links and absolute paths, and the files that they name are moved",
     ),
     *(
         Replacement(
             Stage.LOADING,
             f"{module}:eval",
             "reliability.checkpoints:read_setting",
-            "settings of a checkpoint are run; a module's name comes before Python's",
+            "settings in a checkpoint are run as code; a name in the module takes precedence over Python's eval",
             How.INSTEAD,
         )
         for module in EVALUATING_MODULES
@@ -149,67 +152,68 @@ REPLACEMENTS = (
         Stage.RUN,
         "fairseq.distributed.utils:_broadcast_object_slow",
         "reliability.preemption:broadcast_object",
-        "settings are sent through torch.load, which refuses them since torch 2.6: no run of several could resume",
+        "settings are sent through torch.load, which rejects them since torch 2.6, so several processes cannot resume",
     ),
     Replacement(
         Stage.RUN,
         "fairseq.distributed.utils:all_gather_list",
         "reliability.preemption:gathering_without_gpu",
-        "what is no tensor is gathered through GPU memory, even where there is no GPU",
+        "objects other than tensors are gathered through GPU memory, even if there is no GPU",
     ),
     Replacement(
         Stage.RUN,
         "fairseq.optim:FP16Optimizer",
         "optim.half_precision:FP16Optimizer",
-        "of weights in fp16 or bf16 the rounded ones alone are saved, and gradients are added in half precision",
+        "weights in fp16 or bf16 are saved only after rounding, and gradients are summed in half precision",
         How.INSTEAD,
     ),
-    # fairseq writes one name by a rename, copies the others in place, checks nothing, and stops at a full disk.
+    # fairseq writes a checkpoint's first name atomically but copies the others in place. It checks no file, and stops
+    # if the disk is full.
     Replacement(
         Stage.RUN,
         "fairseq.checkpoint_utils:load_checkpoint",
         "trainer:loading_the_intact_one",
-        "where checkpoint_last.pt is damaged the run stops, where it is missing it starts anew",
+        "the run stops if checkpoint_last.pt is damaged, and starts from scratch if it is missing",
     ),
     Replacement(
         Stage.RUN,
         "fairseq.checkpoint_utils:save_checkpoint",
         "trainer:saving_if_there_is_room",
-        "a full disk ends the run; the first process alone is asked what its task carries",
+        "a full disk ends the run, and only the first process's state of the task is saved",
     ),
     Replacement(
         Stage.RUN,
         "fairseq.checkpoint_utils:verify_checkpoint_directory",
         "reliability.checkpoints:check_writable_folder",
-        "a folder that cannot be written to ends in a traceback; a user's file dummy in it is removed",
+        "a folder that cannot be written to ends in a traceback, and a user's file named dummy in it is removed",
         How.INSTEAD,
     ),
     Replacement(
         Stage.RUN,
         "fairseq.file_io:PathManager.copy",
         "reliability.checkpoints:copying_atomically",
-        "further names of a checkpoint are written in place",
+        "the copies of a checkpoint under further names are written in place, so a kill may leave incomplete ones",
     ),
     Replacement(
         Stage.RUN,
         "fairseq.checkpoint_utils:os",
         "reliability.checkpoints:CarefulOs",
-        "--keep-interval-updates, --keep-last-epochs and --keep-best-checkpoints may remove the last intact one",
+        "--keep-interval-updates, --keep-last-epochs and --keep-best-checkpoints may remove the last intact checkpoint",
         How.MAKES,
     ),
-    # Tasks and fairseq_cli.train look both iterators up there.
+    # Tasks and fairseq_cli.train look up both iterators in this module.
     Replacement(
         Stage.RUN,
         "fairseq.data.iterators:EpochBatchIterator",
         "reliability.data:ExactEpochBatchIterator",
-        "its place in an epoch means nothing to another number of processes or batch size",
+        "its position in an epoch is only valid for the same number of processes and the same batch size",
         How.INSTEAD,
     ),
     Replacement(
         Stage.RUN,
         "fairseq.data.iterators:GroupedIterator",
         "reliability.data:ExactGroupedIterator",
-        "an epoch that is resumed between two updates loses its last one",
+        "an epoch that is resumed at a batch that is not a multiple of --update-freq loses its last update",
         How.INSTEAD,
     ),
     Replacement(
@@ -222,33 +226,34 @@ REPLACEMENTS = (
         Stage.COMMAND_LINE,
         "sys:excepthook",
         "reliability.command_line:printing_user_errors",
-        "a user's mistake, and Ctrl-C, are a line and no traceback",
+        "a user's mistake or Ctrl-C prints a traceback instead of one line",
         How.MAKES,
     ),
 )
 
 _ABSENT = object()
-_before: dict[Replacement, Any] = {}  # what stood where ours is in place now
+_before: dict[Replacement, Any] = {}  # the original targets of the installed rows
 
 
 def install(*stages: Stage, strict: bool = False) -> list[Replacement]:
-    """Put the rows of some stages in place, in the table's order; skip those already there.
+    """Install the rows of some stages in the order of the table, except those that are already installed.
 
     Args:
-        stages: the stages whose rows are installed.
-        strict: refuse rows whose target is not there, as a run of ours needs all; else warn, as stock tasks need none.
+        stages: the stages whose rows to install.
+        strict: whether a missing target raises an error, because our runs need all rows; otherwise it is a warning,
+            because stock tasks need none.
 
     Returns:
-        The rows that were not in place before.
+        The rows that were installed now.
 
     Raises:
-        UserError: `strict`, and a target is not there.
+        UserError: a target is missing, and `strict` is true.
     """
     missing = [row for row in REPLACEMENTS if row.stage in stages and row not in _before]
     misfits = {row: misfit for row in missing if (misfit := find_misfit(row))}
     if misfits:
         listed = "\n  ".join(misfits.values())
-        message = f"the plugin is written for {WRITTEN_FOR}; install that, these do not fit\n  {listed}"
+        message = f"the plugin is written for {WRITTEN_FOR}; install that version; these do not fit\n  {listed}"
         if strict:
             raise UserError(message)
         logger.warning(message)
@@ -259,36 +264,45 @@ def install(*stages: Stage, strict: bool = False) -> list[Replacement]:
 
 
 def start_run(command_line: bool = False) -> None:
-    """Put in place every row that a run of ours needs.
+    """Install every row that a run of one of our tasks needs.
 
     Args:
-        command_line: the process is fairseq's or ours from its start, so that warnings and errors are ours to print.
+        command_line: whether the process is a command of fairseq or of this package, so that we may decide how it
+            prints warnings and errors.
 
     Raises:
-        UserError: names every row that does not fit; a run that only some of them protect is not safe.
+        UserError: some rows do not fit, and the message names them; a run with only some of the rows is not safe.
     """
     stages = [stage for stage in Stage if command_line or stage is not Stage.COMMAND_LINE]
     install(*stages, strict=True)
 
 
 def protect_loads() -> None:
-    """Keep files from running code; raise a UserError as :func:`start_run` does where a registration only warns."""
+    """Install the rows that keep files from running code; raise a UserError, as :func:`start_run` does, for misfits."""
     install(Stage.LOADING, strict=True)
 
 
 def find_misfit(row: Replacement) -> Optional[str]:
-    """Return what is wrong with a row's target, in words; None where it is there."""
+    """Return a description of what is wrong with a row's target; None if the target exists."""
     try:
         _, name, standing = _find(row.target)
     except (ImportError, AttributeError) as error:
         return f"{row.target} is not there ({error})"
-    if standing is _ABSENT and not hasattr(builtins, name):  # a module may shadow a name of Python's
+    if standing is _ABSENT and not hasattr(builtins, name):  # a new name in a module may shadow a built-in one
         return f"{row.target} is not there"
     return None
 
 
 def _find(target: str) -> tuple[Any, str, Any]:
-    """Return the object that ``module:path`` is a name in, the name, and what stands there, a static method as one."""
+    """Look up a target.
+
+    Args:
+        target: a ``module:name`` or ``module:Class.name``.
+
+    Returns:
+        The module or class that contains the target; its name there; and the target itself, in which a static method
+        is still a ``staticmethod`` object, or ``_ABSENT``.
+    """
     module, _, path = target.partition(":")
     *parents, name = path.split(".")
     owner = functools.reduce(getattr, parents, importlib.import_module(module))
@@ -298,7 +312,7 @@ def _find(target: str) -> tuple[Any, str, Any]:
 def _put(row: Replacement) -> None:
     module, _, attribute = row.ours.partition(":")
     ours = getattr(importlib.import_module(f"{PACKAGE}.fairseq_plugin.{module}"), attribute)
-    if row in _before:  # loaded, it has put itself in place
+    if row in _before:  # importing our module has installed the row already
         return
     owner, name, standing = _find(row.target)
     _before[row] = standing
@@ -326,7 +340,7 @@ def _around(standing: Callable, wrapper: Callable) -> Callable:
 
 
 def _making(base: type, subclass: Any) -> Callable:
-    """Return a ``__new__`` of `base`; Python then calls the ``__init__`` of what it returns."""
+    """Return a ``__new__`` of `base` that makes a `subclass` if that serves the arguments, before ``__init__`` runs."""
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         return object.__new__(subclass if cls is base and subclass.serves(*args, **kwargs) else cls)

@@ -1,7 +1,8 @@
-"""fairseq's trainer for our tasks: what keeps a run safe, in the order in which it happens.
+"""The trainer for tasks of this package: fairseq's trainer, with guarded updates, safe checkpoints and signals.
 
-fairseq makes a :class:`SafeTrainer` wherever its own Trainer is asked for with a task of ours (``replacements.py``):
-in fairseq-train, fairseq-hydra-train, their processes, and in a script. Stock tasks keep fairseq's.
+Through ``replacements.py``, fairseq makes a :class:`SafeTrainer` wherever its own Trainer is constructed with a task of
+this package: in fairseq-train, in fairseq-hydra-train, in the processes of both, and in scripts. Stock tasks keep
+fairseq's Trainer.
 """
 
 import logging
@@ -53,21 +54,21 @@ FAIRSEQS_MISMATCH = "does not match; please reset the optimizer (--reset-optimiz
 
 
 class SafeTrainer(fairseq_trainer.Trainer):
-    """fairseq's trainer with guarded updates and checkpoints.
+    """fairseq's trainer with guarded updates, safe checkpoints and a reaction to signals.
 
-    Every method that says ``@override`` does what fairseq's does, and what its docstring adds.
+    A method with ``@override`` does what fairseq's method does; its docstring describes what it adds.
 
     Attributes:
-        preemption: takes signals, once training has loaded its checkpoint.
-        takes_signals: whether it is to; a driver of several trainings takes them itself.
-        guard: judges updates; None where processes see different gradients.
-        screen: shows the run, for ``--log-seconds``.
-        recorder: writes ``run.json`` and ``metrics.jsonl``.
-        epoch_iterator: the one in use, for whoever saves between epochs.
-        not_saved: why the last save failed, or None.
-        experts: the model's experts, shared out over processes; None where each holds all.
-        back_ends: the back ends that ``--attention-backend auto`` has chosen, as all processes know them.
-        words_read: counts what the model has read.
+        preemption: the request to stop by a signal, which is active once the checkpoint is loaded.
+        takes_signals: whether `preemption` handles signals; false if a driver of several trainings handles them.
+        guard: the judge of updates; None if processes see different gradients.
+        screen: the screen output for ``--log-seconds``.
+        recorder: the writer of ``run.json`` and ``metrics.jsonl``.
+        epoch_iterator: the current iterator of the training data, for saving between epochs.
+        not_saved: the reason why the last save failed; None if it did not.
+        experts: the model's experts, distributed over processes; None if each process has all of them.
+        back_ends: the back ends that ``--attention-backend auto`` has selected, in the state that all processes share.
+        words_read: the counter of the words that the model has read.
     """
 
     takes_signals = True
@@ -76,13 +77,13 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @staticmethod
     def serves(cfg: Any = None, task: Any = None, *others: Any, **named: Any) -> bool:
-        """Return whether a run with these arguments of fairseq's Trainer is one of ours."""
+        """Return whether fairseq's Trainer, constructed with these arguments, is for a task of this package."""
         return is_task_of_ours(type(task))
 
     def __init__(self, cfg: Any, task: Any, model: Any, *args: Any, **kwargs: Any):
-        start_run()  # of a script that parses nothing
+        start_run()  # for a script that has not parsed a command line
         self.experts = shared_experts(cfg, model)
-        self._whole: Optional[tuple[dict, dict]] = None  # weights and optimizer, gathered for a checkpoint
+        self._whole: Optional[tuple[dict, dict]] = None  # states of model and optimizer, gathered for a checkpoint
         with out_of_memory.explained(partial(out_of_memory.before_training, model)):
             super().__init__(cfg, task, model, *args, **kwargs)
         self._began = time.monotonic()
@@ -96,26 +97,26 @@ class SafeTrainer(fairseq_trainer.Trainer):
         self.screen = Screen(self)
         self.recorder = RunRecorder(self)
         task.after_validation = self.recorder.add_validation
-        self._passes: Optional[tuple[int, int]] = None  # of the update under way: begun, and all
-        self._tokens = 0  # of the update under way: this process's, then those of all
+        self._passes: Optional[tuple[int, int]] = None  # in the current update: those begun, and those it has
+        self._tokens = 0  # in the current update: first those of this process, then those of all processes
         self.words_read = word_counter(cfg)
 
     @override
     def get_train_iterator(self, epoch, *args, **kwargs):
-        """Tell the schedule, which is built before the data, how long an epoch is."""
+        """Tell the learning-rate schedule, which is built before the data is loaded, how long an epoch is."""
         self.epoch_iterator = super().get_train_iterator(epoch, *args, **kwargs)
         tell_updates_per_epoch(self, epoch)
         return self.epoch_iterator
 
     @override
     def get_valid_iterator(self, subset, *args, **kwargs):
-        """Remember which split is read, for the record."""
+        """Remember the name of the split for the record."""
         self.recorder.held_out = subset
         return super().get_valid_iterator(subset, *args, **kwargs)
 
     @override
     def _build_optimizer(self):
-        """Mark the matrices of sublayers for Muon, and load only this process's experts."""
+        """Mark the matrices of sublayers for Muon, and make the optimizer load only the experts of this process."""
         if self.cfg.optimizer._name == "muon":
             mark_matrices(self._model)
         super()._build_optimizer()
@@ -128,7 +129,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         )
 
     def _updated(self) -> tuple[list[dict], list[torch.Tensor]]:
-        """Return the optimizer's groups, and the weights that it updates, in the model's order."""
+        """Return the parameter groups of the optimizer, and the weights that it updates, in the model's order."""
         copies = getattr(self.optimizer, "fp32_params", None)
         return self.optimizer.optimizer.param_groups, copies or [p for p in self.model.parameters() if p.requires_grad]
 
@@ -136,7 +137,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def train_step(self, samples, raise_oom=False):
-        """End a run that a signal asked to; skip a bad update; record an interval; save what is kept for good."""
+        """End the run if a signal requested it; skip a bad update; record the update; save permanent checkpoints."""
         self.preemption.end_if_saved()
         before = self.get_num_updates()
         self._tokens = sum(int(sample.get("ntokens", 0)) for sample in samples if sample)
@@ -165,7 +166,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         return output
 
     def _share_back_ends(self) -> None:
-        """Tell the other processes what the first one has chosen, after updates 1, 2, 4, 8, and so on."""
+        """Send the back ends that the first process has selected to the others, after updates 1, 2, 4, 8 and so on."""
         updates = self.get_num_updates()
         if self.data_parallel_world_size == 1:
             self.back_ends = SELECTOR.state_dict()
@@ -175,7 +176,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
             SELECTOR.load_state_dict(self.back_ends)
 
     def _update(self, samples: list) -> Optional[dict]:
-        """Have fairseq make an update, with exact sums of many batches."""
+        """Have fairseq make an update, and sum the gradients of many batches in fp32."""
         sums = nullcontext()
         if len(samples) > EXACT_ENOUGH and self.guard is not None and type(self.optimizer) is FP16Optimizer:
             groups = [self.data_parallel_process_group] if self.data_parallel_world_size > 1 else []
@@ -189,7 +190,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def _prepare_sample(self, sample, is_dummy=False):
-        """Make a batch that depends on the update that of this one; say how far the update is, or give it up.
+        """Adapt the batch to the number of the update, show the progress, and abandon the update after Ctrl-C.
 
         fairseq calls this before each pass of an update.
         """
@@ -205,7 +206,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def _aggregate_logging_outputs(self, logging_outputs, *extra_stats_to_sum, ignore=False):
-        """Add the note of signals and the tokens read to the sums over processes; tell the guard."""
+        """Also sum the requests to stop and the tokens over processes, and pass the logged values to the guard."""
         sums = (*extra_stats_to_sum, self.preemption.note(), self._tokens)
         logging_outputs, sums = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
         *sums, asked, tokens = sums
@@ -217,7 +218,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def clip_grad_norm(self, clip_norm):
-        """Have the guard judge the update: this is the last call before the optimizer steps."""
+        """Have the guard judge the update, because this is the last call before the optimizer steps."""
         clip = partial(super().clip_grad_norm, clip_norm)
         if self.experts is not None:
             clip = partial(self.optimizer.clip_grad_norm, clip_norm, self._norm_with_experts)
@@ -231,18 +232,18 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def cumulative_training_time(self):
-        """Save, if a signal asked for it: fairseq calls this after an update is logged, before validation."""
+        """Save if a signal requested it; fairseq calls this after it has logged an update, before validation."""
         self.preemption.save_if_asked()
         return super().cumulative_training_time()
 
     @override
     def _local_cumulative_training_time(self):
-        """Return seconds of a clock that never jumps, as fairseq's does."""
+        """Measure with a monotonic clock, because fairseq's clock can jump."""
         return time.monotonic() - self._began + self._previous_training_time
 
     @override
     def valid_step(self, sample, raise_oom=False):
-        """Save after a batch of validation, which may be long, if a signal asked for it."""
+        """Save after a validation batch if a signal requested it, because the whole validation may take long."""
         with out_of_memory.explained(partial(out_of_memory.in_validation, self, sample)):
             output = super().valid_step(sample, raise_oom)
         self.preemption.save_if_asked()
@@ -250,10 +251,10 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def _reduce_and_log_stats(self, *args, **kwargs):
-        """Forget contexts of meters that have ended.
+        """Remove metric contexts that have ended, which fairseq would keep.
 
-        fairseq opens one under a new random name in each update, counts contexts by name and keeps the names: some 200
-        bytes per update, and a dictionary that it copies in each validation.
+        fairseq opens a context with a new random name in each update and never removes the name from its counts. This
+        costs about 200 bytes per update, in a dictionary that it copies in each validation.
         """
         output = super()._reduce_and_log_stats(*args, **kwargs)
         counts = metrics._active_aggregators_cnt
@@ -263,7 +264,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def _build_ema(self):
-        """Average floating-point weights alone; take the newest of others, such as ``dictionary_sha256``."""
+        """Average only floating-point weights, and copy all others, such as ``dictionary_sha256``."""
         if self.cfg.ema.store_ema:
             integers = {name for name, value in self._model.state_dict().items() if not value.is_floating_point()}
             self._ema = EMA(self._model, self.cfg.ema, self.device, integers)
@@ -272,7 +273,10 @@ class SafeTrainer(fairseq_trainer.Trainer):
     # Checkpoints.
 
     def gather(self) -> None:
-        """Gather what only all processes together have: streams' memory and shared experts. All processes call it."""
+        """Gather the state that is distributed over processes: memories of streams and shared experts.
+
+        All processes must call this.
+        """
         self.task.gather_memory()
         if self.experts is None:
             return
@@ -282,13 +286,13 @@ class SafeTrainer(fairseq_trainer.Trainer):
         self._whole = (self.experts.whole_weights(self.model.state_dict()), optimizer)
 
     def forget_gathered(self) -> None:
-        """Drop the experts that were gathered, after a checkpoint."""
+        """Release the gathered experts after a checkpoint."""
         self._whole = None
 
     @override
     def state_dict(self):
-        """Use the experts that were gathered. Asking for the time must not start another save."""
-        with self.preemption.busy():
+        """Include the gathered experts."""
+        with self.preemption.busy():  # fairseq asks for the training time, which must not start another save
             state = super().state_dict()
         if self._whole is not None:
             state["model"], optimizer = self._whole
@@ -299,10 +303,14 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def save_checkpoint(self, filename, extra_state, with_optimizer=True):
-        """Save whole or not at all; also counts of skipped updates and of ``--patience``, and chosen back ends.
+        """Save completely or not at all, with additional state.
 
-        fairseq's crash.pt is left out where the user made a mistake. Of experts that are shared out, and were not
-        gathered, there is no whole.
+        The additions are the counts of skipped updates, of ``--patience`` and of tokens, and the selected back ends.
+        After a user's mistake this does not save fairseq's crash.pt. It does not save shared experts either unless they
+        were gathered.
+
+        Returns:
+            The path of the file; None if it was not saved.
         """
         if not self.should_save_checkpoint_on_current_rank:
             return None
@@ -336,17 +344,17 @@ class SafeTrainer(fairseq_trainer.Trainer):
         optimizer_overrides=None,
         reset_meters=False,
     ):
-        """Also load what was skipped so far and what the task carries; keep what fairseq forgets of an epoch.
+        """Also restore the additional state, the memory of the task, and what fairseq forgets at the end of an epoch.
 
         Raises:
-            UserError: the checkpoint is of another model, optimizer or criterion, or is damaged.
+            UserError: the checkpoint belongs to another model, optimizer or criterion, or is damaged.
         """
         resets = (reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
         with _named_where_it_does_not_fit(filename):
             wall = metrics.get_meter("default", "wall")
             extra_state = super().load_checkpoint(filename, *resets)
             loaded_wall = metrics.get_meter("default", "wall")
-            if wall is not None and loaded_wall is not None:  # fairseq loads it stopped, at 0
+            if wall is not None and loaded_wall is not None:  # fairseq loads this meter stopped, at 0
                 loaded_wall.start_time = wall.start_time
             if self.guard is not None:
                 self.guard.load(extra_state, reset_optimizer)
@@ -358,11 +366,11 @@ class SafeTrainer(fairseq_trainer.Trainer):
             self.words_read.tokens = _count_of_tokens(extra_state.get("tokens_read"))
             if not (reset_optimizer or reset_meters):
                 _resume_early_stopping(extra_state.get("early_stopping"))
-            self.task.take_from_checkpoint(extra_state)  # fairseq sends the state to all processes, not to the task
+            self.task.take_from_checkpoint(extra_state)  # fairseq sends the state to all processes, but not to the task
         if extra_state["train_iterator"]["iterations_in_epoch"]:
             return extra_state
-        # The epoch was over. The log's averages over the last updates continue from epoch to epoch; only those of the
-        # whole epoch start anew. The schedule would have received its validation next.
+        # The epoch was over. The logged averages over the last updates continue across epochs, while those over the
+        # epoch start again. The next step would have been to give the schedule the loss of the validation.
         if not reset_meters and (meter := extra_state.get("metrics", {}).get("train_inner")) is not None:
             metrics.load_state_dict({"train_inner": meter})
         if not (reset_optimizer or reset_lr_scheduler):
@@ -370,7 +378,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         return extra_state
 
     def _save_for_good(self) -> None:
-        """Save what ``--keep-updates-list`` and ``--checkpoint-words`` keep after the update that was just made."""
+        """Save the checkpoints of ``--keep-updates-list`` and ``--checkpoint-words`` that are due after this update."""
         due = self.words_read.add(self._tokens)
         if self.cfg.checkpoint.no_save:
             return
@@ -382,11 +390,11 @@ class SafeTrainer(fairseq_trainer.Trainer):
             self._save_apart(f"{name}{suffix}.pt", f"--checkpoint-words has lost {name}", with_optimizer=False)
 
     def _save_apart(self, name: str, lost: str, with_optimizer: bool = True) -> None:
-        """Save a checkpoint under a name that fairseq neither resumes from nor removes, with all that it saves.
+        """Save a complete checkpoint under a name from which fairseq does not resume, and which it does not remove.
 
         Args:
             name: the name of the file.
-            lost: what a warning says is lost where there is no room for the file.
+            lost: the end of the warning that appears if the file cannot be saved.
             with_optimizer: whether to save the state of the optimizer too.
         """
         self.gather()
@@ -402,14 +410,14 @@ class SafeTrainer(fairseq_trainer.Trainer):
         try:
             self.save_checkpoint(str(path), extra_state, with_optimizer)
         except NotSavedError as error:
-            logger.warning("%s\nThe run trains on; %s", error, lost)
+            logger.warning("%s\nThe run continues; %s", error, lost)
 
     def limit_reached(self, epoch_itr: Any, seconds: float) -> str:
-        """Return the option that ends the run here, with its value; "" if the run has more to train.
+        """Return the option that ends the run now, with its value, such as "--max-epoch 10"; "" if none does.
 
         Args:
             epoch_itr: the iterator of the training data.
-            seconds: the time that the run has trained, over all its starts.
+            seconds: the training time of the run, over all its starts.
         """
         limits = self.cfg.optimization
         patience = self.cfg.checkpoint.patience
@@ -424,31 +432,31 @@ class SafeTrainer(fairseq_trainer.Trainer):
         return ""
 
     def ends_here(self, epoch_itr: Any, checkpoint: Path) -> bool:
-        """Return whether the run had ended before it was started again, and leave it as it is then.
+        """Return whether the run had already ended before this start; in this case, keep fairseq from training.
 
-        fairseq would make one more update, and write all checkpoints anew.
+        fairseq alone would make one more update and write all checkpoints again.
 
         Args:
-            epoch_itr: the iterator of the training data, at the place where the checkpoint left it.
+            epoch_itr: the iterator of the training data, at the position in the checkpoint.
             checkpoint: the file that was loaded.
 
         Raises:
-            UserError: the checkpoint is another run's, so that this run would end without a checkpoint of its own.
+            UserError: the checkpoint belongs to another run, so this run would end without a checkpoint of its own.
         """
         limit = self.limit_reached(epoch_itr, self._previous_training_time)
-        if not limit or not self.get_num_updates():  # fine-tuning begins with none
+        if not limit or not self.get_num_updates():  # fine-tuning starts with none
             return False
         made = f"{checkpoint} has made {self.get_num_updates():,} updates"
         if checkpoint.absolute().parent != Path(self.cfg.checkpoint.save_dir).absolute():
             raise UserError(f"{limit}: {made} already, so nothing is left to train; give a larger limit")
         if self.is_data_parallel_master:
             self.screen.say_nothing_is_left(f"{made}, and {limit} ends the run; to train on, give a larger limit")
-        self.cfg.optimization.max_epoch = -1  # fairseq looks at it next, and takes 0 for no limit
+        self.cfg.optimization.max_epoch = -1  # fairseq checks it next, and takes 0 for no limit
         return True
 
 
 def shared_experts(cfg: Any, model: Any) -> Optional[SharedExperts]:
-    """Share a model's experts out over all processes; return None, and leave all to each, where they cannot be."""
+    """Distribute the experts of a model over all processes; return None if this is not possible with these settings."""
     how = cfg.distributed_training
     shares_weights_out = how.zero_sharding != "none" or how.ddp_backend in ("slowmo", "fully_sharded")
     if how.distributed_world_size == 1 or shares_weights_out:
@@ -460,9 +468,9 @@ def shared_experts(cfg: Any, model: Any) -> Optional[SharedExperts]:
 
 
 def _early_stopping() -> dict[str, Any]:
-    """Return what fairseq counts for ``--patience``: `num_runs`, validations without progress, and the `best` score.
+    """Return fairseq's state of ``--patience``: `num_runs`, the validations without progress, and the `best` score.
 
-    fairseq keeps both at its function, whose module is ``__main__`` where it was started by ``python -m``.
+    fairseq stores both as attributes of a function. Its module is ``__main__`` if fairseq was started by ``python -m``.
     """
     for name in ("__main__", "fairseq_cli.train"):
         if counter := getattr(sys.modules.get(name), "should_stop_early", None):
@@ -471,23 +479,23 @@ def _early_stopping() -> dict[str, Any]:
 
 
 def _count_of_tokens(saved: Any) -> int:
-    """Return the tokens that a checkpoint's model has read; 0 where it does not say."""
+    """Check the number of tokens read that a checkpoint contains; return 0 if it is missing or not a valid count."""
     if type(saved) is int:
         return max(0, saved)
     return 0
 
 
 def _resume_early_stopping(saved: Any) -> None:
-    """Take the count over, of a run that had one; leave anything else in its place alone."""
+    """Restore the early-stopping counter from a checkpoint; ignore the value if it is not such a counter."""
     if isinstance(saved, dict) and type(saved.get("num_runs")) is int and isinstance(saved.get("best"), (int, float)):
         _early_stopping().update(num_runs=saved["num_runs"], best=saved["best"])
 
 
 @contextmanager
 def _named_where_it_does_not_fit(filename: str) -> Iterator[None]:
-    """Raise a UserError in place of what fairseq and torch raise for a checkpoint of other options, or a damaged one.
+    """Turn errors of fairseq and torch about a damaged or unsuitable checkpoint into a UserError that names the file.
 
-    Errors between processes, and of memory, are not the file's.
+    Errors of communication between processes, and of memory, pass unchanged, because they are not about the file.
     """
     try:
         yield
@@ -500,31 +508,32 @@ def _named_where_it_does_not_fit(filename: str) -> Iterator[None]:
         there, _, here = names.partition(" vs ")
         raise UserError(
             f"{filename}: was trained with the {what.strip().lower()} {there}, not {here}: give the options that it "
-            "was trained with, another --save-dir, or --reset-optimizer to go on with fresh moments"
+            "was trained with, another --save-dir, or --reset-optimizer to continue with a new optimizer state"
         ) from None
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        cause = error.__context__ or error  # fairseq hides what is wrong with the weights
+        cause = error.__context__ or error  # fairseq's own error hides what is wrong with the weights
         raise UserError(
             f"{filename}: does not fit this run, or is damaged ({type(cause).__name__}: {first_line(cause)}): give the "
-            "options that it was trained with, another --save-dir, or --reset-optimizer to go on with fresh moments"
+            "options that it was trained with, another --save-dir, or --reset-optimizer to continue with a new "
+            "optimizer state"
         ) from error
 
 
-# Functions that stand in for fairseq's; replacements.py says which.
+# Replacements of fairseq's functions, which replacements.py puts in place.
 
 
 def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
-    """Stand in for ``checkpoint_utils.load_checkpoint``, which training calls once, before the first update.
+    """Replace ``checkpoint_utils.load_checkpoint``: load the newest intact checkpoint, and prepare the run.
 
-    Signals are heard from here on.
+    Training calls this once, before the first update. From here on signals are handled.
     """
     if not isinstance(trainer, SafeTrainer):
         return load_checkpoint(cfg, trainer, **kwargs)
     if trainer.takes_signals:
         trainer.preemption.listen()
-    _early_stopping().clear()  # of an earlier run in this process
+    _early_stopping().clear()  # an earlier run in this process may have left its state
     cfg, chosen = choose_for_all(cfg, trainer)
     with out_of_memory.explained(partial(out_of_memory.before_training, trainer.get_model())):
         extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
@@ -532,18 +541,19 @@ def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
     if not is_over:
         refuse_beyond_budget(trainer.cfg, trainer.get_num_updates(), trainer.words_read)
         with out_of_memory.explained(partial(out_of_memory.in_training, trainer, [trainer._dummy_batch])):
-            trainer.screen.introduce()  # which times a pass
+            trainer.screen.introduce()  # this also measures a pass, which may run out of memory
         trainer.recorder.begin()
     return extra_state, epoch_itr
 
 
 def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
-    """Stand in for ``checkpoint_utils.save_checkpoint``, which all processes call, though only the first one writes.
+    """Replace ``checkpoint_utils.save_checkpoint``: continue if the checkpoint cannot be written.
 
-    Where a file cannot be written it warns and returns None, and the next save tries again.
+    All processes call this, although only the first one writes. If a file cannot be written, this warns and returns
+    None, and the next save tries again.
 
     Raises:
-        UserError: it cannot be written, and there is no next save.
+        UserError: the file cannot be written, and the run is at its end, so there is no next save.
     """
     if not isinstance(trainer, SafeTrainer):
         return save_checkpoint(cfg, trainer, epoch_itr, val_loss)
@@ -556,7 +566,7 @@ def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
         trainer.not_saved = str(error)
         if trainer.limit_reached(epoch_itr, trainer.cumulative_training_time()):
             raise UserError(f"{error}\nThe run is at its end; make room and run it again") from error
-        logger.warning("%s\nThe run trains on; the next save tries again", error)
+        logger.warning("%s\nThe run continues; the next save tries again", error)
         return None
     finally:
         trainer.forget_gathered()

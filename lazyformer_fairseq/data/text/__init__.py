@@ -1,1 +1,1 @@
-"""From raw text to ids: normalisation, words, pieces."""
+"""Conversion of raw text to token ids: normalisation, division into words, tokenization."""

@@ -1,12 +1,13 @@
-"""Reads and writes ``dict.txt``, and names file and line of whatever is wrong with it.
+"""Reader and writer of ``dict.txt``; errors name the file and the line.
 
-Our own dictionaries have fairseq's form: a line ``SYMBOL COUNT`` for each symbol after ``<s> <pad> </s> <unk>``, which
-stand at 0 to 3 and are not written. A model that was trained elsewhere has its symbols at other ids, the rows of its
-embedding. Then the first line names the special ones, and all symbols follow:
+Our own dictionaries have fairseq's format: one line ``SYMBOL COUNT`` per symbol. The first four symbols,
+``<s> <pad> </s> <unk>``, have ids 0 to 3 and are not written. A model that was trained elsewhere has its special
+symbols at other ids, which are rows of its embedding. In its dictionary the first line names the special symbols, and
+all symbols follow:
 
     #lazyformer:special {"bos": "[CLS]", "pad": "[PAD]", "eos": "[SEP]", "unk": "[UNK]", "mask": "[MASK]"}
 
-fairseq's own tools refuse that line, where they would else read every id as another symbol.
+fairseq's own tools reject this line. Without it they would assign every symbol a wrong id.
 """
 
 import io
@@ -25,14 +26,16 @@ ROLES = ("bos", "pad", "eos", "unk", "mask")
 ROLES_OF_FAIRSEQ = dict(zip(ROLES, (*FIRST_SYMBOLS, MASK), strict=True))
 
 
-class Dictionary:  # noqa: PLW1641  it grows, so that it has no hash
-    """Symbols, and how often each was counted; ids are their places. Attributes and methods are named as fairseq's.
+class Dictionary:  # noqa: PLW1641  mutable, so it has no hash
+    """Vocabulary of symbols with their counts; the id of a symbol is its index.
+
+    Attributes and methods have the names that fairseq gives them.
 
     Attributes:
         symbols: the symbol of each id.
         count: how often each symbol was counted.
         indices: the id of each symbol.
-        nspecial: as many symbols at the start are the special ones, which dict.txt leaves out.
+        nspecial: the number of special symbols at the start, which dict.txt leaves out.
     """
 
     bos_index, pad_index, eos_index, unk_index = range(4)
@@ -65,7 +68,7 @@ class Dictionary:  # noqa: PLW1641  it grows, so that it has no hash
         return self.unk_word
 
     def index(self, symbol: str) -> int:
-        """Return the id of a symbol, or that of ``<unk>`` if it is not there."""
+        """Return the id of a symbol, or the id of ``<unk>`` if the dictionary does not contain it."""
         return self.indices.get(symbol, self.unk_index)
 
     def bos(self) -> int:
@@ -85,7 +88,13 @@ class Dictionary:  # noqa: PLW1641  it grows, so that it has no hash
         return self.unk_index
 
     def add_symbol(self, symbol: str, n: int = 1, overwrite: bool = False) -> int:
-        """Add a symbol and return its id; one that is there is counted on, or, overwritten, gets a new id."""
+        """Add a symbol and return its id.
+
+        Args:
+            symbol: the symbol.
+            n: the count to add.
+            overwrite: give an existing symbol a new id instead of adding to its count.
+        """
         if symbol in self.indices and not overwrite:
             self.count[self.indices[symbol]] += n
         else:
@@ -95,19 +104,19 @@ class Dictionary:  # noqa: PLW1641  it grows, so that it has no hash
         return self.indices[symbol]
 
     def save(self, file: Union[str, Path]) -> None:
-        """Write dict.txt, a line for each symbol with its count."""
+        """Write dict.txt, with one line per symbol and its count."""
         Path(file).write_bytes(dictionary_bytes(self))
 
 
 class PlacedDictionary(Dictionary):
-    """A dictionary whose special symbols stand wherever another model has them.
+    """Dictionary whose special symbols may have any ids, as in a model that was trained elsewhere.
 
     Args:
-        symbols: all of them, special ones included; ids are their places.
-        special: the symbol of each of ``ROLES``.
+        symbols: all symbols, special ones included; the id of a symbol is its index.
+        special: the symbol of each role in ``ROLES``.
 
     Raises:
-        UserError: a role lacks its symbol, two roles share one, or a symbol comes twice.
+        UserError: a role has no symbol, two roles share a symbol, or a symbol occurs twice.
     """
 
     def __init__(self, symbols: Sequence[str], special: Mapping[str, str]):
@@ -116,23 +125,28 @@ class PlacedDictionary(Dictionary):
         if lacking := sorted(set(special.values()) - set(symbols)):
             raise UserError(f"special symbol {lacking[0]!r} is not in the dictionary")
         if len(set(symbols)) < len(symbols):
-            raise UserError("a symbol is there twice")
+            raise UserError("a symbol occurs twice in the dictionary")
         super().__init__([special[role] for role in ROLES[:4]], add_special_symbols=False)
         for symbol in symbols:
             self.add_symbol(symbol)
         self.special = dict(special)
         for role in ROLES[:4]:
             setattr(self, f"{role}_index", self.indices[special[role]])
-        self.nspecial = 0  # `save` leaves none out
+        self.nspecial = 0  # so that `save` writes every symbol
 
 
 def mask_index_of(dictionary: Dictionary) -> int:
-    """Return the id of ``<mask>``, or of what another model calls it; a dictionary without one gets it."""
+    """Return the id of the mask symbol, ``<mask>`` by default; add the symbol to a dictionary that lacks it."""
     return dictionary.add_symbol(getattr(dictionary, "special", ROLES_OF_FAIRSEQ)["mask"])
 
 
 def dictionary_of_symbols(symbols: Sequence[str], special: Mapping[str, str]) -> Dictionary:
-    """Return a dictionary in fairseq's form if the special symbols stand as there, else a :class:`PlacedDictionary`."""
+    """Return a plain :class:`Dictionary` if the special symbols are fairseq's, else a :class:`PlacedDictionary`.
+
+    Args:
+        symbols: all symbols, special ones included; the id of a symbol is its index.
+        special: the symbol of each role in ``ROLES``.
+    """
     if tuple(symbols[:4]) != FIRST_SYMBOLS or dict(special) != ROLES_OF_FAIRSEQ:
         return PlacedDictionary(symbols, special)
     dictionary = Dictionary()
@@ -142,7 +156,7 @@ def dictionary_of_symbols(symbols: Sequence[str], special: Mapping[str, str]) ->
 
 
 def dictionary_bytes(dictionary: Dictionary) -> bytes:
-    """Return the bytes of ``dict.txt``."""
+    """Return the content of ``dict.txt`` as bytes."""
     head = ""
     if isinstance(dictionary, PlacedDictionary):
         head = f"{SPECIAL_LINE}{json.dumps(dictionary.special)}\n"
@@ -155,10 +169,10 @@ def dictionary_bytes(dictionary: Dictionary) -> bytes:
 
 
 def load_dictionary(path: Union[str, Path]) -> Dictionary:
-    """Return the dictionary in a file of either form; nothing in it is run or unpickled.
+    """Read a dictionary in either format. Nothing in the file is executed or unpickled.
 
     Raises:
-        UserError: the file is missing, not UTF-8, or holds no symbol, or a line has another form or comes twice.
+        UserError: the file is missing, is not UTF-8 or contains no symbol; or a line is malformed or repeats a symbol.
     """
     path = Path(path)
     text = read_text(path, "give the folder that preprocessing wrote, with dict.txt in it")
@@ -172,7 +186,7 @@ def load_dictionary(path: Union[str, Path]) -> Dictionary:
             raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     dictionary = _parse_lines(path, lines, Dictionary(), first=1)
     if len(dictionary) == dictionary.nspecial:
-        raise UserError(f"{path}: not a dictionary, it holds no symbol")
+        raise UserError(f"{path}: not a dictionary, it contains no symbol")
     return dictionary
 
 
@@ -181,7 +195,7 @@ def _parse_lines(path: Path, lines: Sequence[str], dictionary: Dictionary, first
         symbol, space, count = line.rstrip().rpartition(" ")
         reason = ""
         if not space or not re.fullmatch(r"-?\d{1,18}", count, re.ASCII):
-            reason = "a line has another form"
+            reason = "the line is malformed"
         elif symbol in dictionary:
             reason = f"Duplicate word found: {symbol!r}"
         if reason:
@@ -194,7 +208,7 @@ def _parse_special(line: str) -> dict[str, str]:
     try:
         special: Any = json.loads(line[len(SPECIAL_LINE) :])
     except (ValueError, RecursionError) as error:
-        raise UserError(f"its first line names no special symbols ({error})") from None
+        raise UserError(f"the first line does not name the special symbols ({error})") from None
     if not isinstance(special, dict) or not all(isinstance(symbol, str) for symbol in special.values()):
-        raise UserError(f"its first line must name the symbols of {', '.join(ROLES)}")
+        raise UserError(f"the first line must name the symbols for {', '.join(ROLES)}")
     return special

@@ -1,9 +1,13 @@
-"""A tokenizer of ours as one of the ``tokenizers`` library, which finds the place of each token, and exports load.
+"""Conversion of our SentencePiece tokenizers to the ``tokenizers`` library.
 
-Pieces become a BPE or Unigram model with the ids of dict.txt; TextNormaliser a normaliser, which keeps track of where
-each character comes from; Moses' way back (MosesDetokenizer) replacements in the text of all pieces. There a word that
-Moses joins to the one before gets a mark in front, one that it joins to the next a mark behind; then the marks go, and
-their spaces. The first rule that fits a word decides, as in sacremoses; a word with a mark fits none.
+The library reports the position of each token in the text, and exported models load their tokenizer with it. The pieces
+become a BPE or Unigram model with the ids of dict.txt. TextNormaliser becomes a normaliser, which keeps track of where
+each character comes from.
+
+MosesDetokenizer becomes a list of replacements in the decoded text. A word that Moses joins to the previous word first
+gets a mark in front, and a word that it joins to the next word gets a mark at its end; then the marks and the spaces
+next to them are deleted. As in sacremoses the first rule that matches a word decides: no rule matches a word that has a
+mark.
 """
 
 from collections.abc import Sequence
@@ -22,20 +26,20 @@ from lazyformer_fairseq.errors import UserError
 
 
 def as_fast_tokenizer(model_file: Path, symbols: Sequence[str], settings: TextSettings) -> tokenizers.Tokenizer:
-    """Return a tokenizer as one of the ``tokenizers`` library.
+    """Build the equivalent tokenizer of the ``tokenizers`` library.
 
     Args:
         model_file: the SentencePiece model.
-        symbols: all symbols of the dictionary; ids are their places.
-        settings: the settings of the text.
+        symbols: all symbols of the dictionary; the id of a symbol is its index.
+        settings: the settings of text normalisation.
 
     Raises:
-        UserError: pieces that Hugging Face's tokenizers do not have, in a SentencePiece model of the user's own.
+        UserError: the model, which may be the user's own, has pieces that the library does not support.
     """
     proto = read_model(model_file)
     fast = tokenizers.Tokenizer(model(proto, symbols))
     fast.normalizer = normaliser(settings, normalisers(proto))
-    fast.pre_tokenizer = pre_tokenizers.Sequence(  # words, each with the sign for a space before it
+    fast.pre_tokenizer = pre_tokenizers.Sequence(  # splits into words, each preceded by the sign for a space
         [
             pre_tokenizers.Split(" ", "removed"),
             pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=False),
@@ -50,17 +54,17 @@ def as_fast_tokenizer(model_file: Path, symbols: Sequence[str], settings: TextSe
         special_tokens=[(start, BOS), (end, EOS)],
     )
     fast.decoder = decoder(settings)
-    # Normalised, so that a text's <MASK> is found as well.
+    # Added tokens match the normalised text, so that <MASK> in capitals is found as well.
     fast.add_special_tokens([AddedToken(symbol, normalized=True, special=True) for symbol in (*FIRST_SYMBOLS, MASK)])
     fast.add_tokens([AddedToken(symbol, normalized=True) for symbol in settings.special_tokens])
     return fast
 
 
-MESSAGES: Any = sentencepiece_model_pb2  # whose classes are made at run time
+MESSAGES: Any = sentencepiece_model_pb2  # creates its classes at run time, unknown to mypy
 Proto = MESSAGES.ModelProto
 TrainerSpec = MESSAGES.TrainerSpec
 Piece = Proto.SentencePiece
-NOT_THERE = "Hugging Face's tokenizers have none such"
+NOT_THERE = "Hugging Face's tokenizers do not support this"
 WITHOUT_TEXT = (Piece.UNKNOWN, Piece.CONTROL)
 
 
@@ -68,85 +72,89 @@ def read_model(path: Path) -> Any:
     """Read a file that is known to be a SentencePiece model.
 
     Raises:
-        UserError: it is of a type that only SentencePiece itself encodes.
+        UserError: the model has a type or pieces that only SentencePiece itself can encode.
     """
     proto = Proto()
     proto.ParseFromString(path.read_bytes())
     model_type = TrainerSpec.ModelType.Name(proto.trainer_spec.model_type)
     if model_type not in ("BPE", "UNIGRAM"):
-        raise UserError(f"{path}: a SentencePiece model of type {model_type}; {NOT_THERE}, they have BPE and UNIGRAM")
+        raise UserError(f"{path}: a SentencePiece model of type {model_type}; {NOT_THERE}, only BPE and UNIGRAM")
     if proto.trainer_spec.treat_whitespace_as_suffix:
-        raise UserError(f"{path}: its pieces end with the space, treat_whitespace_as_suffix; {NOT_THERE}")
+        raise UserError(f"{path}: its pieces end with a space (treat_whitespace_as_suffix); {NOT_THERE}")
     texts = {piece.piece for piece in proto.pieces}
     for piece in proto.pieces:
         if piece.type in (Piece.USER_DEFINED, Piece.UNUSED):
             raise UserError(f"{path}: piece {piece.piece!r} is of type {Piece.Type.Name(piece.type)}; {NOT_THERE}")
         if model_type == "BPE" and piece.type == Piece.NORMAL and not texts.issuperset(piece.piece):
-            raise UserError(f"{path}: piece {piece.piece!r} has a character that is no piece; {NOT_THERE}")
+            raise UserError(f"{path}: piece {piece.piece!r} has a character that is not itself a piece; {NOT_THERE}")
     return proto
 
 
 def model(proto: Any, symbols: Sequence[str]) -> models.Model:
-    """Return a model that gives the same pieces for each word that starts with SentencePiece's sign for a space.
+    """Build the library's model, which splits a word into the same pieces as the SentencePiece model.
+
+    The word must start with SentencePiece's sign for a space.
 
     Args:
         proto: the SentencePiece model.
-        symbols: all symbols of the dictionary; ids are their places.
+        symbols: all symbols of the dictionary; the id of a symbol is its index.
     """
     byte_fallback = proto.trainer_spec.byte_fallback
     if proto.trainer_spec.model_type == TrainerSpec.UNIGRAM:
         scores = {piece.piece: piece.score for piece in proto.pieces if piece.type not in WITHOUT_TEXT}
-        rarest = min(scores.values())  # as unlikely are symbols that are no pieces
+        rarest = min(scores.values())  # also the score of symbols that are not pieces
         return models.Unigram([(symbol, scores.get(symbol, rarest)) for symbol in symbols], UNK, byte_fallback)
     ids = {symbol: index for index, symbol in enumerate(symbols)}
     return models.BPE(ids, _merges(proto), unk_token=UNKNOWN, fuse_unk=True, byte_fallback=byte_fallback)
 
 
 def normalisers(proto: Any) -> list[normalizers.Normalizer]:
-    """Return the normalisers that SentencePiece applies to words before it looks for pieces."""
+    """Return the normalisers that SentencePiece applies to words before it splits them into pieces."""
     charsmap = proto.normalizer_spec.precompiled_charsmap
     if charsmap:
         of_the_model = [normalizers.Precompiled(charsmap)]
     else:
         of_the_model = []
-    # SentencePiece takes its sign for a space away at the end, and writes one before every word; the library writes
-    # none before a word that has one.
+    # SentencePiece removes its sign for a space at the end of the text, and writes one before every word; the library
+    # does not write one before a word that already starts with it.
     at_the_end = normalizers.Replace(Regex(f"[ {SPACE}]+(?![^{moses.SIGNS}])"), "")
     before_one = normalizers.Replace(Regex(f"(?<![^ {moses.SIGNS}]){SPACE}"), 2 * SPACE)
     return [*of_the_model, at_the_end, before_one]
 
 
 def _merges(proto: Any) -> list[tuple[str, str]]:
-    """Return the pairs of pieces that become one, the best score first (Sennrich et al., 2016)."""
+    """Return the pairs of pieces that BPE merges, in descending order of score (Sennrich et al., 2016)."""
     texts = {piece.piece: piece.score for piece in proto.pieces if piece.type == Piece.NORMAL}
     merges = []
-    for text in sorted(texts, key=lambda text: -texts[text]):  # stable: the first of equals stays first
+    for text in sorted(texts, key=lambda text: -texts[text]):  # a stable sort, so that equal scores keep their order
         pairs = [(text[:place], text[place:]) for place in range(1, len(text))]
         merges += [(left, right) for left, right in pairs if left in texts and right in texts]
     return merges
 
 
 CONTROLS = [symbol for symbol in FIRST_SYMBOLS if symbol != UNKNOWN]
-# The one letter that str.lower treats by its neighbours; a bound, because time would grow with the square of a run.
+# Sigma is the only letter whose lower case depends on its neighbours in str.lower. The repetition is bounded because
+# otherwise the time would grow quadratically with the length of a run.
 FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}{0,30}\KΣ(?!\p{Case_Ignorable}{0,30}\p{Cased})"
 
 
 def normaliser(settings: TextSettings, of_the_model: Sequence[normalizers.Normalizer] = ()) -> normalizers.Sequence:
-    """Return what turns text into words divided by single spaces, symbols in lower case between them.
+    """Build the normaliser that turns text into words and lower-case symbols, separated by single spaces.
 
-    ``<s>`` in a text is text, as for our own tokenizer, and comes out as ``< s >`` or with a :data:`BREAK` in it. Only
-    a text that is ``<s>`` and nothing else stays: the library normalises the names of added tokens, too.
+    As in our own tokenizer, ``<s>`` in a text is ordinary text; it becomes ``< s >`` or gets a :data:`BREAK` inside.
+    Only a text that consists of ``<s>`` alone is left unchanged, because the library normalises the names of added
+    tokens too.
 
     Args:
-        settings: the settings of the text.
-        of_the_model: what the SentencePiece model itself normalises.
+        settings: the settings of text normalisation.
+        of_the_model: the normalisers of the SentencePiece model itself.
     """
     in_texts = (*settings.special_tokens, MASK, UNKNOWN)
     whole = dict(zip(CONTROLS, moses.WHOLE, strict=True))
     recipe = settings.language, settings.normalise_punctuation, settings.moses_tokenise
     steps: list[normalizers.Normalizer] = [
         _replace(moses.TAKEN, moses.NO_SIGN),
-        # Bracket by bracket: what replaces one character has that one's offsets.
+        # Each bracket is replaced separately, because a replacement of a single character keeps its offsets.
         _replace(f"<(?=(?:{'|'.join(_in_any_case(symbol[1:-1]) for symbol in in_texts)})>)", moses.OPEN),
         _replace(rf"{moses.OPEN}[a-zA-Z]+\K>", moses.CLOSE),
         *(_replace(rf"\A{symbol}\z", sign) for symbol, sign in whole.items()),
@@ -167,18 +175,21 @@ def _replace(pattern: str, content: str) -> normalizers.Replace:
 
 
 def _in_any_case(name: str) -> str:
-    """Return a pattern letter by letter, because the library's own way takes a long s for an s."""
+    """Return a pattern that matches the name in any case.
+
+    Each letter is a class of its own, because the library's case-insensitive matching treats a long s as an s.
+    """
     return "".join(f"[{letter}{letter.upper()}]" for letter in name)
 
 
 TO_THE_LEFT = "\U0010ff00"
 TO_THE_RIGHT = "\U0010ff01"
 CLOSES = "\U0010ff02"
-WORD_START, WORD_END = "(?<![^ ])", "(?![^ ])"  # of a word
+WORD_START, WORD_END = "(?<![^ ])", "(?![^ ])"
 
 
 def decoder(settings: TextSettings) -> decoders.Decoder:
-    """Return what makes words divided by spaces into text, without spaces that Moses put there."""
+    """Build the decoder that joins pieces to text and removes the spaces that Moses inserted."""
     steps = [
         *(
             _decoded(moses.Rule(rf"\A{symbol}\z", f" {symbol} "))
@@ -221,11 +232,11 @@ def _joining_rules(language: str) -> list[moses.Rule]:
 
 
 def _quote_rules(quote: str, opens: str = "") -> list[moses.Rule]:
-    """Return rules for pairs of quotation marks: the first opens, the second closes.
+    """Return the rules for pairs of quotation marks, of which the first opens and the second closes.
 
     Args:
-        quote: the mark.
-        opens: a condition for the first; else it belongs to the word before.
+        quote: the quotation mark.
+        opens: a pattern that must match before an opening mark; otherwise the mark belongs to the previous word.
     """
     word = f"{WORD_START}{quote}{WORD_END}"
     return [

@@ -1,6 +1,7 @@
-"""Interface of tokenizers: a text becomes ids of one dictionary, an input of the model, and text again.
+"""Interface of the tokenizers, which convert text to ids and model inputs, and ids back to text.
 
-Folders of two formats hold one, see ``load_tokenizer``. What follows from a few facts about a tokenizer stands here.
+A tokenizer is stored in a folder of one of two formats; ``load_tokenizer`` reads both. Everything that does not depend
+on the format is implemented here.
 """
 
 import hashlib
@@ -25,9 +26,9 @@ from lazyformer_fairseq.storage.json_files import read_json, refuse_other_versio
 
 DICTIONARY_FILE = "dict.txt"
 SETTINGS_FILE = "tokenizer.json"
-KNOWN_WORDS = 1 << 18  # a word is encoded once, until so many are known: some 30 MB
-WORDS_AT_ONCE = 500  # lists of more words alive at once keep Python's garbage collector busy
-BARE_SPACES = ("\u2581", "Ġ")  # symbols of SentencePiece and of byte-level BPE that stand for a space alone
+KNOWN_WORDS = 1 << 18  # words whose ids are cached, about 30 MB
+WORDS_AT_ONCE = 500  # longer lists of encoded words keep Python's garbage collector busy
+BARE_SPACES = ("\u2581", "Ġ")  # the symbols for a single space in SentencePiece and in byte-level BPE
 FolderName = Union[str, Path]
 
 
@@ -35,14 +36,14 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def refuse_surrogates(text: str) -> None:
-    """Raise a UserError for half a character, which JSON can hold and UTF-8 cannot."""
+    """Raise a UserError if the text contains half a surrogate pair, which JSON can represent but UTF-8 cannot."""
     if not text.isascii() and (found := _SURROGATE.search(text)):
         near = text[max(0, found.start() - 20) : found.end() + 20]
-        raise UserError(f"character {found.start() + 1} of a text, {near!r}, is half a surrogate pair; mend the text")
+        raise UserError(f"character {found.start() + 1} of a text, {near!r}, is half a surrogate pair; repair the text")
 
 
 class SpecialIds(NamedTuple):
-    """Ids of the symbols that have a part to play: ``<s> <pad> </s> <unk> <mask>``, or other names of these."""
+    """Ids of the special symbols ``<s> <pad> </s> <unk> <mask>``, whatever the model calls them."""
 
     bos: int
     pad: int
@@ -52,19 +53,20 @@ class SpecialIds(NamedTuple):
 
 
 class TextTokenizer(ABC):
-    """Text <-> ids of one dictionary.
+    """Base class of tokenizers, which convert between text and the ids of one dictionary.
 
     Attributes:
-        files: names of the folder's files: the description, the model, the dictionary.
-        FORMAT_VERSION: version of the folder's format.
-        DESCRIPTION: dataclass with the fields of tokenizer.json, ``sha256`` of the other two files among them.
-        settings: what is done with a text before it is cut into pieces; hashable, and it can be pickled. Its
-            ``special_tokens`` are stand-ins such as ``<url>`` that the corpus leaves in the text, one id each.
-        symbols: the symbols of all ids; ids are their places.
-        special: ids of the special symbols.
-        separators: how many ``</s>`` stand between the texts of a pair: RoBERTa's two, BERT's one.
-        second_type: token type of the second text of a pair, for models that have token types; else 0.
-        normalise: text -> its words, divided by single spaces. No word's ids depend on another word.
+        files: the names of the folder's files: the description, the model and the dictionary.
+        FORMAT_VERSION: the version of the folder's format.
+        DESCRIPTION: the dataclass with the fields of tokenizer.json, which include ``sha256`` of the other two files.
+        settings: the settings that normalise a text before it is split into pieces; hashable and picklable. Their
+            ``special_tokens`` are placeholders such as ``<url>`` that corpus cleaning leaves in the text, one id each.
+        symbols: all symbols; the id of a symbol is its index.
+        special: the ids of the special symbols.
+        separators: the number of ``</s>`` between the texts of a pair: two as in RoBERTa, one as in BERT.
+        second_type: the token type of the second text of a pair in models that have token types, otherwise 0.
+        normalise: callable that turns a text into its words, separated by single spaces. The ids of a word do not
+            depend on other words.
     """
 
     files: ClassVar[tuple[str, str, str]]
@@ -82,10 +84,10 @@ class TextTokenizer(ABC):
 
     @classmethod
     def load(cls, folder: FolderName) -> Self:
-        """Read a tokenizer folder; nothing in it is run or unpickled.
+        """Read a tokenizer folder. Nothing in it is executed or unpickled.
 
         Raises:
-            UserError: a file is missing, damaged, of another format version, or does not match the others.
+            UserError: a file is missing, is damaged, has another format version or does not match the other files.
         """
         folder = Path(folder)
         path = folder / SETTINGS_FILE
@@ -94,13 +96,13 @@ class TextTokenizer(ABC):
         description: Any = as_type(cls.DESCRIPTION, content, path, COPY_AGAIN)
         contents = {}
         for name in cls.files[1:]:
-            if not (folder / name).is_file():  # to open a pipe is to wait for a writer
-                raise UserError(f"{folder / name}: cannot be read (no such file); is {folder} a tokenizer's?")
+            if not (folder / name).is_file():  # opening a pipe would wait for a writer
+                raise UserError(f"{folder / name}: cannot be read (no such file); is {folder} a tokenizer folder?")
             try:
                 contents[name] = (folder / name).read_bytes()
             except OSError as error:
                 raise UserError(
-                    f"{folder / name}: cannot be read ({error.strerror}); is {folder} a tokenizer's?"
+                    f"{folder / name}: cannot be read ({error.strerror}); is {folder} a tokenizer folder?"
                 ) from None
             if description.sha256.get(name) != hashlib.sha256(contents[name]).hexdigest():
                 raise UserError(
@@ -122,7 +124,7 @@ class TextTokenizer(ABC):
     @classmethod
     @abstractmethod
     def _of(cls, folder: Path, description: Any, model: bytes) -> Self:
-        """Make the tokenizer of a folder from its description and the content of its second file."""
+        """Build the tokenizer of a folder from its description and the content of its model file."""
 
     @classmethod
     def _write(
@@ -132,7 +134,7 @@ class TextTokenizer(ABC):
         model: bytes,
         dictionary: Dictionary,
     ) -> Self:
-        """Write a tokenizer's folder, whole or not at all, and load it."""
+        """Write a tokenizer folder atomically and load it."""
         settings_file, model_file, dictionary_file = cls.files
         contents = {model_file: model, dictionary_file: dictionary_bytes(dictionary)}
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
@@ -150,53 +152,62 @@ class TextTokenizer(ABC):
 
     @property
     def mask_word(self) -> str:
-        """The symbol that a text holds where the model is to fill something in."""
+        """The symbol that marks the places in a text which the model is to fill in."""
         return self.symbols[self.special.mask]
 
     @property
     @abstractmethod
     def begins_word(self) -> np.ndarray:
-        """Return which ids begin a word by their symbols, bool (V,); in byte-level BPE those with a space before it."""
+        """Return which ids have a symbol that begins a word, bool (V,).
+
+        In byte-level BPE these are the symbols that contain the space before a word.
+        """
 
     @cached_property
     def dictionary(self) -> Dictionary:
-        """The symbols as dict.txt has them."""
+        """The symbols as a dictionary, as written to dict.txt."""
         special = {role: self.symbols[index] for role, index in self.special._asdict().items()}
         return dictionary_of_symbols(self.symbols, special)
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Return the ids of raw text, without ``<s>`` and ``</s>``; ``<mask>`` in it is one id, ``</s>`` is text."""
+        """Return the ids of raw text, without ``<s>`` and ``</s>`` around it.
+
+        In the text ``<mask>`` is read as a symbol, with one id, while ``</s>`` is read as ordinary text.
+        """
 
     @abstractmethod
     def encode_normalised(self, words: str) -> list[int]:
-        """Return the ids of what :attr:`normalise` returned."""
+        """Return the ids of text that :attr:`normalise` has normalised."""
 
     @abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """:meth:`encode`, and for each id its characters of ``text``: the first, and one past the last."""
+        """Return the ids of raw text, as :meth:`encode`, and the span of characters in ``text`` of each id.
+
+        A span is the index of the first character and the index after the last one.
+        """
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Readable text of ids; ``<s>``, ``</s>`` and ``<pad>`` are left out, the other symbols stay."""
+        """Return the readable text of ids, without ``<s>``, ``</s>`` and ``<pad>`` but with the other symbols."""
 
     @abstractmethod
     def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
-        """Return which ids (T,) of inputs, one after the other, begin a word: bool (T,)."""
+        """Return which ids (T,) of one or more concatenated inputs begin a word, bool (T,)."""
 
     @abstractmethod
     def _ids_of(self, words: list[str]) -> list[list[int]]:
         """Return the ids of each word."""
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """:meth:`encode_normalised` of many words at once, each as if it stood alone.
+        """Encode many normalised words at once, each independently of the others.
 
         Returns:
-            the ids of all words, one word after the other, and the number of ids of each word; both int64.
+            The concatenated ids of all words, and the number of ids of each word; both int64.
         """
         if len(self._known) > KNOWN_WORDS:
             self._known.clear()
-        known = self._known  # the ids of each word: int32
+        known = self._known  # the ids of each word as int32 bytes
         new = list({word: None for word in words if word not in known})
         for start in range(0, len(new), WORDS_AT_ONCE):
             batch = new[start : start + WORDS_AT_ONCE]
@@ -208,7 +219,7 @@ class TextTokenizer(ABC):
         return np.frombuffer(b"".join(found), dtype=np.intc).astype(np.int64), lengths
 
     def knows_nothing_of(self, ids: np.ndarray) -> bool:
-        """Return whether a text of an input of :meth:`build_input` has unknown tokens and no other but spaces."""
+        """Return whether a text in an input of :meth:`build_input` consists of unknown tokens and spaces only."""
         unk = self.special.unk
         if unk not in ids:
             return False
@@ -218,9 +229,10 @@ class TextTokenizer(ABC):
         )
 
     def build_input(self, first: str, second: Optional[str] = None) -> list[int]:
-        """Return the ids of ``<s> first </s>``, or of a pair as its model joins it: ``<s> first </s></s> second </s>``.
+        """Return the ids of ``<s> first </s>``, or of a pair as the model joins it: ``<s> first </s></s> second </s>``.
 
-        Cut by :func:`cut_input` what is longer than a model reads, and say so in the words of :func:`told_cut`.
+        The caller shortens inputs that exceed the model's maximum length with :func:`cut_input`, and reports this with
+        :func:`told_cut`.
         """
         bos, _, eos, *_ = self.special
         ids = [bos, *self.encode(first), eos]
@@ -229,10 +241,10 @@ class TextTokenizer(ABC):
         return ids
 
     def save(self, folder: FolderName) -> None:
-        """Copy the tokenizer to ``folder``, whole or not at all; does nothing where the same one already lies there.
+        """Copy the tokenizer to ``folder`` atomically, unless the same tokenizer is there already.
 
         Raises:
-            UserError: ``folder`` holds something else.
+            UserError: ``folder`` contains something else.
         """
         folder = Path(folder)
         pairs = [(folder / name, self.folder / name) for name in self.files]
@@ -244,17 +256,20 @@ class TextTokenizer(ABC):
 
 
 def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
-    """Return an input, or pair, of :meth:`TextTokenizer.build_input` cut to `max_length` ids; the longer text first.
+    """Shorten an input of :meth:`TextTokenizer.build_input`, a text or a pair, to `max_length` ids.
 
-    Raises a UserError where that leaves no room for text.
+    Of a pair, the longer text is shortened first.
+
+    Raises:
+        UserError: `max_length` leaves no room for text.
     """
     if len(ids) <= max_length:
         return ids
-    first, second, *_ = (*texts_of_input(ids, eos), ids[:0])  # without a second text an empty one
+    first, second, *_ = (*texts_of_input(ids, eos), ids[:0])  # a missing second text counts as empty
     separators = ids[1 + len(first) : len(ids) - 1 - len(second)]
     room = max_length - 2 - len(separators)
     if room < 1:
-        raise UserError(f"inputs of {max_length} tokens: too few for a text; give at least 5")
+        raise UserError(f"inputs of {max_length} tokens: too short for any text; give at least 5")
     of_second = min(len(second), max(room // 2, room - len(first)))
     return np.concatenate([ids[:1], first[: room - of_second], separators, second[:of_second], ids[-1:]])
 
@@ -266,31 +281,31 @@ def told_cut(
     what: str = "texts",
     reader: str = "the model",
 ) -> str:
-    """Return the sentence on inputs that were cut, which whoever gave the texts must read.
+    """Return the sentence that tells the user how many inputs were truncated.
 
     Args:
-        count: inputs that were cut.
-        total: all inputs.
-        longest: ids of an input that the model reads.
-        what: the inputs are called.
-        reader: the model is called.
+        count: the number of truncated inputs.
+        total: the number of all inputs.
+        longest: the maximum length of an input in tokens.
+        what: the word for the inputs, in the plural.
+        reader: the word for the model.
     """
     are = "are"
     if count == 1:
         are = "is"
     return (
-        f"{count:,} of {total:,} {what} {are} longer than the {longest:,} tokens that {reader} reads; what goes beyond "
-        "is cut off"
+        f"{count:,} of {total:,} {what} {are} longer than the {longest:,} tokens that {reader} reads; the rest is "
+        "cut off"
     )
 
 
 def lacks_text(ids: np.ndarray, eos: int) -> bool:
-    """Return whether a text of an input of :meth:`TextTokenizer.build_input` has no token."""
+    """Return whether a text in an input of :meth:`TextTokenizer.build_input` is empty."""
     return any(len(text) == 0 for text in texts_of_input(ids, eos))
 
 
 def texts_of_input(ids: np.ndarray, eos: int) -> list[np.ndarray]:
-    """Return the ids of the text, or of the two texts, of an input of :meth:`TextTokenizer.build_input`."""
+    """Return the ids of the one or two texts in an input of :meth:`TextTokenizer.build_input`."""
     ends = np.flatnonzero(ids == eos)
     texts = [ids[1 : ends[0]]]
     if len(ends) > 1:
@@ -299,11 +314,17 @@ def texts_of_input(ids: np.ndarray, eos: int) -> list[np.ndarray]:
 
 
 def told_unknown(count: int, total: int, first_line: int) -> str:
-    """Return the sentence on rows with a text that :meth:`TextTokenizer.knows_nothing_of`."""
+    """Return the sentence that tells the user how many rows have a text without any known token.
+
+    Args:
+        count: the number of rows for which :meth:`TextTokenizer.knows_nothing_of` is true.
+        total: the number of all rows.
+        first_line: the line of the first such row.
+    """
     have = "have"
     if count == 1:
         have = "has"
     return (
-        f"{count:,} of {total:,} rows {have} a text of which the tokenizer knows no token, so the model reads nothing "
-        f"of it; the first in line {first_line}"
+        f"{count:,} of {total:,} rows {have} a text in which the tokenizer knows no token, so the model cannot read "
+        f"it; the first is in line {first_line}"
     )

@@ -1,8 +1,9 @@
-"""Raw text -> the words that BPE sees: punctuation, case, Moses tokens, special tokens.
+"""Normalisation of raw text into the words that BPE reads: punctuation, case, Moses tokens, special tokens.
 
-LazyFormer's appendix A: normalise, lower-case, tokenise (Moses); BPE follows in ``tokenizer.py``. Here Moses sees the
-text cased: its rules for full stops read the case of what follows, and in lower-cased text of several sentences (a GLUE
-pair, say) would leave the stops inside on their words, as pre-training on single sentences never does.
+LazyFormer's appendix A normalises, lower-cases and tokenises (Moses) the text; BPE follows in ``tokenizer.py``. Here
+Moses runs before the text is lower-cased, because its rules for full stops read the case of the next word. In
+lower-cased text of several sentences (a GLUE pair, say) they would leave inner full stops attached to their words,
+which never happens in pre-training on single sentences.
 """
 
 import re
@@ -14,10 +15,10 @@ from typing import Any, ClassVar
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.checked import as_type
 
-SPACE = "\u2581"  # sentencepiece's own sign for it
+SPACE = "\u2581"  # how sentencepiece writes a space
 MASK = "<mask>"
 UNKNOWN = "<unk>"
-# Of every dictionary of fairseq's, with the ids 0 to 3.
+# Every fairseq dictionary starts with these symbols; their ids are 0 to 3.
 FIRST_SYMBOLS = (
     "<s>",
     "<pad>",
@@ -31,7 +32,11 @@ COPY_AGAIN = "copy the whole tokenizer folder again"
 
 @dataclass(frozen=True)
 class TextSettings:
-    """All that decides a text's ids, apart from the sentencepiece model; UserError for an impossible value."""
+    """Settings that, with the sentencepiece model, determine the ids of a text.
+
+    Raises:
+        UserError: a value is invalid.
+    """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
@@ -39,53 +44,58 @@ class TextSettings:
     """Lower-case the words (the paper's models are uncased)."""
 
     normalise_punctuation: bool = True
-    """Moses punctuation normalisation: curly quotes, dashes, ellipses and the like become ASCII."""
+    """Apply Moses' punctuation normalisation, which turns curly quotes, dashes, ellipses and the like into ASCII."""
 
     moses_tokenise: bool = True
-    """Split words from punctuation by Moses' rules, without its XML escapes, so that ``<`` stays ``<``."""
+    """Separate words from punctuation with Moses' rules, but without its XML escapes: ``<`` stays ``<``."""
 
     language: str = "en"
     """Two-letter language code; Moses' rules and abbreviations depend on it."""
 
     special_tokens: tuple[str, ...] = ("<url>", "<email>", "<file>")
-    """Stand-ins that corpus cleaning leaves in the text, each one id; lower-case ASCII words in angle brackets."""
+    """Placeholders that corpus cleaning leaves in the text: lower-case ASCII words in angle brackets, one id each."""
 
     character_coverage: float = 0.9999
-    """Share of the training text's characters that get a piece of their own; the rarest others become ``<unk>``."""
+    """Share of the characters in the training text that the vocabulary covers; the rarest ones become ``<unk>``."""
 
     byte_fallback: bool = False
-    """Spell characters without a piece in UTF-8 bytes (256 pieces of the vocabulary) instead of ``<unk>``.
+    """Encode characters without a piece as UTF-8 bytes (256 pieces of the vocabulary) instead of as ``<unk>``.
 
-    Off, because English hardly needs it: of 9 million words of Wikipedia and novels 0.04% of the tokens are such
-    characters, mostly of names in other scripts, and 120 letters and signs have a piece. Bytes would take three tokens
-    for each, and 256 pieces that a model of this text seldom sees. Turn it on for text of many scripts.
+    This is off because English hardly needs it: in 9 million words of Wikipedia and novels such characters make up
+    0.04% of the tokens, mostly in names in other scripts, while 120 letters and signs have a piece. Bytes would cost
+    three tokens per such character, and 256 pieces that a model of this text seldom sees. Turn it on for text in many
+    scripts.
     """
 
     def __post_init__(self) -> None:
         if self.language != "en":
-            # Half a second that English saves.
+            # Importing this takes half a second, which English is spared.
             from lazyformer_fairseq.data.text.moses import KNOWN_LANGUAGES
 
             if self.language not in KNOWN_LANGUAGES:
                 known = ", ".join(sorted(KNOWN_LANGUAGES))
-                raise UserError(f"text setting language = {self.language!r}: Moses knows {known}")
+                raise UserError(f"text setting language = {self.language!r}: must be a language of Moses ({known})")
         if not 0 < self.character_coverage <= 1:
             raise UserError(f"text setting character_coverage = {self.character_coverage}: must be in (0, 1]")
         for token in self.special_tokens:
             if not re.fullmatch(r"<[a-z]+>", token) or token in RESERVED_SYMBOLS:
                 raise UserError(
-                    f"text setting special_tokens holds {token!r}: each must be a lower-case word in angle brackets, "
-                    f"like <url>, other than {', '.join(RESERVED_SYMBOLS)}"
+                    f"text setting special_tokens holds {token!r}: each must be a lower-case word in angle brackets "
+                    f"such as <url>, and none of {', '.join(RESERVED_SYMBOLS)}"
                 )
         if len(set(self.special_tokens)) < len(self.special_tokens):
-            raise UserError(f"text setting special_tokens = {self.special_tokens}: a token is there twice")
+            raise UserError(f"text setting special_tokens = {self.special_tokens}: a token is listed twice")
 
     @classmethod
     def from_json(cls, values: dict[str, Any], path: Path) -> "TextSettings":
-        """Return settings from an object of a JSON file that names each of them, and nothing else.
+        """Build settings from a JSON object, which must contain every setting and nothing else.
+
+        Args:
+            values: the object.
+            path: the JSON file, named in errors.
 
         Raises:
-            UserError: a setting is missing, not known or impossible; the message names the file.
+            UserError: a setting is missing, unknown or invalid.
         """
         missing = sorted({field.name for field in fields(cls)} - values.keys())
         if missing:
@@ -94,16 +104,19 @@ class TextSettings:
 
 
 def symbol_pattern(settings: TextSettings) -> Pattern:
-    """Find the special tokens, ``<mask>`` and ``<unk>`` in any case, as one group: ``split`` keeps them."""
+    """Return a pattern that matches the special tokens, ``<mask>`` and ``<unk>`` in upper or lower case.
+
+    The match is one group, so that ``split`` keeps the symbols.
+    """
     symbols = "|".join(map(re.escape, (*settings.special_tokens, MASK, UNKNOWN)))
-    return re.compile(f"({symbols})", re.IGNORECASE | re.ASCII)  # ASCII: no long s in <mask>
+    return re.compile(f"({symbols})", re.IGNORECASE | re.ASCII)  # else a long s would match in <mask>
 
 
 class TextNormaliser:
-    """Applies the settings to one text (best a sentence) at a time, and undoes Moses' spacing for reading.
+    """Callable that normalises one text at a time, ideally a sentence; it can also undo Moses' spacing for readers.
 
-    First it takes the special tokens, ``<mask>`` and ``<unk>`` out of the text, whatever their case; they come back as
-    words of their own.
+    The special tokens, ``<mask>`` and ``<unk>``, in upper or lower case, are not normalised: each becomes a word of its
+    own, in lower case.
     """
 
     def __init__(self, settings: TextSettings):
@@ -121,7 +134,7 @@ class TextNormaliser:
         self._moses_back = MosesDetokenizer(settings.language)
 
     def __call__(self, text: str) -> str:
-        """Return the words and symbols of ``text``, divided by single spaces."""
+        """Return the words and symbols of ``text``, separated by single spaces."""
         if "<" not in text:
             return self._normalise_plain(text)
         parts = self._symbol.split(text)
@@ -136,7 +149,7 @@ class TextNormaliser:
         return words
 
     def readable(self, words: str) -> str:
-        """Text with ordinary spacing again: Moses' own way back, which is not exact for every quote."""
+        """Restore ordinary spacing with Moses' detokenizer, which does not place every quotation mark correctly."""
         if not self.settings.moses_tokenise:
             return words
         return self._moses_back.detokenize(words.split(), unescape=False)

@@ -329,7 +329,7 @@ def test_read_as_fairseq_does(content, tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "dict.txt: not a dictionary, it holds no symbol"),
+        (b"", "dict.txt: not a dictionary, it contains no symbol"),
         (b"the 5\nof\n", "dict.txt, line 2: not a dictionary of lines 'symbol count'"),
         (b"the 5\nof 4\nthe 3\n", "dict.txt, line 3: .*Duplicate word found.*'the'$"),
         (b"the 5\n\xff\xfe 3\n", "dict.txt: not UTF-8 text"),

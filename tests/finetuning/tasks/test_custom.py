@@ -424,7 +424,7 @@ def cut_short(tmp_path_factory) -> tuple[Path, str]:
     return folder, invoke("finetune", f"m={START}", "--data", folder / "long", "--output", folder / "out", *options)
 
 
-CUT = "{} rows{} longer than the 64 tokens that {} reads; what goes beyond is cut off"
+CUT = "{} rows{} longer than the 64 tokens that {} reads; the rest is cut off"
 
 
 def test_what_a_model_does_not_read_is_counted_in_the_table_and_the_report(cut_short, tmp_path):
@@ -541,7 +541,7 @@ def test_texts_of_unknown_tokens_alone_are_counted(moods, run_of_moods, tmp_path
     rows = [(text, "sad") for text in texts]
     said = invoke("predict", run_of_moods, write(tmp_path / "x.tsv", ("text", "label"), *rows))
     assert (
-        "3 of 6 rows have a text of which the tokenizer knows no token, so the model reads nothing of it; the first in "
+        "3 of 6 rows have a text in which the tokenizer knows no token, so the model cannot read it; the first is in "
         "line 3\n"
     ) in said
     model = LazyFormerModel.from_pretrained(run_of_moods)

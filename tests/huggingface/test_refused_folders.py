@@ -176,7 +176,7 @@ def test_a_config_that_is_none(folder, content):
         (lambda folder: write_word_pieces(folder, {f"{number}": number for number in range(99)}), "rows|ids|has no"),
         (
             lambda folder: (folder / "tokenizer.json").unlink(),
-            "holds no tokenizer.json; transformers writes one",
+            "holds no tokenizer.json; let transformers write it with",
         ),
     ],
 )

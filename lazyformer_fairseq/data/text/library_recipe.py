@@ -1,12 +1,12 @@
-"""The accepted JSON of the library `tokenizers`, field by field, and the words that it makes of a text.
+"""Validation of the JSON format of the `tokenizers` library, and division of text into words by such a tokenizer.
 
-Only tokenizers whose words stand alone: WordPiece over BERT's words, byte-level BPE over GPT-2's; the rest is refused
-in words. Nothing of a file reaches the library before its type is known here, so no regular expression, file name or
-code of a stranger does.
+Only tokenizers that encode each word independently are accepted: WordPiece with BERT's words, and byte-level BPE with
+GPT-2's words. All others are rejected with a message. Every field of a file is validated before it reaches the library,
+so a file from an untrusted source cannot bring its own regular expressions, file names or code.
 
-Such a tokenizer cuts a text into words ("pre-tokens") before it cuts the words into pieces, each by itself. BERT's are
-words and marks. RoBERTa's are bytes written as letters, ``Ġ`` for the space before a word, so whether a space stands
-there is part of the word, and the word alone decides its pieces.
+Such a tokenizer first splits a text into words ("pre-tokens") and then splits each word into pieces. BERT's words are
+ordinary words and punctuation marks. RoBERTa's words are bytes written as letters, with ``Ġ`` for the space before a
+word. The space is therefore part of the word, and the word alone determines its pieces.
 """
 
 import json
@@ -22,18 +22,19 @@ from tokenizers import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.checked import as_type
 
-Id = Annotated[int, Ge(0), Lt(1 << 24)]  # more is damage: of the largest vocabularies there are, it is sixty times
+# The bound is sixty times the largest known vocabulary; a larger id means that the file is damaged.
+Id = Annotated[int, Ge(0), Lt(1 << 24)]
 
 
 class Strict:
-    """Base of dataclasses whose objects of JSON have no other fields."""
+    """Base class of dataclasses whose JSON objects may not have any other fields."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
 class WordPiece(Strict):
-    """The model of a BERT's tokenizer."""
+    """Model of a BERT tokenizer."""
 
     type: str
     vocab: dict[str, Id]
@@ -44,7 +45,7 @@ class WordPiece(Strict):
 
 @dataclass(frozen=True)
 class ByteLevelBPE(Strict):
-    """The model of a RoBERTa's tokenizer; `dropout` would cut words at random."""
+    """Model of a RoBERTa tokenizer. `dropout`, which splits words at random, must be zero or absent."""
 
     type: str
     vocab: dict[str, Id]
@@ -60,7 +61,7 @@ class ByteLevelBPE(Strict):
 
 @dataclass(frozen=True)
 class BertNormalizer(Strict):
-    """BERT's own normalisation."""
+    """Normalisation of BERT."""
 
     type: str
     clean_text: bool = True
@@ -71,7 +72,7 @@ class BertNormalizer(Strict):
 
 @dataclass(frozen=True)
 class ByteLevel(Strict):
-    """GPT-2's division into words."""
+    """Division into words of GPT-2."""
 
     type: str
     add_prefix_space: bool = True
@@ -81,14 +82,14 @@ class ByteLevel(Strict):
 
 @dataclass(frozen=True)
 class Plain(Strict):
-    """A part without options."""
+    """Component without options."""
 
     type: str
 
 
 @dataclass(frozen=True)
 class AddedToken(Strict):
-    """A symbol that a text may hold whole."""
+    """Symbol that is recognised as a whole in a text."""
 
     id: Id
     content: str
@@ -99,7 +100,7 @@ class AddedToken(Strict):
     special: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Return the token with all its fields."""
+        """Return the token as a JSON object with all fields."""
         normalized = self.normalized
         if normalized is None:
             normalized = not self.special
@@ -126,33 +127,34 @@ POST_PROCESSORS = (
     "TemplateProcessing",
     "ByteLevel",
 )
-MOST_SHOWN = 8  # parts of a template in a message
-AROUND = "this program knows [CLS] a [SEP] b [SEP] and <s> a </s></s> b </s>"
-ACCEPTED = "this program takes WordPiece (BERT) and byte-level BPE (RoBERTa)"
+MOST_SHOWN = 8  # parts of a template that a message shows
+AROUND = "this program supports [CLS] a [SEP] b [SEP] and <s> a </s></s> b </s>"
+ACCEPTED = "this program supports WordPiece (BERT) and byte-level BPE (RoBERTa)"
 
 
 def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a ``tokenizer.json`` of the library's that decide a text's ids, and nothing else of it.
+    """Validate the content of the library's ``tokenizer.json`` and return the parts that determine the ids of a text.
 
     Raises:
-        UserError: of another type, damaged, or with a part that this program does not know.
+        UserError: the tokenizer is damaged, has an unsupported type, or has a component that this program does not
+            support.
     """
     model = values.get("model")
     if not isinstance(model, dict):
         raise UserError(f"holds no model of a tokenizer; {ACCEPTED}")
     if model.get("type") == "Unigram":
-        raise UserError(f"its model is Unigram (SentencePiece, as of ALBERT, DeBERTa and XLM-R); {ACCEPTED}")
+        raise UserError(f"its model is Unigram (SentencePiece, as in ALBERT, DeBERTa and XLM-R); {ACCEPTED}")
     model_type = "WordPiece"
     if "merges" in model:
         model_type = "BPE"
-    model = _checked({"type": model_type, **model}, "model", MODELS)  # files of old have no type
+    model = _checked({"type": model_type, **model}, "model", MODELS)  # older files have no type
     model_type = model["type"]
     normaliser = values.get("normalizer")
     if normaliser is not None:
         normaliser = _checked(normaliser, "normalizer", NORMALISERS)
     division = _checked(values.get("pre_tokenizer"), "pre_tokenizer", DIVISIONS)
     if division["type"] != DIVISION_OF_MODEL[model_type]:
-        raise UserError(f"its pre_tokenizer {division['type']} does not go with a {model_type} model here; {ACCEPTED}")
+        raise UserError(f"its pre_tokenizer {division['type']} does not fit its {model_type} model; {ACCEPTED}")
     added = as_type(list[AddedToken], values.get("added_tokens", []), "its added_tokens", ACCEPTED)
     recipe = {
         "version": "1.0",
@@ -164,24 +166,24 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
     }
     for symbol in ids_of(recipe):
         if "\n" in symbol or "\r" in symbol:
-            raise UserError(f"the symbol {symbol[:40]!r} holds a line break, which dict.txt cannot")
+            raise UserError(f"the symbol {symbol[:40]!r} contains a line break, which dict.txt cannot store")
     return recipe
 
 
 def _checked(values: Any, what: str, known: Mapping[str, type]) -> dict[str, Any]:
-    """Return an object of a known type with known fields alone, its type first."""
+    """Check that an object has a known type and only the fields of that type; return it with its type first."""
     type_name = None
     if isinstance(values, dict):
         type_name = values.get("type")
     if not isinstance(type_name, str) or type_name not in known:
-        raise UserError(f"its {what} is {str(type_name)[:40]}, known are {', '.join(known)}; {ACCEPTED}")
+        raise UserError(f"its {what} is {str(type_name)[:40]}, but must be one of {', '.join(known)}; {ACCEPTED}")
     as_type(known[type_name], values, f"its {what}", ACCEPTED)
     return {"type": type_name, **values}
 
 
 @dataclass(frozen=True)
 class Part:
-    """A text or a special symbol of a template, and the token type that it gets."""
+    """Text or special symbol in a template, with its token type."""
 
     id: str
     type_id: int
@@ -189,14 +191,14 @@ class Part:
 
 @dataclass(frozen=True)
 class SpecialToken:
-    """The ids that stand for a symbol of a template."""
+    """Ids of a special symbol in a template."""
 
     ids: list[int]
 
 
 @dataclass(frozen=True)
 class Template:
-    """A post-processor that puts symbols around a text and around a pair."""
+    """Post-processor that puts symbols around a text and around a pair."""
 
     single: list[dict[Literal["Sequence", "SpecialToken"], Part]]
     pair: list[dict[Literal["Sequence", "SpecialToken"], Part]]
@@ -205,11 +207,11 @@ class Template:
 
 @dataclass(frozen=True)
 class Joining:
-    """The way a model's tokenizer joins a pair of texts.
+    """The way in which a tokenizer joins a pair of texts.
 
     Attributes:
-        separators: how many ``</s>`` stand between the texts.
-        second_type: token type of the second text.
+        separators: the number of ``</s>`` between the texts.
+        second_type: the token type of the second text.
     """
 
     separators: Literal[1, 2]
@@ -221,7 +223,7 @@ ROBERTA = Joining(separators=2, second_type=0)
 
 
 def joining_of(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -> Joining:
-    """Return how the post-processor of a ``tokenizer.json`` joins a pair, without running it.
+    """Find out how the post-processor of a ``tokenizer.json`` joins a pair, without running it.
 
     Args:
         values: the post-processor.
@@ -230,7 +232,7 @@ def joining_of(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -> Joini
         ids: the id of each symbol.
 
     Raises:
-        UserError: it is of another type than those that BERT and RoBERTa have, or puts something else around texts.
+        UserError: the post-processor has a type that neither BERT nor RoBERTa uses, or puts other symbols around texts.
     """
     processors = [values]
     if isinstance(values, dict) and values.get("type") == "Sequence" and isinstance(values.get("processors"), list):
@@ -239,7 +241,7 @@ def joining_of(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -> Joini
         type_name = None
         if isinstance(each, dict):
             type_name = each.get("type")
-        if type_name == "ByteLevel":  # which decides offsets alone
+        if type_name == "ByteLevel":  # affects only offsets
             continue
         if type_name in ("BertProcessing", "RobertaProcessing"):
             if each.get("cls") != [bos, ids[bos]] or each.get("sep") != [eos, ids[eos]]:
@@ -249,7 +251,8 @@ def joining_of(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -> Joini
             return ROBERTA
         if type_name != "TemplateProcessing":
             raise UserError(
-                f"its post_processor is {str(type_name)[:40]}, known are {', '.join(POST_PROCESSORS)}; {ACCEPTED}"
+                f"its post_processor is {str(type_name)[:40]}, but must be one of {', '.join(POST_PROCESSORS)}; "
+                f"{ACCEPTED}"
             )
         return _joining_of_template(as_type(Template, each, "its post_processor", ACCEPTED), bos, eos, ids)
     raise UserError(f"its post_processor puts nothing around a text; {AROUND}")
@@ -258,7 +261,7 @@ def joining_of(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -> Joini
 def _joining_of_template(template: Template, bos: str, eos: str, ids: Mapping[str, int]) -> Joining:
     for symbol in (bos, eos):
         if template.special_tokens.get(symbol) != SpecialToken([ids[symbol]]):
-            raise UserError(f"its post_processor gives {symbol!r} another id than {ids[symbol]}")
+            raise UserError(f"its post_processor gives {symbol!r} another id than its vocabulary, {ids[symbol]}")
     single = [part.id for parts in template.single for part in parts.values()]
     parts_of_pair = [part for parts in template.pair for part in parts.values()]
     pair = [part.id for part in parts_of_pair]
@@ -273,7 +276,7 @@ def _joining_of_template(template: Template, bos: str, eos: str, ids: Mapping[st
 
 
 def ids_of(recipe: Mapping[str, Any]) -> dict[str, int]:
-    """Return the id of every symbol, added ones too.
+    """Return the id of every symbol, including added tokens.
 
     Raises:
         UserError: two symbols share an id, or a symbol has two.
@@ -288,60 +291,64 @@ def ids_of(recipe: Mapping[str, Any]) -> dict[str, int]:
 
 
 def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> Tokenizer:
-    """Return the library's tokenizer, without what it would put around a text.
+    """Build the library's tokenizer, without the symbols that its post-processor puts around a text.
 
     Args:
-        recipe: as :func:`check_recipe` returns it.
-        silent: symbols that are text where a text holds them.
+        recipe: the result of :func:`check_recipe`.
+        silent: symbols that are read as ordinary text where they occur in a text.
 
     Raises:
-        UserError: the library refuses it.
+        UserError: the library rejects the recipe.
     """
-    # The library numbers an added token that is not in the vocabulary by itself; so each special one gets its place. In
-    # BPE all do, which makes no piece that its merges do not make.
+    # The library assigns its own id to an added token that is missing from the vocabulary. Therefore special tokens are
+    # put into the vocabulary. In BPE all added tokens are, because a piece still comes only from a merge.
     is_bpe = recipe["model"]["type"] == "BPE"
     tokens = recipe["added_tokens"]
     placed = {token["content"]: token["id"] for token in tokens if is_bpe or token["special"]}
     model = {**recipe["model"], "vocab": {**placed, **recipe["model"]["vocab"]}}
     every = sorted(recipe["added_tokens"], key=lambda token: token["id"])
     added = [token for token in every if token["content"] not in silent]
-    trimming = None  # takes the space before a byte-level word out of its offsets
+    trimming = None  # or the processor that excludes the space before a byte-level word from its offsets
     if is_bpe:
         trimming = {**recipe["pre_tokenizer"], "trim_offsets": True}
     library = library_from({**recipe, "model": model, "added_tokens": added, "post_processor": trimming})
     for symbol, wanted in ids_of(recipe).items():
         if library.token_to_id(symbol) != wanted:
-            raise UserError(f"its added tokens do not follow its vocabulary in order: {symbol!r} is to be id {wanted}")
+            raise UserError(f"its added tokens do not follow its vocabulary in order: {symbol!r} must have id {wanted}")
     return library
 
 
 def library_from(values: Mapping[str, Any]) -> Tokenizer:
-    """UserError where the library does not take the JSON."""
+    """Build the library's tokenizer from JSON values.
+
+    Raises:
+        UserError: the library rejects the values.
+    """
     with refusals_of_the_library():
         return Tokenizer.from_str(json.dumps(values))
 
 
 @contextmanager
 def refusals_of_the_library() -> Iterator[None]:
-    """Turn the library's errors, and panics of Rust's, into UserErrors."""
+    """Turn errors and Rust panics of the library into UserErrors."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError, UserError):
         raise
-    except BaseException as error:  # a panic of Rust's is no Exception
-        raise UserError(f"the library refuses it: {error}") from None
+    except BaseException as error:  # a Rust panic is not an Exception
+        raise UserError(f"the tokenizers library rejects it: {error}") from None
 
 
-UNKNOWN_OF_CORPUS = "<unk>"  # by which WikiText has replaced its rare words
+UNKNOWN_OF_CORPUS = "<unk>"  # replaces the rare words in WikiText
 
 
 @dataclass(frozen=True)
 class LibrarySettings:
-    """All that decides a text's words.
+    """Settings that determine the words of a text.
 
     Attributes:
-        normaliser, division: as the library's JSON has its `normalizer` and `pre_tokenizer`.
-        unknown: the symbol of unknown words.
+        normaliser, division: the library's `normalizer` and `pre_tokenizer` as JSON.
+        unknown: the symbol for unknown words.
     """
 
     normaliser: str
@@ -349,11 +356,14 @@ class LibrarySettings:
     unknown: str
 
     special_tokens: tuple[str, ...] = ()
-    """None: such a tokenizer spells ``<url>`` as it spells any text."""
+    """Always empty: such a tokenizer splits ``<url>`` into pieces like any other text."""
 
 
 class LibraryNormaliser:
-    """Applies the settings to one text (best a sentence) at a time. No symbol of the model comes out of a text."""
+    """Callable that splits one text at a time, ideally a sentence, into words.
+
+    A symbol of the model that occurs in a text is treated as ordinary text.
+    """
 
     def __init__(self, settings: LibrarySettings):
         self.settings = settings
@@ -363,11 +373,11 @@ class LibraryNormaliser:
         return LibraryNormaliser, (self.settings,)
 
     def __call__(self, text: str, keep_unknown: bool = False) -> str:
-        """Return the words of ``text``, divided by single spaces.
+        """Return the words of ``text``, separated by single spaces.
 
         Args:
             text: raw text.
-            keep_unknown: ``<unk>`` in a text is an unknown word.
+            keep_unknown: treat ``<unk>`` in the text as an unknown word.
         """
         if not keep_unknown:
             return self._words(text)

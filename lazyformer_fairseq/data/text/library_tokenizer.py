@@ -1,12 +1,12 @@
-"""A tokenizer that came with another model: WordPiece or byte-level BPE, run by the library `tokenizers`.
+"""Tokenizer that came with another model: WordPiece or byte-level BPE, run by the `tokenizers` library.
 
     TOKENIZER/pieces.json      the tokenizer in the library's format: vocabulary, normalisation, division into words
-    TOKENIZER/dict.txt         its symbols, each at its row of the model's embedding (``dictionary_file.py``)
+    TOKENIZER/dict.txt         its symbols in the order of the rows of the model's embedding (``dictionary_file.py``)
     TOKENIZER/tokenizer.json   format version 2, special symbols, how a pair is joined, sha256 of the two files above
 
-:func:`adopt_tokenizer` makes such a folder of the files that came with a BERT or RoBERTa; of these it reads JSON
-alone. Which symbol plays which part stands in tokenizer_config.json or special_tokens_map.json; what a text goes
-through in tokenizer.json. Where tokenizer_config.json says that too it wins, as in transformers.
+:func:`adopt_tokenizer` creates such a folder from the files of a BERT or RoBERTa, of which it reads only JSON files.
+The roles of the special symbols are taken from tokenizer_config.json or special_tokens_map.json, and the processing of
+text from tokenizer.json. Where tokenizer_config.json has the same option, it takes precedence, as in transformers.
 """
 
 import itertools
@@ -36,14 +36,14 @@ from lazyformer_fairseq.storage.json_files import read_json, write_json
 
 LIBRARY = "tokenizers"
 PIECES_FILE = "pieces.json"
-SPACE = "Ġ"  # how a byte-level piece has the space before it
-INSIDE_WORD = "##"  # how WordPiece marks a piece that begins no word
+SPACE = "Ġ"  # stands for the space before a word in a byte-level piece
+INSIDE_WORD = "##"  # prefix of WordPiece pieces that do not begin a word
 
-MOST_FREE_ROWS = 1 << 16  # of an embedding, which no symbol has; each gets a name
+MOST_FREE_ROWS = 1 << 16  # embedding rows without a symbol; each gets a symbol of its own
 
 Role = Literal["bos", "pad", "eos", "unk", "mask"]
-SILENT: tuple[Role, ...] = ("bos", "pad", "eos")  # roles that end a text, so that no text may hold their symbols
-# In the files of a model.
+SILENT: tuple[Role, ...] = ("bos", "pad", "eos")  # roles whose symbols are ordinary text where a text contains them
+# The name of each role in the files of a model.
 NAMES_OF_ROLES: dict[Role, str] = {
     "bos": "cls_token",
     "pad": "pad_token",
@@ -55,14 +55,14 @@ NAMES_OF_ROLES: dict[Role, str] = {
 
 @dataclass(frozen=True)
 class Description:
-    """The contents of tokenizer.json.
+    """Content of tokenizer.json.
 
     Attributes:
         special: the symbol of each role.
-        rows: rows of the model's embedding.
-        separators: how many ``</s>`` stand between the texts of a pair.
-        second_type: token type of the second text of a pair.
-        sha256: hashes of the other files.
+        rows: the number of rows of the model's embedding.
+        separators: the number of ``</s>`` between the texts of a pair.
+        second_type: the token type of the second text of a pair.
+        sha256: the hash of each of the other files.
     """
 
     special: dict[Role, str]
@@ -73,17 +73,18 @@ class Description:
 
 
 class LibraryTokenizer(interface.TextTokenizer):
-    """Text <-> ids of another model's vocabulary: equal to those of the library on the model's own files.
+    """Tokenizer with another model's vocabulary, which gives the same ids as the library does with the model's files.
 
-    A special symbol of the model in a text is one id only where it is ``[MASK]``, ``[UNK]`` or an added token; what
-    reads like ``[CLS]`` or ``[SEP]`` is text, so that the ends of an input are where they seem to be.
+    In a text only ``[MASK]``, ``[UNK]`` and added tokens are read as symbols with one id each. ``[CLS]`` and ``[SEP]``
+    are ordinary text, so that a text cannot contain an end of input.
 
     Args:
-        recipe: as :func:`~lazyformer_fairseq.data.text.library_recipe.check_recipe` returns it.
-        description: the contents of tokenizer.json, checked.
+        folder: the tokenizer folder.
+        recipe: the result of :func:`~lazyformer_fairseq.data.text.library_recipe.check_recipe`.
+        description: the validated content of tokenizer.json.
 
     Raises:
-        UserError: the library refuses the recipe, or the two do not fit each other.
+        UserError: the library rejects the recipe, or recipe and description do not fit each other.
     """
 
     files = (SETTINGS_FILE, PIECES_FILE, DICTIONARY_FILE)
@@ -99,14 +100,15 @@ class LibraryTokenizer(interface.TextTokenizer):
         ids = ids_of(recipe)
         most = 2 * len(ids) + MOST_FREE_ROWS
         if not 0 < description.rows <= most:
-            raise UserError(f"an embedding of {description.rows} rows: for {len(ids)} symbols it has 1 to {most}")
+            raise UserError(f"an embedding of {description.rows} rows: for {len(ids)} symbols it must have 1 to {most}")
         if nameless := [role for role in get_args(Role) if role not in self._names]:
             raise UserError(f"has no special symbol for {nameless[0]!r}")
         if lacking := sorted(set(self._names.values()) - ids.keys()):
-            raise UserError(f"the special symbol {lacking[0]!r} is none of its vocabulary")
+            raise UserError(f"the special symbol {lacking[0]!r} is not in its vocabulary")
         if recipe["model"].get("unk_token") not in (None, self._names["unk"]):
             raise UserError(
-                f"its model calls an unknown word {recipe['model']['unk_token']!r}, its settings {self._names['unk']!r}"
+                f"the unknown symbol of its model is {recipe['model']['unk_token']!r}, but that of its settings is "
+                f"{self._names['unk']!r}"
             )
         if max(ids.values()) >= description.rows:
             raise UserError(
@@ -121,7 +123,9 @@ class LibraryTokenizer(interface.TextTokenizer):
         self._model = self._library.model
         for symbol in silent:
             if ids[symbol] in self.encode(symbol):
-                raise UserError(f"a text that holds the word {symbol!r} would end there; this program cannot use it")
+                raise UserError(
+                    f"a text that contains the word {symbol!r} would end there; this program cannot use the tokenizer"
+                )
         self.settings = library_recipe.LibrarySettings(
             json.dumps(recipe["normalizer"]),
             json.dumps(recipe["pre_tokenizer"]),
@@ -134,18 +138,21 @@ class LibraryTokenizer(interface.TextTokenizer):
         return cls(folder, check_recipe(read_json(folder / PIECES_FILE, COPY_AGAIN)), description)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of raw text, without ``<s>`` and ``</s>``."""
+        """Return the ids of raw text, without ``<s>`` and ``</s>`` around it."""
         refuse_surrogates(text)
         return self._library.encode(text, add_special_tokens=False).ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """:meth:`encode`, and for each id its characters of ``text``: the first, and one past the last."""
+        """Return the ids of raw text, as :meth:`encode`, and the span of characters in ``text`` of each id.
+
+        A span is the index of the first character and the index after the last one.
+        """
         refuse_surrogates(text)
         encoding = self._library.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def encode_normalised(self, words: str) -> list[int]:
-        """Return the ids of words divided by spaces."""
+        """Return the ids of words separated by spaces."""
         return list(itertools.chain.from_iterable(self._ids_of(words.split(" ") if words else [])))
 
     def _ids_of(self, words: list[str]) -> list[list[int]]:
@@ -154,9 +161,10 @@ class LibraryTokenizer(interface.TextTokenizer):
         return [[self.special.unk] if word == unknown else [piece.id for piece in tokenize(word)] for word in words]
 
     def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
-        """Pieces that go on with a word are marked in WordPiece; in byte-level BPE, those that begin one after a space.
+        """Return which ids (T,) of one or more concatenated inputs begin a word, bool (T,).
 
-        There a mark such as a comma belongs to the word before it, and the first piece of a text begins a word.
+        WordPiece marks the pieces that continue a word. Byte-level BPE marks the pieces that follow a space: there a
+        punctuation mark such as a comma belongs to the word before it, and the first piece of a text begins a word.
         """
         is_end = np.isin(ids, self.special[:3])  # <s>, <pad>, </s>
         after_end = is_end
@@ -166,14 +174,14 @@ class LibraryTokenizer(interface.TextTokenizer):
 
     @cached_property
     def begins_word(self) -> np.ndarray:
-        """True at ids that begin a word, bool (V,)."""
+        """Mask of the ids that begin a word, bool (V,)."""
         if self._recipe["model"]["type"] == "WordPiece":
             return np.array([not symbol.startswith(INSIDE_WORD) for symbol in self.symbols])
         whole = {token["content"] for token in self._recipe["added_tokens"]}
         return np.array([symbol.startswith(SPACE) or symbol in whole for symbol in self.symbols])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return readable text of ids, without ``<s>``, ``</s>`` and ``<pad>``."""
+        """Return the readable text of ids, without ``<s>``, ``</s>`` and ``<pad>``."""
         kept = [index for index in map(int, ids) if index not in self.special[:3]]
         return self._library.decode(kept, skip_special_tokens=False).strip()
 
@@ -181,14 +189,14 @@ class LibraryTokenizer(interface.TextTokenizer):
         """Write ``tokenizer.json`` and ``tokenizer_config.json`` into a folder, for transformers' AutoTokenizer.
 
         Args:
-            folder: folder to write into.
-            token_types: the model takes token types, 1 for the second text of a pair.
+            folder: the folder to write into.
+            token_types: whether the model takes token types.
         """
         folder = Path(folder)
         bos = self._names["bos"]
         eos = self._names["eos"]
         library = library_recipe.build_library(self._recipe)
-        with refusals_of_the_library():  # as of a symbol that holds a colon
+        with refusals_of_the_library():  # it rejects a symbol with a colon, for example
             around = TemplateProcessing(
                 single=[bos, "$A", eos],
                 pair=[bos, "$A", *[eos] * self.separators, f"$B:{self.second_type}", f"{eos}:{self.second_type}"],
@@ -215,7 +223,7 @@ USUAL_NAMES = (
     ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"),
     ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
 )
-OPTIONS_OF_BERT = {  # of tokenizer_config.json -> of the library's normaliser
+OPTIONS_OF_BERT = {  # option of tokenizer_config.json -> option of the library's normaliser, and its types
     "do_lower_case": ("lowercase", (bool,)),
     "strip_accents": ("strip_accents", (bool, type(None))),
     "tokenize_chinese_chars": ("handle_chinese_chars", (bool,)),
@@ -224,18 +232,18 @@ ADVICE = "download the model's folder again"
 
 
 def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optional[int] = None) -> LibraryTokenizer:
-    """Write the tokenizer folder `out` of a model's own tokenizer, whole or not at all. Ids stay what they are.
+    """Convert the tokenizer of another model to a tokenizer folder, written atomically. All ids stay the same.
 
     Args:
-        source: folder with ``tokenizer.json``; beside it perhaps ``tokenizer_config.json``,
-            ``special_tokens_map.json``, ``config.json``.
-        out: must not exist yet, or be empty.
-        rows: rows of the model's word embedding; by default those of ``config.json``, else as many as there are ids. A
-            row without a symbol gets a name of its own.
+        source: a folder with ``tokenizer.json`` and, optionally, ``tokenizer_config.json``,
+            ``special_tokens_map.json`` and ``config.json``.
+        out: the folder to write, which must not exist or must be empty.
+        rows: the number of rows of the model's word embedding. By default it is taken from ``config.json`` or, if that
+            does not say, from the largest id. A row without a symbol gets a symbol of its own.
 
     Raises:
-        UserError: no tokenizer there, one of another type (SentencePiece, say), without one of the five special
-            symbols, with more ids than rows, or damaged; a folder that exists.
+        UserError: `source` has no tokenizer; the tokenizer is damaged, has an unsupported type such as SentencePiece,
+            lacks one of the five special symbols or has more ids than rows; or `out` is not empty.
     """
     source = Path(source)
     out = Path(out)
@@ -266,12 +274,12 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
 
 
 def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of tokenizer.json, with what tokenizer_config.json changes in it."""
+    """Return the content of tokenizer.json, updated with the options in tokenizer_config.json."""
     if not source.is_dir():
-        raise UserError(f"{source}: no such folder; give the one with the model's config.json")
+        raise UserError(f"{source}: no such folder; give the folder with the model's config.json")
     if not path.exists():
         raise UserError(
-            f"{source}: holds no tokenizer.json; transformers writes one: "
+            f"{source}: holds no tokenizer.json; let transformers write it with "
             f"AutoTokenizer.from_pretrained({str(source)!r}).save_pretrained({str(source)!r})"
         )
     values = read_json(path, ADVICE)
@@ -288,7 +296,7 @@ def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, A
 
 
 def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str, int]) -> dict[Role, str]:
-    """Return the symbol of each role: as the files name it, else as BERT or RoBERTa call it."""
+    """Return the symbol of each role as named in the model's files, or else the name that BERT or RoBERTa uses."""
     named = {**_optional_json(source / "special_tokens_map.json"), **options}
     usual = next(
         (names for names in USUAL_NAMES if all(name in ids for name in names)),
@@ -319,13 +327,13 @@ def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str,
 
 
 def _with_added(recipe: dict[str, Any], special: Mapping[Role, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe with all special symbols among the added tokens, which a text may hold whole."""
+    """Return the recipe with all special symbols among the added tokens, so that they are recognised in a text."""
     ids = ids_of(recipe)
     there = {token["content"] for token in recipe["added_tokens"]}
     added = list(recipe["added_tokens"])
     for role, symbol in special.items():
         if symbol not in there:
-            # RoBERTa's mask takes the space before it along, whatever an old folder says of it.
+            # RoBERTa's mask includes the space before it, even if an old folder does not say so.
             takes_space = role == "mask" and recipe["model"]["type"] == "BPE"
             described = options.get(NAMES_OF_ROLES[role])
             if isinstance(described, dict) and type(described.get("lstrip")) is bool:

@@ -172,7 +172,7 @@ def test_rows_without_a_symbol_have_a_name_and_added_tokens_keep_their_ids(tmp_p
         adopt_tokenizer(source, tmp_path / "narrower", rows=size - 1)
     for rows in (size * 2 + 2**16 + 1, 2**24, 2**60, 0, -1):  # a few bytes in a config would fill the memory with names
         (source / "config.json").write_text(json.dumps({"vocab_size": rows}))
-        with pytest.raises(UserError, match=f"an embedding of {rows} rows: for {size} symbols it has 1 to"):
+        with pytest.raises(UserError, match=f"an embedding of {rows} rows: for {size} symbols it must have 1 to"):
             adopt_tokenizer(source, tmp_path / "narrower")
     (source / "config.json").write_text(json.dumps({"vocab_size": size + 3, "pad_token_id": 0}))
     assert not (tmp_path / "narrower").exists()

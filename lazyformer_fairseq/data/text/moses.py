@@ -1,31 +1,32 @@
-r"""Moses' punctuation normalisation and tokenisation: one table of rules, for texts here and for tokenizers exported.
+r"""Punctuation normalisation and tokenization of Moses: one table of rules for texts here and for exported tokenizers.
 
-:func:`punctuation_rules` and :func:`word_rules` are sacremoses's rules (the same in 0.1.1 and 0.2.0, without escapes)
-as replacements that the library ``tokenizers`` takes, in sacremoses's order; of sacremoses itself only the lists are
-used. Three things differ from Python's ``re.sub``, and are expressed otherwise:
+:func:`punctuation_rules` and :func:`word_rules` express the rules of sacremoses (the same in 0.1.1 and 0.2.0, without
+escapes) as replacements that the ``tokenizers`` library can apply, in the order of sacremoses; from sacremoses itself
+only the lists are used. Three things differ from Python's ``re.sub`` and need another notation:
 
-- A replacement holds no group. So a rule matches by lookaround, and replaces only what it changes; most insert a space
-  at a place of no width. That keeps offsets right too.
-- ``re.sub`` consumes the character after a match: ``k'n'r`` becomes ``k 'n'r``, because the ``n`` is taken. ``\K``
-  drops what stands before from the match; ``(?!\G)`` forbids that it is the character that the match before looked at.
-- An exported tokenizer divides no text at its symbols (``<mask>`` and such). :data:`SIGNS` stand in the place of their
-  brackets, and count as edges of the text.
+- A replacement cannot refer to a group. A rule therefore matches its context by lookaround and replaces only what it
+  changes; most rules insert a space at a match of zero width. This also keeps the offsets right.
+- ``re.sub`` consumes the character after a match: ``k'n'r`` becomes ``k 'n'r``, because the ``n`` is already consumed.
+  Here ``\K`` excludes the preceding character from the match, and ``(?!\G)`` prevents a match whose preceding character
+  was examined by the previous match.
+- An exported tokenizer does not split a text at its symbols (such as ``<mask>``). Their brackets are replaced by
+  :data:`SIGNS`, which count as edges of the text.
 
-:class:`MosesWords` gives what the rules give, some ten times faster. Nearly all of a text is letters and digits with
-single spaces between them, which no rule changes. The rules change what stands *between* two letters, a gap: ``, "`` or
-``'`` or ``.``. They are asked for each gap once, between two words of the right class, and the answer is kept. That is
-exact because of what they look at:
+:class:`MosesWords` gives the same result as the rules, about ten times faster. Nearly all of a text consists of letters
+and digits separated by single spaces, which no rule changes. The rules change only what stands *between* two letters,
+called a gap, such as ``, "`` or ``'`` or ``.``. They are applied once to each distinct gap, between two words of the
+right class, and the result is cached. This is exact because of what the rules examine:
 
-- A rule that looks past a space or a mark reads one letter on either side, and of that letter only its
-  :meth:`~MosesWords._class_of`. No match reaches over more than one letter; so a letter between two marks, as in
+- A rule that looks past a space or a mark examines one letter on either side, and of that letter only its
+  :meth:`~MosesWords._class_of`. No match extends over more than one letter, so a letter between two marks, as in
   ``'n'`` or ``U.S.``, belongs to the gap.
-- The rule for full stops reads the whole token before (is it an abbreviation? has it a stop inside?) and the first
-  letter of the next one. So a gap with a full stop in it is asked for together with what stands before it, unless that
-  is a word like any other.
+- The rule for full stops examines the whole preceding token (whether it is an abbreviation or contains a full stop) and
+  the first letter of the next one. Therefore a gap with a full stop is looked up together with the text before it,
+  unless this is an ordinary word.
 
-What is not printable (control characters, which one of the rules deletes, and rare spaces), what looks like the marker
-that stands for several stops, and very long gaps (writing that the rules know as marks, such as Chinese) go through the
-rules with the whole text.
+The rules are applied to the whole text if it contains characters that are not printable (control characters, which one
+of the rules deletes, and rare spaces), the marker that stands for several full stops, or very long gaps (scripts whose
+characters the rules treat as marks, such as Chinese).
 """
 
 import itertools
@@ -42,14 +43,14 @@ from lazyformer_fairseq.errors import UserError
 
 KNOWN_LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values())
 KEPT_ANSWERS = 1 << 16
-LONGEST_GAP = 40  # characters of a gap and what must stand before it; bounds the memory of the kept answers
+LONGEST_GAP = 40  # characters of a gap and of the text before it; bounds the memory of the cached answers
 LONGEST_SEARCH = 60  # words and gaps, back to the space before a full stop; bounds the time
-MARKER_OF_STOPS = "DOTMULTI"  # what ".." is for sacremoses meanwhile, so it becomes a stop
+MARKER_OF_STOPS = "DOTMULTI"  # sacremoses' intermediate form of "..", which it turns into a full stop at the end
 NO_BREAK_SPACE = "\u00a0"
 
 
 def character_class(letters: Iterable[str]) -> str:
-    """Return the inside of a regular expression's brackets, ``a-zA-Z...``."""
+    """Return the content of a regular expression's character class for these letters, such as ``a-zA-Z``."""
     ranges: list[list[int]] = []
     for code in sorted(set(map(ord, letters))):
         if ranges and ranges[-1][1] == code - 1:
@@ -59,12 +60,12 @@ def character_class(letters: Iterable[str]) -> str:
     return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
 
 
-# Characters of private use, which are taken out of the texts themselves.
+# Private-use characters, which are removed from the texts themselves.
 OPEN, CLOSE, *WHOLE = (chr(code) for code in range(0x10FF00, 0x10FF05))  # brackets of a symbol, and whole symbols
 SIGNS = f"{OPEN}-{WHOLE[-1]}"
-MARK = "\U0010ff05"  # a place, between two rules
-BREAK = "\U0010ff06"  # no symbol and no piece reaches over it
-NO_SIGN = "\U0010ff07"  # what becomes of such characters in the text itself: of private use as well, so no piece has it
+MARK = "\U0010ff05"  # marks a place for the next rule
+BREAK = "\U0010ff06"  # no symbol and no piece extends over it
+NO_SIGN = "\U0010ff07"  # replaces such characters in a text; for private use as well, so that no piece contains it
 TAKEN = f"[{SIGNS}{MARK}{BREAK}]"
 NOT_SIGN = f"[^{SIGNS}]"
 START = f"(?<!{NOT_SIGN})"
@@ -73,8 +74,8 @@ NOT_TAKEN = r"(?:\A|(?!\G))"
 WHITESPACE = character_class(character for character in map(chr, range(0x3001)) if character.isspace())
 DECIMALS = character_class(character for character in map(chr, range(0x110000)) if character.isdecimal())
 
-# What sacremoses writes with groups, in its own words, and the same by lookaround. Others, of several characters, would
-# do as they are, but the offsets would be those of the last one.
+# The rules that sacremoses writes with groups, and their equivalents with lookaround. Some rules that match several
+# characters would also work unchanged, but would give the offsets of the last character.
 REWRITTEN = {
     (r"\( ", r"("): [(r"\(\K ", "")],
     ("\u00a0«\u00a0", '"'): [
@@ -97,11 +98,11 @@ REWRITTEN = {
     (
         "([a-zA-Z])‘([a-zA-Z])",
         r"\g<1>'\g<2>",
-    ): [],  # all others become ' as well, a rule later
+    ): [],  # a later rule turns every such mark into ' anyway
     ("([a-zA-Z])’([a-zA-Z])", r"\g<1>'\g<2>"): [],
-    # The quote is written behind, then the one in front deleted.
+    # The quotation mark is inserted behind the punctuation, then the one in front is deleted.
     (r'"([,.]+)', r'\g<1>"'): [(r'"[,.]+\K', '"'), (r'"(?=[,.])', "")],
-    # What the rule consumes ends at a mark; then the quote is written in front, and deleted behind.
+    # A mark is set at the end of the match; then the quotation mark is inserted in front and deleted behind.
     (r'(\.+)"(\s*[^<])', r'"\g<1>\g<2>'): [
         (rf'\.+"[{WHITESPACE}]*[^<{SIGNS}]\K', MARK),
         (rf'(?<!\.)\.(?=\.*"[{WHITESPACE}]*[^<{SIGNS}]{MARK})', '".'),
@@ -114,17 +115,17 @@ REWRITTEN = {
 
 
 class Rule(NamedTuple):
-    """Every match of a pattern, of Oniguruma or of the package regex, becomes the content."""
+    """Replacement of every match of a pattern, written for both Oniguruma and the package regex, by a fixed text."""
 
     pattern: str
     content: str
 
 
 def punctuation_rules(language: str) -> list[Rule]:
-    """MosesPunctNormalizer(language).
+    """Return the rules of ``MosesPunctNormalizer(language)``.
 
     Raises:
-        UserError: this version of sacremoses has a rule that is not known here.
+        UserError: the installed version of sacremoses has a rule that is not known here.
     """
     rules = []
     for pattern, content in MosesPunctNormalizer(language).substitutions:
@@ -132,8 +133,8 @@ def punctuation_rules(language: str) -> list[Rule]:
             rules += REWRITTEN[pattern, content]
         elif "\\g<" in content:
             raise UserError(
-                f"sacremoses normalises {pattern!r} to {content!r}, a rule of another version than those that can be "
-                "exported: install sacremoses 0.1.1 or 0.2.0"
+                f"sacremoses normalises {pattern!r} to {content!r}, a rule that this program does not know: install "
+                "sacremoses 0.1.1 or 0.2.0"
             )
         else:
             rules.append((pattern, content))
@@ -145,7 +146,7 @@ WHITESPACE_RULES = [Rule(f"[{WHITESPACE}]+", " "), NO_SPACE_AT_EDGES]
 
 
 def word_rules(language: str) -> list[Rule]:
-    """MosesTokenizer(language).tokenize(..., escape=False), spaces inside not yet made single."""
+    """Return the rules of ``MosesTokenizer(language).tokenize(..., escape=False)``, which may leave repeated spaces."""
     moses = MosesTokenizer(language)
     alphanumeric = character_class(moses.IsAlnum)
     numeric = character_class(MosesTokenizer.IsN)
@@ -164,7 +165,7 @@ def word_rules(language: str) -> list[Rule]:
         Rule(" +", " "),
         Rule(f"{START} +| +{END}", ""),
         Rule(rf"(?=\.'{END})|(?<=\.)(?='{END})", " "),  # TRAILING_DOT_APOSTROPHE
-        # restore_multidots, which finds its own marker in texts, too
+        # restore_multidots, which also replaces its marker where a text contains it
         Rule(r"(?:DOT)+\KMULTI", MARK),
         Rule(f"DOT(?=(?:DOT)*{MARK})", "."),
         Rule(MARK, ""),
@@ -172,7 +173,7 @@ def word_rules(language: str) -> list[Rule]:
 
 
 def moses_rules(language: str, normalise_punctuation: bool, tokenise: bool) -> list[Rule]:
-    """Return all rules of these settings, which leave single spaces."""
+    """Return all rules for these settings, in order; the words that they produce are separated by single spaces."""
     rules = []
     if normalise_punctuation:
         rules = punctuation_rules(language)
@@ -204,7 +205,10 @@ def _apostrophe_rules(language: str, numeric: str) -> list[Rule]:
 
 
 def _full_stop_rules(moses: MosesTokenizer) -> list[Rule]:
-    """handles_nonbreaking_prefixes: a word's last stop stands alone, unless the word is an abbreviation or the like."""
+    """Return the rule of handles_nonbreaking_prefixes.
+
+    It separates a final full stop from its word, unless the word is an abbreviation or the like.
+    """
     inside = f"[^ {SIGNS}]"
     end = f"(?!{inside})"
     letters = character_class(moses.IsAlpha)
@@ -229,22 +233,24 @@ def _alternatives(words: set[str]) -> str:
 
 
 class _UnusualTextError(Exception):
-    """The fast way does not cover this text."""
+    """Error for a text that the fast method does not cover."""
 
 
 @cache
 def moses_words(language: str, normalise_punctuation: bool, tokenise: bool) -> "MosesWords":
-    """Return the one :class:`MosesWords` of these settings, whose answers all callers in this process share."""
+    """Return the :class:`MosesWords` for these settings, which all callers in this process share with its cache."""
     return MosesWords(language, normalise_punctuation, tokenise)
 
 
 class MosesWords:
-    """Callable: text -> its words divided by single spaces, cased; equal to :meth:`by_rules` on every text.
+    """Callable that returns the words of a text, separated by single spaces, without changing their case.
+
+    The result equals that of :meth:`by_rules` on every text.
 
     Args:
-        language: two-letter code; the fast way holds for the rules of every language.
-        normalise_punctuation: apply MosesPunctNormalizer.
-        tokenise: apply MosesTokenizer, without escapes.
+        language: the two-letter language code; the fast method is exact for the rules of every language.
+        normalise_punctuation: whether to apply MosesPunctNormalizer.
+        tokenise: whether to apply MosesTokenizer, without escapes.
     """
 
     def __init__(self, language: str, normalise_punctuation: bool, tokenise: bool):
@@ -257,7 +263,7 @@ class MosesWords:
         self._lower = set(moses.IsLower)
         letters = character_class(letter for letter in moses.IsAlnum if letter.isalnum())
         self._letter = re.compile(f"[{letters}]")
-        # One space alone is not a gap. A letter between two marks belongs to theirs.
+        # A single space is not a gap. A letter between two marks belongs to their gap.
         self._gap = re.compile(rf"( ?[^{letters} ][^{letters}]*(?:(?<! )[{letters}](?! )[^{letters}]+)*)")
         abbreviations = (*moses.NONBREAKING_PREFIXES, *moses.NUMERIC_ONLY_PREFIXES)
         self._ends_of_abbreviations = {word for words in abbreviations for word in re.findall(f"[{letters}]+", words)}
@@ -278,7 +284,7 @@ class MosesWords:
             return self.by_rules(text)
 
     def by_rules(self, text: str) -> str:
-        """Return the definition, and the slow way: all rules, one after the other, on the whole text."""
+        """Return the words of a text by applying all rules to the whole text: the slow reference method."""
         if max(text, default="") >= OPEN:
             text = re.sub(TAKEN, NO_SIGN, text)
         for pattern, content in self._rules:
@@ -302,11 +308,11 @@ class MosesWords:
         return "".join(done).strip()
 
     def _ask(self, before: str, gap: str, after: str) -> str:
-        """Return what the rules make of ``gap`` between two words ("" where the text starts or ends)."""
+        """Return the result of the rules for ``gap`` between two words, which are "" at the edges of the text."""
         if len(before) + len(gap) > LONGEST_GAP:
-            raise _UnusualTextError  # an exception is not kept, so that the kept answers stay small
+            raise _UnusualTextError  # lru_cache does not keep exceptions, so the cached answers stay small
         answer = self.by_rules(before + gap + after)
-        # Letters are neither added nor lost, nor do they change places: the gap starts after the last one of `before`.
+        # The rules neither add, delete nor move letters, so the gap starts after the last letter of `before`.
         start = 0
         for _ in self._letter.findall(before):
             letter = self._letter.search(answer, start)
@@ -315,24 +321,24 @@ class MosesWords:
         return answer[start : len(answer) - len(after)]
 
     def _before_stop(self, parts: list[str], place: int) -> str:
-        """Return what must stand before the gap ``parts[place]`` for its full stops to be treated as they are here."""
+        """Return the text before the gap ``parts[place]`` on which the treatment of its full stops depends."""
         word = parts[place - 1].rpartition(" ")[2]
         if place == 1 or " " in parts[place - 1] or parts[place - 2][-1] == " ":
             before = token = word
         else:
             before = self._back_to_space(parts, place)
             token = before.rpartition(" ")[2]
-        # Between two digits a no-break space becomes a stop (or a comma).
+        # The rules turn a no-break space between two digits into a full stop or a comma.
         if word in self._ends_of_abbreviations or "." in token or NO_BREAK_SPACE in token:
             return before
-        # With a second stop in the gap it matters whether the token has a letter of the alphabet.
+        # If the gap has a second full stop, it matters whether the token contains an alphabetic character.
         if token[-1:] in self._alphabetic or self._alphabetic.isdisjoint(token):
             return self._stand_in(token[-1:])
         return before
 
     @staticmethod
     def _back_to_space(parts: list[str], place: int) -> str:
-        """Return the text from the word before the gap in which the token before ``parts[place]`` starts."""
+        """Return the text before ``parts[place]``, from the word before the gap in which the preceding token starts."""
         first = place - 1
         while True:
             first -= 2
@@ -342,7 +348,7 @@ class MosesWords:
                 raise _UnusualTextError
 
     def _find_stand_in(self, letter: str) -> str:
-        """Return a word of letters of the same class, one for each class, that is in no list of abbreviations."""
+        """Return a word of letters of the same class, always the same per class, that is not an abbreviation."""
         if not letter:
             return ""
         word = self._words_of_classes.setdefault(self._class_of(letter), letter * 3)
@@ -351,7 +357,7 @@ class MosesWords:
         return word
 
     def _class_of(self, letter: str) -> tuple:
-        """Return all that a rule can test of a single letter: ``s`` is that of ``5's``."""
+        """Return all properties of a letter that a rule can test; one rule tests for ``s``, as in ``5's``."""
         sets = (self._alphabetic, self._numeric, self._lower)
         return (
             *(letter in each for each in sets),
@@ -362,5 +368,5 @@ class MosesWords:
 
 
 def _printable_but_for_no_break_space(text: str) -> bool:
-    # The rule for "nº" and a no-break space is the one that reads two letters, and it goes before others.
+    # The rule for "nº" and a no-break space is the only one that examines two letters, and it precedes others.
     return text.replace(NO_BREAK_SPACE, "").isprintable() and f"º{NO_BREAK_SPACE}" not in text

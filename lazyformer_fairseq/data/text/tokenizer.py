@@ -1,13 +1,14 @@
-"""The tokenizer: a folder with a sentencepiece model, a fairseq dictionary and every text setting.
+"""The library's own tokenizer: a folder with a sentencepiece model, a fairseq dictionary and all text settings.
 
     TOKENIZER/sentencepiece.model   BPE merges over normalised words (``normalisation.py``)
     TOKENIZER/dict.txt              fairseq's dictionary: pieces, special tokens, ``<mask>``
     TOKENIZER/tokenizer.json        format version, text settings, sha256 of the two files above
 
-Pre-training, fine-tuning and ``fill_mask`` all turn text into ids here, so they cannot disagree.
+Pre-training, fine-tuning and ``fill_mask`` all convert text to ids here, so they cannot disagree.
 
-sentencepiece's BPE never merges across a space, so counted words give the pieces that the sentences would give, in a
-fraction of the time and memory: the 2 million running words of WikiText-2 are 29,000 distinct ones.
+sentencepiece's BPE never merges across a space. Training on words with their counts therefore gives the same pieces as
+training on sentences, in a fraction of the time and memory: the 2 million words of WikiText-2 contain only 29,000
+distinct ones.
 """
 
 import io
@@ -50,15 +51,15 @@ from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 if TYPE_CHECKING:
     import tokenizers
 
-# Characters. Versions of sentencepiece number the characters of a word with 16 bits and refuse a longer one. Training
-# uses the beginning of such a word (a text in a script without spaces, say).
+# In characters. Some versions of sentencepiece index the characters of a word with 16 bits and reject longer words,
+# such as a text in a script without spaces. Training uses only the beginning of such a word.
 LONGEST_TRAINING_WORD = 60_000
-LONGEST_TRAINING_LINE = 1 << 20  # bytes; sentencepiece skips what is longer, by default 4192
-THREADS = 1  # their number is recorded in the model, whose bytes must be the same on every machine
+LONGEST_TRAINING_LINE = 1 << 20  # in bytes; sentencepiece skips longer lines, by default those above 4192
+THREADS = 1  # the model records this number, and its bytes must be the same on every machine
 
 
 class TooLargeVocabularyError(UserError):
-    """The text has no more than `largest` symbols to give."""
+    """Error for a vocabulary that is larger than the text allows; `largest` is the maximum."""
 
     def __init__(self, vocab_size: int, largest: int):
         super().__init__(f"vocabulary of {vocab_size}: too large for this text; give at most {largest}, or more text")
@@ -66,19 +67,19 @@ class TooLargeVocabularyError(UserError):
 
 
 def train_model(word_counts: Iterable[tuple[str, int]], vocab_size: int, settings: TextSettings) -> bytes:
-    """Return the bytes of a sentencepiece BPE model. Same counts, same bytes, whatever their order.
+    """Train a sentencepiece BPE model and return its bytes, which depend on the counts but not on their order.
 
     Args:
-        settings: decide the special tokens and the share of characters that get a token.
-        word_counts: normalised words, each once; symbols in them are left out.
-        vocab_size: size of the dictionary, all symbols included.
+        word_counts: distinct normalised words and their counts; symbols inside words are left out.
+        vocab_size: the size of the dictionary, all symbols included.
+        settings: the text settings, which determine the special tokens and the share of characters that get a token.
 
     Raises:
-        UserError: no word, or a vocabulary too large or too small for them.
+        UserError: there are no words, or the vocabulary is too large or too small for them.
     """
     symbols_beside_pieces = len(FIRST_SYMBOLS) - 1 + len(settings.special_tokens) + 1  # sentencepiece counts <unk>
     if vocab_size <= symbols_beside_pieces:
-        raise UserError(f"vocabulary of {vocab_size}: too small, the symbols beside the text's pieces alone are more")
+        raise UserError(f"vocabulary of {vocab_size}: too small even for the special symbols alone")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -104,7 +105,7 @@ def train_model(word_counts: Iterable[tuple[str, int]], vocab_size: int, setting
 
 
 def _training_lines(word_counts: Iterable[tuple[str, int]], settings: TextSettings) -> Iterator[str]:
-    """``word TAB count``, without what reads like a symbol, in one order."""
+    """Yield lines ``word TAB count`` in a fixed order, without the symbols that words contain."""
     symbol = normalisation.symbol_pattern(settings)
     for word, count in sorted(word_counts, key=lambda pair: (-pair[1], pair[0])):
         for part in symbol.split(word)[0::2]:
@@ -113,7 +114,7 @@ def _training_lines(word_counts: Iterable[tuple[str, int]], settings: TextSettin
 
 
 def _explain(error: RuntimeError, vocab_size: int, symbols_beside_pieces: int) -> Exception:
-    """Put sentencepiece's failures that the user can fix in words; returns any other unchanged."""
+    """Translate an error of sentencepiece that the user can fix into a UserError; return any other unchanged."""
     message = str(error)
     if found := re.search(r"set it to a value <= (\d+)", message):
         return TooLargeVocabularyError(vocab_size, int(found[1]) + symbols_beside_pieces)
@@ -130,20 +131,20 @@ MODEL_FILE = "sentencepiece.model"
 
 @dataclass(frozen=True)
 class Description:
-    """The contents of tokenizer.json: text settings, and hashes of the other files."""
+    """Content of tokenizer.json: text settings, and the hash of each of the other files."""
 
     settings: dict[str, Any]
     sha256: dict[str, str]
 
 
 class Tokenizer(interface.TextTokenizer):
-    """Text <-> ids of one dictionary. Make one with :meth:`load` or :meth:`train_on_counts`.
+    """SentencePiece tokenizer, created by :meth:`load`, :meth:`train_on_counts` or :meth:`from_model`.
 
     Attributes:
-        settings: the :class:`TextSettings` it was trained with.
-        symbols: ``<s> <pad> </s> <unk>``, pieces in sentencepiece's order, special tokens, ``<mask>``; ids are their
-            places.
-        normalise: text -> the words BPE sees, divided by spaces (a :class:`TextNormaliser`).
+        settings: the :class:`TextSettings` with which the model was trained.
+        symbols: ``<s> <pad> </s> <unk>``, the pieces in sentencepiece's order, the special tokens, and ``<mask>``; the
+            id of a symbol is its index.
+        normalise: the :class:`TextNormaliser` that turns a text into the words that BPE reads, separated by spaces.
     """
 
     files = (SETTINGS_FILE, MODEL_FILE, DICTIONARY_FILE)
@@ -165,7 +166,7 @@ class Tokenizer(interface.TextTokenizer):
         self._index = {symbol: index for index, symbol in enumerate(self.symbols)}
         self.special = SpecialIds(BOS, PAD, EOS, UNK, self._index[MASK])
         pieces = [model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size())]
-        # Both ways by table; sentencepiece's own <unk> has fairseq's index of it.
+        # sentencepiece's own <unk> is mapped to the id that fairseq gives it.
         self._id_of_piece = [self._index.get(piece, UNK) for piece in pieces]
         self._piece_of_id = {
             index: piece_id for piece_id, index in enumerate(self._id_of_piece) if not model.is_control(piece_id)
@@ -185,31 +186,33 @@ class Tokenizer(interface.TextTokenizer):
         vocab_size: int,
         settings: TextSettings = TextSettings(),  # noqa: B008 (frozen)
     ) -> "Tokenizer":
-        """Train BPE and writes ``folder`` whole or not at all. Same counts, same bytes, on any machine.
+        """Train BPE and write ``folder`` atomically. The same counts give the same bytes on every machine.
 
         Args:
-            settings: decide what is done with a text before BPE.
-            word_counts: distinct normalised words and how often each occurs, in any order.
-            folder: must not exist yet, or be empty.
-            vocab_size: size of the dictionary, all symbols included.
+            word_counts: distinct normalised words and their counts, in any order.
+            folder: the folder to write, which must not exist or must be empty.
+            vocab_size: the size of the dictionary, all symbols included.
+            settings: the text settings, which determine how a text is normalised before BPE.
 
         Raises:
-            UserError: no word, a vocabulary too large or too small for the words, a folder that exists.
+            UserError: there are no words, the vocabulary is too large or too small for them, or `folder` is not empty.
         """
         refuse_filled_folder(Path(folder))
         return cls._write_model(folder, settings, train_model(word_counts, vocab_size, settings), "the trained model")
 
     @classmethod
     def from_model(cls, model_file: FolderName, folder: FolderName, settings: TextSettings) -> "Tokenizer":
-        """Write ``folder`` around a SentencePiece model of the user's own, BPE or unigram; see docs/data.md.
+        """Create a tokenizer folder from the user's own SentencePiece model, BPE or unigram; see docs/data.md.
 
         Args:
-            model_file: a SentencePiece model.
-            folder: must not exist yet, or be empty.
-            settings: what is done with a text before the model sees it; as where the model was trained.
+            model_file: the SentencePiece model.
+            folder: the folder to write, which must not exist or must be empty.
+            settings: the normalisation of a text before the model reads it, which must be that of the model's training
+                text.
 
         Raises:
-            UserError: not a model, one whose pieces depend on more than the word, a folder that exists.
+            UserError: the file is not a model, the pieces of a word depend on more than the word, or the folder is not
+                empty.
         """
         try:
             content = Path(model_file).read_bytes()
@@ -220,19 +223,22 @@ class Tokenizer(interface.TextTokenizer):
 
     @classmethod
     def _write_model(cls, folder: FolderName, settings: TextSettings, model: bytes, name: FolderName) -> "Tokenizer":
-        """Write the folder around a model, which messages call `name`."""
+        """Write the folder of a model; error messages call the model `name`."""
         tokenizer = cls(Path(folder), settings, _load_model(model, name))
         return cls._write(folder, {"settings": asdict(settings)}, model, tokenizer.dictionary)
 
     def encode(self, text: str) -> list[int]:
-        """Return ids of raw text, without ``<s>`` and ``</s>``; a special token or ``<mask>`` in it is one id."""
+        """Return the ids of raw text, without ``<s>`` and ``</s>`` around it.
+
+        A special token or ``<mask>`` in the text has one id.
+        """
         refuse_surrogates(text)
         return self.encode_normalised(self.normalise(text))
 
     def encode_normalised(self, words: str) -> list[int]:
-        """Return the ids of what :attr:`normalise` returned."""
+        """Return the ids of text that :attr:`normalise` has normalised."""
         ids: list[int] = []
-        # Divided at the symbols first: sentencepiece would put a piece of bare space before each of them.
+        # Split at the symbols first, because sentencepiece would put a piece for a space before each of them.
         for place, part in enumerate(self._symbol.split(words)):
             if place % 2:
                 ids.append(self._index[part.lower()])
@@ -241,13 +247,14 @@ class Tokenizer(interface.TextTokenizer):
         return ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """:meth:`encode`, and for each id its characters of ``text``: the first, and one past the last.
+        """Return the ids of raw text, as :meth:`encode`, and the span of characters in ``text`` of each id.
 
-        A piece that is the space before a word alone has none, an empty span where the word starts. A quote that Moses
-        puts behind a comma or a stop has the place of that mark.
+        A span is the index of the first character and the index after the last one. A piece that consists only of the
+        space before a word has an empty span at the start of the word. A quotation mark that Moses moves behind a comma
+        or a full stop has the span of that mark.
 
         Raises:
-            UserError: as :attr:`fast`, or for half a character.
+            UserError: the text contains half a surrogate pair, or :attr:`fast` cannot be built.
         """
         refuse_surrogates(text)
         encoding = self.fast.encode(text, add_special_tokens=False)
@@ -259,7 +266,11 @@ class Tokenizer(interface.TextTokenizer):
 
     @cached_property
     def fast(self) -> "tokenizers.Tokenizer":
-        """The same tokenizer as one of the library ``tokenizers``; UserError for pieces that the library has not."""
+        """The equivalent tokenizer of the ``tokenizers`` library.
+
+        Raises:
+            UserError: the library does not support the model's pieces.
+        """
         from lazyformer_fairseq.data.text.fast_tokenizer import as_fast_tokenizer
 
         with refusals_of_the_library():
@@ -275,21 +286,21 @@ class Tokenizer(interface.TextTokenizer):
         return ids
 
     def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
-        """Pieces with SentencePiece's mark, special tokens and ``<mask>``."""
+        """Return which ids (T,) are pieces with SentencePiece's sign for a space, special tokens or ``<mask>``."""
         return self.begins_word[ids]
 
     @cached_property
     def begins_word(self) -> np.ndarray:
-        """True at ids that begin a word, bool (V,)."""
+        """Mask of the ids that begin a word, bool (V,)."""
         single = {*self.settings.special_tokens, MASK}
         return np.array([symbol.startswith(SPACE) or symbol in single for symbol in self.symbols])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Readable text of ids; ``<s>``, ``</s>`` and ``<pad>`` are left out, the other symbols stay."""
+        """Return the readable text of ids, without ``<s>``, ``</s>`` and ``<pad>`` but with the other symbols."""
         return self.normalise.readable(self.words(ids))
 
     def words(self, ids: Iterable[int]) -> str:
-        """Return the normalised words that ids stand for, divided by spaces: undoes :meth:`encode_normalised`."""
+        """Return the normalised words of ids, separated by spaces: the inverse of :meth:`encode_normalised`."""
         parts: list[str] = []
         is_piece = lambda index: index in self._piece_of_id and index != UNK  # noqa: E731
         for are_pieces, run in itertools.groupby(map(int, ids), key=is_piece):
@@ -302,10 +313,10 @@ class Tokenizer(interface.TextTokenizer):
 
 
 def symbols_of(model: sentencepiece.SentencePieceProcessor, settings: TextSettings) -> list[str]:
-    """Return fairseq's four symbols, the pieces in sentencepiece's order, the special tokens, and last ``<mask>``.
+    """Return fairseq's four symbols, the pieces in sentencepiece's order, the special tokens, and finally ``<mask>``.
 
     Raises:
-        UserError: a piece reads like one of the symbols (possible only without Moses tokens).
+        UserError: a piece is equal to one of the symbols, which is possible only without Moses tokenization.
     """
     numbers = [i for i in range(model.get_piece_size()) if not (model.is_unknown(i) or model.is_control(i))]
     pieces = list(map(model.id_to_piece, numbers))
@@ -313,8 +324,8 @@ def symbols_of(model: sentencepiece.SentencePieceProcessor, settings: TextSettin
     for symbol in (*pieces, *settings.special_tokens, MASK):
         if symbol in symbols:
             raise UserError(
-                f"{symbol!r} would be twice in the dictionary; train with moses_tokenise, or clean the text (a model "
-                "of yours must not have it as a piece)"
+                f"{symbol!r} would be twice in the dictionary; train with moses_tokenise or remove it from the text "
+                "(your own model must not have it as a piece)"
             )
         symbols[symbol] = None
     return list(symbols)
@@ -328,38 +339,39 @@ def _load_model(content: bytes, name: FolderName) -> sentencepiece.SentencePiece
     except RuntimeError as error:
         raise UserError(f"{name}: not a sentencepiece model") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{name}: damaged, a piece is no UTF-8 text ({error})") from None
+        raise UserError(f"{name}: damaged, a piece is not UTF-8 text ({error})") from None
     return model
 
 
 def _refuse_pieces_beyond_words(model: sentencepiece.SentencePieceProcessor, name: FolderName) -> None:
-    """Refuse a model in which a word's tokens depend on its neighbours: words are encoded one by one."""
+    """Reject a model in which the tokens of a word depend on its neighbours, because words are encoded separately."""
     pieces = (model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size()))
     if over_spaces := next((piece for piece in pieces if SPACE in piece.strip(SPACE)), None):
-        raise UserError(f"{name}: its piece {over_spaces!r} reaches over a space; train with split_by_whitespace=true")
+        raise UserError(f"{name}: its piece {over_spaces!r} extends over a space; train with split_by_whitespace=true")
     if model.encode("a a") != 2 * model.encode("a"):
         raise UserError(
-            f"{name}: a word has other pieces where a text begins; train with add_dummy_prefix=true and "
+            f"{name}: a word has other pieces at the beginning of a text; train with add_dummy_prefix=true and "
             "remove_extra_whitespaces=true"
         )
 
 
 def load_tokenizer(folder: FolderName) -> interface.TextTokenizer:
-    """Read a tokenizer folder; nothing in it is run or unpickled.
+    """Read a tokenizer folder of either format. Nothing in it is executed or unpickled.
 
     Raises:
-        UserError: no such folder; a file is missing, damaged, of another format version, or does not match the others.
+        UserError: the folder does not exist; or a file is missing, is damaged, has another format version or does not
+            match the other files.
     """
     return class_of(folder).load(folder)
 
 
 def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
-    """Return the class that reads a folder, whose tokenizer.json says it."""
+    """Return the class of the tokenizer in a folder, according to its tokenizer.json."""
     path = Path(folder) / SETTINGS_FILE
     description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
     if "format_version" not in description and isinstance(description.get("model"), dict):
         raise UserError(
-            f"{path}: is a tokenizer as Hugging Face writes it; make a folder for this program of it first: "
+            f"{path}: is a tokenizer as Hugging Face writes it; convert it to a folder for this program first, see "
             "docs/data.md, 'Take the tokenizer of a BERT'"
         )
     if description.get("library") == LIBRARY:
@@ -368,7 +380,11 @@ def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
 
 
 def find_tokenizer_folder(path: Path) -> Path:
-    """Return a tokenizer's folder, given itself, a folder of checkpoints or a checkpoint; else a UserError."""
+    """Return the tokenizer folder for a path to the folder itself, to a folder of checkpoints or to a checkpoint.
+
+    Raises:
+        UserError: there is no tokenizer.
+    """
     folder = path
     if path.is_file():
         folder = path.parent
@@ -379,5 +395,5 @@ def find_tokenizer_folder(path: Path) -> Path:
 
 
 def tokenizer_hashes(folder: FolderName) -> dict[str, str]:
-    """Return the SHA-256 of each file of a tokenizer's folder, by name."""
+    """Return the SHA-256 of each file of a tokenizer folder by the file's name."""
     return {name: sha256_of(Path(folder) / name) for name in class_of(folder).files}

@@ -299,7 +299,7 @@ def test_a_model_of_ones_own(tmp_path, options):
     ("options", "message"),
     [
         ({"split_by_whitespace": False, "model_type": "bpe", "vocab_size": 80}, "own.model: its piece .* over a space"),
-        ({"add_dummy_prefix": False}, "own.model: a word has other pieces where a text begins"),
+        ({"add_dummy_prefix": False}, "own.model: a word has other pieces at the beginning of a text"),
         ({"user_defined_symbols": "<mask>"}, "'<mask>' would be twice"),
     ],
 )

@@ -294,9 +294,7 @@ def test_questions_that_are_cut_are_counted(tmp_path):
     BENCHMARK.prepare(wanted(tmp_path, tmp_path / "out"))
     prepared = prepared_squad.PreparedSquad.load(tmp_path / "out" / "data")
     (said,) = prepared.facts("valid", 64).warnings("m")
-    assert said == (
-        "2 of 3 questions of dev-v1.1.json are longer than the 16 tokens that m reads; the rest is cut off"
-    )
+    assert said == ("2 of 3 questions of dev-v1.1.json are longer than the 16 tokens that m reads; the rest is cut off")
 
 
 def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):

@@ -254,9 +254,9 @@ def cfg_of(text: str) -> DictConfig:
     ("settings", "message"),
     [
         ("task.sequences_per_update=9", "--sequences-per-update 9: an update does not divide among 2 processes"),
-        ("dataset.max_tokens=100", "--max-tokens 100: give --batch-size"),
+        ("dataset.max_tokens=100", "--max-tokens 100: does not go with --sequences-per-update"),
         ("dataset.batch_size=null", "--batch-size None"),
-        ("optimization.update_freq=[3]", "--update-freq 3: --sequences-per-update 8 works it out"),
+        ("optimization.update_freq=[3]", "--update-freq 3: --sequences-per-update 8 already determines it"),
     ],
 )
 def test_sizes_that_contradict_each_other_are_refused_and_settling_twice_changes_nothing(settings, message):

@@ -252,7 +252,7 @@ def test_a_folder_of_temporary_files_too_long_for_the_sockets_of_data_workers(le
         with nullcontext() if fits else pytest.raises(OSError, match="path too long"):
             Listener(family="AF_UNIX").close()  # what a worker opens, as its default there
         refuse_long_temporary_folder(0)
-        refused = pytest.raises(UserError, match=f"^--num-workers 2: .* {folder} has 76 characters, 75 may be; set TMP")
+        refused = pytest.raises(UserError, match=f"^--num-workers 2: .* {folder} has 76 characters, but at most 75 are")
         with nullcontext() if fits else refused:
             refuse_long_temporary_folder(2)
 

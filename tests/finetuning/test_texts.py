@@ -192,7 +192,7 @@ def test_tokenizer_is_found_beside_the_checkpoint(toy_glue, glue_config, data_fo
     ("arguments", "message"),
     [
         ("--glue-task COCA", "'COCA' is not a GLUE task"),
-        ("--best-checkpoint-metric f1", "--best-checkpoint-metric f1: CoLA has loss, matthews, accuracy"),
+        ("--best-checkpoint-metric f1", "--best-checkpoint-metric f1: CoLA has the metrics loss, matthews, accuracy"),
         ("--best-checkpoint-metric matthews", "add --maximize-best-checkpoint-metric"),
         ("--maximize-best-checkpoint-metric", "drop --maximize-best-checkpoint-metric"),
         ("--valid-subset valid,test", "split test has no labels"),

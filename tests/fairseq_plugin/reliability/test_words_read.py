@@ -88,7 +88,7 @@ def test_words_that_cannot_be_counted_are_refused(data_folder, tmp_path, fairseq
             fairseq_train(data_folder, f"{RUN} --word-budget {value}", tmp_path / "run")
     with pytest.raises(UserError, match="--checkpoint-words 1x: give a number"):
         fairseq_train(data_folder, f"{RUN} --checkpoint-words 1M,1x", tmp_path / "run")
-    with pytest.raises(UserError, match="--word-budget 9: the run has no end"):
+    with pytest.raises(UserError, match="--word-budget 9: the run has no limit"):
         fairseq_train(data_folder, f"{OPTIONS} --lr-scheduler fixed --word-budget 9", tmp_path / "run")
     data = shutil.copytree(data_folder, tmp_path / "data")
     (data / "manifest.json").unlink()

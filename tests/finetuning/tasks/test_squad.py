@@ -171,7 +171,10 @@ def test_models_that_tell_the_question_apart_get_it(config, options):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--best-checkpoint-metric accuracy", "--best-checkpoint-metric accuracy: SQuAD has loss, exact_match, f1"),
+        (
+            "--best-checkpoint-metric accuracy",
+            "--best-checkpoint-metric accuracy: SQuAD has the metrics loss, exact_match, f1",
+        ),
         ("--best-checkpoint-metric f1", "add --maximize-best-checkpoint-metric"),
         ("--finetune-from-model nowhere.pt", "nowhere.pt: no such file"),
         ("--tokens-per-sample 64", "no room for a context"),
@@ -185,7 +188,7 @@ def test_options_that_do_not_fit_are_refused_at_once(config, arguments, message)
 
 
 def test_what_is_not_there_is_refused(config, folders, tmp_path):
-    with pytest.raises(UserError, match="nowhere: no such folder; give the one with SQuAD's official files"):
+    with pytest.raises(UserError, match="nowhere: no such folder; give the one with the official files of SQuAD"):
         setup_task(config(data="nowhere").task)
     task, model = load(config())
     with pytest.raises(UserError, match="no split 'test'"):

@@ -168,8 +168,8 @@ def test_it_says_what_the_gpu_has_and_batches_of_several_sizes_once(monkeypatch)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 15 * 2**30)
     run = SimpleNamespace(cuda=True, device="cuda:0", model=torch.nn.Linear(10, 100))
     assert out_of_memory.describe_memory(run, torch.OutOfMemoryError(ON_A_GPU)) == (
-        "1,100 parameters; 2.50 GiB were requested; tensors took at most 12.00 GiB, and torch has reserved 15.00 GiB of "
-        "the GPU's 16.00 GiB"
+        "1,100 parameters; 2.50 GiB were requested; tensors took at most 12.00 GiB, and torch has reserved 15.00 GiB "
+        "of the GPU's 16.00 GiB"
     )
 
 

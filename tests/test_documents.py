@@ -104,6 +104,7 @@ ADDED_OPTIONS = {
         "--model bert=sf --updates 2 --lr 1e-3,2e-3 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --tokens-per-sample 64 "
         "--batch-size 4 --validation-tokens 100"
     ),
+    "python scripts/examples/train_with_transformers.py": "--updates 4",
     "fairseq-train data": f"{PRETRAIN} {M2X2} --batch-size 4 --sequences-per-update 8 --cpu",
     "fairseq-train glue_data/CoLA": f"{SIZES} {M2X2} --max-update 2 --cpu",
     "fairseq-hydra-train --config-dir configs/pretraining": HYDRA_PRETRAIN,

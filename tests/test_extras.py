@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 from test_documents import blocks_of
 
 PACKAGE = "lazyformer_fairseq"
+TRAINER_SCRIPT = ROOT / "scripts" / "examples" / "train_with_transformers.py"  # docs/trainers.md runs it
 OF_A_READER = {"docs/add_a_kind.md"}  # whose code stands in files of a package of theirs
 
 
@@ -100,6 +101,7 @@ def test_what_a_page_imports_is_what_readme_installs(page, site, tmp_path):
     link_environment(site, extras_of_readme())
     lines = [imports_in(block) for language, block in blocks_of(page) if language == "python"]
     if page == "docs/trainers.md":
+        lines.append(imports_in(TRAINER_SCRIPT.read_text()))
         lines.append("TrainingArguments('trained', report_to=[])")  # which asks for accelerate
     run = run_there(tmp_path, site, "-c", "\n".join(lines))
     assert run.returncode == 0, run.stderr[-3000:]
@@ -121,8 +123,10 @@ def test_the_page_of_the_trainer_runs_with_what_readme_installs(site, tmp_path):
     (tmp_path / "my_texts" / "toy.txt").write_text("\n\n".join(toy_texts(150)))
     tiny = "--vocab-size 160 --valid-share 0.1"
     commands = [["-m", f"{PACKAGE}.cli", *f"corpus my_texts data {tiny}".split()]]
+    commands.append([str(TRAINER_SCRIPT), "data", "for_transformers", "--updates", "20"])
     commands += [["-c", block] for language, block in blocks_of("docs/trainers.md") if language == "python"]
     for command in commands:
         run = run_there(tmp_path, site, *command)
         assert run.returncode == 0, run.stderr[-3000:]
-    assert (tmp_path / "mine" / "model.safetensors").is_file()
+    for folder in ("for_transformers", "mine"):
+        assert (tmp_path / folder / "model.safetensors").is_file()

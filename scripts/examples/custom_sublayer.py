@@ -1,0 +1,57 @@
+"""Define a kind of sublayer, and compare a model that has it with a BERT of equal size.
+
+    python scripts/examples/custom_sublayer.py DATA OUT [options of `lazyformer compare run`]
+
+The kind is `g`, the global mean: each token receives the mean of all tokens of its text, projected. DATA is a folder
+that `lazyformer corpus` wrote. OUT receives a table, curves and the trained models. With the toy corpus of the tests,
+tests/fixtures/checkpoints/m2x2/data, this takes less than a minute on one core. On more text, train for longer:
+--budget 10min.
+
+To use your kind in every command, name this file in the environment:
+
+    export PYTHONPATH=scripts/examples LAZYFORMER_KINDS=custom_sublayer
+    lazyformer pattern show '(gf)x3 sf'
+
+docs/add_a_kind.md covers settings in brackets, causal models, and a package that can be installed and exported.
+"""
+
+import sys
+
+from torch import Tensor
+
+from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.sublayers.interface import Context, Output, SharedState, Sublayer, SublayerOptions
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, register
+
+
+class GlobalMean(Sublayer):
+    """The mean of all tokens of a text, projected: C^2 + C parameters."""
+
+    attends = True  # it reads other tokens
+
+    def __init__(self, embed_dim: int):
+        super().__init__()
+        self.out_proj = Linear(embed_dim, embed_dim)
+
+    @classmethod
+    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "GlobalMean":
+        return cls(options.embed_dim)
+
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: None = None) -> Output:
+        is_text_BT1 = x_BTC.new_ones(*x_BTC.shape[:2], 1)
+        is_padding_BT = shared.scores.is_padding(x_BTC.size(1))
+        if is_padding_BT is not None:
+            is_text_BT1 = is_text_BT1.masked_fill(is_padding_BT[..., None], 0)
+        mean_B1C = (x_BTC * is_text_BT1).sum(1, keepdim=True) / is_text_BT1.sum(1, keepdim=True).clamp(min=1)
+        return self.out_proj(mean_B1C).expand_as(x_BTC), {}
+
+
+register(Kind("g", "global mean", "the mean of all tokens, projected", "an example", {ENCODER: GlobalMean}))
+
+if __name__ == "__main__":
+    from lazyformer_fairseq.cli import main
+
+    settings = "--task masked-lm --recipe laptop --device cpu --in-turn --seeds 1 --budget 10s --equal-parameters"
+    models = ["--model", "bert=(sf)x4", "--model", "global mean=(gf)x3 sf"]
+    main(["compare", "run", *settings.split(), *models, *sys.argv[1:]], prog_name="lazyformer")

@@ -141,7 +141,7 @@ def test_two_processes_train_as_one_with_twice_the_update_freq(
     (tmp_path / "again").mkdir()
     shutil.copy(tmp_path / "two" / "checkpoint_update_3.pt", tmp_path / "again" / "checkpoint_last.pt")
     again = fairseq_train(data_folder, f"{options} --update-freq 2", tmp_path / "again")
-    assert ("shared out over 2 processes" in (tmp_path / "two" / "train.log").read_text()) == (more == EXPERTS)
+    assert ("distributed over 2 processes" in (tmp_path / "two" / "train.log").read_text()) == (more == EXPERTS)
     for found in (two, again):
         assert list(found["model"]) == list(alone["model"])
         for name, weight in alone["model"].items():

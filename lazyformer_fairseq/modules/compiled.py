@@ -1,8 +1,8 @@
-"""``--compile``: functions of a training step through torch.compile.
+"""Compilation of the functions of a training step with torch.compile, for ``--compile``.
 
-Functions, not modules: wrapping a module in torch.compile changes the names in its checkpoints, and a module compiled
-in place loses that when copied. Shapes may change: torch first takes a size for constant, and makes it variable when it
-sees another value.
+Functions are compiled rather than modules: wrapping a module in torch.compile changes the names in its checkpoints, and
+a module that was compiled in place is no longer compiled after copying. Shapes may change: torch first assumes that a
+size is constant, and makes it dynamic when it sees another value.
 """
 
 import functools
@@ -13,26 +13,26 @@ import torch
 
 from lazyformer_fairseq.errors import UserError
 
-GRAPHS = 256  # of a function, for all networks and shapes of a process; torch's 8 are too few for a bench or a search
+GRAPHS = 256  # per function, for all networks and shapes of a process; torch's default, 8, is too low for a search
 
 
 @functools.cache
 def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile") -> Callable:
-    """Return `function`, compiled at its first call; always the same object.
+    """Return a version of `function` that is compiled at its first call; the same arguments give the same object.
+
+    Calling the result raises a UserError if torch cannot compile the function, for example because no compiler is
+    installed.
 
     Args:
-        function: what is compiled.
-        whole: what torch cannot compile as one piece is an error; else it runs as it is.
-        asked_by: the option that an error names.
-
-    Raises:
-        UserError: when called, where there is no working compiler.
+        function: the function to compile.
+        whole: whether parts that torch cannot compile are an error; otherwise they run uncompiled.
+        asked_by: the option that error messages name.
     """
     from torch._dynamo import config
     from torch._dynamo.exc import TorchDynamoException
 
-    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # its name before torch 2.7
-    setattr(config, limit, max(getattr(config, limit), GRAPHS))  # beyond it torch compiles no more, and trains on
+    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # name before torch 2.7
+    setattr(config, limit, max(getattr(config, limit), GRAPHS))  # beyond the limit torch runs uncompiled code
     fast = torch.compile(function, fullgraph=whole)
 
     @functools.wraps(function)

@@ -1,6 +1,6 @@
-"""The norms of all networks: LayerNorm, with a bias or without, or RMSNorm.
+"""Normalisation layers of all networks: LayerNorm, with or without a bias, and RMSNorm.
 
-Both are torch's. On a processor torch puts RMSNorm together of eight operators, and one of our own takes its place.
+Both are torch's, except on a CPU: there torch composes RMSNorm from eight operators, which one of ours replaces.
 """
 
 from typing import Any, NamedTuple
@@ -11,16 +11,16 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.patterns.kinds import LAYER, RMS
 
-EPS = 1e-5  # torch's own; BERT's is 1e-12
+EPS = 1e-5  # torch's default; BERT uses 1e-12
 
 
 class NormOptions(NamedTuple):
-    """Options of all norms of a network.
+    """Options of all normalisation layers of a network.
 
     Attributes:
-        eps: added to the variance, by RMSNorm to the mean square.
+        eps: the constant that LayerNorm adds to the variance, and RMSNorm to the mean square.
         type: LAYER or RMS.
-        has_bias: whether LayerNorms have one; RMSNorm has none.
+        has_bias: whether a LayerNorm has a bias; an RMSNorm never has one.
     """
 
     eps: float = EPS
@@ -29,24 +29,30 @@ class NormOptions(NamedTuple):
 
 
 def layer_norm(embed_dim: int, eps: float = EPS, norm_type: str = LAYER, has_bias: bool = True) -> nn.Module:
-    """Build a norm over the last dimension, of size `embed_dim`; see :class:`NormOptions` for the others."""
+    """Build a normalisation layer over the last dimension, of size `embed_dim`.
+
+    The other arguments are explained in :class:`NormOptions`.
+    """
     if norm_type == RMS:
         return RMSNorm(embed_dim, eps=eps)
     return nn.LayerNorm(embed_dim, eps=eps, bias=has_bias)
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / sqrt(mean(x^2) + eps) g (Zhang and Sennrich, 2019, equation 4); the mean is in single precision or better."""
+    """RMSNorm, x / sqrt(mean(x^2) + eps) g (Zhang and Sennrich, 2019, equation 4).
+
+    The mean is computed in single precision or better.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise (..., C), in the precision of its input."""
+        """Normalise x (..., C) and return the result in the precision of x."""
         if x.device.type == "cpu" and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
             return _RMSNorm.apply(x, self.weight, self.eps)[0]
         return F.rms_norm(x, tuple(self.normalized_shape), self.weight.to(x.dtype), self.eps)
 
 
 class _RMSNorm(torch.autograd.Function):
-    """On a processor: it keeps its input and a number for each row, and goes over them half as often as torch."""
+    """RMSNorm on a CPU, which saves its input and one number per row, and reads them half as often as torch."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""The linear maps of all sublayers, by the faster of two libraries."""
+"""Linear maps of all sublayers, computed on a CPU by the faster of two libraries."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
@@ -10,34 +10,40 @@ from torch.nn import functional as F
 from lazyformer_fairseq.modules.products import MKL, ROWS, has_onednn, linear_by_onednn, onednn_wins
 from lazyformer_fairseq.modules.timing import half_octaves
 
-WORTH_IT = 2**24  # multiply-adds of a map, whose rows may need filling up
-MOST_ZEROS = 1 / 8  # of the rows, to fill them up; more would cost what oneDNN saves
-MOST_ROWS = 1024  # that are timed: more take the same time each
+WORTH_IT = 2**24  # multiply-adds of a map from which choosing pays, even if its rows need padding
+MOST_ZEROS = 1 / 8  # largest padding relative to the rows; more would cost what oneDNN saves
+MOST_ROWS = 1024  # most rows that are timed; the time per row is constant beyond
 
 
 class Linear(nn.Linear):
-    """torch's ``nn.Linear``: the same parameters and, up to rounding, results; faster where oneDNN beats MKL.
+    """Linear map with the parameters and, up to rounding, the results of ``nn.Linear``; faster if oneDNN beats MKL.
 
-    That is, in single precision, without autocast or torch.compile, for batches whose tokens are at most an eighth less
-    than a multiple of 32 (of 64 above 512 tokens, of 128 above 1,024).
-    ``torch.backends.mkldnn.flags(enabled=False)`` switches to torch's own product there too.
+    oneDNN is considered only in single precision, without autocast and torch.compile, and for batches whose number of
+    tokens needs padding of at most an eighth to reach a multiple of 32 (of 64 above 512 tokens, of 128 above 1,024).
+    ``torch.backends.mkldnn.flags(enabled=False)`` switches it off.
 
     Attributes:
-        blocks: maps of equal size that its weight stacks, such as those to queries, keys and values; Muon
-            orthogonalises the update of each alone.
+        blocks: the number of maps of equal size that are stacked in the weight, such as those to queries, keys and
+            values; Muon orthogonalises the update of each map separately.
     """
 
     blocks: int = 1
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (..., C) to (..., C')."""
+        """Map the input (..., C) to (..., C')."""
         return self.multiply(input, self.weight, self.bias)
 
     def multiply(self, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-        """Multiply by these weights of its own, all or a part."""
-        # Compilers and exporters know torch's own operator; check for them first, since they record every later check.
+        """Multiply the input by all or part of this map's weight (C', C), and add the bias (C').
+
+        Args:
+            input: (..., C).
+            weight: the weight of this map or some of its rows.
+            bias: the matching part of the bias, if any.
+        """
+        # Compilers and exporters support only torch's own operator. Test for them first, since they trace later tests.
         watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        is_plain = type(self.weight) is nn.Parameter  # others, such as quantised weights, multiply in their own way
+        is_plain = type(self.weight) is nn.Parameter  # other types, such as quantised weights, define their own product
         if not watched and is_plain and _has_choice(input, weight):
             rows = input.shape[:-1].numel()
             faster = faster_products(rows, self.in_features, weight.size(0), torch.is_grad_enabled())
@@ -52,9 +58,10 @@ class Linear(nn.Linear):
 
 
 def multiply_by_part(linear: Linear, input: Tensor, start: int, stop: int, has_bias: bool = True) -> Tensor:
-    """Return the outputs of a linear map from `start` to `stop` alone: (..., C) -> (..., stop - start).
+    """Compute only the outputs `start` to `stop` of a linear map: (..., C) -> (..., stop - start).
 
-    A map that something has wrapped, such as an adapter of peft, computes all of them, for its weight is not all of it.
+    A wrapped map, such as one with a peft adapter, computes all outputs, because its weight alone does not determine
+    them.
     """
     if linear.bias is None:
         bias = None
@@ -69,17 +76,17 @@ def multiply_by_part(linear: Linear, input: Tensor, start: int, stop: int, has_b
 
 
 def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """Return x (..., I) times the transpose of weight (O, I), plus bias (O); fp32 on a CPU, differentiable."""
+    """Return x W^T + b for x (..., I), weight (O, I) and bias (O), in fp32 on a CPU; differentiable."""
     return _Product.apply(x, weight, bias, Products(True, True, True))
 
 
 class Products(NamedTuple):
-    """Products of a linear map that oneDNN computes.
+    """Flags that say which products of a linear map oneDNN computes.
 
     Attributes:
         forward: x W^T.
-        input_gradient: the output's gradient times W.
-        weight_gradient: the transpose of the output's gradient times x.
+        input_gradient: the gradient of the output times W.
+        weight_gradient: the transposed gradient of the output times x.
     """
 
     forward: bool
@@ -88,7 +95,14 @@ class Products(NamedTuple):
 
 
 def faster_products(rows: int, inputs: int, outputs: int, is_training: bool) -> Products:
-    """Return which products of a map of so many rows oneDNN computes; the first alone where there are no gradients."""
+    """Return which products of a linear map oneDNN computes.
+
+    Args:
+        rows: the number of rows of the input.
+        inputs: the size of a row of the input.
+        outputs: the size of a row of the output.
+        is_training: whether gradients are computed; otherwise only the forward product is considered.
+    """
     rows = min(rows + _zeros(rows), MOST_ROWS)
     shape = f"about {half_octaves(rows):.0f} rows of a map of {inputs} to {outputs}"
 
@@ -117,14 +131,17 @@ def _has_choice(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and x.numel() * weight.size(0) >= WORTH_IT
         and _zeros(rows) <= MOST_ZEROS * rows
-        and weight.is_contiguous()  # oneDNN takes a thousand times the work for part of a matrix
+        and weight.is_contiguous()  # oneDNN takes a thousand times as long for part of a matrix
         and has_onednn()
         and not torch.is_autocast_enabled("cpu")
     )
 
 
 def _zeros(rows: int) -> int:
-    """Return how many rows to add as zeros: oneDNN keeps 1 to 9 MB for each number of rows, so let few differ."""
+    """Return how many rows of zeros to append.
+
+    oneDNN keeps 1 to 9 MB per number of rows, so the numbers are rounded up to a few different ones.
+    """
     return -rows % (ROWS if rows > 8 * ROWS else ROWS // 2 if rows > 4 * ROWS else ROWS // 4)
 
 
@@ -133,16 +150,16 @@ def _times_by_onednn(gradient: Tensor, weight: Tensor) -> Tensor:
 
 
 def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of a weight (O, I) from that of the output (M, O) and the input (M, I)."""
+    """Return the gradient of a weight (O, I) from the gradient of the output (M, O) and the input (M, I)."""
     return F.linear(gradient.t(), x.t())
 
 
 def _weight_gradient_by_onednn(gradient: Tensor, x: Tensor) -> Tensor:
-    return multiply_by_onednn(gradient.t().contiguous(), x.t())  # the copy gains up to two fifths
+    return multiply_by_onednn(gradient.t().contiguous(), x.t())  # copying saves up to two fifths of the time
 
 
 class _Product(torch.autograd.Function):
-    """A linear map; oneDNN computes what `by_onednn` names, torch the rest."""
+    """Linear map of which oneDNN computes the products in `by_onednn`, and torch the others."""
 
     generate_vmap_rule = True
 

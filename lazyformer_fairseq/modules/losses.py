@@ -1,12 +1,12 @@
-"""Losses of a batch: cross-entropy of next tokens and of masked ones.
+"""Losses of a batch: the cross-entropy of next tokens and of masked tokens.
 
-Models that learn their spans (``s[span=...]``) pay for these: the gradient is that of the cross-entropy of a token plus
-each sublayer's ``span_loss`` times the mean span of its heads. The loss to log is the cross-entropy alone.
+The training loss includes penalties. For models that learn their attention spans (``s[span=...]``), each sublayer adds
+``span_loss`` times the mean span of its heads to the cross-entropy per token. For models with experts
+(``f[experts=8]``), it also includes the loss that balances the experts, times ``--experts-loss``. The logged loss is
+the cross-entropy alone.
 
-So do models with experts (``f[experts=8]``): for the one that keeps these busy, times ``--experts-loss``.
-
-Each returns the summed loss in nats, spans included, the number of predicted tokens (the gradient's denominator), and
-what to log, in sums.
+:func:`causal_lm` and :func:`masked_lm` return the summed loss in nats, penalties included; the number of predicted
+tokens, by which the gradient is divided; and the values to log, as sums.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,15 @@ from lazyformer_fairseq.modules.networks.own_loss import take_told
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_variants.span import SPANS
 
-Sample = Mapping[str, Any]  # a batch, as a dataset's collater makes it
+Sample = Mapping[str, Any]  # a batch as returned by the collater of a dataset
 
 
 def causal_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, Tensor, dict]:
-    """Let the model compute the likelihood of each target, so that nothing makes a (B, T, V) tensor of all bands."""
+    """Compute the loss of predicting the next token.
+
+    The model itself computes the negative log-likelihood of each target, so that no (B, T, V) tensor of logits over the
+    whole vocabulary is created.
+    """
     target = sample["target"]
     nll, _ = model(**sample["net_input"], target=target)
     loss = nll.sum()
@@ -36,13 +40,16 @@ def causal_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, Tenso
 
 
 def masked_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, int, dict]:
-    """Ask the model for logits at masked positions alone, so that no (B, T, V) tensor is ever made.
+    """Compute the loss of predicting masked tokens.
 
-    Where the batch is of pairs (``--next-sentence``), the gradient is that of both losses: the mean over its pairs
-    counts as much as the mean over its masked tokens (BERT, appendix A.2). The logged loss is that of the tokens alone.
+    The model computes logits only at masked positions, so that no (B, T, V) tensor is created.
 
-    Nothing here waits for a GPU where the batch says which positions are masked, as those of
-    :class:`~lazyformer_fairseq.data.datasets.masked_blocks.FullSentencesDataset` do.
+    If the batch consists of pairs (``--next-sentence``), the loss includes next-sentence prediction: the mean over the
+    pairs has the same weight as the mean over the masked tokens (BERT, appendix A.2). The logged loss covers only the
+    tokens.
+
+    If the batch lists its masked positions, as those of
+    :class:`~lazyformer_fairseq.data.datasets.masked_blocks.FullSentencesDataset` do, nothing here waits for the GPU.
     """
     positions = positions_of(sample, pad)
     follows = sample.get("next_sentence")
@@ -50,7 +57,7 @@ def masked_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, int, 
         head = {}
     else:
         head = {"classification_head_name": NEXT_SENTENCE}
-    # fairseq's own models take a mask: places would be rows of the batch to them.
+    # fairseq's own models expect a mask and would take positions for rows of the batch.
     if getattr(model, "takes_positions", False):
         masked = positions
     else:
@@ -65,14 +72,21 @@ def masked_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, int, 
 
 
 def positions_of(sample: Sample, pad: int) -> Tensor:
-    """Return the places of the masked tokens among the B * T of a batch, int64 (M,)."""
+    """Return the positions of the masked tokens in the flattened batch of B * T tokens, int64 (M,)."""
     if (positions := sample.get("masked_positions")) is not None:
         return positions
-    return as_positions(sample["target"].ne(pad))  # a batch of fairseq's own tasks
+    return as_positions(sample["target"].ne(pad))  # batches of fairseq's own tasks have no positions
 
 
 def score_masked(model: nn.Module, sample: Sample, positions: Tensor, logits_MV: Tensor) -> tuple[Tensor, dict]:
-    """Return the summed loss in nats, without that of spans, and what to log."""
+    """Return the summed cross-entropy of masked tokens in nats, without penalties, and the values to log.
+
+    Args:
+        model: the model, which decides whether the loss is compiled.
+        sample: the batch.
+        positions: the positions of the masked tokens in the flattened batch, int64 (M,).
+        logits_MV: the logits at these positions.
+    """
     targets = sample["target"].flatten().index_select(0, positions)
     if model.training and getattr(model, "compiles", False):
         score = compiled(_score)
@@ -88,7 +102,10 @@ def _to_log(sample: Sample, loss: Tensor, sample_size: Union[int, Tensor]) -> di
 
 
 def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
-    """Return the summed loss with those of spans and experts; log these, and the mean span, times tokens."""
+    """Return the summed loss plus the penalties for spans and experts, and add these to the values to log.
+
+    The penalties and the mean span are logged times the number of predicted tokens.
+    """
     loss = with_experts(model, loss, sample_size, to_log)
     network = network_of(model)
     if network is None:
@@ -104,7 +121,11 @@ def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], 
 
 
 def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
-    """Return the summed loss with that of experts, if any; log it times predictions, and choices without a slot."""
+    """Return the summed loss plus the loss that balances the experts, if the model has any.
+
+    The values to log get this loss times the number of predicted tokens, the number of choices that were dropped
+    because their expert had no slot left, and the number of all choices.
+    """
     network = network_of(model)
     if network is None:
         told = None
@@ -118,11 +139,11 @@ def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor]
 
 
 def network_of(model: nn.Module) -> Optional[Stack]:
-    """Return the model's stack of sublayers; None where it has none."""
+    """Return the model's stack of sublayers, or None if it has none."""
     return next((module for module in model.modules() if isinstance(module, Stack)), None)
 
 
 def _score(logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the summed cross-entropy in nats, and how often the most likely word is the target."""
+    """Return the summed cross-entropy in nats, and the number of targets that are the most likely token."""
     loss = F.cross_entropy(logits_MV.float(), targets_M, reduction="sum")
     return loss, (logits_MV.detach().argmax(dim=-1) == targets_M).sum()

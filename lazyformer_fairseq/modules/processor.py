@@ -1,4 +1,4 @@
-"""Identifies the processor or GPU, precisely enough that measurements on one hold for the next one like it."""
+"""Identification of the CPU or GPU, precise enough for measurements to be reused on devices with the same key."""
 
 import functools
 import platform
@@ -9,16 +9,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lazyformer_fairseq.executors.cpuinfo import first_core
 
-# What tells a processor from others sold under its name; ARM's have the last two.
+# Fields of /proc/cpuinfo that distinguish CPUs with the same trade name; ARM's CPUs have the last two.
 IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 
 
 @functools.cache
 def device_key(device: str) -> str:
-    """Return the key of measurements of speed.
+    """Return the key under which speed measurements of the device are stored.
 
-    A GPU's name and compute capability. A processor's trade name, which may be as vague as "AMD EPYC", its maker,
-    family and model where Linux reports them, and the vector instructions that torch uses.
+    The key of a GPU is its name and compute capability. The key of a CPU consists of its trade name, which may be as
+    vague as "AMD EPYC"; its vendor, family and model where Linux reports them; and the vector instructions that torch
+    uses.
 
     Args:
         device: cpu or cuda.
@@ -34,10 +35,10 @@ def device_key(device: str) -> str:
 
 
 def compute_capability() -> tuple[int, int]:
-    """Return that of the GPU in use, as (7, 0): which of NVIDIA's instructions it has."""
+    """Return the compute capability of the GPU in use, such as (7, 0), which determines its instruction set."""
     return torch.cuda.get_device_capability()
 
 
 def has_numbers(x: Tensor) -> bool:
-    """Return whether x has numbers that one may read; fake and meta tensors, by which costs are counted, have none."""
+    """Return whether the values of x can be read; fake and meta tensors, used to count costs, have no values."""
     return not (x.is_meta or isinstance(x, FakeTensor))

@@ -1,10 +1,11 @@
-"""Products of matrices on a processor, by the faster of two libraries.
+"""Matrix products on a CPU, computed by the faster of two libraries.
 
-In single precision torch multiplies with Intel's MKL, although it ships oneDNN too. Which of them is faster depends on
-the processor, on the shape, and on which factor is transposed: on a Zen 5 oneDNN is twice as fast for every product, on
-a Zen 4 by a fifth for some, on a Zen 3 it is slower; on an Intel processor held to AVX2 it is as fast in the forward
-pass and takes up to seven times as long for an input's gradient (docs/performance.md). So each product of each shape is
-timed where it runs (:mod:`.timing`), and oneDNN multiplies where it wins. In half precision torch takes oneDNN itself.
+In single precision torch multiplies with Intel's MKL, although it also ships oneDNN. Which library is faster depends on
+the CPU, on the shape, and on which factor is transposed. On a Zen 5 oneDNN is twice as fast for every product; on a
+Zen 4 it is a fifth faster for some products; on a Zen 3 it is slower. On an Intel CPU restricted to AVX2 it is as fast
+in the forward pass, but takes up to seven times as long for the gradient of an input (docs/performance.md). Therefore
+each product is timed per shape on the machine where it runs (:mod:`.timing`), and oneDNN is used where it is faster. In
+half precision torch itself uses oneDNN.
 """
 
 from functools import partial
@@ -17,12 +18,12 @@ from lazyformer_fairseq.modules.timing import LARGEST_ERROR, SELECTOR, Prepare
 
 MKL = "MKL"
 ONEDNN = "oneDNN"
-WORTH_IT = 2**22  # multiply-adds of a product; below, oneDNN's 10 to 20 microseconds a call are more than it saves
-ROWS = 128  # oneDNN keeps about 1 MB per shape it meets: so only multiples of this
+WORTH_IT = 2**22  # multiply-adds of a product; below, oneDNN's overhead of 10 to 20 microseconds per call is too high
+ROWS = 128  # only multiples of this many rows use oneDNN, because it keeps about 1 MB per shape
 
 
 def has_onednn() -> bool:
-    """Return whether torch multiplies with MKL here, also has oneDNN, and may use it."""
+    """Return whether torch was built with both MKL and oneDNN, and oneDNN is enabled."""
     return (
         torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
@@ -32,12 +33,14 @@ def has_onednn() -> bool:
 
 
 def onednn_wins(what: str, is_training: bool, prepare: Prepare) -> bool:
-    """Return whether oneDNN is known to be faster, or found to be now; see :meth:`TimedSelector.pays`.
+    """Return whether oneDNN is faster, as known from an earlier measurement or measured now.
+
+    :meth:`TimedSelector.pays` decides whether to measure.
 
     Args:
-        what: is multiplied.
+        what: a description of the product.
         is_training: whether the caller trains.
-        prepare: returns the product by :data:`MKL` and by :data:`ONEDNN`.
+        prepare: returns a function that computes the product, given :data:`MKL` or :data:`ONEDNN`.
     """
     found = SELECTOR.known_fastest("cpu", what)
     if found is None:
@@ -48,25 +51,25 @@ def onednn_wins(what: str, is_training: bool, prepare: Prepare) -> bool:
 
 
 def linear_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """Return x (..., I) times the transpose of weight (O, I), plus bias (O): (..., O); fp32 on a CPU."""
+    """Return x W^T + b (..., O) for x (..., I), weight (O, I) and bias (O), in fp32 on a CPU."""
     return torch.ops.mkldnn._linear_pointwise(x, _whole(weight), bias, "none", [], "")
 
 
 def _whole(matrix: Tensor) -> Tensor:
-    """Return the matrix, or a copy without gaps: oneDNN takes a thousand times as long for part of a larger one."""
+    """Return the matrix, or a contiguous copy: oneDNN takes a thousand times as long for part of a larger matrix."""
     if matrix.stride(0) == 1:
         return matrix.t().contiguous().t()
     return matrix.contiguous()
 
 
 def multiply(a: Tensor, b: Tensor, out: Optional[Tensor] = None, adds: bool = False) -> Tensor:
-    """Multiply pairs of matrices.
+    """Multiply a batch of matrices a (X, L, M) by b (X, M, R).
 
     Args:
-        a: (X, L, M).
-        b: (X, M, R).
-        out: (X, L, R), for the result.
-        adds: to what stands in `out`.
+        a: the first factors.
+        b: the second factors.
+        out: a tensor (X, L, R) for the result; by default a new one.
+        adds: whether the product is added to the content of `out`.
     """
     if out is None:
         out = a.new_empty(a.size(0), a.size(1), b.size(2))
@@ -84,7 +87,10 @@ def multiply(a: Tensor, b: Tensor, out: Optional[Tensor] = None, adds: bool = Fa
 
 
 def _may_choose(a: Tensor, b: Tensor) -> bool:
-    """Return whether oneDNN may multiply these; a size that is no multiple is one of heads, the same in all batches."""
+    """Return whether oneDNN may compute the products.
+
+    One of the three sizes need not be a multiple of :data:`ROWS`: it is the size of a head, the same in all batches.
+    """
     sizes = a.size(1), a.size(2), b.size(2)
     return (
         a.device.type == "cpu"
@@ -100,10 +106,10 @@ def _multiply_by_mkl(a: Tensor, b: Tensor, out: Tensor, adds: bool) -> list[Tens
 
 
 def _multiply_by_onednn(a: Tensor, b: Tensor, out: Tensor, adds: bool) -> list[Tensor]:
-    """Multiply one pair after the other."""
+    """Multiply the pairs one by one, because oneDNN's operator takes a single pair."""
     for first, second, result in zip(a, b, out, strict=True):
         columns = second.t().contiguous()
-        # It would copy a first factor that is turned: better the product of the other two, turned.
+        # oneDNN would copy a transposed first factor; instead compute the transposed product.
         is_turned = first.stride(1) != 1
         if is_turned:
             product = linear_by_onednn(columns, first).t()

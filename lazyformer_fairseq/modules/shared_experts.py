@@ -1,9 +1,12 @@
-"""Experts of ``f[experts=8]`` shared out over processes (GShard, 2020, section 3.1): each holds and computes its part.
+"""Distribution of the experts of ``f[experts=8]`` over processes (GShard, 2020, section 3.1).
 
-All other weights are on every process, which has texts of its own. Tokens go to their experts and back by torch's
-all-to-all. An expert sees the tokens of all processes, so the sum of its gradients is complete where it is; divided by
-the number of processes it is what averaging gives the other weights, whoever averages those. What is saved is what one
-process has: weights and moments are gathered, and each process takes its part of what is loaded.
+Each process holds and computes its share of the experts. All other weights are replicated, and each process reads its
+own texts. torch's all-to-all sends tokens to their experts and back. An expert sees the tokens of all processes, so its
+process holds the complete sum of its gradients. Divided by the number of processes, this equals the average that the
+other weights get from DDP or whatever averages them.
+
+A checkpoint is the same as that of a single process: weights and moments are gathered when it is saved, and each
+process takes its share when it is loaded.
 """
 
 import logging
@@ -22,19 +25,23 @@ from lazyformer_fairseq.modules.sublayers.feed_forward import Experts
 
 logger = logging.getLogger(__name__)
 
-MASTERS = "fp32_weights"  # of an optimizer's state: weights in single precision
-Groups = Sequence[Mapping[str, Any]]  # of an optimizer
+MASTERS = "fp32_weights"  # key of an optimizer's state that holds the weights in single precision
+Groups = Sequence[Mapping[str, Any]]  # parameter groups of an optimizer
 
 
 def share_out(model: nn.Module, group: Any = None) -> Optional["SharedExperts"]:
-    """Leave each process its part of the experts; None, and all everywhere, where processes do not divide them.
+    """Distribute the experts of a model over processes, so that each process keeps only its share.
 
-    Call it on every process, on models of the same weights, before DDP and the optimizer take hold of them. DDP leaves
-    experts alone then. The weights that stay have a mark, ``expert``, as fairseq calls it.
+    Every process must call this with the same weights, before the model is wrapped in DDP and passed to the optimizer.
+    DDP then ignores the experts. The expert weights that a process keeps get fairseq's attribute ``expert``.
 
     Args:
-        model: whose experts are shared out.
-        group: of processes; by default all.
+        model: the model, which is changed in place.
+        group: the process group; by default all processes.
+
+    Returns:
+        The distribution. None if there is only one process, the model has no experts or the number of processes does
+        not divide the number of experts; then every process keeps all experts.
     """
     size = distributed.get_world_size(group)
     experts = [each for each in model.modules() if isinstance(each, Experts)]
@@ -42,7 +49,7 @@ def share_out(model: nn.Module, group: Any = None) -> Optional["SharedExperts"]:
     if size == 1 or not experts:
         return None
     if odd is not None:
-        logger.info("experts: %d processes cannot share %d evenly, so each holds all", size, odd)
+        logger.info("experts: %d processes cannot share %d experts evenly, so each process holds all", size, odd)
         return None
     return SharedExperts(model, group)
 
@@ -50,11 +57,15 @@ def share_out(model: nn.Module, group: Any = None) -> Optional["SharedExperts"]:
 class SharedExperts:
     """Distribution of a model's experts over processes.
 
+    The complete model is the model before its experts were distributed.
+
     Attributes:
-        keys, parameters: of the whole model's state, and how many it has.
-        names: of all weights that learn, as one process has them.
-        stands_for: by the name of a weight, that of the one here that is like it: of experts, the first that is here.
-        own: names of the experts' weights that are here.
+        keys: the keys of the complete model's state.
+        parameters: the number of parameters of the complete model.
+        names: the names of all trainable weights of the complete model.
+        stands_for: for each expert weight of the complete model, the name of the same weight in the first expert that
+            this process holds.
+        own: the names of the expert weights that this process holds.
     """
 
     def __init__(self, model: nn.Module, group: Any):
@@ -71,10 +82,10 @@ class SharedExperts:
         weights = dict(model.named_parameters())
         self.own = self.stands_for.keys() & weights.keys()
         for name in self.own:
-            weights[name].expert = True  # type: ignore[attr-defined]  # a mark, as fairseq reads it
+            weights[name].expert = True  # type: ignore[attr-defined]  # fairseq reads this attribute
             weights[name].register_hook(partial(torch.mul, 1 / self.size))
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(self.own))
-        logger.info("experts: shared out over %d processes", self.size)
+        logger.info("experts: distributed over %d processes", self.size)
 
     def _share(self, prefix: str, module: Experts) -> None:
         each = module.count // self.size
@@ -86,11 +97,11 @@ class SharedExperts:
         module.exchange = partial(exchange, self.group, self.size)
 
     def norm(self, norm: Tensor, weights: Iterable[Tensor]) -> Tensor:
-        """Return the norm of all gradients, each once, from that of the weights that all processes have.
+        """Return the norm of the gradients of the complete model.
 
         Args:
-            norm: of the gradients of all weights but experts.
-            weights: of an optimizer; those with a mark count here.
+            norm: the norm of the gradients of the replicated weights, which excludes all experts.
+            weights: the weights of this process's optimizer, of which only the expert weights are used.
         """
         gradients = [each.grad for each in weights if hasattr(each, "expert") and each.grad is not None]
         squares = torch.stack([each.float().square().sum() for each in gradients]).sum()
@@ -98,11 +109,17 @@ class SharedExperts:
         return (norm.float() ** 2 + squares.to(norm.device)).sqrt()
 
     def own_weights(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is here of a whole model's state."""
+        """Return the part of the complete model's state that this process holds."""
         return {name: value for name, value in state.items() if name not in self.stands_for or name in self.own}
 
     def whole_weights(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the whole model's state from those of all, on the first process; {} on others. All must call it."""
+        """Gather the complete model's state on the first process; return {} on the others.
+
+        All processes must call it.
+
+        Args:
+            state: the state of this process's model.
+        """
         found = self._gathered({name: value for name, value in state.items() if name in self.own})
         both = {**state, **found}
         if self.rank == 0:
@@ -110,12 +127,15 @@ class SharedExperts:
         return {}
 
     def whole_optimizer(self, state: Mapping[str, Any], groups: Groups, updated: Sequence[Tensor]) -> dict[str, Any]:
-        """Return the state of the whole model's optimizer, in the same way.
+        """Gather the complete model's optimizer state on the first process; return {} on the others.
+
+        All processes must call it.
 
         Args:
-            state: of this process's optimizer.
-            groups: its groups, which have these weights.
-            updated: the weights that it updates, in the model's order: its own, or their copies in single precision.
+            state: the state of this process's optimizer.
+            groups: the parameter groups of this process's optimizer.
+            updated: the weights that the optimizer updates, in the order of the model: the model's own, or their copies
+                in single precision.
         """
         local = self._names_of(groups, updated)
         numbers = chain.from_iterable(group["params"] for group in state["param_groups"])
@@ -138,20 +158,25 @@ class SharedExperts:
         }
 
     def own_optimizer(self, state: Mapping[str, Any], groups: Groups, updated: Sequence[Tensor]) -> dict[str, Any]:
-        """Return what is here of the state of a whole model's optimizer.
+        """Return the part of the complete model's optimizer state for the weights that this process holds.
+
+        Args:
+            state: the optimizer state of the complete model.
+            groups: the parameter groups of this process's optimizer.
+            updated: the weights that the optimizer updates, in the order of the model.
 
         Raises:
-            UserError: weights were joined to one vector.
+            UserError: the state is for other weights, or for weights that were concatenated into one vector.
         """
         local = self._names_of(groups, updated)
         names = self._whole_groups(local)
         saved = [group["params"] for group in state["param_groups"]]
         if len(saved) != len(names):
-            return dict(state)  # of another optimizer, which says so itself
+            return dict(state)  # the state of another optimizer, which this process's optimizer rejects itself
         if [*map(len, saved)] != [*map(len, names)]:
             raise UserError(
-                "the checkpoint's optimizer state has other weights than the model, or all in one vector (--fp16 in "
-                "one process): give --reset-optimizer"
+                "the checkpoint's optimizer state has other weights than the model, or has all weights in one vector "
+                "(--fp16 in one process): give --reset-optimizer"
             )
         numbers = dict(zip(chain(*names), chain(*saved), strict=True))
         number = count()
@@ -166,7 +191,7 @@ class SharedExperts:
         }
 
     def _gathered(self, mine: Mapping[str, Any]) -> dict[str, Any]:
-        """Return by name what all processes have, on the first; {} on others."""
+        """Gather the named values of all processes on the first process; return {} on the others."""
         parts: Optional[list[Any]] = None
         if self.rank == 0:
             parts = [None] * self.size
@@ -184,21 +209,22 @@ class SharedExperts:
         return [[names[id(weight)] for weight in group["params"]] for group in groups]
 
     def _whole_groups(self, local: Sequence[Sequence[str]]) -> list[list[str]]:
-        """Return the names that one process has in each group."""
+        """Return the names of the complete model's weights in each parameter group, given this process's names."""
         return [[name for name in self.names if self.stands_for.get(name, name) in {*group}] for group in local]
 
 
 def exchange(group: Any, size: int, compute: Callable, x_PC: Tensor, counts_E: Tensor) -> Tensor:
-    """Return the outputs of experts that are shared out, for inputs in the order of experts.
+    """Return the outputs of distributed experts for inputs sorted by expert.
 
     Args:
-        group: of processes.
-        size: how many there are.
-        x_PC: the inputs.
-        counts_E: how many each expert has.
-        compute: (inputs in the order of the experts that are here, how many each has) -> outputs.
+        group: the process group.
+        size: the number of processes.
+        compute: computes the outputs of this process's experts, given inputs sorted by expert and their number per
+            expert.
+        x_PC: the inputs of this process, sorted by expert.
+        counts_E: the number of inputs per expert.
     """
-    counts_RE = counts_E.view(size, -1).contiguous()  # by process
+    counts_RE = counts_E.view(size, -1).contiguous()  # one row per process
     theirs_RE = torch.empty_like(counts_RE)
     distributed.all_to_all_single(theirs_RE, counts_RE, group=group)
     sent = counts_RE.sum(1).tolist()
@@ -211,7 +237,10 @@ def exchange(group: Any, size: int, compute: Callable, x_PC: Tensor, counts_E: T
 
 
 class _AllToAll(torch.autograd.Function):
-    """Rows to other processes and from them, so many each, as bytes, which all libraries send; gradients go back."""
+    """Differentiable exchange of rows among processes.
+
+    Rows are sent as bytes, which every communication library supports.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_PC: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:

@@ -1,12 +1,11 @@
-"""Selection by time: the fastest of several ways to compute the same, found where the run is.
+"""Selection of the fastest of several methods of the same computation, by timing them on the machine of the run.
 
-The first use of a shape times the candidates. The result is kept in the user's cache folder, by machine and shape, so
-that the next run need not time it, and in the checkpoint, so that a resumed run rounds as before.
+The candidates are timed when a shape is first used. The result is stored by machine and shape in the user's cache
+folder, so that the next run need not time them, and in the checkpoint, so that a resumed run rounds as before.
 
-Three things keep a selection trustworthy. Candidates take turns, and one of them wins only where it is ahead in most
-rounds; otherwise the order in which the caller names them decides. On a busy machine that takes more rounds. And
-a result goes into the cache folder only if the candidates could be told apart while no other program wanted the
-processor.
+Three rules make a selection reliable. The candidates take turns, and one of them wins only if it is ahead in most
+rounds; otherwise the order in which the caller lists them decides. A busy machine needs more rounds. A result is stored
+in the cache folder only if the candidates could be told apart while no other program was using the CPU.
 """
 
 import logging
@@ -31,36 +30,38 @@ from lazyformer_fairseq.storage.json_files import recall, remember
 logger = logging.getLogger(__name__)
 
 FILE = "fastest.json"  # in the cache folder
-SECONDS = 2.0  # that the rounds of one selection may take, and that a process may spend on all of them in addition to
-SHARE_OF_TIME = 0.05  # of the time since it started
+# Seconds that the rounds of one selection may take. A process may spend this time plus a share of the time since its
+# start on all selections.
+SECONDS = 2.0
+SHARE_OF_TIME = 0.05
 
-MOST_SECONDS = 8.0  # that a selection may take with its first calls, and if a few rounds of long calls need more
+MOST_SECONDS = 8.0  # limit for a selection including its first calls, and for the few rounds that long calls need
 
-SAMPLE = 0.004  # seconds that one sample takes at least; a candidate that is faster is called several times for it
-FEWEST_ROUNDS = 4  # before a candidate may be given up on a quiet machine
-HOPELESS = 1.25  # median ratio to the fastest from which a candidate is given up after so few rounds
-TELLING_ROUNDS = 7  # after which a candidate that was slower in three quarters of them is given up
+SAMPLE = 0.004  # shortest sample in seconds; a faster candidate is called several times per sample
+FEWEST_ROUNDS = 4  # rounds before a candidate may be ruled out on a quiet machine
+HOPELESS = 1.25  # median ratio to the fastest candidate above which a candidate is ruled out after so few rounds
+TELLING_ROUNDS = 7  # rounds after which a candidate is ruled out that was slower in three quarters of them
 MOST_ROUNDS = 21
-ALIKE = 1.02  # median ratio up to which it does not matter which candidate is taken
+ALIKE = 1.02  # median ratio up to which two candidates count as equally fast
 
-PROBE = 0.003  # seconds of matrix products between two rounds, which show how much of the processor this process gets
-QUIET = 0.85  # share of its threads' time that a process gets on a machine where nothing else runs
+PROBE = 0.003  # seconds of matrix products after each round, which measure how much CPU time this process gets
+QUIET = 0.85  # share of its threads' time that a process gets at least if no other program runs
 
-# Between two candidates, by rounding: relative, by norm.
+# The largest relative difference between the results of two candidates, by norm, that rounding explains.
 LARGEST_ERROR = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
-Call = Callable[[], Sequence[Tensor]]  # computes, and returns all outputs and gradients
-Prepare = Callable[[str], Call]  # from the name of a candidate
+Call = Callable[[], Sequence[Tensor]]  # runs the computation and returns all outputs and gradients
+Prepare = Callable[[str], Call]  # returns the computation by the candidate of that name
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Result of timing candidates.
+    """Result of timing the candidates.
 
     Attributes:
-        fastest: the winner; None where no candidate computed anything.
-        is_clear: whether it was told apart from the others.
-        granted: share of its threads' time that the process got meanwhile.
+        fastest: the name of the fastest candidate; None if all candidates failed.
+        is_clear: whether the candidates could be told apart or are equally fast.
+        granted: the share of its threads' time that the process got during the measurement.
     """
 
     fastest: Optional[str]
@@ -69,23 +70,23 @@ class Measurement:
 
     @property
     def is_lasting(self) -> bool:
-        """True if later processes may rely on it."""
+        """True if later processes may rely on the result."""
         return self.is_clear and self.granted >= QUIET
 
 
 class TimedSelector:
-    """The selections of this process, by machine and shape, and the time that it may still spend on others.
+    """Selections of this process by machine and shape, and the budget of time for further selections.
 
-    Training times a shape when it first sees it, for at most :data:`SECONDS` and :data:`SHARE_OF_TIME` of its time so
-    far; what a GPU's compilers take does not count. Inference times a shape once it has seen it so often that this
-    takes a twentieth of its time. Of several processes the first one times and tells the others, which use the first
-    name of the caller's order until then.
+    Training times a shape when it is first used, until it has spent :data:`SECONDS` plus :data:`SHARE_OF_TIME` of the
+    time since its start on timing; the time of a GPU's compilers does not count. Inference times a shape once it has
+    been used so often that timing takes a twentieth of the time. If there are several processes, the first one times
+    the candidates and sends the result to the others, which until then use the candidate that the caller lists first.
 
     Attributes:
-        known: by machine and shape, the names of the fastest.
-        measures: whether this process times anything, and asks the cache folder.
-        waits: whether inference waits until timing pays; else it times as training does.
-        seconds: for all that it times; :data:`SHARE_OF_TIME` adds to them.
+        known: the name of the fastest candidate by machine and shape.
+        measures: whether this process times candidates and reads the cache folder.
+        waits: whether inference waits until timing pays; otherwise it times as early as training does.
+        seconds: the seconds to spend on all selections, in addition to :data:`SHARE_OF_TIME`.
     """
 
     def __init__(self) -> None:
@@ -99,27 +100,27 @@ class TimedSelector:
         self._compiled = 0.0
 
     def time_at_once(self) -> None:
-        """Time every shape when it is first seen, for programs that measure what is selected."""
+        """Time every shape at its first use, as needed by programs that measure the selected candidates."""
         self.waits = False
         self.seconds = math.inf
 
     def known_fastest(self, device: str, shape: str) -> Optional[str]:
-        """Return the fastest candidate where this process knows it."""
+        """Return the fastest candidate if this process knows it, otherwise None."""
         here = machine(device)
         if here not in self.known:
             for other in self.known:
-                logger.info("the fastest ways were chosen on %s; this is %s, which chooses anew", other, here)
+                logger.info("the fastest methods were selected on %s; this is %s, which selects them anew", other, here)
             self.known[here] = {}
         return self.known[here].get(shape)
 
     def pays(self, shape: str, is_training: bool, candidates: int, uses: int = 1) -> bool:
-        """Return whether to time a shape now; each call is a use of it.
+        """Return whether to time a shape now, and count this call as a use of the shape.
 
         Args:
-            shape: what is computed.
+            shape: a description of the computation.
             is_training: whether the caller trains.
-            candidates: how many there are.
-            uses: calls in a pass, each as long as a timed one.
+            candidates: the number of candidates.
+            uses: the number of computations in one use, each as long as a timed one.
         """
         if not self.measures:
             return False
@@ -134,11 +135,12 @@ class TimedSelector:
         """Return the fastest candidate, timed now or by an earlier process.
 
         Args:
-            device: type of the device.
-            shape: what is computed, in words.
-            names: the candidates, those that are usually fastest first; this order decides where time does not.
-            prepare: returns what is timed.
-            largest_error: relative difference from the first candidate beyond which another one is left out.
+            device: the type of the device.
+            shape: a description of the computation.
+            names: the candidates, in the order in which they are usually fastest; it decides if timing does not.
+            prepare: returns the computation by a candidate.
+            largest_error: the largest relative difference from the result of the first candidate; a candidate that
+                exceeds it is left out.
         """
         fastest = recall(FILE, machine(device), shape, is_valid=names.__contains__)
         if fastest is None:
@@ -157,11 +159,11 @@ class TimedSelector:
         prepare: Prepare,
         largest_error: float,
     ) -> Measurement:
-        """Measure in a thread, which escapes the caller's autograd, FLOP counter and transforms."""
+        """Measure in another thread, to which the caller's autograd mode, FLOP counter and transforms do not apply."""
         start = time.monotonic()
         spent = self._spent
         initializer: Optional[Callable[[], None]] = None
-        if torch.cuda.is_initialized():  # a thread starts on the first GPU
+        if torch.cuda.is_initialized():  # a new thread would use the first GPU
             initializer = partial(torch.cuda.set_device, torch.cuda.current_device())
         with ThreadPoolExecutor(1, initializer=initializer) as thread:
             found = thread.submit(self._measure, device, shape, names, prepare, largest_error).result()
@@ -208,7 +210,7 @@ class TimedSelector:
         return Measurement(contenders[0], _is_clear(samples, contenders), granted.share)
 
     def _first_calls(self, names: Sequence[str], prepare: Prepare, largest_error: float) -> dict[str, Call]:
-        """Call each candidate once, which prepares torch, MKL and Triton; leave out those that fail or err."""
+        """Call each candidate once to warm up torch, MKL and Triton; leave out those that fail or are inaccurate."""
         calls: dict[str, Call] = {}
         expected: Optional[Sequence[Tensor]] = None
         for name in names:
@@ -217,21 +219,21 @@ class TimedSelector:
             try:
                 call = prepare(name)
                 seconds, found = self._timed(call)
-                if torch.cuda.is_initialized():  # what compilers take counts for nobody
+                if torch.cuda.is_initialized():  # compilation counts towards neither limit
                     self._deadline += seconds
                     self._compiled += seconds
                 if expected is None:
                     expected = found
                 error = difference(found, expected)
                 if error > largest_error:
-                    raise ValueError(f"it is off by {error:.2g} of what it should be")
+                    raise ValueError(f"the relative error of its result is {error:.2g}")
                 calls[name] = call
             except Exception as error:  # a kernel may fail in any way on a device that is new to it
                 logger.warning("%s is left out here: %s", name, str(error).partition("\n")[0])
         return calls
 
     def _sample(self, call: Call, repeats: dict[str, int], name: str) -> float:
-        """Return the seconds of one call, averaged over as many as a sample needs."""
+        """Return the seconds per call, averaged over the calls of one sample."""
         if name not in repeats:
             seconds, _ = self._timed(call)
             repeats[name] = max(1, math.ceil(SAMPLE / max(seconds, 1e-6)))
@@ -251,22 +253,25 @@ class TimedSelector:
         return self._clock() - start, found
 
     def _clock(self) -> float:
-        """Return seconds without those of selections meanwhile: timed attention selects how it multiplies matrices."""
+        """Return the time in seconds, without the time of nested selections.
+
+        Attention that is being timed may itself select how to multiply matrices.
+        """
         return time.perf_counter() - self._spent
 
     def state_dict(self) -> dict[str, dict[str, str]]:
-        """Return what is known, for a checkpoint and for other processes."""
+        """Return the known selections, for a checkpoint or for other processes."""
         return {here: dict(shapes) for here, shapes in self.known.items()}
 
     def load_state_dict(self, state: Any) -> dict[str, dict[str, str]]:
-        """Take what :meth:`state_dict` returned, on a machine like this; another machine chooses anew.
+        """Restore selections that :meth:`state_dict` returned; they apply only on machines with the same key.
 
         Returns:
-            The same; nothing where the state is anything else, as in a damaged checkpoint: no run ends for what it can
-            time again.
+            The restored selections. They are empty if the state is invalid, as in a damaged checkpoint: a warning is
+            enough, because the candidates can be timed again.
         """
         try:
-            checked = as_type(dict[str, dict[str, str]], state, "the choices in the checkpoint", "they are made anew")
+            checked = as_type(dict[str, dict[str, str]], state, "selections in the checkpoint", "they are made anew")
         except UserError as error:
             logger.warning("%s", error)
             return {}
@@ -276,7 +281,7 @@ class TimedSelector:
 
 
 class _GrantedShare:
-    """The share of its threads' processor time that this process gets: below one where other programs run too."""
+    """Measurement of the share of its threads' CPU time that this process gets, below 1 if other programs run too."""
 
     def __init__(self) -> None:
         self._used = 0.0
@@ -294,22 +299,22 @@ class _GrantedShare:
 
     @property
     def share(self) -> float:
-        """The share so far; one before the first probe."""
+        """Share over all probes so far; 1 before the first probe."""
         if not self._wanted:
             return 1.0
         return self._used / self._wanted
 
 
 def _ratios(samples: dict[str, list[float]], name: str, fastest: str) -> np.ndarray:
-    """Return a candidate's seconds divided by the fastest one's, round by round."""
+    """Return the seconds of a candidate divided by those of the fastest one, per round."""
     rounds = min(len(samples[name]), len(samples[fastest]))
     return np.array(samples[name][:rounds]) / np.array(samples[fastest][:rounds])
 
 
 def _contenders(samples: dict[str, list[float]], contenders: Sequence[str], is_quiet: bool) -> list[str]:
-    """Return those of the candidates, in their order, that may still be the fastest.
+    """Return the candidates that may still be the fastest, in their order.
 
-    Beside other programs a few rounds say nothing: these may have hit the same candidate in each.
+    If other programs run, a few rounds prove nothing: these may have slowed down the same candidate in each round.
     """
     fewest = FEWEST_ROUNDS if is_quiet else TELLING_ROUNDS
     fastest = min(contenders, key=lambda name: np.median(samples[name]))
@@ -324,7 +329,7 @@ def _contenders(samples: dict[str, list[float]], contenders: Sequence[str], is_q
 
 
 def _is_clear(samples: dict[str, list[float]], contenders: Sequence[str]) -> bool:
-    """Return whether one candidate is left, or only some between which there is no difference."""
+    """Return whether a single candidate is left, or all that are left are equally fast."""
     if len(contenders) == 1:
         return True
     fastest = min(contenders, key=lambda name: np.median(samples[name]))
@@ -352,7 +357,7 @@ SELECTOR = TimedSelector()
 
 
 def machine(device: str) -> str:
-    """Return what a selection holds for besides its shape: the processor or GPU, torch, and its threads."""
+    """Return the key of the machine for which a selection is valid: CPU or GPU, version of torch, and threads."""
     threads = ""
     if device == "cpu":
         threads = f", {torch.get_num_threads()} threads"
@@ -360,5 +365,5 @@ def machine(device: str) -> str:
 
 
 def half_octaves(size: float) -> float:
-    """Return a size in steps of half an octave: a selection holds for the sizes near its own."""
+    """Round a size to a power of the square root of 2, so that one selection is valid for similar sizes."""
     return 2 ** (round(2 * math.log2(size)) / 2)

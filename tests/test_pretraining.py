@@ -133,7 +133,7 @@ def test_two_processes_train_as_one_with_twice_the_update_freq(
     ]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-    assert "update  1 x 4 sequences of 32 tokens, on each processor of 2" in run.stdout
+    assert "update  1 x 4 sequences of 32 tokens, on each of 2 CPUs" in run.stdout
     assert "INFO" not in run.stdout + run.stderr and len(run.stdout.splitlines()) <= 10, run.stdout
     assert (tmp_path / "two" / "train.log").read_text().count("| begin training epoch 1") == 1
     two = torch.load(tmp_path / "two" / "checkpoint_last.pt")

@@ -59,7 +59,7 @@ class Screen:
         device = "GPU" if trainer.cuda else "CPU"
         devices = f"a {device}"
         if trainer.data_parallel_world_size > 1:
-            devices = f"each {device} of {trainer.data_parallel_world_size}"
+            devices = f"each of {trainer.data_parallel_world_size} {device}s"
         whole = f"{most:,} updates" if most else "no limit on updates"
 
         lines = {

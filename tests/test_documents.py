@@ -96,10 +96,6 @@ ADDED_OPTIONS = {
     "scripts/reproduce_lazyformer.sh": "--plan",
     "scripts/prepare_wikitext103.sh": "--from my_wikitext --unofficial",
     "scripts/compare_language_models.sh": COMPARE,
-    "scripts/equal_footing.sh": (
-        "--any-data --in-turn --embed-dim 8 --ffn-embed-dim 64 --heads 2 --seeds 1 --updates 4 --lr 1e-3 "
-        "--tokens-per-sample 32 --validation-tokens 64"
-    ),
     "scripts/examples/babylm.sh": (
         "--model bert=sf --updates 2 --lr 1e-3,2e-3 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --tokens-per-sample 64 "
         "--batch-size 4 --validation-tokens 100"
@@ -124,7 +120,6 @@ TESTED_ELSEWHERE = {
     "scripts/prepare_text8.sh": "test_corpus_scripts.py",
     "DATA=my_data scripts/gpu/run.sh learning": "test_gpu_scripts.py",
     "lazyformer lm prepare wikitext": "language_modeling/test_prepare_and_evaluate.py",
-    "lazyformer corpus wikitext:my_wikitext/wiki.train.tokens": "test_equal_footing.py",
     "lazyformer corpus babylm:my_texts data --executor ray": "corpus/test_on_a_cluster.py",
     "lazyformer corpus babylm:s3://bucket/my_texts s3://bucket/data --executor ray": "corpus/test_on_a_cluster.py",
     "lazyformer corpus my_texts data --executor ray": "corpus/test_on_a_cluster.py",

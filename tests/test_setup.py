@@ -88,7 +88,7 @@ def test_where_the_repository_is_known_its_address_leads_the_links_of_the_packag
     readme = runpy.run_path(str(ROOT / "setup.py"))["README"]
     links = re.findall(r"(!?)\[[^]]*\]\(([^)]*)\)", readme)
     assert ("", "https://example.org/repository/blob/HEAD/docs/start.md") in links
-    assert ("!", "https://example.org/repository/raw/HEAD/docs/hour.png") in links
+    assert ("!", "https://example.org/repository/raw/HEAD/docs/babylm.png") in links
     assert all(target.startswith(("https://", "#")) for _, target in links)
 
 

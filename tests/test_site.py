@@ -58,4 +58,4 @@ def test_links_between_pages_stay_on_the_site_and_others_lead_to_the_repository(
     assert f"{REPOSITORY}/blob/HEAD/CITATION.cff" in links
     index = (site / "index.html").read_text(encoding="utf-8")
     assert 'href="CONTRIBUTING/"' in index
-    assert (site / "records" / "hour.json").is_file() and (site / "hour.png").is_file()
+    assert (site / "records" / "babylm-10M.json").is_file() and (site / "babylm.png").is_file()

@@ -60,18 +60,18 @@ def text_of(page: str) -> str:
 def test_it_says_what_the_manifest_knows_needs_nothing_else_and_runs_nothing(tmp_path):
     page = page_of(made_manifest(), tmp_path)
     for words in (
-        "5.0 MB in 2 files, written as 2 shards",
+        "5.0 MB in 2 files, 2 shards",
         "100 documents = 80 train + 5 valid + 15 dropped.",
         "15 documents dropped (15%)",
         "2.35 M tokens",
-        "1.2% of the training tokens are unknown",
+        "1.2% of the training tokens unknown",
         "61 s with 2 workers",
         "raw/wiki.xml.bz2 mediawiki 5.0 MB 90 abababababab",
         "clean text 100 94 few letters 6 4,000 → 3,000 75% <url> 17",
         "read – – – – files 2",
         "duplicate 9 9% raw/books/a.txt:1",
         "bad file – – raw/b.txt: ends early",
-        "fewer than 3 times become <unk>. These are 200 of the distinct words (20%) and 0.4% of the running text.",
+        "The 200 of them (20%) that occur fewer than 3 times become <unk>: 0.4% of all words",
         "train 80 120,000 1,987,654 2,345,678 1.2% 9.50",
         "valid: empty 5 0 0 0 – –",
         "words 8 60 s",

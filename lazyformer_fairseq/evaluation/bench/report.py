@@ -159,7 +159,7 @@ def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) ->
         axes[0].set_yscale("log", base=2)
         axes[0].yaxis.set_major_locator(LogLocator(base=2, subs=(1, 1.25, 1.5, 1.75)))
         axes[0].yaxis.set_major_formatter("{x:g}")
-        axes[0].set_ylabel("speed-up (thin: what FLOPs allow)")
+        axes[0].set_ylabel("speed-up over the baseline\n(thin lines: limit set by FLOPs)")
 
 
 def _lines(measured: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:

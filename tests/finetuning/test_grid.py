@@ -212,7 +212,7 @@ def test_tasks_epochs_and_executors(tmp_path, monkeypatch):
         (lambda: choose_gpus("0"), "nvidia-smi shows no GPU"),
         (lambda: ExecutorOptions(executor="slurm", slurm=("partition",)).slurm_parameters(), "give NAME=VALUE"),
         (lambda: ExecutorOptions(slurm=("timeout_min=1",)).slurm_parameters(), "only to --executor slurm"),
-        (lambda: choose_executor(ExecutorOptions(executor="slurm"), tmp_path, "jobs"), "no sbatch here"),
+        (lambda: choose_executor(ExecutorOptions(executor="slurm"), tmp_path, "jobs"), "no sbatch on this machine"),
     ):
         with pytest.raises(UserError, match=words):
             make()

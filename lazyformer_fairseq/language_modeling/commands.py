@@ -222,7 +222,7 @@ class Sampling:
     split: str = option("test", "Split whose images are completed.", choices=("train", "valid", "test"))
     prompt: str = option("", "Texts: their beginning, as symbols of dict.txt separated by spaces.")
     length: int = option(100, "Texts: number of tokens, including those of --prompt.", low=1)
-    temperature: float = option(1.0, "Divisor of the log-probabilities; 0 always takes the likeliest token.", low=0)
+    temperature: float = option(1.0, "Sampling temperature; 0 always takes the likeliest token.", low=0)
     top_k: int = option(0, "Number of likeliest colours or words to sample from; 0 for all.", low=0)
     seed: int = option(1, "Random seed of the samples.", low=0)
     device: Optional[str] = DEVICE()

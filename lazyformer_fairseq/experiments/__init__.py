@@ -1,1 +1,1 @@
-"""Experiments: sets of trainings that keep their state in a folder, can be resumed, and end in a report."""
+"""Experiments: sets of training runs that keep their state in a folder, can be resumed, and end in a report."""

@@ -1,4 +1,4 @@
-"""The folder of an experiment: its results, and its settings, which are written once and checked on resuming.
+"""An experiment's folder: its results, and its settings, which are written once and checked when it resumes.
 
 This module does not import torch, so commands can import it without slowing down their start.
 """
@@ -24,18 +24,18 @@ def experiment(
     begun: str,
     made_by_them: Iterable[str] = (),
 ) -> Iterator[None]:
-    """Create and lock the folder of an experiment, and store its settings, which may change until work has begun.
+    """Create and lock an experiment's folder and store its settings, which may change until work has begun.
 
     Args:
-        folder: the folder of the experiment.
+        folder: the experiment's folder.
         settings: everything that determines the results, including :func:`hashes_as_settings` of the data.
         of_what: the kind of experiment as an error message names it, such as "a comparison".
-        begun: a glob pattern; work counts as begun once a file in the folder matches it.
-        made_by_them: names of files that depend on the settings and are removed when these change.
+        begun: a glob pattern; work has begun once a file in the folder matches it.
+        made_by_them: names of files that depend on the settings and are removed when the settings change.
 
     Raises:
-        UserError: the folder cannot be written, another process is using it, or work has begun with different
-            settings. The message names each setting that differs.
+        UserError: the folder cannot be written, another process is using it, or work has begun with different settings.
+            The message lists every setting that differs.
     """
     with run_lock(folder):
         remove_leftovers(folder, deep=True)
@@ -45,14 +45,14 @@ def experiment(
 
 
 def hashes_as_settings(hashes: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 sums of files, given by file name, as entries for the settings of an experiment."""
+    """Return the files' SHA-256 checksums as entries for an experiment's settings."""
     return {f"the SHA-256 of {name}": sha256 for name, sha256 in hashes.items()}
 
 
 def kept(path: Path, find: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the content of a JSON file, which is first created from the result of `find` if it does not exist.
+    """Return the contents of a JSON file, creating it from the result of `find` if it does not exist.
 
-    Use it for values that must not change when an experiment resumes, such as measurements.
+    Use this for values that must not change when an experiment resumes, such as measurements.
 
     Raises:
         UserError: the file has been damaged since it was written.

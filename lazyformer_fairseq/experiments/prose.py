@@ -1,14 +1,14 @@
-"""Training text that needs no network, and a small task built from its held-out part, for the demo and reproductions.
+"""Training text that needs no download, and a small task built from its held-out part, for the demo and reproductions.
 
 ``python -m lazyformer_fairseq.experiments.prose FOLDER SHARE`` writes both; the task is written as GLUE's CoLA.
 
-The text is the English prose that comes with every CPython: the topics of ``help()``, and the docstrings and comments
-of the standard library, about 1.4 MB in total. The modules are parsed, never imported. Paragraphs that are not prose,
-such as code, tables, headings and lists of names, are left out.
+The text is the English prose that ships with every CPython: the ``help()`` topics and the standard library's docstrings
+and comments, about 1.4 MB in total. The modules are parsed, never imported. Paragraphs that are not prose, such as
+code, tables, headings and lists of names, are left out.
 
-The task is to tell real sentences from sentences whose words were shuffled, in the file layout of CoLA. ``train.tsv``
-and ``dev.tsv`` have no header. Their columns are the source, the label (1 for acceptable), ``*`` if the sentence is not
-acceptable, and the sentence.
+The task is to distinguish real sentences from sentences with shuffled words, in CoLA's file layout. ``train.tsv`` and
+``dev.tsv`` have no header. Their columns are the source, the label (1 for acceptable), ``*`` if the sentence is
+unacceptable, and the sentence.
 """
 
 import ast
@@ -51,16 +51,16 @@ PLAIN_WORD = re.compile(r"^[\"'(\[]*[A-Za-z]+(?:['’-][A-Za-z]+)*[\"'.,:;!?)\]]
 
 
 class Prose(NamedTuple):
-    """The paragraphs of prose of one help topic or one module."""
+    """The paragraphs of prose in one help topic or one module."""
 
     name: str
     paragraphs: tuple[str, ...]
 
 
 def python_prose() -> Iterator[Prose]:
-    """Yield one document per help topic, then one per module, with each paragraph only once.
+    """Yield one document per help topic, then one per module, without duplicate paragraphs.
 
-    The documents depend only on the version of Python.
+    The documents depend only on the Python version.
     """
     seen: set[str] = set()
     for name, texts in _sources():
@@ -74,7 +74,7 @@ def python_prose() -> Iterator[Prose]:
 
 
 def write_prose(path: Path) -> Path:
-    """Write the documents as JSON lines unless the file exists, and return `path`."""
+    """Write the documents as JSON lines unless the file already exists, and return `path`."""
     if not path.exists():
         with atomic_file(path) as file:
             for prose in python_prose():
@@ -93,7 +93,7 @@ def _sources() -> Iterator[tuple[str, list[str]]]:
 
 
 def texts_of_module(file: Path) -> list[str]:
-    """Return the docstrings of a module, then its comments, each in order; an empty list if it cannot be parsed."""
+    """Return a module's docstrings followed by its comments, both in order, or an empty list if it cannot be parsed."""
     try:
         source = file.read_text(encoding="utf-8")
         return docstrings(source) + [COMMENT_MARK.sub("", comment) for comment in COMMENT.findall(source)]
@@ -102,9 +102,9 @@ def texts_of_module(file: Path) -> list[str]:
 
 
 def docstrings(source: str) -> list[str]:
-    """Return the docstrings of a module and of its classes and functions, in the order of the source."""
+    """Return the docstrings of a module, its classes and its functions in source order."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the standard library's own source has invalid escapes, for example
+        warnings.simplefilter("ignore")  # the standard library's source has invalid escapes, for example
         tree = ast.parse(source)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in ast.walk(tree) if isinstance(node, documented)]
@@ -113,7 +113,7 @@ def docstrings(source: str) -> list[str]:
 
 
 def paragraphs_of_prose(text: str) -> Iterator[str]:
-    """Yield the paragraphs of English prose in a reStructuredText, unwrapped and without inline markup."""
+    """Yield the paragraphs of English prose in reStructuredText, unwrapped and without inline markup."""
     for block in _blocks(cleandoc(text).splitlines()):
         paragraph = _unwrapped(block)
         if paragraph is not None and _reads_like_english(paragraph):
@@ -121,7 +121,7 @@ def paragraphs_of_prose(text: str) -> Iterator[str]:
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:
-    """Yield the blocks of lines between blank lines; each list item also starts a new block."""
+    """Yield blocks of lines, which are separated by blank lines and list items."""
     block: list[str] = []
     for line in [*lines, ""]:
         if block and (not line.strip() or LIST_MARK.match(line)):
@@ -132,7 +132,7 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _unwrapped(block: list[str]) -> Optional[str]:
-    """Return the block as one line, or None if it is code, a table, a heading or unevenly indented."""
+    """Return the block as one line, or None if it is code, a table or a heading, or is unevenly indented."""
     first = LIST_MARK.sub("", block[0])
     rest = block[1:]
     indents = {len(line) - len(line.lstrip()) for line in rest}
@@ -176,19 +176,19 @@ def write_acceptability_task(
 ) -> dict[str, int]:
     """Write ``train.tsv`` and ``dev.tsv`` of the acceptability task from held-out documents, atomically.
 
-    Half of the sentences of each file are real. Each sentence appears once, either as it is or shuffled. If there is
-    not enough text, both files shrink in proportion.
+    Half of the sentences in each file are real. Each sentence appears once, either unchanged or shuffled. If there is
+    too little text, both files shrink proportionally.
 
     Args:
         documents: clean documents with their fingerprints, as
             :func:`~lazyformer_fairseq.corpus.stages.clean_documents` yields them.
-        folder: the folder of the task, which is created.
-        valid_share: the share of documents that the corpus holds out; documents that it trains on are left out.
-        seed: the seed of the corpus, by which it holds documents out.
-        sizes: the largest numbers of rows of ``train.tsv`` and ``dev.tsv``.
+        folder: the task's folder, which is created.
+        valid_share: the fraction of documents that the corpus holds out; its training documents are skipped.
+        seed: the corpus's seed, which determines the documents that are held out.
+        sizes: the maximum numbers of rows in ``train.tsv`` and ``dev.tsv``.
 
     Returns:
-        The number of rows of each split, by name.
+        The number of rows in each split, by name.
 
     Raises:
         UserError: too little text is held out, or the folder exists.
@@ -197,7 +197,7 @@ def write_acceptability_task(
     if len(sentences) < FEWEST_EXAMPLES:
         raise UserError(
             f"acceptability task: only {len(sentences)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words are held "
-            f"out, but {FEWEST_EXAMPLES} are needed; give more text and a new folder"
+            f"out, but {FEWEST_EXAMPLES} are needed; use more text and a new folder"
         )
     chance = random.Random(seed)
     chance.shuffle(sentences)
@@ -216,7 +216,7 @@ def write_acceptability_task(
 
 
 def held_out_sentences(documents: Iterable[Document], valid_share: float, seed: int) -> list[str]:
-    """Return the sentences of 5 to 25 words that occur only in held-out documents, each once, in order."""
+    """Return the distinct sentences of 5 to 25 words that occur only in held-out documents, in order."""
     split_sentences = SentenceSplitter()
     trained_on: set[str] = set()
     held_out: dict[str, None] = {}
@@ -230,20 +230,20 @@ def held_out_sentences(documents: Iterable[Document], valid_share: float, seed: 
 
 
 def shuffle_words(sentence: str, chance: random.Random) -> str:
-    """Return the sentence with its words shuffled, still with a capital at the start and the same final mark.
+    """Shuffle the words of a sentence, keeping the initial capital and the final punctuation.
 
     Raises:
         UserError: no different order was found, for example because the sentence repeats a single word.
     """
     bare = FINAL_MARK.sub("", sentence)
     words = bare.split()
-    if words[0][1:].islower():  # neither an acronym nor "I", so it is capitalized only because it comes first
+    if words[0][1:].islower():  # neither an acronym nor "I", so capitalized only because it comes first
         words[0] = words[0].lower()
     for _ in range(TRIES):
         shuffled = chance.sample(words, len(words))
         if shuffled != words and shuffled[-1][-1] not in ",;:":  # ",." at the end would give the answer away
             return shuffled[0][0].upper() + " ".join(shuffled)[1:] + sentence[len(bare) :]
-    raise UserError(f"the words of {sentence!r} cannot be shuffled: {TRIES} tries gave no other order")
+    raise UserError(f"the words of {sentence!r} cannot be shuffled: no other order was found in {TRIES} tries")
 
 
 def _is_usable(sentence: str) -> bool:
@@ -261,9 +261,9 @@ def _is_usable(sentence: str) -> bool:
 
 
 def _has_its_marks_in_pairs(word: str) -> bool:
-    """Return whether all quotes and brackets of the word are paired within it.
+    """Return whether all quotes and brackets in the word are balanced.
 
-    Shuffling would tear other pairs apart, which would give the answer away.
+    Shuffling would separate unbalanced ones from their counterparts, which would give the answer away.
     """
     in_single_quotes = word.startswith("'") == word.rstrip(",;:").endswith("'")
     return in_single_quotes and word.count('"') % 2 == 0 and all(word.count(a) == word.count(b) for a, b in BRACKETS)

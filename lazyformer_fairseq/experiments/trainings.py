@@ -1,7 +1,7 @@
-"""The trainings of an experiment: resumable jobs that take turns in one process or run in processes of their own.
+"""An experiment's training runs: resumable jobs that are interleaved in one process or run in separate processes.
 
-Trainings that take turns, update by update, have comparable times: they share one process and one state of the
-machine, and anything that slows one model down for a moment slows down the others too.
+Runs that are interleaved update by update have comparable timings: they share one process and one machine state, so
+anything that briefly slows down one model slows down the others too.
 """
 
 import json
@@ -30,14 +30,14 @@ from lazyformer_fairseq.training.stop_signals import StopRequest
 
 RESULT = "result.json"
 LOG = "train.log"
-PROGRESS = "progress.json"  # read by the process that waits for the training
-PRELOAD = (__name__, "torch._dynamo")  # modules that training processes import early; optimizers need torch._dynamo
-Curve = dict[str, list[float]]  # per measure, one value per validation; NaN where the training diverged
+PROGRESS = "progress.json"  # read by the process that waits for the run
+PRELOAD = (__name__, "torch._dynamo")  # modules that worker processes import early; optimizers need torch._dynamo
+Curve = dict[str, list[float]]  # per measure, one value per validation; NaN where the run diverged
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The fields that the results of all kinds of trainings share.
+    """The fields that the results of all kinds of runs have in common.
 
     Attributes:
         curve: one list per measure, with one value per validation.
@@ -48,15 +48,15 @@ class Finished:
 
 @dataclass(frozen=True)
 class Job:
-    """One training.
+    """A training run.
 
     Attributes:
         name: the name shown in progress and error messages.
         objective: what the model learns.
-        optimization: how it learns: optimizer, schedule, precision and number of updates.
-        folder: the folder for its checkpoint, record and result.
-        group: jobs of the same group take turns; the groups run one after another.
-        start: the checkpoint of another training to start from, if it exists.
+        optimization: the optimizer, schedule, precision and number of updates.
+        folder: the folder for the run's checkpoint, record and result.
+        group: jobs in the same group are interleaved; groups run one after another.
+        start: another run's checkpoint to start from, if it exists.
         report_to: names of experiment trackers.
     """
 
@@ -73,13 +73,13 @@ class Job:
 
     @property
     def updates(self) -> int:
-        """The number of updates of the whole training."""
+        """The number of updates of the whole run."""
         return self.optimization.updates
 
     def result(self) -> Optional[dict[str, Any]]:
-        """Return the result, or None while the training is unfinished.
+        """Return the result, or None while the run is unfinished.
 
-        The result file is written atomically as the last step of a training.
+        The result file is written atomically as the last step of a run.
 
         Raises:
             UserError: the result file has been damaged since it was written.
@@ -87,7 +87,7 @@ class Job:
         path = self.folder / RESULT
         if not path.exists():
             return None
-        remedy = f"remove {self.folder} and run the same command again, which trains this model anew"
+        remedy = f"remove {self.folder} and run the same command again, which retrains this model from scratch"
         content = read_checked_json(path, remedy)
         as_type(Finished, content, path, remedy)
         return content
@@ -104,16 +104,16 @@ class Job:
 
 
 class Training(TrainingLoop):
-    """The training of a job, with a curve of its validations that is saved in its checkpoints.
+    """The training loop of a job, which stores its validation curve in its checkpoints.
 
     Attributes:
         curve: one list per measure, with one value per validation: `updates`, `seconds` (of training only) and the
             results of :meth:`measure`.
-        tokens: the number of tokens of each update.
-        validations: the number of points of the curve, not counting the one before the first update. The training is
+        tokens: the number of tokens in each update.
+        validations: the number of points on the curve, not counting the one before the first update. A checkpoint is
             saved at each of them.
-        may_diverge: if true, a training that diverges gets NaN as the last point of its curve and the other trainings
-            go on; if false, the error ends all of them.
+        may_diverge: if true, a run that diverges gets NaN as the last point of its curve and the other runs continue;
+            if false, the error ends all of them.
     """
 
     validations = 5
@@ -128,10 +128,10 @@ class Training(TrainingLoop):
 
     @abstractmethod
     def measure(self) -> Mapping[str, float]:
-        """Return the measures of one point of the curve, without updates and seconds; progress shows the first one."""
+        """Return one point of the curve without updates and seconds; the progress bar shows the first measure."""
 
     def result(self) -> dict[str, Any]:
-        """Return the result of the finished training, as it is written to its result file."""
+        """Return the finished run's result as it is written to the result file."""
         return {"parameters": self.parameters, "curve": self.curve, "seconds": self.seconds}
 
     def is_due(self) -> bool:
@@ -156,14 +156,14 @@ class Training(TrainingLoop):
         self.log_metrics("valid", point)
 
     def give_up(self) -> None:
-        """End a training that diverged, with NaN for the measures at the last point of its curve."""
+        """End a run that has diverged, with NaN for the measures at the last point of its curve."""
         self.updates = self.job.updates
         point = {**dict.fromkeys(self.curve, math.nan), "updates": self.updates, "seconds": sum(self.seconds)}
         for name, value in point.items():
             self.curve[name].append(value)
 
     def save(self, with_optimizer: bool = True, name: str = CHECKPOINT) -> None:
-        """Save a checkpoint that includes the curve and the number of tokens of each update."""
+        """Save a checkpoint that includes the curve and the number of tokens in each update."""
         self.history |= {"tokens": self.tokens, "curve": self.curve}
         super().save(with_optimizer, name)
         write_json(self.folder / PROGRESS, {"updates": self.updates}, durable=False)
@@ -187,14 +187,14 @@ def train(
     """Run all jobs that have no result yet, with a progress bar.
 
     Args:
-        jobs: the trainings; duplicates run once.
-        open_training: a function that starts or resumes the training of a job.
+        jobs: the jobs; duplicates run only once.
+        open_training: a function that starts or resumes a job's run.
         description: the label of the progress bar.
-        executor: where each job runs in a process of its own; None to let the jobs take turns in this process.
-        threads: the number of torch threads of each job that runs in its own process.
+        executor: runs each job in a separate process; None to interleave the jobs in this process.
+        threads: the number of torch threads per job in a separate process.
 
     Raises:
-        UserError: a training in its own process has failed. The message names its log.
+        UserError: a job in a separate process has failed. The message names its log.
     """
     jobs = list(dict.fromkeys(jobs))
     unfinished = [job for job in jobs if job.result() is None]
@@ -213,25 +213,25 @@ def train(
 
 
 def threads_of_each(at_once: Optional[int]) -> int:
-    """Return the number of torch threads for each training if `at_once` of them run on this machine at the same time.
+    """Return the number of torch threads per run if `at_once` of them run on this machine at the same time.
 
-    None means as many trainings as this machine has CPU cores for.
+    None means as many runs as the CPU cores allow, each with torch's current number of threads.
     """
     return min(torch.get_num_threads(), max(1, processors_here() // (at_once or 1)))
 
 
 def train_in_turn(trainings: Sequence[Training], progress: Progress) -> None:
-    """Run all trainings to their ends, update by update; the next update goes to the one that is farthest behind.
+    """Train all runs to completion, interleaving their updates; each update goes to the run that is farthest behind.
 
-    Trainings with equal numbers of updates therefore alternate strictly.
+    Runs with equal numbers of updates therefore alternate strictly.
 
     Args:
-        trainings: the trainings that take turns.
-        progress: the progress bar that counts the updates.
+        trainings: the runs to interleave.
+        progress: the progress bar, which counts updates.
 
     Raises:
-        SystemExit: a signal asked to stop. All trainings are saved after the current update, so that the same command
-            resumes them.
+        SystemExit: a signal requested a stop. All runs are saved after the current update, and the same command resumes
+            them.
     """
     with StopRequest().listening() as stop:
         for training in trainings:
@@ -247,7 +247,7 @@ def _take_turns(trainings: Sequence[Training], progress: Progress) -> None:
     for training in trainings:
         if not training.curve:
             training.validate()
-    progress.unpause()  # else the estimate of the remaining time would count these validations as updates
+    progress.unpause()  # otherwise the remaining time would be estimated as if these validations were updates
     while True:
         behind = min(trainings, key=lambda training: training.updates / training.job.updates)
         if behind.updates >= behind.job.updates:
@@ -265,21 +265,21 @@ def _take_turns(trainings: Sequence[Training], progress: Progress) -> None:
         if code:
             for training in trainings:
                 training.save()
-            print("stopped by a signal: all trainings are saved; run the same command to resume", flush=True)
+            print("stopped by a signal: all runs have been saved; run the same command again to resume", flush=True)
             raise SystemExit(code)
         if behind.is_due():
             behind.validate()
             behind.save()
             progress.unpause()
-            *_, measure = list(behind.curve)[:3]  # the first measure, which follows updates and seconds
+            *_, measure = list(behind.curve)[:3]  # the first measure comes after updates and seconds
             progress.set_postfix_str(", ".join(f"{each.name} {each.curve[measure][-1]:.2f}" for each in trainings))
 
 
 def train_alone(job: Job, open_training: Opening, threads: int) -> None:
-    """Run one job in the current process, with its output in the job's log.
+    """Run one job in the current process and send its output to the job's log.
 
-    The job may already have been tried in another process. The call waits until no other process works on the job, and
-    does nothing if the job then has a result.
+    The job may already have been attempted in another process. The call waits until no other process is working on it,
+    and does nothing if the job has a result by then.
     """
     torch.set_num_threads(threads)
     job.folder.mkdir(parents=True, exist_ok=True)
@@ -300,7 +300,7 @@ def _train_alone(
 ) -> None:
     calls = {}
     for job in jobs:
-        refuse_foreign(job.folder / LOG)  # checked here, because a job that cannot open its log cannot report why
+        refuse_foreign(job.folder / LOG)  # checked here because a job that cannot open its log cannot report why
         calls[Call(train_alone, (job, open_training, threads))] = job
     before = progress.n
     for ended in run_calls(list(calls), executor):
@@ -310,6 +310,6 @@ def _train_alone(
             why = f"{job}: {reason(ended.error)}; the last line of {log} is: {last_line(log)}"
             if not ended.is_tried_again:
                 raise UserError(f"{why}. Rerun to resume")
-            Progress.write(f"{why}. The training is being resumed")
+            Progress.write(f"{why}. Resuming the run")
         made = sum(job.updates_saved() for job in jobs)
         progress.update(before + made - progress.n)

@@ -6,19 +6,19 @@ from typing import Any
 
 from lazyformer_fairseq.data.masked_text import MaskedText
 
-CLEARLY_BELOW = 0.1  # bits; smaller differences can come from the choice of validation text
+CLEARLY_BELOW = 0.1  # bits; smaller differences may be due to the choice of validation text
 NEIGHBOURS = "the two tokens on either side"
 BEFORE = "the four tokens before"
 
 
 @dataclass(frozen=True)
 class Yardsticks:
-    """Losses of counting on validation text, in bits per prediction.
+    """Losses of count-based predictors on validation text, in bits per prediction.
 
     Attributes:
-        unigram: the loss of predicting by token frequencies alone.
+        unigram: the loss of predicting from token frequencies alone.
         counts: the loss of a :class:`~lazyformer_fairseq.data.count_model.CountModel`.
-        context: the tokens that the count model sees, in words.
+        context: a description of the tokens that the count model sees.
     """
 
     unigram: float
@@ -26,22 +26,22 @@ class Yardsticks:
     context: str
 
     def describe(self, unit: str, shown: Callable[[float], float] = float) -> str:
-        """Return a sentence that states both yardsticks in `unit`, into which `shown` converts a loss in bits."""
+        """Return a sentence that states both yardsticks in `unit`; `shown` converts a loss in bits to that unit."""
         return (
             f"Yardsticks ({unit}): the unigram loss is {shown(self.unigram):.2f}; a table of counts of {self.context} "
             f"reaches {shown(self.counts):.2f} (interpolated by Witten and Bell's rule)."
         )
 
     def warn(self, losses: Mapping[str, float]) -> list[str]:
-        """Return sentences that name the models whose loss is not below a yardstick, given losses in bits by model."""
+        """Return warnings about models whose loss, in bits, is not below a yardstick."""
         at_unigram = [name for name, loss in losses.items() if not loss < self.unigram - CLEARLY_BELOW]  # NaN too
         above = [name for name, loss in losses.items() if name not in at_unigram and not loss < self.counts]
         sentences = []
         if at_unigram:
             sentences.append(
                 f"Not below the unigram loss by {CLEARLY_BELOW:g} bits: {', '.join(at_unigram)}. They have learned no "
-                "more than how often each token occurs, so differences between them say nothing about the patterns: "
-                "train longer."
+                "more than how often each token occurs, so differences between them say nothing about the patterns. "
+                "Train longer."
             )
         if above:
             sentences.append(

@@ -1,1 +1,1 @@
-"""``make demo``: two tiny models that are pre-trained and fine-tuned on text that needs no network."""
+"""``make demo``: two tiny models that are pre-trained and fine-tuned on text that needs no download."""

@@ -17,7 +17,7 @@ from lazyformer_fairseq.options import Command, takes
     "--output",
     type=click.Path(path_type=Path),
     default=Path("results/demo"),
-    help="Folder of the results.",
+    help="Folder for the results.",
     show_default=True,
 )
 def demo(settings: DemoSettings, output: Path) -> None:

@@ -1,7 +1,7 @@
 """The demo in four steps: text, pre-training of two tiny models side by side, fine-tuning, and report.
 
 OUTPUT/data, OUTPUT/acceptability     the corpus and the task
-OUTPUT/NAME, OUTPUT/finetuned/NAME    the trainings of a model
+OUTPUT/NAME, OUTPUT/finetuned/NAME    a model's pre-training and fine-tuning runs
 OUTPUT/table.md, OUTPUT/loss.png      the report
 """
 
@@ -38,8 +38,8 @@ from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.optimization import OptimizationConfig
 
-# The models have equal parameters, as in Table 2 of the paper: where lazy attention saves projections, the feed-forward
-# sublayers are wider.
+# The models have equal parameter counts, as in Table 2 of the paper: wider feed-forward sublayers make up for the
+# projections that lazy attention saves.
 MODELS = {
     "bert_m1x4": ("bert_tiny", {"sublayer_pattern": "M1x4", "encoder_ffn_embed_dim": 128}),
     "lazyformer_m2x2": ("lazyformer_m2x6_s_tiny", {"sublayer_pattern": "M2x2", "encoder_ffn_embed_dim": 160}),
@@ -50,7 +50,7 @@ SIZES = {
     "max_positions": 64,
     "dropout": 0.0,
     "attention_dropout": 0.0,
-    "attention_backend": "eager",  # at this size, takes two thirds of the time of the one that "auto" chooses
+    "attention_backend": "eager",  # at this size, takes two thirds as long as the back end that "auto" selects
 }
 ADAM = {
     "optimizer": "fused_adam",
@@ -65,12 +65,12 @@ Results = Mapping[str, Mapping[str, Any]]  # by model
 
 
 def run_demo(settings: DemoSettings, folder: Path) -> None:
-    """Run the demo in `folder`, or resume it where an earlier run stopped.
+    """Run the demo in `folder`, resuming where an earlier run stopped.
 
     Raises:
-        UserError: the folder holds a demo with other settings, or there is too little text.
+        UserError: the folder contains a demo with other settings, or there is too little text.
     """
-    torch.set_num_threads(1)  # a second thread gains nothing at this size, and waits if another process is running
+    torch.set_num_threads(1)  # a second thread gains nothing at this size, and stalls if another process is running
     with experiment(folder, asdict(settings), "a demo", "data"):
         tokens = prepare(settings, folder)
 
@@ -84,19 +84,19 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
         objective = pretraining_objective(settings, folder, next(iter(MODELS)))
         yardsticks = yardsticks_of(objective.texts, objective.held_out("valid"))
         print(f"\n{report(pretrained, finetuned, yardsticks, folder)}")
-        print(f"Both models were pre-trained on {tokens:,} tokens, taking turns in one process.")
+        print(f"Both models were pre-trained on {tokens:,} tokens, interleaved in one process.")
         lazy = list(MODELS)[-1]
         print(f"\nPicture: {folder / 'loss.png'}   Table: {folder / 'table.md'}   Models: {folder / lazy}")
 
 
 def prepare(settings: DemoSettings, folder: Path) -> int:
-    """Build the corpus and the acceptability task from the user's text or Python's prose, unless they exist.
+    """Build the corpus and the acceptability task from the user's text or Python's prose, unless they already exist.
 
     Returns:
         The number of tokens in the training text.
 
     Raises:
-        UserError: a file of the corpus or the task has changed since it was built.
+        UserError: a file in the corpus or the task has changed since it was built.
     """
     data = folder / "data"
     task = folder / "acceptability"
@@ -105,14 +105,14 @@ def prepare(settings: DemoSettings, folder: Path) -> int:
     if data.exists() and task.exists():
         print(f"Reusing the text in {data} and {task}.")
     else:
-        print(f"Reading {settings.corpus or 'the English prose that comes with Python'}.")
+        print(f"Reading {settings.corpus or 'the English prose that ships with Python'}.")
         text = settings.corpus or str(write_prose(folder / "python_prose.jsonl"))
         if not data.exists():
             corpus = CorpusSettings(
                 vocab_size=settings.vocab_size,
                 valid_share=settings.valid_share,
                 seed=settings.seed,
-                word_coverage=1.0,  # in a small text, every word counts and every character deserves a token
+                word_coverage=1.0,  # in a small text every word matters, and every character deserves a token
                 text=TextSettings(character_coverage=1.0),
             )
             build_corpus([text], data, corpus)
@@ -131,11 +131,11 @@ def prepare(settings: DemoSettings, folder: Path) -> int:
 
 
 class DemoTraining(Training):
-    """The training of a model of MODELS.
+    """The training loop of one of the models in MODELS.
 
     Args:
-        job: the job of the training.
-        measures: the names of the metrics that its curve has.
+        job: the job to run.
+        measures: the names of the metrics in its curve.
     """
 
     validations = 6
@@ -145,27 +145,27 @@ class DemoTraining(Training):
         self.measures = measures
 
     def measure(self) -> dict[str, float]:
-        """Return the chosen metrics on the whole validation split."""
+        """Compute the chosen metrics on the whole validation split."""
         found = self.evaluate()
         return {name: float(found[name]) for name in self.measures}
 
 
 def recipe_options(settings: DemoSettings) -> Mapping[str, Any]:
-    """Return the options of the recipe for model, text and optimizer, by name."""
+    """Return the recipe's options for model, text and optimizer, by name."""
     if settings.recipe == "laptop":
         return LAPTOP
     return ADAM
 
 
 def network(settings: DemoSettings, name: str) -> Network:
-    """Return the network of a model of MODELS."""
+    """Return the network of one of the models in MODELS."""
     arch, sizes = MODELS[name]
     options = chosen(MaskedLMOptions, recipe_options(settings)) | SIZES | sizes
     return Network(options_of_arch(arch, **options))
 
 
 def pretraining_objective(settings: DemoSettings, folder: Path, name: str) -> MaskedLMObjective:
-    """Return the masked-LM objective of a model."""
+    """Return a model's masked-LM objective."""
     text = chosen(MaskedTextOptions, recipe_options(settings))
     return MaskedLMObjective(
         network(settings, name),
@@ -179,7 +179,7 @@ def pretraining_objective(settings: DemoSettings, folder: Path, name: str) -> Ma
 
 
 def pretraining_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
-    """Return the pre-training jobs of both models, which use the same batches."""
+    """Return both models' pre-training jobs, which use the same batches."""
     options = recipe_options(settings)
     optimization = OptimizationConfig.from_options(
         options,
@@ -221,11 +221,11 @@ def report(pretrained: Results, finetuned: Results, yardsticks: Yardsticks, fold
     """Write table.md and loss.png, and return the table followed by the yardsticks.
 
     Args:
-        pretrained: the results of pre-training by model.
-        finetuned: the results of fine-tuning by model. The score after the last update counts, so that no score is
-            selected on the split on which it is measured.
-        yardsticks: the losses of counting, for comparison.
-        folder: the folder of the files.
+        pretrained: the pre-training results by model.
+        finetuned: the fine-tuning results by model. The score after the last update is reported, because choosing the
+            best one would select on the split that it is measured on.
+        yardsticks: the losses of count-based predictors, for comparison.
+        folder: the folder to write the files to.
     """
     rows = []
     for name, result in pretrained.items():
@@ -253,13 +253,13 @@ def report(pretrained: Results, finetuned: Results, yardsticks: Yardsticks, fold
 
 
 def draw(results: Results, yardsticks: Yardsticks, path: Path) -> None:
-    """Draw the validation losses and the yardsticks against updates and training time, to a PNG file."""
+    """Plot the validation losses and the yardsticks against updates and training time, and save them as a PNG file."""
     with picture(path, 1, 2, (5, 4), sharey=True) as (panels,):
         for axis, key, label in zip(panels, ("updates", "seconds"), ("updates", "seconds of training"), strict=True):
             for (name, result), style in zip(results.items(), ("o-", "s--"), strict=True):
                 axis.plot(result["curve"][key], result["curve"]["loss"], style, label=name, markersize=4)
             axis.axhline(yardsticks.unigram, color="grey", linestyle=":", label="unigram loss")
-            axis.axhline(yardsticks.counts, color="grey", linestyle="--", label="counts of neighbours")
+            axis.axhline(yardsticks.counts, color="grey", linestyle="--", label="counts of neighbors")
             axis.set_xlabel(label)
         panels[0].set_ylabel("validation loss, bits per masked token")
         panels[0].legend()

@@ -1,4 +1,4 @@
-"""The settings of the demo."""
+"""The demo's settings."""
 
 from dataclasses import dataclass
 from typing import Optional
@@ -9,23 +9,23 @@ from lazyformer_fairseq.training.laptop import LAPTOP_HELP
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The settings that determine the result of the demo; its folder stores them and resumes only with the same ones.
+    """The settings that determine the demo's result; its folder stores them, and resuming requires the same settings.
 
     Attributes:
         vocab_size: the number of symbols in the vocabulary.
-        valid_share: the share of the documents that is held out, from which the acceptability task is built.
+        valid_share: the fraction of the documents that is held out and used to build the acceptability task.
         tokens_per_sample: the length of the longest block, in tokens.
         sequences: the number of sequences per update.
-        finetuning_updates: the number of updates of fine-tuning on the acceptability task.
-        seed: the seed of the corpus and of all trainings.
+        finetuning_updates: the number of fine-tuning updates on the acceptability task.
+        seed: the seed of the corpus and of all runs.
     """
 
     corpus: Optional[str] = option(
         None,
         "Text file, or folder of .txt files, to train on.",
-        shown="the English prose that comes with Python",
+        shown="the English prose that ships with Python",
     )
-    updates: int = option(5000, "Number of updates of pre-training.", low=6)
+    updates: int = option(5000, "Number of pre-training updates.", low=6)
     recipe: str = option("laptop", f"Training recipe. {LAPTOP_HELP}.", choices=("laptop", "adam"))
     vocab_size: int = 4000
     valid_share: float = 0.2

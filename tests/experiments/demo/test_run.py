@@ -209,7 +209,7 @@ def test_little_text_gives_smaller_files_and_too_little_is_refused(tmp_path):
     sizes, _ = write(tmp_path / "task", sizes=(4000, 1000))
     assert sizes["train"] + sizes["dev"] <= len(held_out_sentences(DOCUMENTS, 0.5, 1))
     assert sizes["train"] == pytest.approx(4 * sizes["dev"], abs=8)
-    with pytest.raises(UserError, match="only 0 sentences .* give more text and a new folder"):
+    with pytest.raises(UserError, match="only 0 sentences .* use more text and a new folder"):
         write(tmp_path / "none", DOCUMENTS[:3], valid_share=0.0)
     assert not (tmp_path / "none").exists()
 

@@ -161,7 +161,7 @@ def test_a_run_resumes_with_more_positions(data_folder, tmp_path, fairseq_train)
     options = "--arch bert_tiny --sublayer-pattern sf --criterion masked_lm_accuracy --batch-size 4 --lr 0"
     short = fairseq_train(data_folder, f"{options} --max-positions 32 --max-update 1 --disable-validation", tmp_path)
     longer = f"{options} --max-positions 40 --max-update 2 --disable-validation"
-    for more, remedy in (("", "give --copy-positions"), (" --copy-positions", "give --reset-optimizer")):
+    for more, remedy in (("", "pass --copy-positions"), (" --copy-positions", "pass --reset-optimizer")):
         assert remedy in message_of(fairseq_train, data_folder, longer + more, tmp_path)
     resumed = fairseq_train(data_folder, f"{longer} --copy-positions --reset-optimizer", tmp_path)
     assert updates_of(resumed) >= 1

@@ -329,7 +329,7 @@ def test_ctrl_c_saves_and_names_what_is_there(data_folder, tmp_path, warm_python
                 break
         output, errors = run.communicate()
     assert run.returncode == 130
-    assert "press again to end at once" in errors and "Traceback" not in errors
+    assert "press again to exit immediately" in errors and "Traceback" not in errors
     updates, path = re.search(r"SIGINT: saved at (\d+) updates; .* code 130, .* resumes from (\S+)", output).groups()
     assert torch.load(path)["optimizer_history"][-1]["num_updates"] == int(updates) >= 3
 

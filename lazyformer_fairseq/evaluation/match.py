@@ -139,7 +139,7 @@ def match_positions(
         if {pair for pair in sizes if pair[0] != pair[1]} == {(found, positions)}:
             raise UserError(f"{differ}, and {each} depends on the number and cannot be extended; give {remedy}")
     if not copies:
-        raise UserError(f"{differ}; give --copy-positions to repeat those {found}, or {remedy}")
+        raise UserError(f"{differ}; pass --copy-positions to repeat those {found}, or {remedy}")
     logger.warning("the checkpoint has %d positions; --copy-positions repeats them up to %d", found, positions)
     state_dict[name] = weight.repeat(-(-positions // found), 1)[:positions]
 

@@ -1,8 +1,8 @@
-"""Distillation: training a masked language model (the student) on the outputs of a trained one (the teacher).
+"""Distillation of a trained masked language model (the teacher) into another one (the student).
 
-The student learns from the teacher's distribution over the vocabulary at the masked positions and from its last
-attention distribution. The teacher is needed only during training: checkpoints hold the student alone, and a resumed
-run loads the teacher again.
+The student is trained to match the teacher's distribution over the vocabulary at the masked positions and the
+teacher's last attention distribution. The teacher is needed only during training: checkpoints contain only the
+student, and a resumed run reloads the teacher.
 """
 
 from pathlib import Path
@@ -23,22 +23,22 @@ from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 from lazyformer_fairseq.training.objectives.interface import Batch
 
-LEAST = 1e-9  # the probability assigned to keys that the student's query cannot see
+LEAST = 1e-9  # the probability assigned to keys that the student's query cannot attend to
 ADVICE = "set --distill-attention-weight 0 to distill without attention"
 
 
 class Distillation:
-    """The masked-LM loss plus the divergences from a teacher.
+    """The distillation loss: the masked-LM loss plus the KL divergences from a teacher.
 
-    This is deliberately not an ``nn.Module``, so that the teacher appears neither in the optimizer nor in checkpoints.
+    This is deliberately not an ``nn.Module``: the teacher must not end up in the optimizer or in checkpoints.
 
     Args:
         teacher: the trained model.
         temperature: the temperature of both models' distributions over the vocabulary.
         masked_lm_weight: the weight of the masked-LM loss.
         words_weight: the weight of the divergence from the teacher's distribution over the vocabulary.
-        attention_weight: the weight of the divergence from the teacher's last attention distribution; with 0 it is not
-            computed.
+        attention_weight: the weight of the divergence from the teacher's last attention distribution. If it is 0, the
+            divergence is not computed.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class Distillation:
         """Compute the weighted loss of a batch.
 
         Returns:
-            The summed loss, the number of masked tokens, and sums to log, whose `loss` is the masked-LM loss alone.
+            The summed loss, the number of masked tokens, and the sums to log. The logged `loss` is the masked-LM loss
+            alone.
         """
         if not self._is_placed:
             weight = next(model.parameters())
@@ -94,13 +95,13 @@ class Distillation:
         teachers_states: list[Tensor],
         padding_mask: Optional[Tensor],
     ) -> Tensor:
-        """Return the mean divergence between the last attention distributions of student and teacher.
+        """Return the mean KL divergence between the student's and the teacher's last attention distributions.
 
         Args:
             model: the student.
             states: the inputs of the student's sublayers.
             teachers_states: the inputs of the teacher's sublayers.
-            padding_mask: (B, T), True at padding; None if the batch has none.
+            padding_mask: (B, T), True at padding; None if the batch has no padding.
         """
         student = encoder_of(model)
         teacher = encoder_of(self.teacher)
@@ -112,21 +113,22 @@ class Distillation:
 
 
 def encoder_of(model: nn.Module) -> Encoder:
-    """Return the encoder of a model.
+    """Return a model's encoder.
 
     Raises:
-        UserError: the model has no encoder of this package.
+        UserError: the model's network is not an :class:`Encoder` from this package.
     """
     network = losses.network_of(model)
     if not isinstance(network, Encoder):
-        raise UserError(f"--distill: {type(model).__name__} has no encoder of this package; {ADVICE}")
+        raise UserError(f"--distill: {type(model).__name__} has no encoder from this package; {ADVICE}")
     return network
 
 
 def words_kl(student_MV: Tensor, teacher_MV: Tensor, temperature: float) -> Tensor:
     """Return T^2 KL(teacher || student) at temperature T, summed over the M masked tokens, in nats.
 
-    The factor T^2 makes up for the gradients of soft targets, which scale as 1 / T^2 (Hinton et al., 2015, section 2).
+    The factor T^2 compensates for the gradients of soft targets, which scale as 1 / T^2 (Hinton et al., 2015, section
+    2).
 
     Args:
         student_MV: the student's logits.
@@ -140,13 +142,13 @@ def words_kl(student_MV: Tensor, teacher_MV: Tensor, temperature: float) -> Tens
 def attention_kl(student_BNTK: Tensor, teacher_BNTK: Tensor, padding_mask_BT: Optional[Tensor] = None) -> Tensor:
     """Return KL(teacher || student) of attention distributions, averaged over heads and queries, in nats.
 
-    This is MiniLM's transfer of the last attention distribution (Wang et al., 2020, section 3.1). Keys that the
-    student's query cannot see get the probability 1e-9.
+    This is the self-attention distribution transfer of MiniLM (Wang et al., 2020, section 3.1). Keys that the student's
+    query cannot attend to are assigned probability 1e-9.
 
     Args:
         student_BNTK: the student's attention distributions.
         teacher_BNTK: the teacher's attention distributions.
-        padding_mask_BT: the queries to leave out, True at padding.
+        padding_mask_BT: True at padding; these queries are excluded.
     """
     student = _single(student_BNTK).clamp(min=LEAST).log()
     teacher = _single(teacher_BNTK)
@@ -158,10 +160,10 @@ def attention_kl(student_BNTK: Tensor, teacher_BNTK: Tensor, padding_mask_BT: Op
 
 
 def last_attentions(student: Stack, teacher: Stack) -> tuple[int, int]:
-    """Return the index of the last sublayer of each network that computes an attention distribution of its own.
+    """Return the index of the last sublayer in each network that computes its own attention distribution.
 
     Raises:
-        UserError: a network has no such sublayer, or the numbers of heads differ.
+        UserError: a network has no such sublayer, or the networks have different numbers of heads.
     """
     if student.num_heads != teacher.num_heads:
         raise UserError(
@@ -180,13 +182,13 @@ def last_attentions(student: Stack, teacher: Stack) -> tuple[int, int]:
 
 
 def distribution(network: Encoder, number: int, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
-    """Compute the attention distribution of one sublayer, (B, N, T, K), with the eager back end.
+    """Compute one sublayer's attention distribution, (B, N, T, K), with the eager back end.
 
     Args:
         network: the encoder.
-        number: the index of the sublayer.
-        x_BTC: the input of the sublayer.
-        padding_mask_BT: True at padding, which must come last in each row; None if there is none.
+        number: the sublayer's index.
+        x_BTC: the sublayer's input.
+        padding_mask_BT: True at padding, which must be at the end of each row; None if there is no padding.
 
     Raises:
         UserError: the sublayer does not compute a distribution over tokens.
@@ -201,7 +203,7 @@ def distribution(network: Encoder, number: int, x_BTC: Tensor, padding_mask_BT: 
 
 
 def _single(x: Tensor) -> Tensor:
-    """Return a tensor in at least single precision."""
+    """Cast a tensor to at least single precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -210,10 +212,10 @@ def load_teacher(path: str, dictionary: Dictionary) -> nn.Module:
 
     Args:
         path: a checkpoint or a folder that contains one.
-        dictionary: the dictionary of the run, which must equal the checkpoint's.
+        dictionary: the run's dictionary, which must equal the checkpoint's.
 
     Raises:
-        UserError: the file is missing or damaged, is not a masked language model, or has another dictionary.
+        UserError: the file is missing or damaged, is not a masked language model, or has a different dictionary.
     """
     file = checkpoint_at(Path(path))
     state = checkpoints.load(file)

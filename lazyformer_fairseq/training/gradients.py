@@ -1,8 +1,8 @@
-"""Gradient scaling and clipping between a model's weights and its optimizer, with the arithmetic of fairseq's trainer.
+"""Gradient scaling, gradient clipping and master weights, with the same arithmetic as fairseq's trainer.
 
 Half-precision weights have master copies in single precision, which the optimizer updates. In fp16 the loss is also
-scaled, so that small gradients do not vanish (Micikevicius et al., 2018, "Mixed Precision Training", sections 3.1 and
-3.2).
+scaled to keep small gradients from underflowing (Micikevicius et al., 2018, "Mixed Precision Training", sections 3.1
+and 3.2).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +18,8 @@ class Weights:
     """A model's trainable weights in single precision.
 
     Attributes:
-        own: the weights of the model.
-        updated: the weights that the optimizer updates; here these are the model's own.
+        own: the model's weights.
+        updated: the weights that the optimizer updates; in this class, the same list as `own`.
     """
 
     def __init__(self, weights: Iterable[nn.Parameter]):
@@ -31,16 +31,16 @@ class Weights:
             weight.grad = None
 
     def backward(self, loss: Tensor) -> None:
-        """Compute gradients."""
+        """Backpropagate the loss."""
         loss.backward()
 
     def clip(self, share: Share, most: float, groups: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Scale the gradients, clip them, and return their norm before clipping.
+        """Scale and clip the gradients, and return their norm after scaling and before clipping.
 
         Args:
-            share: the factor that every gradient is multiplied by.
-            most: the largest norm allowed; 0 disables clipping.
-            groups: the optimizer's parameter groups; their order is the order in which norms are summed.
+            share: the factor by which to scale all gradients.
+            most: the maximum norm; 0 disables clipping.
+            groups: the optimizer's parameter groups. The norm is computed in their order.
         """
         gradients = gradients_of(groups)
         torch._foreach_mul_(gradients, share)
@@ -50,18 +50,18 @@ class Weights:
         return norm
 
     def lower_scale(self) -> bool:
-        """Lower the loss scale after a non-finite gradient; return whether the update is worth repeating."""
+        """Lower the loss scale after a non-finite gradient, and return True if the update should be retried."""
         return False
 
     def write_back(self) -> None:
         """Copy the updated weights to the model after the optimizer's step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that checkpoints keep in addition to the optimizer's own."""
+        """Return the state that checkpoints store in addition to the optimizer's."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore this state from an optimizer's state, and remove it from there."""
+        """Restore this state from an optimizer's state dict, and remove it from that dict."""
 
 
 class HalfWeights(Weights):
@@ -76,17 +76,17 @@ class HalfWeights(Weights):
         super().__init__(weights)
         self.updated = [nn.Parameter(weight.detach().float()) for weight in self.own]
         for weight, copy in zip(self.own, self.updated, strict=True):
-            vars(copy).update(vars(weight))  # Muon's marks
+            vars(copy).update(vars(weight))  # includes the marks for Muon
         self.scale = LossScale() if scales else None
 
     def backward(self, loss: Tensor) -> None:
-        """Compute gradients of the scaled loss."""
+        """Backpropagate the scaled loss."""
         if self.scale is not None:
             loss = self.scale.value * loss
         loss.backward()
 
     def clip(self, share: Share, most: float, groups: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Scale and clip the gradients of the copies; a weight without a gradient gets zeros."""
+        """Move the gradients to the copies, then scale and clip them; a missing gradient becomes zeros."""
         for weight, copy in zip(self.own, self.updated, strict=True):
             if weight.grad is None:
                 copy.grad = torch.zeros_like(copy)
@@ -106,11 +106,11 @@ class HalfWeights(Weights):
         return norm
 
     def lower_scale(self) -> bool:
-        """Lower the loss scale, if the loss is scaled; return whether it could be lowered."""
+        """Lower the loss scale, if any, and return True if it was lowered."""
         return self.scale is not None and self.scale.lower()
 
     def write_back(self) -> None:
-        """Copy the updated weights to the model, and count the update towards a higher loss scale."""
+        """Copy the updated weights to the model, and count the update toward the next increase of the loss scale."""
         if self.scale is not None:
             self.scale.grow()
         torch._foreach_copy_([weight.data for weight in self.own], [copy.data for copy in self.updated])
@@ -124,7 +124,7 @@ class HalfWeights(Weights):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the copies and the loss scale from an optimizer's state, and remove them from there."""
+        """Restore the copies and the loss scale from an optimizer's state dict, and remove them from that dict."""
         for copy, saved in zip(self.updated, state.pop("fp32_weights"), strict=True):
             copy.data.copy_(saved)
         if self.scale is not None:
@@ -133,9 +133,9 @@ class HalfWeights(Weights):
 
 
 class LossScale:
-    """The factor that scales the loss: halved after an overflow, doubled after many updates without one.
+    """A dynamic loss scale, which is halved after an overflow and doubled after many updates without one.
 
-    The counters have the same names as in fairseq's scaler, apart from its leading underscores.
+    The counters have the same names as in fairseq's scaler, minus the leading underscores.
     """
 
     LEAST = 1e-4
@@ -153,7 +153,7 @@ class LossScale:
         return {f"_{name}": count for name, count in vars(self).items() if name != "value"}
 
     def grow(self) -> None:
-        """Count an update without overflow, and double the scale when it is due."""
+        """Count an update without overflow, and double the scale after every `EVERY` such updates."""
         if (self.iter - self.last_overflow_iter) % self.EVERY == 0:
             self.value *= 2
             self.last_rescale_iter = self.iter
@@ -170,12 +170,12 @@ class LossScale:
 
 
 def gradients_of(groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    """Return the gradients of an optimizer's weights, leaving out weights without one."""
+    """Return the gradients of all weights in the parameter groups that have one."""
     return [weight.grad for group in groups for weight in group["params"] if weight.grad is not None]
 
 
 def norm_of(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients, taken as one vector."""
+    """Return the global L2 norm of the gradients."""
     norms = [torch.norm(gradient, p=2, dtype=torch.float32) for gradient in gradients]
     if len(norms) == 1:
         return norms[0]

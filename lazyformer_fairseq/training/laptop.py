@@ -1,6 +1,6 @@
 """The recipe ``laptop``: options that let a small model learn more than token frequencies within minutes on one core.
 
-The help text of each option names its source. Pre-norm follows Xiong et al. (2020, arXiv 2002.04745), and training
+Each option's help text cites its source. Pre-norm follows Xiong et al. (2020, arXiv 2002.04745), and training
 without dropout follows Geiping and Goldstein (2022, arXiv 2212.14034).
 """
 
@@ -37,20 +37,20 @@ LAPTOP: Mapping[str, Any] = {
 LAPTOP_ARCH = "bert_laptop"
 LAPTOP_TOKENS = 512
 LAPTOP_HELP = (
-    "laptop: Muon, short blocks first, and weights that start from counts of tokens and their neighbours, for one core"
+    "laptop: Muon, short blocks first, and weights initialized from counts of tokens and their neighbors, for one core"
 )
 
 
 def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[str, Any]:
-    """Return the options of :data:`LAPTOP` by name, except for those that are left out or overridden.
+    """Return the recipe's options by name, without the excluded and overridden ones.
 
     Args:
-        without: names of options to leave out. Without `optimizer`, Adam trains the model at its own learning rate;
-            without `lr_scheduler`, the learning rate decays linearly right after the warm-up.
-        given: names of options that the user sets, which are left out too.
+        without: names of options to exclude. Without `optimizer`, the model is trained with Adam and the recipe's
+            learning rate for Adam; without `lr_scheduler`, the learning rate decays linearly right after the warm-up.
+        given: names of options set by the user, which are excluded too.
 
     Raises:
-        UserError: a name in `without` is not an option of the recipe.
+        UserError: a name in `without` is not one of the recipe's options.
     """
     left_out = {name.replace("-", "_") for name in without}
     if unknown := sorted(left_out - LAPTOP.keys()):

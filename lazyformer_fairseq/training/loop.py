@@ -1,9 +1,9 @@
-"""The training loop without fairseq: it makes one update at a time, so that several models can take turns in a process.
+"""A training loop that does not need fairseq. It runs one update per call, so that models can be trained alternately.
 
-Updates are the same as fairseq-train's with the same settings, bit for bit where its arithmetic allows: they use the
-same batches and random numbers, and gradients are divided by the number of predictions, clipped and applied in the
-same order. Checkpoints have fairseq's layout. Under torchrun all processes share each update, as in fairseq: batches
-are dealt to the processes in turn, and gradients are summed.
+With the same settings, the updates equal those of fairseq-train, bit for bit where its arithmetic allows: the batches
+and random numbers are the same, and gradients are divided by the number of predictions, clipped and applied in the same
+order. Checkpoints have fairseq's layout. Under torchrun all processes contribute to each update, as in fairseq: batches
+are assigned to the processes round-robin, and gradients are summed.
 """
 
 import sys
@@ -42,41 +42,41 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class DivergedError(UserError):
-    """Raised when many updates in a row had a loss or gradient that was not finite."""
+    """Raised when too many consecutive updates had a loss or gradient that was not finite."""
 
 
 @dataclass
 class _Interval:
-    """The logs and tokens since the last line of ``metrics.jsonl``."""
+    """The logs and the number of tokens since the last line of ``metrics.jsonl``."""
 
     logs: list[Log]
     tokens: int = 0
 
 
 class TrainingLoop:
-    """A training that makes one update at a time and resumes from the last checkpoint, its own or fairseq-train's.
+    """A training run that makes one update per call and resumes from its own or fairseq-train's last checkpoint.
 
     Args:
-        objective: what the model learns.
+        objective: the training objective.
         optimization: the optimizer, schedule and precision.
-        folder: the folder of the checkpoints and the run's record; a training found there is resumed.
-        start: a checkpoint of another training to continue from if `folder` has none.
+        folder: the folder for the checkpoints and the run's record. If it contains a checkpoint, that run is resumed.
+        start: another run's checkpoint to continue from if `folder` has none.
         report_to: names of experiment trackers, such as ``wandb``; see ``training.trackers``.
 
     Attributes:
         model: the model, on its device and in its precision.
         updates: the number of updates made so far.
-        seconds: the duration of each update, including those before the training was resumed.
-        history: values of all updates so far that checkpoints keep, by name; `seconds` is one of them.
-        log: what the objective logged for the last training batch.
+        seconds: the duration of each update, including updates before the run was resumed.
+        history: per-update values that checkpoints store, by name; `seconds` is one of them.
+        log: the objective's log for the last training batch.
         clip_norm: the norm to which the next update's gradients are clipped; 0 disables clipping.
-        guard: the judge of whether an update may be applied.
-        stop: the request to stop that a signal makes; it works only while a driver listens to signals.
-        processes: the processes that share each update.
+        guard: the check that each update must pass before it is applied.
+        stop: the stop request set by a signal, which has an effect only while the caller listens for signals.
+        processes: the processes that contribute to each update.
         RATE_OPTION: the name of the learning-rate option, for error messages.
 
     Raises:
-        UserError: the checkpoint found is damaged or belongs to another model.
+        UserError: the checkpoint in the folder is damaged or belongs to another model.
     """
 
     RATE_OPTION = "--lr"
@@ -129,11 +129,11 @@ class TrainingLoop:
 
     @property
     def parameters(self) -> int:
-        """The number of the model's weights."""
+        """The number of parameters in the model."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def from_history(self, name: str, expected: Any, default: Any) -> Any:
-        """Return a value from the history of the checkpoint that this training resumed from.
+        """Return a value from the history of the checkpoint that this run resumed from.
 
         Args:
             name: the value's key in the history.
@@ -141,22 +141,22 @@ class TrainingLoop:
             default: the value to return if the history does not have this key.
 
         Raises:
-            UserError: the value has another type.
+            UserError: the value has a different type.
         """
         if name not in self.history:
             return default
-        remedy = f"remove {self.folder} to start anew"
+        remedy = f"remove {self.folder} to start over"
         return as_type(expected, self.history[name], f"{self.folder / CHECKPOINT}, its {name}", remedy)
 
-    # An update.
+    # Updates.
 
     def update(self) -> int:
-        """Make one update from the next `update_freq` batches.
+        """Make one update with the next `update_freq` batches.
 
-        In fp16, batches whose gradients overflow only lower the loss scale, and the next batches are tried.
+        In fp16, if the gradients overflow, the loss scale is lowered and the update uses the batches that follow.
 
         Returns:
-            The number of tokens read, summed over all processes.
+            The number of tokens processed, summed over all processes.
         """
         before = self.updates
         seconds = 0.0
@@ -176,7 +176,7 @@ class TrainingLoop:
         return tokens
 
     def rest_of_epoch(self) -> Iterator[int]:
-        """Train on each remaining batch of the epoch; yield its number of tokens after its update."""
+        """Make one update per remaining batch of the epoch, and yield each batch's number of tokens."""
         for batch in self._pass:
             before = self.updates
             seconds = self._train_and_time([batch])
@@ -194,7 +194,7 @@ class TrainingLoop:
         return time.perf_counter() - start
 
     def _next_batches(self) -> list[Batch]:
-        """Return this process's batches for one update; the last update of an epoch may have fewer."""
+        """Return this process's batches for one update; the epoch's last update may have fewer."""
         batches: list[Batch] = []
         while len(batches) < self.optimization.update_freq:
             batch = next(self._pass, None)
@@ -207,14 +207,14 @@ class TrainingLoop:
         return batches
 
     def train_on(self, batches: Sequence[Batch]) -> None:
-        """Make one update, whose randomness depends only on the seed and the update's number.
+        """Make one update, with randomness that depends only on the seed and the number of previous updates.
 
         Args:
-            batches: the batches whose gradients are summed. An empty batch stands for one that only other processes
-                have, as at the end of an epoch.
+            batches: the batches to sum gradients over. A batch is empty if only other processes have one, as at the
+                end of an epoch.
 
         Raises:
-            DivergedError: too many updates in a row had a loss or gradient that was not finite.
+            DivergedError: too many consecutive updates had a loss or gradient that was not finite.
         """
         torch.manual_seed(self.optimization.seed + self.updates)
         self.model.train()
@@ -229,7 +229,7 @@ class TrainingLoop:
             logs.append(log)
             sizes.append(size)
         loss, size = self._sum_over_processes(logs, sizes)
-        # The batches may predict nothing; the update is then made with zero gradients.
+        # If the batches contain nothing to predict, the update is made with zero gradients.
         share: Union[Tensor, float]
         if torch.is_tensor(size):
             share = 1 / size.clamp(min=1).float()
@@ -237,9 +237,9 @@ class TrainingLoop:
             share = 1 / (float(size) or 1.0)
         norm = self.weights.clip(share, self.clip_norm, self.optimizer.param_groups)
 
-        numbers = torch.stack([norm, loss.to(norm) * share]).tolist()  # one copy from the device
+        numbers = torch.stack([norm, loss.to(norm) * share]).tolist()  # a single copy from the device
         if not np.isfinite(numbers[0]) and self.weights.lower_scale():
-            return  # an fp16 overflow: the update is made on the next batches instead
+            return  # an fp16 overflow: the caller retries with the next batches
         try:
             self.guard.judge(loss=numbers[1], gradient_norm=numbers[0])
         except BadUpdateError as bad:
@@ -256,7 +256,7 @@ class TrainingLoop:
         """Sum gradients, losses, predictions and stop requests over all processes.
 
         Returns:
-            The summed loss without penalties, and the number of predictions.
+            The summed loss without penalty terms, and the number of predictions.
         """
         loss = sum(log["loss"] for log in logs)
         size = sum(sizes)
@@ -270,7 +270,7 @@ class TrainingLoop:
         return loss, size
 
     def _skip(self, bad: BadUpdateError, loss: float, gradient_norm: float, batches: Sequence[Batch]) -> None:
-        """Record a bad update without applying it; end the training after too many in a row."""
+        """Record a bad update without applying it, and end the run after too many in a row."""
         samples = [torch.as_tensor(batch["id"]).tolist() for batch in batches if "id" in batch]
         skipped = SkippedUpdate(
             update=self.updates + 1,
@@ -288,12 +288,12 @@ class TrainingLoop:
             self.guard.write_report(self.folder, [list(self.guard.bad)], list(self.guard.losses), "nats")
             raise DivergedError(
                 f"{self.folder}: {self.guard.skipped_in_a_row} updates in a row, up to update {self.updates + 1}, "
-                f"had a loss or gradient of NaN or Inf; try a lower {self.RATE_OPTION}"
+                f"had a loss or gradient that is NaN or Inf; try a lower {self.RATE_OPTION}"
             )
 
     @torch.no_grad()
     def evaluate(self, split: str = "valid") -> dict[str, float]:
-        """Return the objective's metrics on a split; each process evaluates the whole split."""
+        """Return the objective's metrics on a split. Every process evaluates the entire split."""
         self.model.eval()
         batches = (moved(batch, self.device, self.half) for batch in self.objective.held_out(split))
         logs = [self.objective.loss(self.model, batch)[2] for batch in batches]
@@ -302,13 +302,13 @@ class TrainingLoop:
     # The record.
 
     def _begin_record(self) -> None:
-        """Write ``run.json``, and remove lines of ``metrics.jsonl`` about updates that will be made again."""
+        """Write ``run.json``, and remove the lines of ``metrics.jsonl`` for updates that will be repeated."""
         if self.processes.rank == 0:
             run_record.write_run(self.folder, self.describe())
             self._metrics = MetricsLog(self.folder, self.updates, self.report_to)
 
     def describe(self) -> RunRecord:
-        """Return the record of everything that determines the result of this training."""
+        """Return the record of everything that determines this run's result."""
         optimization = self.optimization
         settings = self.objective.settings()
         return RunRecord(
@@ -353,12 +353,12 @@ class TrainingLoop:
         self._metrics.append(line)
 
     def close(self) -> None:
-        """End the run at its experiment trackers."""
+        """Close the experiment trackers."""
         if self._metrics is not None:
             self._metrics.close()
 
     def _log_interval(self) -> None:
-        """Append a line on the updates since the last one, with the metrics of this process's batches."""
+        """Log this process's metrics for the updates since the last such line."""
         interval = self._interval
         self._interval = _Interval(logs=[])
         if interval.logs:
@@ -375,11 +375,11 @@ class TrainingLoop:
         """Write a checkpoint into the folder atomically.
 
         Args:
-            with_optimizer: whether to include the optimizer's state, without which a training cannot resume.
+            with_optimizer: whether to include the optimizer's state, which is needed to resume the run.
             name: the file name.
         """
         self.history["seconds"] = self.seconds
-        carried = self.objective.state_dict()  # all processes take part in gathering it
+        carried = self.objective.state_dict()  # a collective call: every process must take part
         if self.processes.rank > 0:
             return
         if self.objective.tokenizer_folder is not None:
@@ -416,24 +416,24 @@ class TrainingLoop:
         checkpoint_file.save(checkpoint_file.on_cpu(state), self.folder / name)
 
     def _resume(self, path: Path) -> None:
-        """Restore the whole state of the training from a checkpoint.
+        """Restore the entire training state from a checkpoint.
 
         Raises:
-            UserError: the checkpoint is damaged, belongs to another model, or has no state to resume from.
+            UserError: the checkpoint is damaged, belongs to another model, or has no optimizer state to resume from.
         """
         try:
             state = checkpoint_file.load(path)
         except UserError as error:
-            raise UserError(f"{error}; remove {path} and rerun the command to train this model anew") from None
+            raise UserError(f"{error}; remove {path} and rerun the command to retrain this model") from None
         last = state.get("last_optimizer_state")
         if last is None:
             raise UserError(
-                f"{path}: has no optimizer state, so training cannot resume from it; remove {self.folder} to start anew"
+                f"{path}: has no optimizer state, so training cannot resume from it; remove {self.folder} to start over"
             )
         try:
             self.model.load_state_dict(state["model"])
         except RuntimeError as error:
-            raise UserError(f"{path}: belongs to another model; remove {self.folder} to start anew ({error})") from None
+            raise UserError(f"{path}: belongs to another model; remove {self.folder} to start over ({error})") from None
         try:
             checkpoint_file.check_place(path, state)
             last = dict(last)
@@ -452,7 +452,7 @@ class TrainingLoop:
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             said = checkpoint_file.first_line(error)
             raise UserError(
-                f"{path}: training cannot resume from it; remove {self.folder} to start anew ({said})"
+                f"{path}: training cannot resume from it; remove {self.folder} to start over ({said})"
             ) from error
 
     def _resume_schedule(self, state: Mapping[str, Any]) -> None:
@@ -460,7 +460,7 @@ class TrainingLoop:
 
 
 def moved(batch: Batch, device: Union[str, torch.device], half: Optional[torch.dtype] = None) -> Batch:
-    """Return a batch on a device, with float32 tensors cast to `half` if given; float64 scores stay exact."""
+    """Move a batch to a device, and cast float32 tensors to `half` if specified; float64 targets stay as they are."""
 
     def move(tensor: Tensor) -> Tensor:
         if tensor.dtype is torch.float32:

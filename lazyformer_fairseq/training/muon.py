@@ -1,20 +1,20 @@
-"""The optimizer ``muon``: Muon for the sublayers' matrices, and Adam with its own learning rate for all other weights.
+"""The optimizer ``muon``: Muon for the sublayers' matrices, and Adam with a separate learning rate for other weights.
 
 Muon (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/; at scale: Liu et al., 2025, arXiv 2502.16982)
-updates a matrix by its orthogonalised momentum. With weights W and gradient G, each update computes::
+updates a matrix with its orthogonalized momentum. For weights W and gradient G, each update computes::
 
     M = mu M + (1 - mu) G             U = mu M + (1 - mu) G with Nesterov's momentum, else M
     X = U / |U|, then `steps` times:  A = X X^T      X = (a I + b A + c A A) X
     W = (1 - rate decay) W - rate scale X
 
-These Newton-Schulz steps bring all singular values near 1. If X is at least twice as wide as it is high, all steps are
-made on X X^T, and X is multiplied once at the end. ``scale`` is max(1, rows / columns)^0.5 for ``original``, and
-0.2 max(rows, columns)^0.5 for ``match_rms_adamw``, which makes updates as large as Adam's (2502.16982), so that Adam's
-learning rate and decay can be reused. If a weight stacks several maps, such as those to queries, keys and values
-(:attr:`~lazyformer_fairseq.modules.linear.Linear.blocks`), each map is treated as a matrix of its own.
+These Newton-Schulz steps move all singular values close to 1. If X is at least twice as wide as it is high, all steps
+are computed on X X^T, and X is multiplied once at the end. ``scale`` is max(1, rows / columns)^0.5 for ``original``,
+and 0.2 max(rows, columns)^0.5 for ``match_rms_adamw``. The latter makes updates as large as Adam's (2502.16982), so
+Adam's learning rate and weight decay can be reused. If a weight stacks several projections, such as queries, keys and
+values (:attr:`~lazyformer_fairseq.modules.linear.Linear.blocks`), each projection is treated as a separate matrix.
 
-torch's own Muon (2.9 and later) processes whole matrices one by one, and only in bf16. Here, matrices of one shape or
-its transpose are computed as one batch.
+torch's built-in Muon (2.9 and later) processes matrices one by one, and only in bf16. Here, matrices with the same
+shape up to transposition are processed as one batch.
 """
 
 import logging
@@ -46,7 +46,7 @@ from lazyformer_fairseq.training.optimizers import (
 
 logger = logging.getLogger(__name__)
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b and c: the steepest at 0 among those that stay near 1 (Jordan)
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b and c: steepest at 0 among polynomials that stay near 1 (Jordan)
 EPS = 1e-7  # added to norms
 LAYER = re.compile(r"(^|\.)layers?\.\d+\.")  # matches module names in fairseq's and transformers' models
 SCALES = {
@@ -54,7 +54,7 @@ SCALES = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
 }
 OVERRIDES = "optim_overrides"  # an attribute that fairseq also sets on its single-precision copies of weights
-ON_PROCESSOR = 2**22  # elements per batch on a CPU: with more, allocating each product costs more than batching saves
+ON_PROCESSOR = 2**22  # elements per batch on a CPU: beyond this, allocating the results costs more than batching saves
 DEFAULTS = {
     "lr": 0.02,
     "weight_decay": 0.0,
@@ -70,9 +70,9 @@ DEFAULTS = {
 
 
 def mark_matrices(model: nn.Module) -> None:
-    """Mark the weight matrices of a model's sublayers for Muon, with the number of blocks that each of them stacks.
+    """Mark the weight matrices of a model's sublayers for Muon, and record how many blocks each matrix stacks.
 
-    In models of other libraries, the linear maps inside their layers are marked.
+    In models from other libraries, the linear modules inside numbered layers are marked.
     """
     for name, module in model.named_modules():
         if isinstance(module, Linear) or (isinstance(module, nn.Linear) and LAYER.search(name)):
@@ -91,13 +91,13 @@ def orthogonal(
     coefficients: tuple[float, float, float],
     dtype: Optional[torch.dtype] = None,
 ) -> Tensor:
-    """Orthogonalise matrices approximately: bring all their singular values near 1.
+    """Orthogonalize matrices approximately, so that all their singular values are close to 1.
 
     Args:
         x: the matrices, (X, M, N) with M <= N.
         steps: the number of Newton-Schulz steps.
         coefficients: the coefficients a, b and c of a step.
-        dtype: the precision of the products and of the result; None for that of `x`.
+        dtype: the precision of the matmuls and the result; None for the dtype of `x`.
     """
     x = torch.div(x, x.norm(dim=(1, 2), keepdim=True) + EPS, out=torch.empty_like(x, dtype=dtype))
     rows, columns = x.shape[1:]
@@ -109,14 +109,14 @@ def orthogonal(
 
 
 def _begins_with_gram(rows: int, columns: int) -> bool:
-    """Return whether making the steps on the square matrix X X^T is cheaper than making them on X."""
+    """Return True if the steps are cheaper on the square matrix X X^T than on X."""
     return columns >= 2 * rows
 
 
 def _factors_by_gram(gram: Tensor, steps: int, coefficients: tuple[float, float, float]) -> Tensor:
-    """Return the product of the factors of all steps, (X, M, M).
+    """Return the product of all steps' factors, (X, M, M).
 
-    A step turns X into F X, and hence A = X X^T into F A F, so that all factors can be computed without X.
+    A step replaces X with F X and therefore A = X X^T with F A F, so all factors can be computed without X.
     """
     product = _factor_of(gram, coefficients)
     factor = product
@@ -149,7 +149,7 @@ def count_flops(rows: int, columns: int, steps: int = 5) -> int:
 
 
 def _times(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply matrices; in distributed training always with torch, so that the weights of all processes stay equal."""
+    """Multiply matrices. Distributed runs always use torch, which keeps the weights of all processes identical."""
     if distributed.is_initialized():
         return torch.bmm(left, right)
     return multiply(left, right)
@@ -158,14 +158,14 @@ def _times(left: Tensor, right: Tensor) -> Tensor:
 class Muon(ByGroups):
     """Muon for parameter groups with ``by_muon`` (the default), and Adam with decoupled weight decay for the others.
 
-    A weight in a Muon group is one matrix, or as many stacked matrices as :func:`blocks_of` returns. Every group has
-    the settings `lr` and `weight_decay`. Muon groups also have `momentum`, `nesterov`, `scale` (a key of
-    :data:`SCALES`), `steps` and `coefficients`; Adam groups have `betas` and `eps`. The state of a Muon weight is its
-    ``momentum_buffer``; the state of an Adam weight is its two moments.
+    A weight in a Muon group is a matrix or a stack of :func:`blocks_of` matrices. Every group has the settings `lr` and
+    `weight_decay`. Muon groups also have `momentum`, `nesterov`, `scale` (a key of :data:`SCALES`), `steps` and
+    `coefficients`; Adam groups have `betas` and `eps`. The optimizer state consists of a ``momentum_buffer`` per Muon
+    weight and two moments per Adam weight.
 
     Args:
         params: weights or parameter groups, in single or double precision.
-        dtype: the precision of Muon's matrix products; None for that of the weights.
+        dtype: the precision of Muon's matmuls; None for the weights' precision.
         settings: defaults for settings that a group does not have.
     """
 
@@ -186,7 +186,7 @@ class Muon(ByGroups):
                 self._step_by_muon(group, bucket)
 
     def _step_by_muon(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        """Update weights whose matrices all have the same shape or its transpose."""
+        """Update weights that consist of matrices with the same shape up to transposition."""
         (moments,) = self._moments(weights, ("momentum_buffer",))
         gradients = gradients_of(weights)
         torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
@@ -226,17 +226,17 @@ class Muon(ByGroups):
 
 
 def _blocks(tensor: Tensor, weight: Optional[Tensor] = None) -> Tensor:
-    """Return a tensor as a view of X blocks, (X, M, N).
+    """View a tensor as X blocks, (X, M, N).
 
     Args:
-        tensor: a weight, or a tensor of the same shape.
-        weight: the weight that knows the number of blocks; by default `tensor` itself.
+        tensor: a weight, or a tensor with a weight's shape.
+        weight: the weight marked with the number of blocks; default: `tensor` itself.
     """
     return tensor.unflatten(0, (max(1, blocks_of(tensor if weight is None else weight)), -1))
 
 
 def _lying(x: Tensor) -> Tensor:
-    """Return matrices, transposed if they have more rows than columns."""
+    """Transpose matrices that have more rows than columns, and return all others unchanged."""
     if x.size(1) > x.size(2):
         return x.mT
     return x
@@ -247,7 +247,7 @@ class MuonOptions(AdamOptions):
     """Options of :class:`MuonAndAdam`."""
 
     adam_lr: Optional[float] = option(None, "Adam's peak learning rate; default: --lr", bounds=AMOUNT)
-    muon_momentum: float = option(0.95, "Muon's momentum: the share of it that each update keeps", bounds=PROPORTION)
+    muon_momentum: float = option(0.95, "Muon's momentum: the fraction kept by each update", bounds=PROPORTION)
     muon_no_nesterov: bool = option(False, "use plain momentum instead of Nesterov's")
     muon_scale: str = option(
         "match_rms_adamw",
@@ -256,13 +256,13 @@ class MuonOptions(AdamOptions):
     )
     muon_precision: str = option(
         "auto",
-        "precision of Muon's matrix products; auto: bf16 where it is fast, else fp32",
+        "precision of Muon's matmuls; auto: bf16 on hardware with fast bf16, otherwise fp32",
         choices=("auto", "fp32", "bf16"),
     )
 
 
 class MuonAndAdam(AdamLike):
-    """Muon and Adam by fairseq's interface: ``--lr`` is Muon's learning rate, and Adam's follows in proportion."""
+    """Muon and Adam behind fairseq's interface; ``--lr`` is Muon's learning rate, and Adam's is proportional to it."""
 
     NAME = "muon"
     PREFIX = "adam"
@@ -277,13 +277,13 @@ class MuonAndAdam(AdamLike):
         if precision == "auto":
             is_fast = precision_on("cuda") == "bf16" if matrices[0].is_cuda else has_bf16()
             precision = "bf16" if is_fast else "fp32"
-        logger.info("optimizer: Muon for %d matrices, with products in %s; Adam for the rest", len(matrices), precision)
+        logger.info("optimizer: Muon for %d matrices, with matmuls in %s; Adam for the rest", len(matrices), precision)
         dtype = torch.bfloat16 if precision == "bf16" else None
         return Muon(groups, dtype, **self.optimizer_config)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """The settings of the torch optimizer."""
+        """The torch optimizer's settings."""
         return {
             **super().optimizer_config,
             "momentum": self.cfg.muon_momentum,
@@ -292,7 +292,7 @@ class MuonAndAdam(AdamLike):
         }
 
     def groups_of(self, params: list[Tensor]) -> list[dict]:
-        """Return one parameter group with the sublayers' matrices, and one or two with all other weights.
+        """Split the weights into one parameter group for the sublayers' matrices and one or two for all other weights.
 
         Raises:
             UserError: no weight is marked as a sublayer's matrix.
@@ -300,14 +300,14 @@ class MuonAndAdam(AdamLike):
         matrices = [weight for weight in params if blocks_of(weight)]
         if not matrices:
             raise UserError(
-                "--optimizer muon: finds no matrices of sublayers, because it only trains models of this package with "
-                "tasks of this package; use one of these tasks, or --optimizer fused_adam"
+                "--optimizer muon: found no sublayer matrices, because it only works for this package's models and "
+                "tasks; use one of these tasks, or --optimizer fused_adam"
             )
         others = super().groups_of([weight for weight in params if not blocks_of(weight)])
         return [{"params": matrices}, *({**group, "by_muon": False} for group in others)]
 
     def set_lr(self, lr: float) -> None:
-        """Set Muon's learning rate, and Adam's in the same proportion as at their peaks."""
+        """Set Muon's learning rate, and scale Adam's by the same factor."""
         super().set_lr(lr)
         peak = self.optimizer_config["lr"]
         share = 1.0

@@ -1,4 +1,4 @@
-"""The optimization settings of a training, and the optimizers and schedules by their names in fairseq-train."""
+"""A run's optimization settings, and the optimizers and schedules by their names in fairseq-train."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.training import muon, optimizers, schedules
 
-# The class and the dataclass of its options for each value of ``--optimizer`` and ``--lr-scheduler``.
+# Each value of ``--optimizer`` and ``--lr-scheduler`` maps to a class and the dataclass of its options.
 OPTIMIZERS = {
     "fused_adam": (optimizers.FusedAdam, optimizers.AdamOptions),
     "nvlamb": (optimizers.NvLamb, optimizers.LambOptions),
@@ -26,7 +26,7 @@ SCHEDULES = {
 
 
 def row_of(option: str, rows: Mapping[str, tuple[type, type]], name: str) -> tuple[Any, Any]:
-    """Look up the class of an optimizer or schedule, and the dataclass of its options.
+    """Look up the class of an optimizer or schedule and the dataclass of its options.
 
     Args:
         option: the command-line option, for the error message.
@@ -37,13 +37,13 @@ def row_of(option: str, rows: Mapping[str, tuple[type, type]], name: str) -> tup
         UserError: the name is unknown.
     """
     if name not in rows:
-        raise UserError(f"{option} {name}: choose from {', '.join(rows)}; any others need fairseq-train")
+        raise UserError(f"{option} {name}: choose from {', '.join(rows)}; all others need fairseq-train")
     return rows[name]
 
 
 @dataclass(frozen=True)
 class OptimizationConfig:
-    """The optimizer, schedule and precision of a training, with the meaning of fairseq-train's options.
+    """A run's optimizer, schedule and precision, with the same semantics as fairseq-train's options.
 
     Attributes:
         updates: the length of the schedule, in updates.
@@ -53,7 +53,7 @@ class OptimizationConfig:
         optimizer_options: the optimizer's options by name.
         schedule: a key of :data:`SCHEDULES`.
         schedule_options: the schedule's options by name.
-        update_freq: batches per update and process.
+        update_freq: the number of batches per process and update.
         clip_norm: the norm to which gradients are clipped; 0 disables clipping.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         device: ``cpu`` or ``cuda``.
@@ -76,8 +76,8 @@ class OptimizationConfig:
         """Create a config from options with fairseq-train's names.
 
         Args:
-            options: values by name; other options, such as those of models and text, are ignored.
-            fields: further fields of the config.
+            options: values by name. Options that do not concern optimization, such as the model's, are ignored.
+            fields: additional fields of the config.
         """
         optimizer = options["optimizer"]
         schedule = options["lr_scheduler"]
@@ -91,12 +91,12 @@ class OptimizationConfig:
         )
 
     def resolved_optimizer_options(self) -> dict[str, Any]:
-        """Return all options of the optimizer, including defaults."""
+        """Return all optimizer options, including defaults."""
         _, options = row_of("--optimizer", OPTIMIZERS, self.optimizer)
         return vars(options(**self.optimizer_options))
 
     def resolved_schedule_options(self) -> dict[str, Any]:
-        """Return all options of the schedule, including defaults."""
+        """Return all schedule options, including defaults."""
         _, options = row_of("--lr-scheduler", SCHEDULES, self.schedule)
         return vars(options(**self.schedule_options))
 
@@ -107,7 +107,7 @@ class OptimizationConfig:
         return make(cfg, weights)
 
     def build_schedule(self, optimizer: Any) -> Any:
-        """Build the schedule of an optimizer's learning rate."""
+        """Build the learning-rate schedule for an optimizer."""
         make, _ = row_of("--lr-scheduler", SCHEDULES, self.schedule)
         length = {"lr": [self.rate], "max_update": self.updates, "max_epoch": 0}
         cfg = SimpleNamespace(**self.resolved_schedule_options(), **length)

@@ -4,15 +4,15 @@ r"""The optimizers ``fused_adam`` and ``nvlamb``.
 only with NVIDIA apex, and otherwise loops over the weights in Python.
 
 ``nvlamb`` is LAMB (You et al., 2019, arXiv 1904.00962) as NVIDIA uses it. fairseq's own ``lamb`` needs apex, clips the
-gradients a second time, to norm 1, and has none of the options below.
+gradients again to norm 1, and has none of the options below.
 
-Update t of a tensor with weights w and gradient g computes::
+For a tensor with weights w and gradient g, update t computes::
 
     m = b1 m + (1 - b1) g                      v = b2 v + (1 - b2) g^2
     u = (m / c1) / (sqrt(v / c2) + eps) + decay w      c = 1 - b^t, or 1 without bias correction
     w = w - rate (min(|w|, bound) / |u|) u             the ratio is 1 where |w| or |u| is 0
 
-NVIDIA's two recipes differ in the optional parts. BERT uses apex's ``FusedLAMB`` (csrc/multi_tensor_lamb.cu), with bias
+NVIDIA's two recipes use different options. BERT uses apex's ``FusedLAMB`` (csrc/multi_tensor_lamb.cu), with bias
 correction and without a bound. Transformer-XL (DeepLearningExamples,
 PyTorch/LanguageModeling/Transformer-XL/pytorch/lamb.py) uses a bound of 10 and no bias correction; it also adds eps to
 \|u\|, which is negligible: \|u\| is about the square root of the tensor's number of elements.
@@ -36,23 +36,24 @@ from lazyformer_fairseq.options import AMOUNT, PROPORTION, check, option
 
 logger = logging.getLogger(__name__)
 
-# Settings of a parameter group that reveal its optimizer: our Lamb, apex's FusedLAMB or Muon. Adam has none of them.
+# Parameter-group settings that identify the optimizer: our Lamb, apex's FusedLAMB or Muon. Adam has none of them.
 OWN_SETTINGS = {"max_weight_norm": "lamb", "grad_averaging": "lamb", "by_muon": "muon"}
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class AdamLike:
-    """The base class of optimizers with fairseq's interface.
+    """Base class for optimizers with fairseq's interface.
 
-    Biases and LayerNorms can form their own parameter group, without weight decay. Moments are in single precision.
+    Biases and LayerNorms can be placed in a separate parameter group without weight decay. Moments are in single
+    precision.
 
     Args:
-        cfg: the optimizer's options and `lr`, one learning rate or several.
+        cfg: the optimizer's options and `lr`, one learning rate or a sequence of them.
         params: the weights to optimize.
 
     Attributes:
         NAME: the value of ``--optimizer``.
-        PREFIX: the prefix of the options of betas and epsilon.
+        PREFIX: the prefix of the option names for betas and epsilon.
     """
 
     NAME = PREFIX = ""
@@ -72,7 +73,7 @@ class AdamLike:
 
     @property
     def param_groups(self) -> list[dict]:
-        """The parameter groups of the torch optimizer."""
+        """The torch optimizer's parameter groups."""
         return self.optimizer.param_groups
 
     def set_lr(self, lr: float) -> None:
@@ -86,7 +87,7 @@ class AdamLike:
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """The settings of the torch optimizer."""
+        """The torch optimizer's settings."""
         rate = self.cfg.lr
         if isinstance(rate, Sequence):  # fairseq has one learning rate per epoch
             rate = rate[0]
@@ -99,9 +100,9 @@ class AdamLike:
         }
 
     def groups_of(self, params: list[torch.Tensor]) -> list[dict]:
-        """Return one parameter group, or with ``--no-decay-bias-and-norm`` one of matrices and one of vectors.
+        """Return one parameter group, or with ``--no-decay-bias-and-norm`` a group of matrices and a group of vectors.
 
-        The only vectors in this package's modules are biases and LayerNorms.
+        The only vectors in this package's modules are biases and LayerNorm weights.
         """
         if not self.cfg.no_decay_bias_and_norm:
             return [{"params": params}]
@@ -115,18 +116,19 @@ class AdamLike:
         state_dict: dict[str, Any],
         optimizer_overrides: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """Load a state that the same optimizer saved.
+        """Load a state saved by the same optimizer.
 
         Args:
             state_dict: the saved state.
-            optimizer_overrides: settings that replace those of every parameter group.
+            optimizer_overrides: settings to override in every parameter group.
 
         Raises:
-            UserError: the state is damaged, or belongs to another optimizer, other weights or other parameter groups.
+            UserError: the state is damaged, or belongs to a different optimizer, other weights or other parameter
+                groups.
         """
         if not _holds_moments(state_dict):
             raise UserError(
-                "the checkpoint's optimizer state is damaged: it contains no moments; to start with a new state, give "
+                "the checkpoint's optimizer state is damaged: it contains no moments; to start with a new state, pass "
                 "--reset-optimizer"
             )
         self._refuse_another_optimizers(state_dict)
@@ -136,18 +138,18 @@ class AdamLike:
                 if name != "step" and value.shape != weight.shape:
                     raise UserError(
                         f"the checkpoint's optimizer state is damaged: the {name} of a weight of shape "
-                        f"{tuple(weight.shape)} has shape {tuple(value.shape)}; to start with a new state, give "
+                        f"{tuple(weight.shape)} has shape {tuple(value.shape)}; to start with a new state, pass "
                         "--reset-optimizer"
                     )
         for group in self.param_groups:
             group.update(optimizer_overrides or {})
-        if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides just set the decay of every group
+        if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides may have set it in every group
             self.param_groups[-1]["weight_decay"] = 0.0
 
     def _refuse_another_optimizers(self, state_dict: dict[str, Any]) -> None:
-        """Raise a UserError for the state of another optimizer, other parameter groups or other weights.
+        """Raise a UserError if the state belongs to another optimizer, other parameter groups or other weights.
 
-        torch itself would fail only in the first update.
+        torch itself would only fail at the first update.
         """
         saved_groups = state_dict["param_groups"]
         settings, saved_settings = (
@@ -157,12 +159,12 @@ class AdamLike:
         if settings != saved_settings:
             raise UserError(
                 f"the checkpoint was not trained with --optimizer {self.NAME}: use the optimizer that it was trained "
-                "with, or give --reset-optimizer"
+                "with, or pass --reset-optimizer"
             )
         if len(self.param_groups) != len(saved_groups):
             had = "with" if len(saved_groups) > len(self.param_groups) else "without"
             raise UserError(
-                f"the checkpoint was trained {had} --no-decay-bias-and-norm: do the same, or give --reset-optimizer"
+                f"the checkpoint was trained {had} --no-decay-bias-and-norm: do the same, or pass --reset-optimizer"
             )
         weights = [weight for group in self.param_groups for weight in group["params"]]
         numbers = [number for group in saved_groups for number in group["params"]]
@@ -174,13 +176,13 @@ class AdamLike:
                 are_others = True
         if are_others:
             raise UserError(
-                "the checkpoint's optimizer state is for other weights than the model's (positions and projections "
-                "that start as copies have no state in it); to start with a new state, give --reset-optimizer"
+                "the checkpoint's optimizer state does not match the model's weights (it has no state for positions "
+                "and projections initialized as copies); to start with a new state, pass --reset-optimizer"
             )
 
 
 def _holds_moments(state_dict: Any) -> bool:
-    """Return whether this has the structure of an optimizer state."""
+    """Return True if a value has the structure of an optimizer state dict."""
     try:
         for group in state_dict["param_groups"]:
             rates = [group.get(name, 0.0) for name in ("lr", "eps", "weight_decay", "step")]
@@ -201,21 +203,21 @@ def _holds_moments(state_dict: Any) -> bool:
 
 
 def betas_of(value: Any, option: str) -> tuple[float, float]:
-    """Read two numbers in [0, 1), given as a pair or as text.
+    """Parse two betas in [0, 1) from a pair or a string.
 
     Args:
-        value: the pair.
-        option: the option whose value it is.
+        value: the pair or string.
+        option: the option's name, for the error message.
 
     Raises:
-        UserError: they are not.
+        UserError: the value is not a pair of numbers in [0, 1).
     """
     try:
         first, second = (float(beta) for beta in (ast.literal_eval(value) if isinstance(value, str) else value))
     except (ValueError, TypeError, SyntaxError) as error:
-        raise UserError(f"{option} {value!r}: give two numbers, as '(0.9, 0.999)'") from error
+        raise UserError(f"{option} {value!r}: must be two numbers, such as '(0.9, 0.999)'") from error
     if not (0 <= first < 1 and 0 <= second < 1):
-        raise UserError(f"{option} {value!r}: both must lie in [0, 1)")
+        raise UserError(f"{option} {value!r}: both must be in [0, 1)")
     return first, second
 
 
@@ -223,8 +225,8 @@ def betas_of(value: Any, option: str) -> tuple[float, float]:
 class AdamOptions:
     """Options of :class:`FusedAdam`."""
 
-    adam_betas: Any = option("(0.9, 0.999)", "Adam's betas, as '(b1, b2)': decay of both moments", bounds=PROPORTION)
-    adam_eps: float = option(1e-6, "Adam's epsilon, added to the root of the second moment", bounds=AMOUNT)
+    adam_betas: Any = option("(0.9, 0.999)", "Adam's betas, as '(b1, b2)': decay of the moments", bounds=PROPORTION)
+    adam_eps: float = option(1e-6, "Adam's epsilon, added to the square root of the second moment", bounds=AMOUNT)
     weight_decay: float = option(0.01, "decoupled weight decay", bounds=AMOUNT)
     no_decay_bias_and_norm: bool = option(
         False,
@@ -233,7 +235,7 @@ class AdamOptions:
 
 
 class FusedAdam(AdamLike):
-    """Adam with decoupled weight decay; the defaults are those of LazyFormer, Table 5."""
+    """Adam with decoupled weight decay; the defaults come from the LazyFormer paper, Table 5."""
 
     NAME = "fused_adam"
     PREFIX = "adam"
@@ -244,10 +246,10 @@ class FusedAdam(AdamLike):
         return torch.optim.AdamW(self.groups_of(params), fused=True, **self.optimizer_config)
 
 
-# Elements processed at once on a CPU. That many elements of each of the five tensors fit into its cache, and the sum of
-# that many squares is exact to 1e-6 in single precision, whereas that of 25 million is exact only to 1e-3.
+# Elements processed at once on a CPU. That many elements of each of the five tensors fit into its cache. In single
+# precision, the sum of that many squares is accurate to 1e-6, but the sum of 25 million squares only to 1e-3.
 PIECE = 2**18
-# Elements per bucket on a GPU, whose updates are in memory at the same time; a larger tensor is a bucket of its own.
+# Elements per bucket on a GPU. All updates of a bucket are in memory at once. A larger tensor gets a separate bucket.
 BUCKET = 2**25
 DEFAULTS = {
     "lr": 1e-3,
@@ -261,9 +263,9 @@ DEFAULTS = {
 
 
 class ByGroups(torch.optim.Optimizer):
-    """The base class of our torch optimizers, which update one parameter group at a time.
+    """Base class for torch optimizers that process parameter groups one by one.
 
-    Each group counts its updates in ``step``.
+    The number of updates is stored in each group under ``step``.
     """
 
     @torch.no_grad()
@@ -282,7 +284,7 @@ class ByGroups(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _moments(self, weights: list[Tensor], names: Iterable[str]) -> list[list[Tensor]]:
-        """Return the weights' moments for each name, as contiguous tensors that are initialised with zeros."""
+        """Return a list of the weights' moments per name; missing moments are initialized to contiguous zeros."""
         for weight in weights:
             for name in names:
                 if name not in self.state[weight]:
@@ -291,27 +293,27 @@ class ByGroups(torch.optim.Optimizer):
 
 
 class Lamb(ByGroups):
-    r"""LAMB with a trust ratio per tensor, which includes the weight decay; see the module's formulas.
+    r"""LAMB with a per-tensor trust ratio that includes the weight decay; see the module docstring for the formulas.
 
-    The state has the layout of apex's ``FusedLAMB``: ``step`` per parameter group, and ``exp_avg`` and ``exp_avg_sq``
-    per weight.
+    The state has the same layout as in apex's ``FusedLAMB``: ``step`` per parameter group, and ``exp_avg`` and
+    ``exp_avg_sq`` per weight.
 
     Args:
         params: weights or parameter groups, all in single or all in double precision. A group may override any of the
             settings below.
         lr: the learning rate.
-        betas: the decay of both moments.
-        eps: added to the root of the second moment.
-        weight_decay: the weight decay within u.
-        bias_correction: whether to correct the moments for their start at zero.
-        max_weight_norm: the bound on \|w\| in the ratio; 0 for none.
-        ratio_without_decay: whether the ratio also applies to weights without decay, like apex's ``use_nvlamb``.
+        betas: the decay rates of the two moments.
+        eps: added to the square root of the second moment.
+        weight_decay: the weight decay, applied within u.
+        bias_correction: whether to correct the moments for their initialization to zero.
+        max_weight_norm: the bound on \|w\| in the ratio; 0 for no bound.
+        ratio_without_decay: whether to apply the ratio also to weights without decay, like apex's ``use_nvlamb``.
     """
 
     def __init__(self, params: Iterable[Any], **settings: Any):
         super().__init__(params, {**DEFAULTS, **settings})
 
-    _scratch: Optional[Tensor] = None  # a tensor's update on a CPU, reused: allocating costs more than the arithmetic
+    _scratch: Optional[Tensor] = None  # a reused buffer for CPU updates: allocation costs more than the arithmetic
 
     def _step_on(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         time = _time_of(group, torch.device("cpu"))
@@ -322,7 +324,7 @@ class Lamb(ByGroups):
             _step_on_gpu(group, [self._tensors_of(weight) for weight in bucket])
 
     def _tensors_of(self, weight: Tensor) -> list[Tensor]:
-        """Return the weight, its gradient and its two moments; all but the weight are contiguous."""
+        """Return a weight, its gradient and its two moments; all but the weight are contiguous."""
         assert weight.grad is not None
         return [weight, weight.grad.contiguous(), *(moment for (moment,) in self._moments([weight], MOMENTS))]
 
@@ -343,7 +345,7 @@ class Lamb(ByGroups):
             own.copy_(weight)
 
     def _scratch_like(self, weight: Tensor) -> Tensor:
-        """Return an uninitialised flat buffer with the size and precision of `weight`, reused between calls."""
+        """Return an uninitialized flat buffer with the size and precision of `weight`; the memory is reused."""
         scratch = self._scratch
         if scratch is None or scratch.numel() < weight.numel() or scratch.dtype != weight.dtype:
             self._scratch = scratch = torch.empty(weight.numel(), dtype=weight.dtype)
@@ -351,7 +353,7 @@ class Lamb(ByGroups):
 
 
 def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
-    """Update many tensors with a few kernels and a single synchronisation, for their norms."""
+    """Update many tensors with a few kernels and a single synchronization, which copies the norms to the CPU."""
     own, *others = map(list, zip(*tensors, strict=True))
     weights = [weight.contiguous() for weight in own]
     updates = list(torch._foreach_mul(weights, -group["weight_decay"]))
@@ -367,7 +369,7 @@ def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
 
 
 def gradients_of(weights: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients of weights, all of which must have one."""
+    """Return the gradients of weights, skipping weights without one."""
     return [weight.grad for weight in weights if weight.grad is not None]
 
 
@@ -376,11 +378,11 @@ def _is_on_gpu(weight: Tensor) -> bool:
 
 
 def buckets(weights: Iterable[Tensor], most: int = BUCKET) -> Iterator[list[Tensor]]:
-    """Yield the weights in order, grouped into buckets.
+    """Yield the weights in order, grouped into buckets on the same device.
 
     Args:
-        weights: the weights; those of a bucket are on one device.
-        most: the largest number of elements per bucket, unless a single weight has more.
+        weights: the weights.
+        most: the maximum number of elements per bucket, exceeded only by a single weight that is larger.
     """
     bucket: list[Tensor] = []
     size = 0
@@ -396,7 +398,7 @@ def buckets(weights: Iterable[Tensor], most: int = BUCKET) -> Iterator[list[Tens
 
 
 def _time_of(group: dict[str, Any], device: torch.device) -> Tensor:
-    """Return t, or infinity without bias correction, because the correction vanishes as t grows."""
+    """Return the update number t, or infinity to disable bias correction, which vanishes as t grows."""
     return torch.tensor(group["step"] if group["bias_correction"] else torch.inf, dtype=torch.float32, device=device)
 
 
@@ -412,11 +414,11 @@ def _subtract_adams_update(
 
     Args:
         group: the settings of the parameter group.
-        times: the number of updates made, for each tensor.
-        values: the tensors from which the update is subtracted, in place.
+        times: the number of updates made, per tensor.
+        values: the tensors to subtract the update from, in place.
         gradients: the gradients of the weights.
-        first_moments: the running means of the gradients, updated in place.
-        second_moments: the running means of the squared gradients, updated in place.
+        first_moments: the running averages of the gradients, updated in place.
+        second_moments: the running averages of the squared gradients, updated in place.
     """
     b1, b2 = group["betas"]
     torch._fused_adam_(
@@ -447,8 +449,8 @@ def _ratio(weight_norm: float, update_norm: float, group: dict[str, Any]) -> flo
 class LambOptions:
     """Options of :class:`NvLamb`."""
 
-    lamb_betas: Any = option("(0.9, 0.999)", "LAMB's betas, as '(b1, b2)': decay of both moments", bounds=PROPORTION)
-    lamb_eps: float = option(1e-6, "LAMB's epsilon, added to the root of the second moment", bounds=AMOUNT)
+    lamb_betas: Any = option("(0.9, 0.999)", "LAMB's betas, as '(b1, b2)': decay of the moments", bounds=PROPORTION)
+    lamb_eps: float = option(1e-6, "LAMB's epsilon, added to the square root of the second moment", bounds=AMOUNT)
     weight_decay: float = option(0.01, "weight decay, applied within the trust ratio", bounds=AMOUNT)
     no_decay_bias_and_norm: bool = option(
         False,
@@ -456,21 +458,21 @@ class LambOptions:
     )
     no_ratio_without_decay: bool = option(
         False,
-        "do not scale updates of weights without decay by the trust ratio, as in NVIDIA's BERT",
+        "do not apply the trust ratio to weights without decay, as in NVIDIA's BERT",
     )
     no_bias_correction: bool = option(
         False,
-        "do not correct the moments for their start at zero, as in NVIDIA's Transformer-XL",
+        "do not correct the moments for their initialization to zero, as in NVIDIA's Transformer-XL",
     )
     max_weight_norm: float = option(
         0.0,
-        "upper bound on the weight norm in the trust ratio, 10 in NVIDIA's Transformer-XL; 0: none",
+        "upper bound on the weight norm in the trust ratio (10 in NVIDIA's Transformer-XL); 0: no bound",
         bounds=AMOUNT,
     )
 
 
 class NvLamb(AdamLike):
-    """LAMB, whose gradients only ``--clip-norm`` clips; apex's ``FusedLAMB`` always clips them to norm 1."""
+    """LAMB without built-in gradient clipping; use ``--clip-norm``. apex's ``FusedLAMB`` always clips to norm 1."""
 
     NAME = "nvlamb"
     PREFIX = "lamb"
@@ -478,12 +480,12 @@ class NvLamb(AdamLike):
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
         """Build a :class:`Lamb` for these weights."""
         check(self.cfg, LambOptions)
-        logger.info("optimizer: LAMB with the kernels of torch's fused Adam")
+        logger.info("optimizer: LAMB with torch's fused Adam kernels")
         return Lamb(self.groups_of(params), **self.optimizer_config)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """The settings of the torch optimizer."""
+        """The torch optimizer's settings."""
         return {
             **super().optimizer_config,
             "bias_correction": not self.cfg.no_bias_correction,

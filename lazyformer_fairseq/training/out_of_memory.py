@@ -1,4 +1,4 @@
-"""Detection of failed memory allocations, and an error that says what did not fit."""
+"""Detection of out-of-memory errors, and an error class for reporting what did not fit."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch import nn
 from lazyformer_fairseq.errors import UserError
 
 GIB = 2**30
-# torch's messages on a GPU, on a CPU (c10/core/impl/alloc_cpu.cpp, on Linux and elsewhere), from cuBLAS and from cuDNN.
+# The messages of torch on GPUs, torch on CPUs (c10/core/impl/alloc_cpu.cpp, on Linux and elsewhere), cuBLAS and cuDNN.
 SIGNS = (
     "out of memory",
     "DefaultCPUAllocator: can't allocate memory",
@@ -19,19 +19,20 @@ SIGNS = (
 
 
 class OutOfMemoryInTrainingError(UserError):
-    """A failed memory allocation; the message says what did not fit and what to change."""
+    """Raised when a memory allocation fails; the message states what did not fit and what to change."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error reports a failed allocation, in torch or in a library that it calls."""
+    """Return True if an error reports a failed allocation in torch or in a library that torch calls."""
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)
 
 
 def build_in_memory(build: Callable[[], nn.Module]) -> nn.Module:
-    """Call a function that builds a model, and explain the error if the model does not fit in memory.
+    """Call a function that builds a model, and raise an informative error if the model does not fit in memory.
 
     Raises:
-        OutOfMemoryInTrainingError: the weights do not fit; the message gives their number and the memory they need.
+        OutOfMemoryInTrainingError: the weights do not fit; the message states the number of parameters and the memory
+            that they need.
     """
     try:
         return build()
@@ -41,6 +42,6 @@ def build_in_memory(build: Callable[[], nn.Module]) -> nn.Module:
     with torch.device("meta"):
         parameters = sum(weight.numel() for weight in build().parameters())
     raise OutOfMemoryInTrainingError(
-        f"the model does not fit in memory: it has {parameters:,} parameters, which need {4 * parameters / GIB:,.0f} "
-        f"GiB, and {16 * parameters / GIB:,.0f} GiB in training with Adam; choose a smaller model"
+        f"the model does not fit in memory: its {parameters:,} parameters need {4 * parameters / GIB:,.0f} "
+        f"GiB, or {16 * parameters / GIB:,.0f} GiB when training with Adam; choose a smaller model"
     )

@@ -1,4 +1,4 @@
-"""The processes that share a training under torchrun, and sums over them."""
+"""The distributed processes of a run under torchrun, and sums over them."""
 
 import os
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch import Tensor, distributed, nn
 
 @dataclass(frozen=True)
 class Processes:
-    """This process's place among the processes that share each update.
+    """This process's rank and the number of processes that contribute to each update.
 
     Attributes:
         rank: the index of this process; process 0 writes checkpoints and records.
@@ -27,7 +27,7 @@ class Processes:
         return values
 
     def sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
-        """Sum gradients over all processes, in one message per precision; a missing gradient counts as zeros."""
+        """Sum gradients over all processes with one all-reduce per dtype; missing gradients count as zeros."""
         if self.count == 1:
             return
         for weight in weights:
@@ -46,9 +46,9 @@ ALONE = Processes()
 
 
 def join_processes(device: str) -> Processes:
-    """Join the processes that torchrun started, if it started any.
+    """Join the process group if this process was started by torchrun.
 
-    On GPUs, each process uses the device of its local rank, and they communicate by NCCL; on CPUs they use gloo.
+    On GPUs, each process uses the device of its local rank, and the back end is NCCL; on CPUs it is gloo.
 
     Args:
         device: ``cpu`` or ``cuda``.

@@ -1,10 +1,10 @@
 """The record of a run: everything that determines its result (``run.json``), and its progress (``metrics.jsonl``).
 
-Every trainer writes both files into the folder of its checkpoints. All code that plans, resumes, compares or reports
-runs reads these files; none of it parses logs.
+Every trainer writes both files into its checkpoint folder. All code that plans, resumes, compares or reports runs reads
+these files instead of parsing logs.
 
 ``run.json`` is a :class:`RunRecord`, written before the first update and again whenever the run is resumed. Each line
-of ``metrics.jsonl`` is a :class:`MetricsLine`; there is one per logging interval, validation and end of an epoch.
+of ``metrics.jsonl`` is a :class:`MetricsLine`, written once per logging interval, validation and epoch.
 """
 
 import json
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 RUN = "run.json"
 METRICS = "metrics.jsonl"
-REMEDY = "remove it, and start the run again to write a new one"
+REMEDY = "remove it and restart the run to write a new one"
 QUICKLY_HASHED = 64 * 2**20  # bytes; the hashes of larger files are cached
 BAR_AFTER = 3.0  # seconds until a progress bar appears
 
@@ -41,16 +41,16 @@ class RunRecord:
     Attributes:
         command: the words of the command line; empty for a run started from Python.
         model: the model's name, pattern, sizes and other options, under fairseq-train's names.
-        parameters: the number of the model's weights.
+        parameters: the number of parameters in the model.
         task: the objective's name and options, including `data` and `seed`, and the dictionary's `vocab_size`.
         criterion: the name of the loss and its options.
         data: the SHA-256 of each data file, by path.
         optimizer: the optimizer's `name` and options.
         schedule: the schedule's `name` and options, `lr` and `max_update`.
-        batch: the composition of an update: `batch_size` (sequences) or `max_tokens`, `update_freq`, `clip_norm`.
+        batch: the settings of an update: `batch_size` (sequences) or `max_tokens`, `update_freq` and `clip_norm`.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         seed: the seed of weights, data order and dropout.
-        processes: the number of processes that share an update.
+        processes: the number of processes that contribute to each update.
         machine: `device`, and its number of threads or its CUDA version.
         versions: the versions of Python and of the packages that affect results.
         trainer: other settings that determine the result, under the trainer's own names.
@@ -80,8 +80,8 @@ class MetricsLine:
     Attributes:
         updates: the number of updates made so far.
         split: ``train`` or the name of the held-out split.
-        seconds: the training time so far, in seconds, including that before the run was resumed.
-        values: numbers by name, such as `loss`, `lr` or `tokens`; None replaces numbers that are not finite.
+        seconds: the training time so far in seconds, including the time before the run was resumed.
+        values: numbers by name, such as `loss`, `lr` or `tokens`; non-finite numbers are replaced with None.
         epoch: the epoch, from 1; None if the trainer does not count epochs.
     """
 
@@ -93,7 +93,7 @@ class MetricsLine:
 
 
 def write_run(folder: Path, record: RunRecord) -> None:
-    """Write ``run.json``; if one exists, log which settings of the run have changed."""
+    """Write ``run.json``. If one exists, log the settings that have changed."""
     path = folder / RUN
     content = _as_json(record)
     if path.is_file():
@@ -101,12 +101,12 @@ def write_run(folder: Path, record: RunRecord) -> None:
         before["command"] = content["command"]
         changed = differences(_by_full_name(before), _by_full_name(content))
         if changed:
-            logger.info("%s: the run continues with other settings than it began with: %s", folder, changed)
+            logger.info("%s: the run continues with different settings than it started with: %s", folder, changed)
     write_json(path, content)
 
 
 def _by_full_name(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record's options under names such as ``schedule.max_update``, without the command."""
+    """Flatten a record into options with names such as ``schedule.max_update``, without the command."""
     found: dict[str, Any] = {}
     for section, options in content.items():
         if isinstance(options, dict):
@@ -117,12 +117,12 @@ def _by_full_name(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_json(record: RunRecord) -> dict[str, Any]:
-    """Return a record as JSON would return it: tuples become lists, and unsupported values become strings."""
+    """Convert a record to JSON types: tuples become lists, and unsupported values become strings."""
     return json.loads(json.dumps(asdict(record), default=str), parse_constant=str)
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read the ``run.json`` of a folder.
+    """Read a folder's ``run.json``.
 
     Raises:
         UserError: the file is missing or damaged.
@@ -131,20 +131,20 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def named(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a model, task or criterion, with ``_name``, the key in checkpoints, renamed to `name`."""
+    """Return the settings of a model, task or criterion, with the checkpoint key ``_name`` renamed to `name`."""
     options = dict(section)
     return {"name": options.pop("_name"), **options}
 
 
 def describe_here(device: Any) -> dict[str, dict[str, Any]]:
-    """Return the fields `machine` and `versions` of the record of a process that trains on this device."""
+    """Return the record fields `machine` and `versions` for a process that trains on this device."""
     return {"machine": describe_machine(device), "versions": describe_versions()}
 
 
 def hash_data(folders: Iterable[Path]) -> dict[str, str]:
     """Return the SHA-256 of each regular, non-hidden file in the folders, by path.
 
-    A progress bar appears if this takes more than a few seconds. Hashes of large files are cached between runs, by
+    A progress bar appears if hashing takes more than a few seconds. The hashes of large files are cached across runs by
     path, size and modification time.
     """
     paths = []
@@ -168,13 +168,12 @@ def _hash(path: Path) -> str:
 
 
 class MetricsLog:
-    """The ``metrics.jsonl`` of a run, to which a single process appends.
+    """A run's ``metrics.jsonl``, which a single process appends to.
 
     Args:
-        folder: the folder of the run's checkpoints.
-        updates: the number of updates that the run has made. Lines about later updates, which will be made again, are
-            removed.
-        report_to: names of experiment trackers, which receive each line, and ``run.json``, which must exist.
+        folder: the run's checkpoint folder.
+        updates: the number of updates made so far. Lines for later updates, which will be repeated, are removed.
+        report_to: the names of experiment trackers to send every line and ``run.json`` to; the latter must exist.
     """
 
     def __init__(self, folder: Path, updates: int = 0, report_to: Sequence[str] = ()):
@@ -184,7 +183,7 @@ class MetricsLog:
         self.close = self._trackers.close
 
     def rewind(self, updates: int) -> None:
-        """Remove the lines after a number of updates, because the run goes back to a checkpoint."""
+        """Remove the lines for updates after a checkpoint that the run has returned to."""
         if not self.path.is_file():
             return
         lines = read_metrics(self.path.parent)
@@ -194,7 +193,7 @@ class MetricsLog:
                 file.write(_as_text(line))
 
     def append(self, line: MetricsLine) -> None:
-        """Append a line; if it cannot be written, as on a full disk, log a warning and continue."""
+        """Append a line. If it cannot be written, for example because the disk is full, log a warning and continue."""
         text = _as_text(line)
         try:
             with open(self.path, "ab", buffering=0, opener=own_file) as file:
@@ -202,12 +201,12 @@ class MetricsLog:
                 if file.write(text) < len(text):
                     file.truncate(size)
         except OSError as error:
-            logger.warning("%s: a line could not be written (%s)", self.path, error.strerror)
+            logger.warning("%s: could not write a line (%s)", self.path, error.strerror)
         self._trackers.log(line.updates, line.split, {**line.values, "seconds": line.seconds})
 
 
 def finite_values(values: Mapping[str, Any]) -> dict[str, Optional[float]]:
-    """Convert numbers and one-element tensors to the `values` of a line, with None for numbers that are not finite."""
+    """Convert numbers and one-element tensors to the `values` of a line, with None for non-finite numbers."""
     numbers = {name: float(value) for name, value in values.items()}
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
@@ -217,14 +216,14 @@ def _as_text(line: MetricsLine) -> bytes:
 
 
 def read_metrics(folder: Path, split: Optional[str] = None) -> Sequence[MetricsLine]:
-    """Read the ``metrics.jsonl`` of a folder, without an incomplete last line left by a killed run or a full disk.
+    """Read a folder's ``metrics.jsonl``, ignoring an incomplete last line left by a killed run or a full disk.
 
     Args:
-        folder: the folder of a run's checkpoints.
-        split: the split whose lines to return; None for all.
+        folder: the run's checkpoint folder.
+        split: the split to return lines for; None for all splits.
 
     Raises:
-        UserError: the file is missing, or one of its lines is damaged; the message gives the line number.
+        UserError: the file is missing or one of its lines is damaged; the message includes the line number.
     """
     path = folder / METRICS
     try:

@@ -1,7 +1,7 @@
 """The learning-rate schedules ``linear_warmup``, ``polynomial_warmup``, ``wsd`` and ``cosine``.
 
-In all of them the learning rate grows over the first updates. Then it decays at once or, with ``wsd``, only in the last
-updates.
+All of them warm the learning rate up over the first updates. It then decays immediately or, with ``wsd``, only over the
+last updates.
 """
 
 import logging
@@ -21,23 +21,23 @@ class WarmupOptions:
 
     warmup_ratio: float = option(
         0.01,
-        "share of all updates, at the start, over which the learning rate grows from zero",
+        "fraction of all updates used to warm the learning rate up from zero",
         bounds=PROPORTION_OR_ALL,
     )
 
 
 class Schedule:
-    """The base class of schedules, which set the learning rate of each update.
+    """Base class for learning-rate schedules.
 
     Args:
-        cfg: the schedule's options, and `lr` (a sequence whose first entry is used), `max_update` and `max_epoch`.
+        cfg: the schedule's options, `lr` (a sequence; only the first entry is used), `max_update` and `max_epoch`.
         optimizer: an optimizer with `set_lr` and `get_lr`.
 
     Attributes:
         NAME: the value of ``--lr-scheduler``.
         peak: the peak learning rate.
         num_updates: the number of updates made so far.
-        best: the lowest validation loss, which fairseq's schedules keep too; nothing here depends on it.
+        best: the lowest validation loss, which fairseq's schedules store; it is not used here.
     """
 
     NAME = ""
@@ -69,26 +69,26 @@ class Schedule:
 
 
 class WarmupSchedule(Schedule):
-    """The base class of schedules whose warm-up and decay depend on the total number of updates T.
+    """Base class for schedules that depend on the total number of updates T.
 
     T is ``--max-update`` or ``--max-epoch`` times the number of updates in the first epoch, whichever is smaller. Since
-    the latter assumes epochs of equal length, shards of unequal size need ``--max-update``. Checkpoints store T, so
-    that a resumed run continues the same schedule.
+    the latter assumes epochs of equal length, shards of unequal size need ``--max-update``. T is stored in checkpoints,
+    so a resumed run continues the same schedule.
     """
 
     def __init__(self, cfg: Any, optimizer: Any):
         super().__init__(cfg, optimizer)
         if not 0 <= cfg.warmup_ratio <= 1:
-            raise UserError(f"--warmup-ratio {cfg.warmup_ratio}: must lie in [0, 1]")
+            raise UserError(f"--warmup-ratio {cfg.warmup_ratio}: must be in [0, 1]")
         if not cfg.max_update and not cfg.max_epoch:
             raise UserError(
-                f"--lr-scheduler {self.NAME} needs --max-update or --max-epoch to know when the learning rate is zero"
+                f"--lr-scheduler {self.NAME} needs --max-update or --max-epoch, where the learning rate reaches zero"
             )
         self.updates_from_epochs: Optional[int] = None
 
     @property
     def knows_total(self) -> bool:
-        """True if T is known; with ``--max-epoch`` it is known only once the length of an epoch is."""
+        """True if T is known; with ``--max-epoch``, T is unknown until the epoch length is set."""
         return not self.cfg.max_epoch or self.updates_from_epochs is not None
 
     @property
@@ -98,10 +98,10 @@ class WarmupSchedule(Schedule):
         return min(filter(None, (self.cfg.max_update, self.updates_from_epochs)))
 
     def set_updates_per_epoch(self, updates: int) -> None:
-        """Set the number of updates per epoch, unless T is known already, as from a checkpoint."""
+        """Set the number of updates per epoch, unless T is already known, for example from a checkpoint."""
         if not self.knows_total:
             self.updates_from_epochs = updates * self.cfg.max_epoch
-            logger.info("%s: %d updates in all, %d of them warm-up", self.NAME, self.total_updates, self.warmup_updates)
+            logger.info("%s: %d updates, including %d warm-up", self.NAME, self.total_updates, self.warmup_updates)
             self.step_update(self.num_updates)
 
     @property
@@ -152,7 +152,7 @@ class PolynomialWarmupOptions(WarmupOptions):
 
     power: float = option(
         0.5,
-        "exponent p of the decay: the learning rate is peak (1 - share of updates made)^p",
+        "exponent p of the decay: the learning rate is peak (1 - fraction of updates done)^p",
         bounds=AMOUNT,
     )
 
@@ -160,14 +160,13 @@ class PolynomialWarmupOptions(WarmupOptions):
 class PolynomialWarmupSchedule(WarmupSchedule):
     """Warm-up, then polynomial decay.
 
-    In update n (from 1) of T, the learning rate is peak (n / T) / r during the warm-up, which is the share r of all
+    In update n (from 1) of T, the learning rate is peak (n / T) / r during the warm-up, which takes a fraction r of all
     updates, and peak (1 - n / T)^power afterwards.
 
-    The decay counts from update 0, so the learning rate drops at the end of the warm-up. With r = 0.2843 and power 0.5,
-    as in the first phase of NVIDIA's BERT, it drops to 0.846 of its peak. The learning rate of the last update is 0.
-    Both properties are those of PolyWarmUpScheduler in NVIDIA's DeepLearningExamples,
-    PyTorch/LanguageModeling/BERT/schedulers.py. fairseq's ``polynomial_decay`` counts from the end of the warm-up and
-    does not drop.
+    The decay is computed from update 0, so the learning rate drops at the end of the warm-up. With r = 0.2843 and power
+    0.5, as in the first phase of NVIDIA's BERT, it drops to 0.846 of its peak. The last update's learning rate is 0.
+    PolyWarmUpScheduler in NVIDIA's DeepLearningExamples, PyTorch/LanguageModeling/BERT/schedulers.py, has the same two
+    properties. fairseq's ``polynomial_decay`` counts from the end of the warm-up and does not drop.
     """
 
     NAME = "polynomial_warmup"
@@ -175,7 +174,7 @@ class PolynomialWarmupSchedule(WarmupSchedule):
     def __init__(self, cfg: Any, optimizer: Any):
         super().__init__(cfg, optimizer)
         if not cfg.power > 0:
-            raise UserError(f"--power {cfg.power}: must be above 0")
+            raise UserError(f"--power {cfg.power}: must be greater than 0")
 
     def rate(self, update: int) -> float:
         """Return the learning rate of update number `update`, from 1."""
@@ -192,16 +191,16 @@ DECAYS = {"1-sqrt": lambda share: 1 - math.sqrt(share), "linear": lambda share: 
 class WSDOptions(WarmupOptions):
     """Options of :class:`WSDSchedule`."""
 
-    warmup_updates: int = option(0, "number of warm-up updates, in place of --warmup-ratio", bounds=COUNT_OR_NONE)
+    warmup_updates: int = option(0, "number of warm-up updates, instead of --warmup-ratio", bounds=COUNT_OR_NONE)
     decay: str = option("1-sqrt", "shape of the decay to zero: 1-sqrt or linear", choices=tuple(DECAYS))
     decay_share: float = option(
         0.1,
-        "share of all updates, at the end, in which the learning rate decays; 0: no decay",
+        "fraction of all updates, at the end, over which the learning rate decays; 0: no decay",
         bounds=PROPORTION_OR_ALL,
     )
     decay_from: Optional[str] = option(
         None,
-        "checkpoint of a run whose learning rate is still constant, to start from unless --save-dir has one",
+        "checkpoint from the constant phase of another run to start from, unless --save-dir contains a checkpoint",
     )
 
 
@@ -213,21 +212,21 @@ class WSDSchedule(WarmupSchedule):
     x = (n - 1 - (T - D)) / D (Haegele et al., 2024, arXiv 2405.18392).
 
     Nothing depends on T until the decay begins. A run can therefore start from any checkpoint of another run and decay
-    earlier or later, with exactly the result of a run that made all updates itself. The checkpoint determines W; a peak
-    that differs from the checkpoint's causes a warning. A checkpoint is rejected if its own decay has begun, or if it
-    was made after the decay begins in this run. The same holds for every resumed run.
+    earlier or later, with exactly the same result as if it had made all updates itself. W is read from the checkpoint,
+    and a peak that differs from the checkpoint's triggers a warning. A checkpoint is rejected if its own decay has
+    begun, or if it was saved later than the start of this run's decay. The same checks apply to resumed runs.
     """
 
     NAME = "wsd"
 
     def __init__(self, cfg: Any, optimizer: Any):
         if not cfg.max_update:
-            raise UserError("--lr-scheduler wsd needs --max-update to know when to decay")
+            raise UserError("--lr-scheduler wsd needs --max-update to determine when the decay begins")
         if cfg.max_epoch:
-            raise UserError(f"--max-epoch {cfg.max_epoch}: --lr-scheduler wsd counts only updates; leave it out")
+            raise UserError(f"--max-epoch {cfg.max_epoch}: --lr-scheduler wsd only supports --max-update; remove it")
         super().__init__(cfg, optimizer)
         if not 0 <= cfg.decay_share <= 1:
-            raise UserError(f"--decay-share {cfg.decay_share}: must lie in [0, 1]")
+            raise UserError(f"--decay-share {cfg.decay_share}: must be in [0, 1]")
         self.warmup = cfg.warmup_updates or math.ceil(cfg.warmup_ratio * cfg.max_update)
         self.whole = f"--max-update {cfg.max_update} with --decay-share {cfg.decay_share}"
         self._refuse_overlap("")
@@ -236,12 +235,12 @@ class WSDSchedule(WarmupSchedule):
         if self.warmup > self.decay_start:
             raise UserError(
                 f"{self.whole}: the decay would begin after update {self.decay_start}, during the {self.warmup} "
-                f"updates of {whose}warm-up; give a larger --max-update"
+                f"updates of {whose}warm-up; use a larger --max-update"
             )
 
     @property
     def decay_start(self) -> int:
-        """The number of updates before the decay, from the current ``max_update``."""
+        """The number of updates before the decay, computed from the current ``max_update``."""
         return self.cfg.max_update - math.ceil(self.cfg.decay_share * self.cfg.max_update)
 
     @property
@@ -270,14 +269,14 @@ class WSDSchedule(WarmupSchedule):
 
     @property
     def _decay(self) -> list:
-        """All settings on which the learning rates of the decay depend."""
+        """The settings that determine the learning rates during the decay."""
         return [self.decay_start, self.cfg.max_update, str(self.cfg.decay)]
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Restore the state from a checkpoint.
 
         Raises:
-            UserError: the checkpoint's updates had other learning rates than this run would have used.
+            UserError: the checkpoint's updates used different learning rates than this run would have.
         """
         super().load_state_dict(state_dict)
         what = "the checkpoint"
@@ -291,7 +290,7 @@ class WSDSchedule(WarmupSchedule):
         made = state_dict["num_updates"]
         if made > self.cfg.max_update:
             raise UserError(
-                f"--max-update {self.cfg.max_update}: {what} was saved after {made} updates; give {made} or more"
+                f"--max-update {self.cfg.max_update}: {what} was saved after {made} updates; use {made} or more"
             )
         own = state_dict["decay"][0]
         start = min(own, self.decay_start)
@@ -302,7 +301,7 @@ class WSDSchedule(WarmupSchedule):
                 whose = "its own run"
                 remedy = ""
             raise UserError(
-                f"{what}: was saved after {made} updates, but the decay of {whose} begins after {start}; give an "
+                f"{what}: was saved after {made} updates, but the decay of {whose} begins after {start}; use an "
                 f"earlier checkpoint{remedy}"
             )
         self.warmup = state_dict["warmup"]
@@ -315,13 +314,13 @@ class WSDSchedule(WarmupSchedule):
 class CosineOptions:
     """Options of :class:`CosineSchedule`."""
 
-    warmup_updates: int = option(0, "updates over which the learning rate grows linearly", bounds=COUNT_OR_NONE)
+    warmup_updates: int = option(0, "number of updates of linear learning-rate warm-up", bounds=COUNT_OR_NONE)
     warmup_init_lr: float = option(0.0, "learning rate at the start of the warm-up", bounds=Bounds(-1))
     min_lr: float = option(0.0, "learning rate at the end", bounds=AMOUNT)
 
 
 class CosineSchedule(Schedule):
-    """Warm-up, then half a cosine down to ``--min-lr``: fairseq's ``cosine`` schedule with a single period."""
+    """Warm-up, then cosine decay to ``--min-lr``: fairseq's ``cosine`` schedule with a single period."""
 
     NAME = "cosine"
 

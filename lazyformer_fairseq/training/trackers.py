@@ -1,6 +1,6 @@
-"""Experiment trackers, which receive the lines of a run's ``metrics.jsonl``: TensorBoard, Weights & Biases and Trackio.
+"""Experiment trackers for the lines of a run's ``metrics.jsonl``: TensorBoard, Weights & Biases and Trackio.
 
-A tracker only observes: if it fails, a warning says so, and the training goes on without it.
+A failing tracker does not stop the run: a warning is logged, and the run continues without the tracker.
 """
 
 import atexit
@@ -29,12 +29,12 @@ Values = Mapping[str, float]
 
 
 class TensorBoard:
-    """The files for TensorBoard in the subfolder ``tensorboard`` of a run."""
+    """A TensorBoard writer for the subfolder ``tensorboard`` of a run."""
 
     def __init__(self, folder: Path, updates: int, name: str):
         from torch.utils.tensorboard import SummaryWriter
 
-        # TensorBoard hides what was logged after the checkpoint from which a run is resumed.
+        # purge_step hides the values that were logged after the checkpoint that the run resumes from.
         self._writer = SummaryWriter(folder / "tensorboard", purge_step=updates + 1)
         self.close = self._writer.close
 
@@ -46,13 +46,13 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run at Weights & Biases, with the number of updates on the horizontal axis."""
+    """A Weights & Biases run with the number of updates on the x-axis."""
 
     def __init__(self, folder: Path, updates: int, name: str):
         import wandb
 
         _, _, run_id = name.rpartition("-")
-        # Trainings that take turns are open at the same time, hence create_new.
+        # Runs that are trained alternately are open at the same time, so each needs create_new.
         self._run = wandb.init(id=run_id, dir=folder, reinit="create_new", **settings_of(folder, name))
         self._run.define_metric("*", step_metric="updates")
         self.close = self._run.finish
@@ -63,12 +63,12 @@ class WeightsAndBiases:
 
 
 class Trackio:
-    """A run in Trackio."""
+    """A Trackio run."""
 
     def __init__(self, folder: Path, updates: int, name: str):
         import trackio
 
-        # Trackio ends the run that is open in a context, hence a context per run.
+        # Trackio ends any run already open in the same context, so each run gets a separate context.
         self._run = Context().run(partial(trackio.init, **settings_of(folder, name)))
         self.close = self._run.finish
 
@@ -78,7 +78,7 @@ class Trackio:
 
 
 def settings_of(folder: Path, name: str) -> dict[str, Any]:
-    """Return the settings of a run that Trackio has in common with Weights & Biases, whose interface it follows."""
+    """Return the run settings accepted by both Weights & Biases and Trackio, which has the same interface."""
     return {
         "project": os.environ.get("WANDB_PROJECT", "lazyformer"),
         "name": name,
@@ -92,7 +92,7 @@ TRACKERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "trackio": Tr
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """The option that chooses experiment trackers."""
+    """The option that selects experiment trackers."""
 
     report_to: tuple[str, ...] = option(
         (),
@@ -102,7 +102,7 @@ class ReportOptions:
 
 
 def refuse_missing_trackers(names: Iterable[str]) -> None:
-    """Raise a UserError for a name of ``--report-to`` that is unknown, or whose package is not installed."""
+    """Raise a UserError if a tracker in ``--report-to`` is unknown or its package is not installed."""
     for name in names:
         if name not in TRACKERS:
             raise UserError(f"--report-to {name}: choose from {', '.join(TRACKERS)}{nearest(name, TRACKERS)}")
@@ -110,15 +110,15 @@ def refuse_missing_trackers(names: Iterable[str]) -> None:
 
 
 class Trackers:
-    """The open trackers of a run.
+    """A run's open trackers.
 
     Args:
         names: keys of :data:`TRACKERS`.
-        folder: the folder of the run, with its ``run.json``.
-        updates: the number of updates made so far; a run without any is a new run for its trackers.
+        folder: the run's folder, which contains ``run.json``.
+        updates: the number of updates made so far; if it is 0, the trackers start a new run.
 
     Raises:
-        UserError: a name is unknown, or its package is not installed.
+        UserError: a name is unknown or its package is not installed.
     """
 
     def __init__(self, names: Sequence[str], folder: Path, updates: int):
@@ -134,10 +134,10 @@ class Trackers:
 
     @staticmethod
     def _name(folder: Path, updates: int) -> str:
-        """Return the run's unique name, which the folder keeps, so that a resumed run continues at its trackers."""
+        """Return the run's unique name, which is stored in the folder to let a resumed run continue in its trackers."""
         path = folder / NAME
         if updates and path.exists():
-            return read_text(path, "remove it, and the run gets a new name")
+            return read_text(path, "remove it to give the run a new name")
         name = f"{folder}-{secrets.token_hex(4)}"
         with atomic_file(path) as file:
             file.write(name.encode())
@@ -145,11 +145,11 @@ class Trackers:
 
     @contextmanager
     def _dropping(self, name: str) -> Iterator[None]:
-        """Drop a tracker that fails, with a warning."""
+        """Drop a tracker and log a warning if it fails."""
         try:
             yield
         except Exception as error:
-            logger.warning("%s failed, and the training goes on without it: %s", name, error)
+            logger.warning("%s failed, and the run continues without it: %s", name, error)
             self._open.pop(name, None)
 
     def log(self, updates: int, split: str, values: Mapping[str, Optional[float]]) -> None:
@@ -160,7 +160,7 @@ class Trackers:
                 tracker.log(updates, finite)
 
     def close(self) -> None:
-        """Send what is left, and end the run at its trackers."""
+        """Flush and close all trackers."""
         for name, tracker in list(self._open.items()):
             with self._dropping(name):
                 tracker.close()

@@ -1,8 +1,8 @@
 """Protection against NaN, Inf and loss spikes: bad updates are skipped, and after several the run rolls back or stops.
 
-An update is judged once its gradient has been summed over all processes, but before the optimizer steps, so that a bad
+An update is checked after its gradient has been summed over all processes and before the optimizer steps, so a bad
 update leaves weights and optimizer untouched. It still counts as an update: schedule, data and checkpoints continue as
-usual. After many bad updates in a row the run returns to a checkpoint or stops.
+usual. After many bad updates in a row the run rolls back to a checkpoint or stops.
 """
 
 import json
@@ -17,27 +17,27 @@ from typing import Any, Optional
 
 from lazyformer_fairseq.storage.json_files import write_json
 
-RECENT = 100  # number of updates over which the median loss is computed
-ENOUGH = 20  # number of updates before the median is used, because the loss falls fast in the first ones
+RECENT = 100  # number of updates to compute the median loss over
+ENOUGH = 20  # number of updates before the median is used, because the loss falls quickly at first
 REPORT = "bad_updates.json"
 MOST_SKIPPED = 10  # default number of skipped updates in a row after which the run rolls back or stops
 
 WHAT_TO_TRY = (
-    "Compare 'samples': the same few batches point to bad data, different batches to the settings",
+    "Compare 'samples': if the same few batches recur, the data is bad; if not, check the settings",
     "Lower --lr, raise --warmup-ratio, or set --clip-norm",
     "Train in bf16 (--bf16) or full precision instead of fp16; both can represent larger numbers",
-    "Raise --max-rollbacks and run the same command again; it resumes from the last checkpoint",
-    "Copy an older checkpoint over checkpoint_last.pt, one from before the losses began to rise",
-    "Raise --loss-spike or leave it out if the reason is a spike and the loss came down again by itself",
+    "Raise --max-rollbacks and rerun the same command, which resumes from the last checkpoint",
+    "Copy a checkpoint from before the losses began to rise over checkpoint_last.pt",
+    "Raise or remove --loss-spike if the reason is a spike from which the loss recovered by itself",
 )
 
 
 class BadUpdateError(Exception):
-    """An update whose loss or gradient cannot be trusted; raised before the optimizer steps."""
+    """Raised before the optimizer steps if an update's loss or gradient cannot be trusted."""
 
 
 class Reaction(Enum):
-    """The run's reaction to an update that was skipped."""
+    """The run's reaction to a skipped update."""
 
     CONTINUE = auto()
     ROLL_BACK = auto()
@@ -46,7 +46,7 @@ class Reaction(Enum):
 
 @dataclass(frozen=True)
 class SkippedUpdate:
-    """The report's entry on an update that was skipped.
+    """The report's entry for a skipped update.
 
     Attributes:
         update: the number of the update, from 1.
@@ -54,8 +54,8 @@ class SkippedUpdate:
         reason: why the update was skipped.
         loss: the loss per prediction, in the report's unit; None if nothing was predicted.
         gradient_norm: the gradient norm before clipping.
-        learning_rate: the learning rate that the update would have had.
-        samples: the indices of its samples in the dataset, by batch.
+        learning_rate: the learning rate that the update would have used.
+        samples: the dataset indices of its samples, per batch.
     """
 
     update: int
@@ -68,7 +68,7 @@ class SkippedUpdate:
 
 
 class UpdateGuard:
-    """The judge of a run's updates. All processes of the run see the same numbers, so they reach the same decisions.
+    """A check on each of a run's updates. All processes see the same numbers, so they make the same decisions.
 
     Args:
         max_in_a_row: the number of bad updates in a row after which the run rolls back or stops.
@@ -78,7 +78,7 @@ class UpdateGuard:
     Attributes:
         skipped, rollbacks: counts over the whole run, saved with checkpoints.
         skipped_in_a_row: the number of updates skipped since the last good update or rollback.
-        first_bad: the number of updates made before the first of those.
+        first_bad: the number of updates made before the first of these.
         losses: the losses of the last good updates, in nats or the criterion's own unit.
         bad: the last bad updates, for the report.
     """
@@ -95,7 +95,7 @@ class UpdateGuard:
         self.bad: deque[SkippedUpdate] = deque(maxlen=100)
 
     def judge(self, loss: Optional[float], gradient_norm: float) -> None:
-        """Judge an update before the optimizer steps.
+        """Check an update before the optimizer steps.
 
         Args:
             loss: the loss per prediction; None if nothing was predicted.
@@ -115,7 +115,7 @@ class UpdateGuard:
             raise BadUpdateError(f"the loss is more than {self.spike:g} times (--loss-spike) the recent median")
 
     def accept(self, loss: Optional[float]) -> None:
-        """Record a good update, and its loss if anything was predicted."""
+        """Record a good update and its loss, if any."""
         self.skipped_in_a_row = 0
         if loss is not None:
             self.losses.append(loss)
@@ -154,7 +154,7 @@ class UpdateGuard:
 
         Args:
             folder: the folder of the run's checkpoints.
-            bad_of_processes: each process's list of the last bad updates; the lists differ only in their samples.
+            bad_of_processes: the last bad updates, per process; the lists differ only in their samples.
             losses: the losses of the last good updates, in `unit`.
             unit: the unit of the losses, such as bits per masked token.
         """

@@ -214,7 +214,7 @@ def test_impossible_options_are_refused(changes, words):
 
 
 def test_a_model_of_others_is_refused():
-    with pytest.raises(UserError, match="--optimizer muon: finds no matrices of sublayers"):
+    with pytest.raises(UserError, match="--optimizer muon: found no sublayer matrices"):
         MuonAndAdam(options(), list(nn.Linear(3, 2).parameters()))
 
 

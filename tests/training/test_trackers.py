@@ -141,7 +141,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_run_goes_on(library, tmp
     log.close()
     assert [each.updates for each in read_metrics(tmp_path / "run")] == [10, 20]
     said = [each.getMessage() for each in caplog.records]
-    assert said == [f"{kind} failed, and the training goes on without it: no network"]
+    assert said == [f"{kind} failed, and the run continues without it: no network"]
 
 
 def test_an_unknown_tracker_and_a_missing_package_are_refused_before_all_else(data_folder, tmp_path, monkeypatch):

@@ -459,7 +459,7 @@ def test_further_options_reach_model_text_and_optimizer(data_folder, lm_data):
     assert objective.network.options.activation_dropout == 0.2 and objective.texts.masking.probability == 0.3
     for words, said in (
         ("--update-freq 2", "--update-freq: no such option here"),
-        ("--optimizer adafactor", "--optimizer adafactor: choose from fused_adam, nvlamb, muon; any others need"),
+        ("--optimizer adafactor", "--optimizer adafactor: choose from fused_adam, nvlamb, muon; all others need"),
         ("--attention-dropout 2", "'--attention-dropout': 2.0 is not in the range 0.0<=x<1.0"),
         ("--pooler-dropout 0.1", "--pooler-dropout: hf:bert has no such option"),
     ):

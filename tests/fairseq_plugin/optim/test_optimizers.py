@@ -106,7 +106,7 @@ def test_a_state_of_other_groups_or_weights_or_of_another_optimizer_is_refused_i
             build(name, parameters, no_decay_bias_and_norm=not exempts).load_state_dict(before.state_dict())
     before = build(name, parameters)
     train(before, parameters, range(1))
-    with pytest.raises(UserError, match="is for other weights than the model's"):
+    with pytest.raises(UserError, match="does not match the model's weights"):
         build(name, make_parameters()[:-1]).load_state_dict(before.state_dict())
     for other in {ADAM, LAMB, MUON} - {name}:
         saved = build(other, make_parameters()).state_dict()
@@ -125,10 +125,10 @@ def test_options_are_set_overridden_and_refused(name):
     for betas in ("(0.9, 0.98)", "0.9, 0.98", [0.9, 0.98]):
         assert build(name, parameters, **{option: betas}).param_groups[0]["betas"] == (0.9, 0.98)
     for betas in ("(0.9)", "(0.9, 1.0)", "0.9, x", "__import__('os')", (0.9,), "(-0.1, 0.9)"):
-        with pytest.raises(UserError, match=f"--{option.replace('_', '-')} .*(give two|both must lie in|must be)"):
+        with pytest.raises(UserError, match=f"--{option.replace('_', '-')} .*must be"):
             build(name, parameters, **{option: betas})
     if name == MUON:
-        with pytest.raises(UserError, match="no matrices of sublayers"):
+        with pytest.raises(UserError, match="found no sublayer matrices"):
             build(name, [torch.nn.Parameter(torch.zeros(10))], **EXEMPT)
 
 

@@ -82,7 +82,7 @@ def test_impossible_schedules_are_user_errors():
         (both, {}, "--lr-scheduler (linear|polynomial)_warmup needs --max-update or --max-epoch"),
         (both, {"max_update": 5, "warmup_ratio": 1.5}, "--warmup-ratio 1.5"),
         (both, {"max_update": 5, "warmup_ratio": -1}, "--warmup-ratio -1"),
-        (both[1:], {"max_update": 5, "power": 0.0}, "--power 0.0: must be above 0"),
+        (both[1:], {"max_update": 5, "power": 0.0}, "--power 0.0: must be greater than 0"),
     ):
         for schedule_class in classes:
             with pytest.raises(UserError, match=words):
@@ -150,7 +150,7 @@ def test_a_branch_with_another_peak_is_warned_of(caplog):
             {"max_update": 200},
             {"max_update": 100},
             "--decay-from a.pt: was saved after 91 updates, but the decay of --max-update 100 with --decay-share 0.1 "
-            "begins after 90; give an earlier checkpoint, or a larger --max-update",
+            "begins after 90; use an earlier checkpoint, or a larger --max-update",
         ),
         (
             91,
@@ -180,11 +180,11 @@ def test_a_checkpoint_whose_rate_was_another_is_no_start(made, theirs, ours, wor
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "--lr-scheduler wsd needs --max-update to know when to decay"),
+        ({}, "--lr-scheduler wsd needs --max-update to determine when the decay begins"),
         ({"max_epoch": 2}, "--lr-scheduler wsd needs --max-update"),
-        ({"max_update": 9, "max_epoch": 2}, "--max-epoch 2: --lr-scheduler wsd counts only updates"),
-        ({"max_update": 9, "decay_share": 1.5}, "--decay-share 1.5: must lie in"),
-        ({"max_update": 9, "decay_share": -0.5}, "--decay-share -0.5: must lie in"),
+        ({"max_update": 9, "max_epoch": 2}, "--max-epoch 2: --lr-scheduler wsd only supports --max-update"),
+        ({"max_update": 9, "decay_share": 1.5}, "--decay-share 1.5: must be in"),
+        ({"max_update": 9, "decay_share": -0.5}, "--decay-share -0.5: must be in"),
         (
             {"max_update": 10, "decay_share": 0.5, "warmup_updates": 6},
             "would begin after update 5, during the 6 updates of warm-up",

@@ -98,7 +98,7 @@ def test_a_model_that_cannot_be_built_is_named_with_its_size(fairseq_train, data
         return original(task, cfg, from_checkpoint)
 
     monkeypatch.setattr(FairseqTask, "build_model", build)
-    message = r"the model does not fit in memory: it has [\d,]{6,} parameters, which need 0 GiB, and 0 GiB in training"
+    message = r"the model does not fit in memory: its [\d,]{6,} parameters need 0 GiB, or 0 GiB when training with Adam"
     with pytest.raises(OutOfMemoryInTrainingError, match=message):
         fairseq_train(data_folder, OPTIONS, tmp_path)
 

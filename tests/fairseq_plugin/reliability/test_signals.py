@@ -241,7 +241,7 @@ def test_a_second_ctrl_c_ends_it_at_once(data_folder, tmp_path, interruptible, w
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         for line in run.stdout:
             output.append(line)
-            if "an update without an end" in line or "press again to end at once" in line:
+            if "an update without an end" in line or "press again to exit immediately" in line:
                 run.send_signal(signal.SIGINT)
     assert run.returncode == -signal.SIGINT, "".join(output)[-3000:]  # shells call it 130
     assert not list((tmp_path / "run").glob("*.pt"))

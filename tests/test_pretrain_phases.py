@@ -201,7 +201,7 @@ def test_a_finished_pretraining_makes_no_more_updates(start, data_folder):
         words = ["pretrain", "lazyformer_m2x6_s", str(data_folder), *SIZES.split(), *sizes.split()]
         done = CliRunner().invoke(main, words)
         assert (done.exit_code, start.updates) == (0, [0, 1, 2]), done.output
-    assert "nothing is left to do: out/checkpoint_last.pt has made 3 updates" in Path("out/train.log").read_text()
+    assert "nothing is left to do: out/checkpoint_last.pt has completed 3 updates" in Path("out/train.log").read_text()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])

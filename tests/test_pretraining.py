@@ -283,10 +283,10 @@ def test_the_loss_is_the_mean_of_words_and_of_pairs():
     ("options", "words"),
     [
         (f"{PAIRS} --criterion glue", "--criterion glue"),
-        (f"{PAIRS} --criterion continued_masked_lm --distill .", "--distill: a teacher only teaches words"),
+        (f"{PAIRS} --criterion continued_masked_lm --distill .", "--distill: a teacher does not predict"),
         pytest.param(
             "--next-sentence --criterion masked_lm_accuracy --arch roberta_base --encoder-layers 1",
-            "--next-sentence: only encoders of this package",
+            "--next-sentence: only this package's encoders",
             marks=pytest.mark.slow,
         ),
         (f"{PAIRS} --within-documents", "--within-documents: the two texts of --next-sentence must see each other"),
@@ -294,7 +294,7 @@ def test_the_loss_is_the_mean_of_words_and_of_pairs():
         (f"{APART} --arch bert_tiny --compile", "--compile: with --within-documents shapes differ from batch to batch"),
         (
             f"{APART} --arch bert_tiny --criterion continued_masked_lm --distill .",
-            "--within-documents: --distill compares the attention over whole blocks",
+            "--within-documents: --distill compares attention over whole blocks",
         ),
         (
             "--document-positions --arch bert_tiny --criterion masked_lm_accuracy",

@@ -1,6 +1,6 @@
 """Adapters that turn our datasets and dictionaries into instances of fairseq's classes.
 
-fairseq asserts that datasets are instances of its own class, and calls methods of its dictionary that ours lacks.
+fairseq asserts that datasets are instances of its own class, and calls dictionary methods that our class lacks.
 """
 
 from functools import cache
@@ -16,9 +16,9 @@ Plain = TypeVar("Plain")
 
 @cache
 def fairseq_class(plain: type) -> type:
-    """Return a picklable subclass of a plain class and fairseq's corresponding one, with the plain class's name.
+    """Return a picklable subclass of one of our classes and of fairseq's dictionary or dataset class.
 
-    Methods of the plain class take precedence.
+    It has our class's name, and our class's methods take precedence.
     """
     base = Dictionary if issubclass(plain, dictionary_file.Dictionary) else FairseqDataset
     members = {"__doc__": plain.__doc__, "__module__": plain.__module__}
@@ -26,7 +26,7 @@ def fairseq_class(plain: type) -> type:
 
 
 def as_fairseq(thing: Plain) -> Plain:
-    """Turn one of our datasets or dictionaries into an instance of fairseq's class too, in place, and return it.
+    """Make one of our datasets or dictionaries an instance of fairseq's class as well, in place, and return it.
 
     Other objects are returned unchanged.
     """

@@ -9,7 +9,7 @@ from lazyformer_fairseq.training.optimization import OPTIMIZERS, SCHEDULES
 BOUNDS: dict[str, Bounds] = {
     **bounds_of(MaskedLMOptions, CausalLMOptions, MaskedTextOptions, StreamOptions),
     **bounds_of(*(options for _, options in (*OPTIMIZERS.values(), *SCHEDULES.values()))),
-    # Options of fairseq itself, which accepts any number, and options of our own runs.
+    # fairseq's own options, for which it accepts any number, and the options that our runs add.
     "batch_size": COUNT,
     "batch_size_valid": COUNT,
     "clip_norm": AMOUNT,

@@ -1,6 +1,6 @@
 """The record of a fairseq run: ``run.json``, and a line of ``metrics.jsonl`` per logging interval and validation.
 
-The files have the format of :mod:`lazyformer_fairseq.training.run_record`; the numbers are those that fairseq logs.
+The file format is defined in :mod:`lazyformer_fairseq.training.run_record`; the metrics are the ones that fairseq logs.
 """
 
 import sys
@@ -24,13 +24,13 @@ INTERVAL = "train_inner"  # fairseq's name for the meters of the current logging
 
 
 class RunRecorder:
-    """The writer of a trainer's record into ``--save-dir``.
+    """The recorder of a fairseq run, which writes ``run.json`` and ``metrics.jsonl`` to ``--save-dir``.
 
     Args:
         trainer: fairseq's trainer.
 
     Attributes:
-        held_out: the split on which the trainer is validating.
+        held_out: the split that the trainer is validating on.
     """
 
     def __init__(self, trainer: Any):
@@ -40,7 +40,7 @@ class RunRecorder:
         self._metrics: Optional[MetricsLog] = None
 
     def begin(self) -> None:
-        """Write ``run.json`` and start to record metrics; call this once the trainer has loaded its checkpoint."""
+        """Write ``run.json`` and start recording metrics; call this once the trainer has loaded its checkpoint."""
         trainer = self.trainer
         if trainer.cfg.checkpoint.no_save or not trainer.is_data_parallel_master:
             return
@@ -50,7 +50,7 @@ class RunRecorder:
         self._metrics = MetricsLog(self.folder, trainer.get_num_updates(), report_to)
 
     def describe(self) -> RunRecord:
-        """Return the record of everything that determines the result of the run."""
+        """Return a record of everything that determines the run's result."""
         trainer = self.trainer
         cfg = OmegaConf.to_container(trainer.cfg, resolve=True, enum_to_str=True)
         if trainer.experts is None:
@@ -100,19 +100,19 @@ class RunRecorder:
         )
 
     def add_update(self) -> None:
-        """Append a line if the update that was just made ends a logging interval, an epoch or the run."""
+        """Append a line if the last update ended a logging interval, an epoch or the run."""
         if self._metrics is None:
             return
         trainer = self.trainer
         updates = trainer.get_num_updates()
         ends_interval = updates % trainer.cfg.common.log_interval == 0
         ends_run = updates == trainer.cfg.optimization.max_update
-        meters = metrics.get_meters(INTERVAL)  # None if a script drives the trainer without fairseq's training loop
+        meters = metrics.get_meters(INTERVAL)  # None if a script uses the trainer without fairseq's training loop
         if meters is not None and (ends_interval or ends_run or trainer.epoch_iterator.end_of_epoch()):
             self._add("train", meters.get_smoothed_values())
 
     def add_validation(self, scores: Mapping[str, Any]) -> None:
-        """Append a line with the scores of a held-out split."""
+        """Append a line with a held-out split's metrics."""
         if self._metrics is not None:
             self._add(self.held_out, scores)
 
@@ -132,15 +132,15 @@ class RunRecorder:
         self._metrics.append(line)
 
     def rewind(self, updates: int) -> None:
-        """Remove the lines after a number of updates, because the run goes back to a checkpoint."""
+        """Remove all lines after a given number of updates, because the run rolls back to a checkpoint."""
         if self._metrics is not None:
             self._metrics.rewind(updates)
 
 
 def _named(section: Union[Mapping[str, Any], Namespace]) -> dict[str, Any]:
-    """Return a section of fairseq's settings, with the name of its class as `name`.
+    """Return a section of fairseq's settings with its registered name stored under `name`.
 
-    The section of fairseq's older models, such as RoBERTa, is a namespace of arguments whose `arch` names the model.
+    For fairseq's older models, such as RoBERTa, the section is an argparse namespace, and `arch` is the name.
     """
     if isinstance(section, Namespace):
         section = {**vars(section), "_name": section.arch}

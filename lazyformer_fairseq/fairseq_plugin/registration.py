@@ -1,4 +1,4 @@
-"""Registration with fairseq, which happens as soon as fairseq is imported, without importing it."""
+"""Registration with fairseq as soon as fairseq is imported, without importing it here."""
 
 import functools
 import importlib
@@ -27,7 +27,7 @@ REGISTERED = (
 
 
 def register_when_fairseq_is_loaded() -> None:
-    """Register with fairseq now if it is loaded, otherwise as soon as it is imported."""
+    """Register with fairseq now if it has been imported, otherwise as soon as it is imported."""
     if "fairseq" in sys.modules:
         register()
     else:
@@ -35,7 +35,7 @@ def register_when_fairseq_is_loaded() -> None:
 
 
 def register() -> None:
-    """Register with fairseq, importing it if necessary. Further calls do nothing."""
+    """Register with fairseq, importing it if necessary. Repeated calls have no effect."""
     if _watcher.is_done:
         return
     _watcher.is_done = True  # set first, because the modules imported below call this function again
@@ -58,7 +58,7 @@ def register() -> None:
 
 
 def after_registration(follow: Callable[[], Any]) -> None:
-    """Call `follow` once the package has registered, which may be at once."""
+    """Call `follow` as soon as the package is registered, or immediately if it already is."""
     if _watcher.is_done:
         follow()
     else:
@@ -66,11 +66,11 @@ def after_registration(follow: Callable[[], Any]) -> None:
 
 
 class ImportWatcher:
-    """A finder on ``sys.meta_path`` that notices when watched modules have been loaded and none is half loaded.
+    """A finder on ``sys.meta_path`` that runs a callback once watched modules are imported and none is in progress.
 
     Args:
         watches: returns whether to watch the module with a given name.
-        heard: the function to call whenever a watched module has been loaded and no other one is being loaded.
+        heard: the callback, which runs whenever a watched module has been imported and no other is being imported.
     """
 
     def __init__(self, watches: Callable[[str], bool], heard: Callable[[], Any]):
@@ -79,7 +79,7 @@ class ImportWatcher:
         self.loading = 0
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
-        """Find a watched module with the other finders, and wrap its execution; return None for other modules."""
+        """Find a watched module through the other finders and wrap its execution; return None for other modules."""
         if not self.watches(name):
             return None
         others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
@@ -100,15 +100,15 @@ class ImportWatcher:
             self.heard()
 
     def around(self, name: str) -> AbstractContextManager[Any]:
-        """Return the context manager in which a module is executed."""
+        """Return the context manager that wraps a module's execution."""
         return nullcontext()
 
 
 class _Watcher(ImportWatcher):
-    """A watcher that registers once fairseq has been loaded and none of our modules is half loaded.
+    """A watcher that registers once fairseq is imported and none of our modules is still being imported.
 
-    If one of our modules imports fairseq, it must finish loading first. Otherwise the modules that the registration
-    imports would find it without some of its names.
+    If one of our modules imports fairseq, that module must finish first. Otherwise, the modules that registration
+    imports would see it partially initialized.
     """
 
     is_done = False
@@ -123,7 +123,7 @@ class _Watcher(ImportWatcher):
             register()
 
     def around(self, name: str) -> AbstractContextManager[Any]:
-        """Return a context that protects the logging configuration if one of our modules is importing fairseq."""
+        """Return a context manager that preserves the logging configuration if one of our modules imports fairseq."""
         if name == "fairseq" and self.loading:
             return _logging_left_alone()
         return nullcontext()
@@ -131,7 +131,7 @@ class _Watcher(ImportWatcher):
 
 @contextmanager
 def _logging_left_alone() -> Iterator[None]:
-    """Undo the effects of fairseq's import on logging: it lowers all libraries' level and asks for tensorboardX."""
+    """Undo what importing fairseq does to logging: it lowers every library's log level and asks for tensorboardX."""
     root = logging.getLogger()
     speech = logging.getLogger("fairseq.tasks.text_to_speech")
     levels = (root.level, speech.level)

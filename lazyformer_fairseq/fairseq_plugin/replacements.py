@@ -1,9 +1,9 @@
-"""The table of everything that this package replaces in fairseq, torch and Python, and the functions that install it.
+"""The table of everything that this package patches in fairseq, torch and Python, and the functions that apply it.
 
-Each target appears in the table once, with the reason and the time of its replacement. Changes to updates and to the
-saving of checkpoints are not in the table. They are methods of a subclass of fairseq's Trainer in :mod:`.trainer`,
-which fairseq uses for our tasks because of a row here. This module imports neither fairseq nor torch, so that a command
-line can read the table before it loads them.
+Each target appears in the table once, with the reason for the patch and the time when it is applied. Changes to updates
+and to checkpoint saving are not in the table. They are methods of a subclass of fairseq's Trainer in :mod:`.trainer`,
+which fairseq uses for our tasks because of a row here. This module imports neither fairseq nor torch, which lets a
+command line read the table before loading them.
 """
 
 import builtins
@@ -26,25 +26,25 @@ PACKAGE = __name__.partition(".")[0]
 
 
 class Stage(Enum):
-    """The time at which a replacement is installed."""
+    """The time when a replacement is installed."""
 
     NAME = "before our architectures are registered"
     REGISTRATION = "when the plugin is registered; has no effect unless the command names one of our tasks"
     LOADING = (
-        "when the plugin is registered, for all loads, even of stock tasks: it rejects damaged files and code, and "
-        "changes no result"
+        "when the plugin is registered, for every load, including stock tasks: it rejects damaged files and code, and "
+        "changes no results"
     )
     RUN = "when a run of one of our tasks or commands starts; stays until the process ends"
-    COMMAND_LINE = "when such a run is a process of its own, as opposed to a part of a notebook"
+    COMMAND_LINE = "when such a run has its own process, as opposed to running in a notebook"
 
 
 class How(Enum):
-    """The way in which our function or class replaces the target."""
+    """The way our function or class replaces the target."""
 
     AROUND = "is called instead of the target, with the target as an additional first argument"
     INSTEAD = "replaces the target"
-    MAKES = "is called once with the target; its result replaces the target"
-    SUBCLASS = "is constructed instead of the target, a class, if its `serves` accepts the arguments"
+    MAKES = "is called once with the target, and its result replaces the target"
+    SUBCLASS = "is constructed instead of the target class if its `serves` accepts the arguments"
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Replacement:
     """A row of the table.
 
     Attributes:
-        stage: the time at which the replacement is installed.
+        stage: when the replacement is installed.
         target: the replaced object, as ``module:name`` or ``module:Class.name``.
-        ours: our function or class, as ``module:name`` relative to this folder; its parameters have the target's names.
+        ours: our function or class, as ``module:name`` relative to this folder, with the target's parameter names.
         why: what fairseq does without the replacement.
-        how: the way in which our object replaces the target.
-        copies: modules that may have imported the target by its name, so that it must be replaced there, too.
+        how: how our object replaces the target.
+        copies: modules that may have imported the target by name, and where it must also be replaced.
     """
 
     stage: Stage
@@ -68,8 +68,8 @@ class Replacement:
     copies: tuple[str, ...] = ()
 
 
-# Modules of fairseq that call eval() on settings. The settings of a model come from its checkpoint, which also names
-# the fairseq model: for fconv_lm, fairseq would run any code in decoder_layers.
+# fairseq modules that call eval() on settings. A model's settings come from its checkpoint, which also names the
+# fairseq model: for fconv_lm, fairseq would run any code in decoder_layers.
 EVALUATING_MODULES = tuple(
     f"fairseq.{name}"
     for name in """
@@ -79,8 +79,8 @@ EVALUATING_MODULES = tuple(
     optim.cpu_adam optim.fused_lamb utils
     """.split()
 )
-# The modules that may be fairseq's training: under its name, or, started as `python -m fairseq_cli.train`, as the main
-# module of the process or of its children.
+# The modules under which fairseq's training script may be loaded. When started as `python -m fairseq_cli.train`, it is
+# the main module of the process or of its children.
 TRAINING = ("fairseq_cli.train", "fairseq_cli.hydra_train", "__main__", "__mp_main__")
 
 REPLACEMENTS = (
@@ -88,21 +88,21 @@ REPLACEMENTS = (
         Stage.NAME,
         "fairseq.models:ARCH_MODEL_NAME_REGISTRY",
         "models.config:without_bert_base",
-        "the legacy masked_lm model of fairseq has a preset named bert_base, which would prevent registering ours",
+        "fairseq's legacy masked_lm model has a preset named bert_base, which would prevent registering ours",
         How.MAKES,
     ),
-    # Recognizing the commands that are for one of our tasks.
+    # Detecting commands that run one of our tasks.
     Replacement(
         Stage.REGISTRATION,
         "fairseq.options:parse_args_and_arch",
         "reliability.options:starting_when_parsed",
-        "fairseq's commands accept impossible options and take --bf16 for a TPU; they parse options when a run starts",
+        "fairseq's commands accept invalid options and interpret --bf16 as a TPU; they parse options as a run starts",
     ),
     Replacement(
         Stage.REGISTRATION,
         "fairseq.utils:import_user_module",
         "reliability.options:importing_one_plugin",
-        "another copy of this package, given as --user-dir, ends in a traceback that names only one of the two",
+        "another copy of this package, passed as --user-dir, ends in a traceback that names only one of the two",
     ),
     Replacement(
         Stage.REGISTRATION,
@@ -115,60 +115,60 @@ REPLACEMENTS = (
         Stage.REGISTRATION,
         "fairseq.trainer:Trainer",
         "trainer:SafeTrainer",
-        "a NaN ends a run, a signal kills it, and too large a batch is silently skipped; see trainer.py for more",
+        "a NaN ends a run, a signal kills it, and a batch that is too large is silently skipped; see trainer.py",
         How.SUBCLASS,
     ),
     Replacement(
         Stage.REGISTRATION,
         "fairseq.distributed.utils:call_main",
         "reliability.preemption:forwarding_signals",
-        "the processes that fairseq starts for its GPUs receive no signals, and their exit codes are lost",
+        "the processes that fairseq starts per GPU receive no signals, and their exit codes are lost",
     ),
-    # Reading untrusted files. Every checkpoint is loaded through these functions: to resume, to fine-tune, to use.
+    # Reading untrusted files. Every checkpoint is loaded through these functions, whatever it is loaded for.
     Replacement(
         Stage.LOADING,
         "fairseq.checkpoint_utils:load_checkpoint_to_cpu",
         "reliability.checkpoints:loading_checked",
-        "a damaged checkpoint ends in any error of the unpickler, code in one may run, and safetensors cannot be read",
+        "a damaged checkpoint raises arbitrary unpickling errors, its code may run, and safetensors cannot be read",
     ),
     Replacement(
         Stage.LOADING,
         "fairseq.file_utils:load_archive_file",
         "reliability.checkpoints:refusing_archives",
-        "a model in a .tar.gz is unpacked with its links and absolute paths, and the files that they name are moved",
+        "a model in a .tar.gz is unpacked with its links and absolute paths, and the files they point to are moved",
     ),
     *(
         Replacement(
             Stage.LOADING,
             f"{module}:eval",
             "reliability.checkpoints:read_setting",
-            "settings in a checkpoint are run as code; a name in the module takes precedence over Python's eval",
+            "settings in a checkpoint are run as code; a module-level eval takes precedence over the built-in one",
             How.INSTEAD,
         )
         for module in EVALUATING_MODULES
     ),
-    # Processes and precision on machines that fairseq does not expect.
+    # Processes and precision on machines that fairseq does not anticipate.
     Replacement(
         Stage.RUN,
         "fairseq.distributed.utils:_broadcast_object_slow",
         "reliability.preemption:broadcast_object",
-        "settings are sent through torch.load, which rejects them since torch 2.6, so several processes cannot resume",
+        "settings are sent through torch.load, which rejects them since torch 2.6, so multi-process runs cannot resume",
     ),
     Replacement(
         Stage.RUN,
         "fairseq.distributed.utils:all_gather_list",
         "reliability.preemption:gathering_without_gpu",
-        "objects other than tensors are gathered through GPU memory, even if there is no GPU",
+        "non-tensor objects are gathered through GPU memory, even if there is no GPU",
     ),
     Replacement(
         Stage.RUN,
         "fairseq.optim:FP16Optimizer",
         "optim.half_precision:FP16Optimizer",
-        "weights in fp16 or bf16 are saved only after rounding, and gradients are summed in half precision",
+        "fp16 and bf16 checkpoints contain only the rounded weights, and gradients are summed in half precision",
         How.INSTEAD,
     ),
-    # fairseq writes a checkpoint's first name atomically but copies the others in place. It checks no file, and stops
-    # if the disk is full.
+    # fairseq writes a checkpoint under its first name atomically, but copies it to the others in place. It verifies no
+    # file, and stops if the disk is full.
     Replacement(
         Stage.RUN,
         "fairseq.checkpoint_utils:load_checkpoint",
@@ -179,20 +179,20 @@ REPLACEMENTS = (
         Stage.RUN,
         "fairseq.checkpoint_utils:save_checkpoint",
         "trainer:saving_if_there_is_room",
-        "a full disk ends the run, and only the first process's state of the task is saved",
+        "a full disk ends the run, and the task's state is saved only for the first process",
     ),
     Replacement(
         Stage.RUN,
         "fairseq.checkpoint_utils:verify_checkpoint_directory",
         "reliability.checkpoints:check_writable_folder",
-        "a folder that cannot be written to ends in a traceback, and a user's file named dummy in it is removed",
+        "an unwritable folder ends in a traceback, and a user's file named dummy in the folder is removed",
         How.INSTEAD,
     ),
     Replacement(
         Stage.RUN,
         "fairseq.file_io:PathManager.copy",
         "reliability.checkpoints:copying_atomically",
-        "the copies of a checkpoint under further names are written in place, so a kill may leave incomplete ones",
+        "a checkpoint's copies under other names are written in place, so a kill may leave them incomplete",
     ),
     Replacement(
         Stage.RUN,
@@ -206,21 +206,21 @@ REPLACEMENTS = (
         Stage.RUN,
         "fairseq.data.iterators:EpochBatchIterator",
         "reliability.data:ExactEpochBatchIterator",
-        "its position in an epoch is only valid for the same number of processes and the same batch size",
+        "its position in an epoch is valid only for the same number of processes and the same batch size",
         How.INSTEAD,
     ),
     Replacement(
         Stage.RUN,
         "fairseq.data.iterators:GroupedIterator",
         "reliability.data:ExactGroupedIterator",
-        "an epoch that is resumed at a batch that is not a multiple of --update-freq loses its last update",
+        "an epoch resumed at a batch number that is not a multiple of --update-freq loses its last update",
         How.INSTEAD,
     ),
     Replacement(
         Stage.RUN,
         "torch.utils.data._utils.signal_handling:_set_worker_signal_handlers",
         "reliability.preemption:leaving_signals_to_the_run",
-        "a data worker that dies of a signal ends the run before it has saved",
+        "a data worker killed by a signal ends the run before it has saved",
     ),
     Replacement(
         Stage.COMMAND_LINE,
@@ -236,15 +236,15 @@ _before: dict[Replacement, Any] = {}  # the original targets of the installed ro
 
 
 def install(*stages: Stage, strict: bool = False) -> list[Replacement]:
-    """Install the rows of some stages in the order of the table, except those that are already installed.
+    """Install the rows of the given stages in table order, skipping rows that are already installed.
 
     Args:
-        stages: the stages whose rows to install.
-        strict: whether a missing target raises an error, because our runs need all rows; otherwise it is a warning,
-            because stock tasks need none.
+        stages: the stages to install.
+        strict: whether a missing target raises an error, because our runs need all rows. Otherwise it only causes a
+            warning, because stock tasks need none.
 
     Returns:
-        The rows that were installed now.
+        The newly installed rows.
 
     Raises:
         UserError: a target is missing, and `strict` is true.
@@ -253,7 +253,7 @@ def install(*stages: Stage, strict: bool = False) -> list[Replacement]:
     misfits = {row: misfit for row in missing if (misfit := find_misfit(row))}
     if misfits:
         listed = "\n  ".join(misfits.values())
-        message = f"the plugin is written for {WRITTEN_FOR}; install that version; these do not fit\n  {listed}"
+        message = f"the plugin requires {WRITTEN_FOR}; install that version; these targets are missing\n  {listed}"
         if strict:
             raise UserError(message)
         logger.warning(message)
@@ -267,29 +267,29 @@ def start_run(command_line: bool = False) -> None:
     """Install every row that a run of one of our tasks needs.
 
     Args:
-        command_line: whether the process is a command of fairseq or of this package, so that we may decide how it
-            prints warnings and errors.
+        command_line: whether the process is a fairseq command or one of ours, so that we may decide how it prints
+            warnings and errors.
 
     Raises:
-        UserError: some rows do not fit, and the message names them; a run with only some of the rows is not safe.
+        UserError: targets are missing; the message names them. A run with only some of the rows is not safe.
     """
     stages = [stage for stage in Stage if command_line or stage is not Stage.COMMAND_LINE]
     install(*stages, strict=True)
 
 
 def protect_loads() -> None:
-    """Install the rows that keep files from running code; raise a UserError, as :func:`start_run` does, for misfits."""
+    """Install the rows that keep files from running code; raise a UserError for missing targets, like `start_run`."""
     install(Stage.LOADING, strict=True)
 
 
 def find_misfit(row: Replacement) -> Optional[str]:
-    """Return a description of what is wrong with a row's target; None if the target exists."""
+    """Return a message that a row's target is missing; None if the target exists."""
     try:
         _, name, standing = _find(row.target)
     except (ImportError, AttributeError) as error:
-        return f"{row.target} is not there ({error})"
-    if standing is _ABSENT and not hasattr(builtins, name):  # a new name in a module may shadow a built-in one
-        return f"{row.target} is not there"
+        return f"{row.target} does not exist ({error})"
+    if standing is _ABSENT and not hasattr(builtins, name):  # a new module attribute may shadow a built-in
+        return f"{row.target} does not exist"
     return None
 
 
@@ -297,11 +297,11 @@ def _find(target: str) -> tuple[Any, str, Any]:
     """Look up a target.
 
     Args:
-        target: a ``module:name`` or ``module:Class.name``.
+        target: ``module:name`` or ``module:Class.name``.
 
     Returns:
-        The module or class that contains the target; its name there; and the target itself, in which a static method
-        is still a ``staticmethod`` object, or ``_ABSENT``.
+        The module or class that contains the target, the target's name in it, and the target itself or ``_ABSENT``. A
+        static method is returned as its ``staticmethod`` object.
     """
     module, _, path = target.partition(":")
     *parents, name = path.split(".")
@@ -312,7 +312,7 @@ def _find(target: str) -> tuple[Any, str, Any]:
 def _put(row: Replacement) -> None:
     module, _, attribute = row.ours.partition(":")
     ours = getattr(importlib.import_module(f"{PACKAGE}.fairseq_plugin.{module}"), attribute)
-    if row in _before:  # importing our module has installed the row already
+    if row in _before:  # importing our module installed the row
         return
     owner, name, standing = _find(row.target)
     _before[row] = standing
@@ -340,7 +340,7 @@ def _around(standing: Callable, wrapper: Callable) -> Callable:
 
 
 def _making(base: type, subclass: Any) -> Callable:
-    """Return a ``__new__`` of `base` that makes a `subclass` if that serves the arguments, before ``__init__`` runs."""
+    """Return a ``__new__`` for `base` that creates a `subclass` instance if the subclass serves the arguments."""
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         return object.__new__(subclass if cls is base and subclass.serves(*args, **kwargs) else cls)

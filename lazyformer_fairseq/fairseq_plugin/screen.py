@@ -1,7 +1,7 @@
-"""The screen output of ``--log-seconds``: a description of the run, and then regular lines on its progress.
+"""The screen output of ``--log-seconds``: a description of the run, followed by periodic progress lines.
 
 Everything that fairseq and this package log still goes to ``train.log`` in ``--save-dir``. The screen also shows
-warnings and scores; see :func:`~lazyformer_fairseq.fairseq_plugin.reliability.run_log.log_to`.
+warnings and metrics; see :func:`~lazyformer_fairseq.fairseq_plugin.reliability.run_log.log_to`.
 """
 
 import logging
@@ -19,15 +19,15 @@ from lazyformer_fairseq.report.numbers import duration
 
 logger = logging.getLogger(SCREEN)
 
-TIMED = 1.0  # seconds for which passes are repeated; the last one is the measurement
-LONG = 10.0  # seconds; a pass longer than this is the measurement, even the first one, which also selects back ends
+TIMED = 1.0  # seconds of repeated passes, of which only the last one is measured
+LONG = 10.0  # seconds; a longer pass is not repeated, even if it is the first one, which also selects back ends
 
 
 class Screen:
-    """The screen output about the run of one trainer.
+    """The screen output of one trainer's run.
 
     Attributes:
-        seconds: the number of seconds between two progress lines; 0 for no lines.
+        seconds: the number of seconds between progress lines; 0 for none.
     """
 
     def __init__(self, trainer: Any):
@@ -37,7 +37,7 @@ class Screen:
         self._began = self._said = time.monotonic()
 
     def introduce(self) -> None:
-        """Describe the model, the data and the run, and on a CPU estimate the time; call it after loading the data."""
+        """Describe the model, the data and the run, with a time estimate on a CPU; call this after loading the data."""
         if not self.seconds:
             return
         trainer = self._trainer
@@ -67,8 +67,8 @@ class Screen:
             "data": f"{cfg.task.data}: {len(trainer.task.source_dictionary):,} symbols, "
             f"{updates_of_epoch:,} updates per epoch",
             "update": f"{freq} x {batch}, on {devices}",
-            "run": f"{whole}, {made:,} of them made; stop it with Ctrl-C, resume it with the same command",
-            "files": f"{cfg.checkpoint.save_dir}: checkpoints, and {LOG}, which has everything that is not shown here",
+            "run": f"{whole}, {made:,} done; stop it with Ctrl-C, resume it with the same command",
+            "files": f"{cfg.checkpoint.save_dir}: checkpoints and {LOG}, which contains all output not shown here",
         }
         if not trainer.cuda and trainer.experts is None:  # with shared experts, a pass needs all processes
             with torch.random.fork_rng(devices=[]):
@@ -81,20 +81,20 @@ class Screen:
         self._began = self._said = time.monotonic()
 
     def say_nothing_is_left(self, why: str) -> None:
-        """Say that the run had already ended before this start; this also appears without ``--log-seconds``."""
+        """Report that the run was already finished before this start, even without ``--log-seconds``."""
         logger.info("nothing is left to do: %s", why)
 
     def tell(self, made: int, of: int) -> None:
-        """Show the progress of the run if enough seconds have passed since the last line.
+        """Print a progress line if enough seconds have passed since the last one.
 
         Args:
-            made: the number of finished passes of the current update.
-            of: the number of passes in an update.
+            made: the number of finished passes in the current update.
+            of: the number of passes per update.
         """
         now = time.monotonic()
         trainer = self._trainer
         if self._passes == 1:
-            self._warm = now  # the first pass does not count: it compiles the model and selects back ends
+            self._warm = now  # excludes the first pass, which compiles the model and selects back ends
         is_due = self.seconds and self._passes and now - self._said >= self.seconds
         if is_due and trainer.is_data_parallel_master:
             self._said = now
@@ -116,7 +116,7 @@ class Screen:
 
 
 def _seconds_of_pass(trainer: Any) -> float:
-    """Measure the seconds of a forward and backward pass of the first batch, without any effect on the run."""
+    """Time a forward and backward pass of the first batch, in seconds, without affecting the run."""
     model = trainer.get_model()
     optimizer = SimpleNamespace(backward=lambda loss: loss.backward())
     criterion = trainer.get_criterion()

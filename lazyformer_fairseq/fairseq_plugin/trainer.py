@@ -1,7 +1,7 @@
-"""The trainer for tasks of this package: fairseq's trainer, with guarded updates, safe checkpoints and signals.
+"""The trainer of this package's tasks: fairseq's trainer plus guarded updates, safe checkpoints and signal handling.
 
-Through ``replacements.py``, fairseq makes a :class:`SafeTrainer` wherever its own Trainer is constructed with a task of
-this package: in fairseq-train, in fairseq-hydra-train, in the processes of both, and in scripts. Stock tasks keep
+Because of ``replacements.py``, fairseq creates a :class:`SafeTrainer` wherever its own Trainer is constructed with one
+of this package's tasks: in fairseq-train, fairseq-hydra-train, their child processes, and scripts. Stock tasks keep
 fairseq's Trainer.
 """
 
@@ -54,21 +54,21 @@ FAIRSEQS_MISMATCH = "does not match; please reset the optimizer (--reset-optimiz
 
 
 class SafeTrainer(fairseq_trainer.Trainer):
-    """fairseq's trainer with guarded updates, safe checkpoints and a reaction to signals.
+    """fairseq's trainer with guarded updates, safe checkpoints and signal handling.
 
-    A method with ``@override`` does what fairseq's method does; its docstring describes what it adds.
+    Methods marked ``@override`` extend fairseq's methods; their docstrings describe only the additions.
 
     Attributes:
-        preemption: the request to stop by a signal, which is active once the checkpoint is loaded.
-        takes_signals: whether `preemption` handles signals; false if a driver of several trainings handles them.
-        guard: the judge of updates; None if processes see different gradients.
+        preemption: the handler of stop signals, which is active once the checkpoint is loaded.
+        takes_signals: whether `preemption` handles signals; False if a driver of several runs handles them.
+        guard: the guard against bad updates; None if processes see different gradients.
         screen: the screen output for ``--log-seconds``.
         recorder: the writer of ``run.json`` and ``metrics.jsonl``.
-        epoch_iterator: the current iterator of the training data, for saving between epochs.
-        not_saved: the reason why the last save failed; None if it did not.
+        epoch_iterator: the current training data iterator, for saving between epochs.
+        not_saved: the reason the last save failed; None if it succeeded.
         experts: the model's experts, distributed over processes; None if each process has all of them.
-        back_ends: the back ends that ``--attention-backend auto`` has selected, in the state that all processes share.
-        words_read: the counter of the words that the model has read.
+        back_ends: the back ends selected by ``--attention-backend auto``, in the form that all processes share.
+        words_read: the counter of words that the model has read.
     """
 
     takes_signals = True
@@ -77,13 +77,13 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @staticmethod
     def serves(cfg: Any = None, task: Any = None, *others: Any, **named: Any) -> bool:
-        """Return whether fairseq's Trainer, constructed with these arguments, is for a task of this package."""
+        """Return whether a Trainer constructed with these arguments is for one of this package's tasks."""
         return is_task_of_ours(type(task))
 
     def __init__(self, cfg: Any, task: Any, model: Any, *args: Any, **kwargs: Any):
         start_run()  # for a script that has not parsed a command line
         self.experts = shared_experts(cfg, model)
-        self._whole: Optional[tuple[dict, dict]] = None  # states of model and optimizer, gathered for a checkpoint
+        self._whole: Optional[tuple[dict, dict]] = None  # model and optimizer states, gathered for a checkpoint
         with out_of_memory.explained(partial(out_of_memory.before_training, model)):
             super().__init__(cfg, task, model, *args, **kwargs)
         self._began = time.monotonic()
@@ -97,26 +97,26 @@ class SafeTrainer(fairseq_trainer.Trainer):
         self.screen = Screen(self)
         self.recorder = RunRecorder(self)
         task.after_validation = self.recorder.add_validation
-        self._passes: Optional[tuple[int, int]] = None  # in the current update: those begun, and those it has
-        self._tokens = 0  # in the current update: first those of this process, then those of all processes
+        self._passes: Optional[tuple[int, int]] = None  # begun and total passes in the current update
+        self._tokens = 0  # tokens in the current update: first this process's, then the sum over processes
         self.words_read = word_counter(cfg)
 
     @override
     def get_train_iterator(self, epoch, *args, **kwargs):
-        """Tell the learning-rate schedule, which is built before the data is loaded, how long an epoch is."""
+        """Set the epoch length in the learning-rate schedule, which is built before the data is loaded."""
         self.epoch_iterator = super().get_train_iterator(epoch, *args, **kwargs)
         tell_updates_per_epoch(self, epoch)
         return self.epoch_iterator
 
     @override
     def get_valid_iterator(self, subset, *args, **kwargs):
-        """Remember the name of the split for the record."""
+        """Store the split's name for the run record."""
         self.recorder.held_out = subset
         return super().get_valid_iterator(subset, *args, **kwargs)
 
     @override
     def _build_optimizer(self):
-        """Mark the matrices of sublayers for Muon, and make the optimizer load only the experts of this process."""
+        """Mark the sublayers' matrices for Muon, and make the optimizer load only this process's experts."""
         if self.cfg.optimizer._name == "muon":
             mark_matrices(self._model)
         super()._build_optimizer()
@@ -129,15 +129,15 @@ class SafeTrainer(fairseq_trainer.Trainer):
         )
 
     def _updated(self) -> tuple[list[dict], list[torch.Tensor]]:
-        """Return the parameter groups of the optimizer, and the weights that it updates, in the model's order."""
+        """Return the optimizer's parameter groups, and the weights that it updates, in the model's order."""
         copies = getattr(self.optimizer, "fp32_params", None)
         return self.optimizer.optimizer.param_groups, copies or [p for p in self.model.parameters() if p.requires_grad]
 
-    # An update.
+    # Updates.
 
     @override
     def train_step(self, samples, raise_oom=False):
-        """End the run if a signal requested it; skip a bad update; record the update; save permanent checkpoints."""
+        """Exit if a signal requested it, skip a bad update, record the update, and save permanent checkpoints."""
         self.preemption.end_if_saved()
         before = self.get_num_updates()
         self._tokens = sum(int(sample.get("ntokens", 0)) for sample in samples if sample)
@@ -166,7 +166,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         return output
 
     def _share_back_ends(self) -> None:
-        """Send the back ends that the first process has selected to the others, after updates 1, 2, 4, 8 and so on."""
+        """Broadcast the back ends that the first process selected, after updates 1, 2, 4, 8 and so on."""
         updates = self.get_num_updates()
         if self.data_parallel_world_size == 1:
             self.back_ends = SELECTOR.state_dict()
@@ -176,7 +176,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
             SELECTOR.load_state_dict(self.back_ends)
 
     def _update(self, samples: list) -> Optional[dict]:
-        """Have fairseq make an update, and sum the gradients of many batches in fp32."""
+        """Run fairseq's update, accumulating gradients in fp32 if the update has many batches."""
         sums = nullcontext()
         if len(samples) > EXACT_ENOUGH and self.guard is not None and type(self.optimizer) is FP16Optimizer:
             groups = [self.data_parallel_process_group] if self.data_parallel_world_size > 1 else []
@@ -190,7 +190,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def _prepare_sample(self, sample, is_dummy=False):
-        """Adapt the batch to the number of the update, show the progress, and abandon the update after Ctrl-C.
+        """Adapt the batch to the current update, show progress, and abandon the update after Ctrl-C.
 
         fairseq calls this before each pass of an update.
         """
@@ -206,7 +206,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def _aggregate_logging_outputs(self, logging_outputs, *extra_stats_to_sum, ignore=False):
-        """Also sum the requests to stop and the tokens over processes, and pass the logged values to the guard."""
+        """Also sum the stop requests and token counts over processes, and pass the logged values to the guard."""
         sums = (*extra_stats_to_sum, self.preemption.note(), self._tokens)
         logging_outputs, sums = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
         *sums, asked, tokens = sums
@@ -218,7 +218,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def clip_grad_norm(self, clip_norm):
-        """Have the guard judge the update, because this is the last call before the optimizer steps."""
+        """Have the guard check the update, because this is the last call before the optimizer steps."""
         clip = partial(super().clip_grad_norm, clip_norm)
         if self.experts is not None:
             clip = partial(self.optimizer.clip_grad_norm, clip_norm, self._norm_with_experts)
@@ -232,7 +232,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def cumulative_training_time(self):
-        """Save if a signal requested it; fairseq calls this after it has logged an update, before validation."""
+        """Save if a signal requested it; fairseq calls this after logging an update and before validation."""
         self.preemption.save_if_asked()
         return super().cumulative_training_time()
 
@@ -243,7 +243,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def valid_step(self, sample, raise_oom=False):
-        """Save after a validation batch if a signal requested it, because the whole validation may take long."""
+        """Save after a validation batch if a signal requested it, because a full validation may take long."""
         with out_of_memory.explained(partial(out_of_memory.in_validation, self, sample)):
             output = super().valid_step(sample, raise_oom)
         self.preemption.save_if_asked()
@@ -251,10 +251,10 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def _reduce_and_log_stats(self, *args, **kwargs):
-        """Remove metric contexts that have ended, which fairseq would keep.
+        """Remove closed metric contexts, which fairseq would keep.
 
         fairseq opens a context with a new random name in each update and never removes the name from its counts. This
-        costs about 200 bytes per update, in a dictionary that it copies in each validation.
+        leaks about 200 bytes per update in a dictionary that each validation copies.
         """
         output = super()._reduce_and_log_stats(*args, **kwargs)
         counts = metrics._active_aggregators_cnt
@@ -264,7 +264,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def _build_ema(self):
-        """Average only floating-point weights, and copy all others, such as ``dictionary_sha256``."""
+        """Average only floating-point weights, and copy all other tensors, such as ``dictionary_sha256``."""
         if self.cfg.ema.store_ema:
             integers = {name for name, value in self._model.state_dict().items() if not value.is_floating_point()}
             self._ema = EMA(self._model, self.cfg.ema, self.device, integers)
@@ -273,7 +273,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
     # Checkpoints.
 
     def gather(self) -> None:
-        """Gather the state that is distributed over processes: memories of streams and shared experts.
+        """Gather the state that is distributed over processes: stream memories and shared experts.
 
         All processes must call this.
         """
@@ -286,13 +286,13 @@ class SafeTrainer(fairseq_trainer.Trainer):
         self._whole = (self.experts.whole_weights(self.model.state_dict()), optimizer)
 
     def forget_gathered(self) -> None:
-        """Release the gathered experts after a checkpoint."""
+        """Release the gathered experts once a checkpoint is written."""
         self._whole = None
 
     @override
     def state_dict(self):
         """Include the gathered experts."""
-        with self.preemption.busy():  # fairseq asks for the training time, which must not start another save
+        with self.preemption.busy():  # fairseq reads the training time, which must not trigger another save
             state = super().state_dict()
         if self._whole is not None:
             state["model"], optimizer = self._whole
@@ -303,11 +303,11 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def save_checkpoint(self, filename, extra_state, with_optimizer=True):
-        """Save completely or not at all, with additional state.
+        """Save atomically, with additional state.
 
-        The additions are the counts of skipped updates, of ``--patience`` and of tokens, and the selected back ends.
-        After a user's mistake this does not save fairseq's crash.pt. It does not save shared experts either unless they
-        were gathered.
+        The additional state consists of the counters of skipped updates, ``--patience`` and tokens, and the selected
+        back ends. fairseq's crash.pt is not saved after a user error, and nothing is saved if shared experts have not
+        been gathered.
 
         Returns:
             The path of the file; None if it was not saved.
@@ -317,7 +317,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         if Path(filename).name == "crash.pt" and isinstance(sys.exc_info()[1], UserError):
             return None
         if self.experts is not None and self._whole is None:
-            logger.warning("%s is not written: it would lack the experts of other processes", filename)
+            logger.warning("%s is not written: it would lack the other processes' experts", filename)
             return None
         state = self.state_dict()
         if not with_optimizer:
@@ -344,7 +344,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         optimizer_overrides=None,
         reset_meters=False,
     ):
-        """Also restore the additional state, the memory of the task, and what fairseq forgets at the end of an epoch.
+        """Also restore the additional state, the task's memory, and state that fairseq drops at the end of an epoch.
 
         Raises:
             UserError: the checkpoint belongs to another model, optimizer or criterion, or is damaged.
@@ -354,7 +354,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
             wall = metrics.get_meter("default", "wall")
             extra_state = super().load_checkpoint(filename, *resets)
             loaded_wall = metrics.get_meter("default", "wall")
-            if wall is not None and loaded_wall is not None:  # fairseq loads this meter stopped, at 0
+            if wall is not None and loaded_wall is not None:  # fairseq restores this meter stopped, at 0
                 loaded_wall.start_time = wall.start_time
             if self.guard is not None:
                 self.guard.load(extra_state, reset_optimizer)
@@ -369,8 +369,8 @@ class SafeTrainer(fairseq_trainer.Trainer):
             self.task.take_from_checkpoint(extra_state)  # fairseq sends the state to all processes, but not to the task
         if extra_state["train_iterator"]["iterations_in_epoch"]:
             return extra_state
-        # The epoch was over. The logged averages over the last updates continue across epochs, while those over the
-        # epoch start again. The next step would have been to give the schedule the loss of the validation.
+        # The epoch was finished. Averages over the last updates continue across epochs, while averages over an epoch
+        # restart. The next step would have been to pass the validation loss to the schedule.
         if not reset_meters and (meter := extra_state.get("metrics", {}).get("train_inner")) is not None:
             metrics.load_state_dict({"train_inner": meter})
         if not (reset_optimizer or reset_lr_scheduler):
@@ -378,24 +378,24 @@ class SafeTrainer(fairseq_trainer.Trainer):
         return extra_state
 
     def _save_for_good(self) -> None:
-        """Save the checkpoints of ``--keep-updates-list`` and ``--checkpoint-words`` that are due after this update."""
+        """Save the ``--keep-updates-list`` and ``--checkpoint-words`` checkpoints that are due after this update."""
         due = self.words_read.add(self._tokens)
         if self.cfg.checkpoint.no_save:
             return
         suffix = self.checkpoint_suffix
         updates = self.get_num_updates()
         if updates in listed_updates(getattr(self.task.cfg, "keep_updates_list", None)):
-            self._save_apart(listed_name(updates, suffix), f"--keep-updates-list has lost update {updates}")
+            self._save_apart(listed_name(updates, suffix), f"update {updates} of --keep-updates-list is lost")
         for name in due:
-            self._save_apart(f"{name}{suffix}.pt", f"--checkpoint-words has lost {name}", with_optimizer=False)
+            self._save_apart(f"{name}{suffix}.pt", f"{name} of --checkpoint-words is lost", with_optimizer=False)
 
     def _save_apart(self, name: str, lost: str, with_optimizer: bool = True) -> None:
-        """Save a complete checkpoint under a name from which fairseq does not resume, and which it does not remove.
+        """Save a complete checkpoint under a file name that fairseq neither resumes from nor removes.
 
         Args:
-            name: the name of the file.
-            lost: the end of the warning that appears if the file cannot be saved.
-            with_optimizer: whether to save the state of the optimizer too.
+            name: the file name.
+            lost: the end of the warning that is logged if the file cannot be saved.
+            with_optimizer: whether to include the optimizer state.
         """
         self.gather()
         self.consolidate_optimizer()
@@ -413,11 +413,11 @@ class SafeTrainer(fairseq_trainer.Trainer):
             logger.warning("%s\nThe run continues; %s", error, lost)
 
     def limit_reached(self, epoch_itr: Any, seconds: float) -> str:
-        """Return the option that ends the run now, with its value, such as "--max-epoch 10"; "" if none does.
+        """Return the limit that the run has reached, such as "--max-epoch 10"; "" if it has reached none.
 
         Args:
-            epoch_itr: the iterator of the training data.
-            seconds: the training time of the run, over all its starts.
+            epoch_itr: the training data iterator.
+            seconds: the run's training time, over all its starts.
         """
         limits = self.cfg.optimization
         patience = self.cfg.checkpoint.patience
@@ -432,31 +432,31 @@ class SafeTrainer(fairseq_trainer.Trainer):
         return ""
 
     def ends_here(self, epoch_itr: Any, checkpoint: Path) -> bool:
-        """Return whether the run had already ended before this start; in this case, keep fairseq from training.
+        """Return whether the run was already finished before this start; if so, keep fairseq from training.
 
-        fairseq alone would make one more update and write all checkpoints again.
+        Stock fairseq would perform one more update and write all checkpoints again.
 
         Args:
-            epoch_itr: the iterator of the training data, at the position in the checkpoint.
-            checkpoint: the file that was loaded.
+            epoch_itr: the training data iterator, at the checkpoint's position.
+            checkpoint: the loaded file.
 
         Raises:
-            UserError: the checkpoint belongs to another run, so this run would end without a checkpoint of its own.
+            UserError: the checkpoint belongs to another run, so this run would end without its own checkpoint.
         """
         limit = self.limit_reached(epoch_itr, self._previous_training_time)
         if not limit or not self.get_num_updates():  # fine-tuning starts with none
             return False
-        made = f"{checkpoint} has made {self.get_num_updates():,} updates"
+        made = f"{checkpoint} has completed {self.get_num_updates():,} updates"
         if checkpoint.absolute().parent != Path(self.cfg.checkpoint.save_dir).absolute():
-            raise UserError(f"{limit}: {made} already, so nothing is left to train; give a larger limit")
+            raise UserError(f"{limit}: {made} already, so nothing is left to train; set a higher limit")
         if self.is_data_parallel_master:
-            self.screen.say_nothing_is_left(f"{made}, and {limit} ends the run; to train on, give a larger limit")
-        self.cfg.optimization.max_epoch = -1  # fairseq checks it next, and takes 0 for no limit
+            self.screen.say_nothing_is_left(f"{made}, and {limit} ends the run; to continue, set a higher limit")
+        self.cfg.optimization.max_epoch = -1  # fairseq checks this next, and treats 0 as no limit
         return True
 
 
 def shared_experts(cfg: Any, model: Any) -> Optional[SharedExperts]:
-    """Distribute the experts of a model over all processes; return None if this is not possible with these settings."""
+    """Distribute a model's experts over all processes; return None if the settings do not allow this."""
     how = cfg.distributed_training
     shares_weights_out = how.zero_sharding != "none" or how.ddp_backend in ("slowmo", "fully_sharded")
     if how.distributed_world_size == 1 or shares_weights_out:
@@ -468,9 +468,10 @@ def shared_experts(cfg: Any, model: Any) -> Optional[SharedExperts]:
 
 
 def _early_stopping() -> dict[str, Any]:
-    """Return fairseq's state of ``--patience``: `num_runs`, the validations without progress, and the `best` score.
+    """Return fairseq's ``--patience`` state: `num_runs`, the validations without improvement, and the `best` metric.
 
-    fairseq stores both as attributes of a function. Its module is ``__main__`` if fairseq was started by ``python -m``.
+    fairseq stores both as attributes of a function, whose module is ``__main__`` if fairseq was started with
+    ``python -m``.
     """
     for name in ("__main__", "fairseq_cli.train"):
         if counter := getattr(sys.modules.get(name), "should_stop_early", None):
@@ -479,23 +480,23 @@ def _early_stopping() -> dict[str, Any]:
 
 
 def _count_of_tokens(saved: Any) -> int:
-    """Check the number of tokens read that a checkpoint contains; return 0 if it is missing or not a valid count."""
+    """Validate a checkpoint's token count; return 0 if it is missing or invalid."""
     if type(saved) is int:
         return max(0, saved)
     return 0
 
 
 def _resume_early_stopping(saved: Any) -> None:
-    """Restore the early-stopping counter from a checkpoint; ignore the value if it is not such a counter."""
+    """Restore the early-stopping counter from a checkpoint; ignore an invalid value."""
     if isinstance(saved, dict) and type(saved.get("num_runs")) is int and isinstance(saved.get("best"), (int, float)):
         _early_stopping().update(num_runs=saved["num_runs"], best=saved["best"])
 
 
 @contextmanager
 def _named_where_it_does_not_fit(filename: str) -> Iterator[None]:
-    """Turn errors of fairseq and torch about a damaged or unsuitable checkpoint into a UserError that names the file.
+    """Convert fairseq and torch errors about a damaged or incompatible checkpoint to a UserError that names the file.
 
-    Errors of communication between processes, and of memory, pass unchanged, because they are not about the file.
+    Communication and out-of-memory errors propagate unchanged, because they are not about the file.
     """
     try:
         yield
@@ -507,7 +508,7 @@ def _named_where_it_does_not_fit(filename: str) -> Iterator[None]:
             raise
         there, _, here = names.partition(" vs ")
         raise UserError(
-            f"{filename}: was trained with the {what.strip().lower()} {there}, not {here}: give the options that it "
+            f"{filename}: was trained with the {what.strip().lower()} {there}, not {here}: use the options that it "
             "was trained with, another --save-dir, or --reset-optimizer to continue with a new optimizer state"
         ) from None
     except Exception as error:
@@ -515,25 +516,25 @@ def _named_where_it_does_not_fit(filename: str) -> Iterator[None]:
             raise
         cause = error.__context__ or error  # fairseq's own error hides what is wrong with the weights
         raise UserError(
-            f"{filename}: does not fit this run, or is damaged ({type(cause).__name__}: {first_line(cause)}): give the "
-            "options that it was trained with, another --save-dir, or --reset-optimizer to continue with a new "
+            f"{filename}: does not match this run, or is damaged ({type(cause).__name__}: {first_line(cause)}): use "
+            "the options that it was trained with, another --save-dir, or --reset-optimizer to continue with a new "
             "optimizer state"
         ) from error
 
 
-# Replacements of fairseq's functions, which replacements.py puts in place.
+# Replacements for fairseq's functions, which replacements.py installs.
 
 
 def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
-    """Replace ``checkpoint_utils.load_checkpoint``: load the newest intact checkpoint, and prepare the run.
+    """Replace ``checkpoint_utils.load_checkpoint``: load the newest intact checkpoint and prepare the run.
 
-    Training calls this once, before the first update. From here on signals are handled.
+    fairseq calls this once, before the first update. Signals are handled from here on.
     """
     if not isinstance(trainer, SafeTrainer):
         return load_checkpoint(cfg, trainer, **kwargs)
     if trainer.takes_signals:
         trainer.preemption.listen()
-    _early_stopping().clear()  # an earlier run in this process may have left its state
+    _early_stopping().clear()  # an earlier run in this process may have left state behind
     cfg, chosen = choose_for_all(cfg, trainer)
     with out_of_memory.explained(partial(out_of_memory.before_training, trainer.get_model())):
         extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
@@ -541,16 +542,16 @@ def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
     if not is_over:
         refuse_beyond_budget(trainer.cfg, trainer.get_num_updates(), trainer.words_read)
         with out_of_memory.explained(partial(out_of_memory.in_training, trainer, [trainer._dummy_batch])):
-            trainer.screen.introduce()  # this also measures a pass, which may run out of memory
+            trainer.screen.introduce()  # also times a pass, which may run out of memory
         trainer.recorder.begin()
     return extra_state, epoch_itr
 
 
 def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
-    """Replace ``checkpoint_utils.save_checkpoint``: continue if the checkpoint cannot be written.
+    """Replace ``checkpoint_utils.save_checkpoint``: continue the run if the checkpoint cannot be written.
 
-    All processes call this, although only the first one writes. If a file cannot be written, this warns and returns
-    None, and the next save tries again.
+    All processes call this, although only the first one writes. If a file cannot be written, this logs a warning and
+    returns None, and the next save tries again.
 
     Raises:
         UserError: the file cannot be written, and the run is at its end, so there is no next save.
@@ -565,8 +566,8 @@ def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
     except NotSavedError as error:
         trainer.not_saved = str(error)
         if trainer.limit_reached(epoch_itr, trainer.cumulative_training_time()):
-            raise UserError(f"{error}\nThe run is at its end; make room and run it again") from error
-        logger.warning("%s\nThe run continues; the next save tries again", error)
+            raise UserError(f"{error}\nThe run is at its end; free up disk space and run it again") from error
+        logger.warning("%s\nThe run continues, and the next save will try again", error)
         return None
     finally:
         trainer.forget_gathered()

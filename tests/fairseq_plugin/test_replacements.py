@@ -68,10 +68,10 @@ def test_what_does_not_fit_is_named_all_of_it(table, caplog):
     with pytest.raises(UserError) as refusal:
         replacements.start_run()
     assert WRITTEN_FOR in str(refusal.value)
-    assert "stands_for_fairseq:Fairseq.gone is not there" in str(refusal.value)
+    assert "stands_for_fairseq:Fairseq.gone does not exist" in str(refusal.value)
     assert Fairseq.static(1) == 1, "nothing is put in place by halves"
     assert replacements.install(Stage.RUN) == [good], "of stock tasks' sake a registration warns and goes on"
-    assert "Fairseq.gone is not there" in caplog.text
+    assert "Fairseq.gone does not exist" in caplog.text
     assert replacements.install(Stage.RUN) == [] and Fairseq.static(1) == (1, 1), "a second time nothing is wrapped"
 
 

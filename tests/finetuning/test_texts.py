@@ -192,7 +192,7 @@ def test_tokenizer_is_found_beside_the_checkpoint(toy_glue, glue_config, data_fo
     ("arguments", "message"),
     [
         ("--glue-task COCA", "'COCA' is not a GLUE task"),
-        ("--best-checkpoint-metric f1", "--best-checkpoint-metric f1: CoLA has the metrics loss, matthews, accuracy"),
+        ("--best-checkpoint-metric f1", "--best-checkpoint-metric f1: CoLA's metrics are loss, matthews, accuracy"),
         ("--best-checkpoint-metric matthews", "add --maximize-best-checkpoint-metric"),
         ("--maximize-best-checkpoint-metric", "drop --maximize-best-checkpoint-metric"),
         ("--valid-subset valid,test", "split test has no labels"),
@@ -208,7 +208,7 @@ def test_options_that_do_not_fit_are_refused_at_once(glue_config, toy_glue, argu
 @pytest.mark.parametrize("arch", ["roberta_base", "transformer_xl_tiny"])
 def test_other_models_are_refused(glue_config, toy_glue, arch):
     cfg = glue_config(toy_glue / "CoLA", "--arch", arch)
-    with pytest.raises(UserError, match=f"--arch {cfg.model._name}: is not a masked language model of this package, "):
+    with pytest.raises(UserError, match=f"--arch {cfg.model._name}: is not one of this package's masked language "):
         setup_task(cfg.task).build_model(cfg.model)
 
 

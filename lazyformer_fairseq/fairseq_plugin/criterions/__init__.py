@@ -1,1 +1,1 @@
-"""The fairseq criterions for masked and causal language modelling and for fine-tuning."""
+"""The fairseq criterions for masked and causal language modeling and for fine-tuning."""

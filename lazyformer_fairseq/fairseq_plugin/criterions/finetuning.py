@@ -1,4 +1,4 @@
-"""The fairseq criterions ``glue`` and ``squad``: loss and metrics of a fine-tuning task's objective."""
+"""The fairseq criterions ``glue`` and ``squad``, which compute the loss and metrics of fine-tuning tasks."""
 
 from typing import Any, ClassVar
 
@@ -18,19 +18,19 @@ from lazyformer_fairseq.training.objectives.spans import SpansObjective
 
 
 class FineTuningCriterion(FairseqCriterion):
-    """The base class of fine-tuning criterions, which report a head's loss and, in validation, metrics of the split.
+    """The base class of the fine-tuning criterions, which report the head's loss and, in validation, task metrics.
 
-    The metrics are computed from the `rows` that the objective logs for all examples.
+    The metrics are computed from the `rows` that the objective logs for all examples of the split.
 
     Args:
-        task: a fine-tuning task of the same name.
+        task: the fine-tuning task with the same name.
 
     Attributes:
-        NAME: the name of the criterion and of its task.
+        NAME: the name that the criterion and its task share.
         OBJECTIVE: the class of the task's objective.
 
     Raises:
-        UserError: the task has another name.
+        UserError: the task has a different name.
     """
 
     NAME: ClassVar[str]
@@ -46,8 +46,8 @@ class FineTuningCriterion(FairseqCriterion):
         """Compute the loss of one batch.
 
         Returns:
-            The summed loss, the number of examples, and the values to log. In validation these include `rows` and the
-            names of the `metrics` that are computed from all rows.
+            The summed loss, the number of examples, and the values to log. In validation these include `rows` and
+            `metrics`, the names of the metrics to compute from all rows.
 
         Raises:
             UserError: the model has no head for the task, or the batch has no labels.
@@ -55,7 +55,7 @@ class FineTuningCriterion(FairseqCriterion):
         head_name = self.objective.head[0]
         if head_name not in getattr(model, "classification_heads", ()):
             raise UserError(
-                f"the model has no head {head_name!r}; fine-tune it with --task {self.NAME}, or give the name of its "
+                f"the model has no head {head_name!r}; fine-tune it with --task {self.NAME}, or pass the name of its "
                 f"head with --{self.NAME}-head-name"
             )
         if "target" not in sample:
@@ -70,12 +70,12 @@ class FineTuningCriterion(FairseqCriterion):
         raise NotImplementedError
 
     def logging_outputs_can_be_summed(self) -> bool:
-        """Return whether logged values are all numbers; in validation they include rows."""
+        """Return whether all logged values are numbers, which can be summed; in validation they also include rows."""
         return self.training
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the loss over all workers, with the accuracy in training or the task's metrics in validation."""
+        """Log the loss over all workers, plus the accuracy in training or the task's metrics in validation."""
         scalars = cls.OBJECTIVE.scalars(logging_outputs)
         if "rows" not in logging_outputs[0]:
             log_scalars(scalars)
@@ -91,24 +91,24 @@ class FineTuningCriterion(FairseqCriterion):
 
 
 class _RowsMeter(MetersDict._DerivedMeter):
-    """A meter that collects the rows of a split batch by batch.
+    """A meter that accumulates the rows of a split batch by batch.
 
-    fairseq does not print it, because its key starts with "_". It must be a derived meter: fairseq saves all others in
-    checkpoints and, when it resumes, looks for their classes only among its own. Nothing is lost, since each validation
-    fills the meter anew.
+    fairseq does not print it, because its key starts with "_". It must be a derived meter: fairseq saves all other
+    meters in checkpoints and, on resuming, looks up their classes only among its own. Nothing is lost, because each
+    validation starts with an empty meter.
     """
 
     def __init__(self):
         self.rows: list[np.ndarray] = []
 
     def update(self, rows: np.ndarray) -> None:
-        """Append the rows of a batch."""
+        """Append a batch's rows."""
         self.rows.append(rows)
 
 
 @register_criterion("glue", dataclass=FairseqDataclass)
 class GlueCriterion(FineTuningCriterion):
-    """The criterion for classes (cross-entropy) and scores (squared error)."""
+    """The criterion for classification (cross-entropy) and regression (squared error)."""
 
     NAME = "glue"
     OBJECTIVE = LabelledTextsObjective
@@ -120,7 +120,7 @@ class GlueCriterion(FineTuningCriterion):
 
 @register_criterion("squad", dataclass=FairseqDataclass)
 class SquadCriterion(FineTuningCriterion):
-    """The criterion for answer spans: the mean of the cross-entropies of starts and ends."""
+    """The criterion for answer spans: the mean of the start and end cross-entropies."""
 
     NAME = "squad"
     OBJECTIVE = SpansObjective
@@ -128,4 +128,4 @@ class SquadCriterion(FineTuningCriterion):
     def no_targets(self, sample: dict) -> str:
         """Return the error message for a batch without answers."""
         path = self.objective.dataset(sample["split"]).file.path
-        return f"{path}: has questions without answers, which can be predicted but not used to train or validate"
+        return f"{path}: contains questions without answers, which can be predicted but not used to train or validate"

@@ -1,11 +1,11 @@
 """The fairseq criterions ``causal_lm``, ``masked_lm_accuracy`` and ``continued_masked_lm``.
 
-All compute the cross-entropy of next or masked tokens. For models that learn their attention spans (``s[span=...]``),
-the training loss per token also includes a penalty: each sublayer's ``span_loss`` coefficient times the mean span of
-its heads. The logged loss is the cross-entropy alone, so that it is comparable with that of other models; the penalty
-is logged as ``span_loss``, and the mean span over heads and sublayers as ``span``.
+All of them compute the cross-entropy of the next or the masked tokens. For models with learned attention spans
+(``s[span=...]``), the training loss per token also includes a penalty: each sublayer's ``span_loss`` coefficient times
+the mean span of its heads. The logged loss is the cross-entropy alone and therefore comparable across models. The
+penalty is logged as ``span_loss``, and the mean span over heads and sublayers as ``span``.
 
-``continued_masked_lm`` is for models that start from the weights of another model. It can distill from a teacher
+``continued_masked_lm`` is for models initialized from the weights of another model. It can also distill a teacher
 (``--distill``).
 """
 
@@ -39,14 +39,14 @@ class CausalLMCriterion(FairseqCriterion):
         """Compute the loss of one batch.
 
         Returns:
-            The summed loss in nats with the penalty for spans, the number of predicted tokens (by which the gradient is
-            divided), and the values to log.
+            The summed loss in nats, including the span penalty; the number of predicted tokens, which normalizes the
+            gradient; and the values to log.
         """
         return losses.causal_lm(model, sample, self.padding_idx)
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
-        """Log the objective's scalars over all processes, and the perplexity."""
+        """Log the perplexity and the objective's scalars over all processes."""
         log_scalars(cls.OBJECTIVE.scalars(logging_outputs))
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["loss"].avg))
 
@@ -66,12 +66,12 @@ class MaskedLMAccuracyCriterion(CausalLMCriterion):
     OBJECTIVE = MaskedLMObjective
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
-        """Compute the loss of one batch; the predicted tokens are the masked ones."""
+        """Compute the loss of one batch on its masked tokens."""
         return losses.masked_lm(model, sample, self.padding_idx)
 
 
 def log_scalars(scalars: Mapping[str, Scalar]) -> None:
-    """Log scalars with fairseq's meters."""
+    """Log scalars to fairseq's meters."""
     for name, scalar in scalars.items():
         metrics.log_scalar(name, scalar.value, scalar.weight, round=scalar.digits)
 
@@ -80,16 +80,16 @@ def log_scalars(scalars: Mapping[str, Scalar]) -> None:
 class ContinuedMaskedLMConfig(FairseqDataclass):
     """Options of :class:`ContinuedMaskedLMCriterion`."""
 
-    distill: Optional[str] = option(None, "the teacher to distill from: a checkpoint, or a folder with one")
-    distill_temperature: float = option(2.0, "temperature of the teacher's and the model's distributions over words")
+    distill: Optional[str] = option(None, "teacher to distill from: a checkpoint, or a folder that contains one")
+    distill_temperature: float = option(2.0, "temperature of the teacher's and the model's token distributions")
     distill_masked_lm_weight: float = option(1.0, "weight of the masked-LM loss when distilling")
     distill_words_weight: float = option(
         1.0,
-        "weight of the divergence from the teacher's distribution over words at the masked positions",
+        "weight of the KL divergence from the teacher's token distribution at the masked positions",
     )
     distill_attention_weight: float = option(
         1.0,
-        "weight of the divergence from the teacher's last attention distribution, averaged over queries",
+        "weight of the KL divergence from the teacher's last attention distribution, averaged over queries",
     )
 
 
@@ -100,7 +100,7 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
     Validation reports the masked-LM loss alone.
 
     Raises:
-        UserError: a number is out of range, a file is missing or damaged, or the teacher has another dictionary.
+        UserError: an option is out of range, a file is missing or damaged, or the teacher has a different dictionary.
     """
 
     def __init__(self, cfg: ContinuedMaskedLMConfig, task):
@@ -121,14 +121,14 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
             )
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
-        """Compute the loss of one batch, which in training includes the divergences from the teacher."""
+        """Compute the loss of one batch; in training it includes the KL divergences from the teacher."""
         if not self.training or self.distillation is None:
             return super().forward(model, sample, reduce)
         return self.distillation.loss(model, sample, self.padding_idx)
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
-        """Log the masked-LM metrics and both divergences from the teacher, in bits."""
+        """Log the masked-LM metrics and both KL divergences from the teacher, in bits."""
         super().reduce_metrics(logging_outputs)
         predictions = total(logging_outputs, "sample_size")
         for name in ("words_kl", "attention_kl"):

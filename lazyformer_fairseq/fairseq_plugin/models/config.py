@@ -1,4 +1,4 @@
-"""The models' options in fairseq's form, and presets: the options of a named architecture (``--arch NAME``)."""
+"""fairseq configs for the models' options, and presets for the named architectures (``--arch NAME``)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
@@ -15,15 +15,15 @@ from lazyformer_fairseq.patterns.architectures import Architecture
 
 
 def as_fairseq_reads(options: type, name: str, more: Sequence[tuple] = (), base: type = FairseqDataclass) -> type:
-    """Convert one of our settings dataclasses to one that fairseq can read.
+    """Convert one of our options dataclasses to a fairseq dataclass.
 
-    Options with choices get an enum type of fairseq's.
+    Fields with choices become fairseq enums.
 
     Args:
-        options: the settings dataclass to convert.
+        options: the dataclass to convert.
         name: the name of the new class.
         more: additional fields, as (name, type, default).
-        base: the base class; fields that it already has are not repeated.
+        base: the base class; its fields are not repeated.
     """
     found = []
     inherited = {each.name for each in fields(base)}
@@ -44,10 +44,10 @@ CausalLMConfig = as_fairseq_reads(CausalLMOptions, "CausalLMConfig")
 
 
 def register_presets(model: str, rows: Mapping[str, Architecture]) -> None:
-    """Register architectures with fairseq, as presets of the model that is registered as `model`.
+    """Register architectures with fairseq as presets of a registered model.
 
     Args:
-        model: the name of the registered model.
+        model: the name under which the model is registered.
         rows: the architectures by name.
     """
     install(Stage.NAME)
@@ -62,7 +62,7 @@ def register_presets(model: str, rows: Mapping[str, Architecture]) -> None:
 
 
 def without_bert_base(models_by_name: dict[str, str]) -> dict[str, str]:
-    """Remove fairseq's own ``bert_base`` from ``ARCH_MODEL_NAME_REGISTRY`` and the three related registries."""
+    """Remove fairseq's ``bert_base`` from ``ARCH_MODEL_NAME_REGISTRY`` and the three related registries."""
     if (model := models_by_name.pop("bert_base", None)) is not None:
         del models.ARCH_MODEL_REGISTRY["bert_base"], models.ARCH_CONFIG_REGISTRY["bert_base"]
         models.ARCH_MODEL_INV_REGISTRY[model].remove("bert_base")

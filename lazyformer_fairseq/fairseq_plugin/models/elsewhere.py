@@ -1,4 +1,4 @@
-"""fairseq's own models, built as in fairseq-train, for use in our training loop."""
+"""fairseq's own models, built as in fairseq-train, for our training loop."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The fairseq arch ``huggingface_bert``: Hugging Face's own BERT implementation, as a baseline for our models."""
+"""The fairseq arch ``huggingface_bert``: Hugging Face's BERT implementation, a baseline for our models."""
 
 from argparse import Namespace
 
@@ -12,7 +12,7 @@ HuggingFaceBertConfig = as_fairseq_reads(plain.HuggingFaceBertOptions, "HuggingF
 
 @register_model("huggingface_bert", dataclass=HuggingFaceBertConfig)
 class HuggingFaceBert(plain.HuggingFaceBert, BaseFairseqModel):
-    """Hugging Face's BERT with a dictionary as its vocabulary."""
+    """Hugging Face's BERT with a fairseq dictionary as its vocabulary."""
 
     def __init__(self, cfg: HuggingFaceBertConfig, dictionary):
         super().__init__(cfg, len(dictionary), dictionary.pad())

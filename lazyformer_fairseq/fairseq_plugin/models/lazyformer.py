@@ -1,6 +1,6 @@
-"""The fairseq models: each of our architectures is one of two classes with its own sublayer pattern.
+"""The two fairseq model classes, which cover all our architectures; an architecture is a class plus a sublayer pattern.
 
-Transformer-XL, PAR, Sandwich and lazy PAR are causal language models; all others are encoders.
+Transformer-XL, PAR, Sandwich and lazy PAR are causal language models; all other architectures are encoders.
 """
 
 from argparse import Namespace
@@ -25,7 +25,7 @@ class CheckedModel(BaseFairseqModel):
     """The base class of models that are built from (cfg, dictionary) and store the dictionary's hash in their weights.
 
     Attributes:
-        per_word: the name of a weight with one row per word.
+        per_word: the name of a weight with one row per token of the dictionary.
     """
 
     per_word: ClassVar[str]
@@ -48,7 +48,7 @@ class CheckedModel(BaseFairseqModel):
         """Load weights.
 
         Raises:
-            UserError: weights have another shape or belong to another dictionary; the message names them.
+            UserError: weights have the wrong shape or belong to another dictionary; the message names them.
         """
         self.upgrade_state_dict(state_dict)
         if (experts := getattr(self, "shared_experts", None)) is not None:
@@ -60,16 +60,16 @@ class CheckedModel(BaseFairseqModel):
 
 @register_model("lazyformer", dataclass=MaskedLMConfig)
 class LazyFormerModel(MaskedLM, CheckedModel):
-    """The masked language model with a dictionary, whose hash is stored with the weights."""
+    """A masked language model that stores its dictionary's hash with the weights."""
 
     def __init__(self, cfg: MaskedLMConfig, dictionary):
         super().__init__(cfg, len(dictionary), dictionary.pad())
-        self.encoder.dictionary = dictionary  # fairseq's encoders have this attribute
+        self.encoder.dictionary = dictionary  # an attribute of fairseq's encoders
         self.register_buffer("dictionary_sha256", match.dictionary_hash(dictionary))
 
     @classmethod
     def from_pretrained(cls, folder: str):
-        """Load a checkpoint with the dictionary and tokenizer beside it; see :func:`evaluation.loading.load`."""
+        """Load a checkpoint, along with the dictionary and tokenizer beside it; see :func:`evaluation.loading.load`."""
 
         def make(options: MaskedLMOptions, dictionary: Any) -> LazyFormerModel:
             return cls(OmegaConf.structured(MaskedLMConfig(**vars(options))), dictionary)
@@ -77,7 +77,7 @@ class LazyFormerModel(MaskedLM, CheckedModel):
         return loading.load(folder, make, load_safely)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Adapt a checkpoint that has other classification heads or fewer positions than the model; log the changes."""
+        """Adapt a checkpoint whose classification heads or number of positions differ, and log the changes."""
         super().upgrade_state_dict_named(state_dict, name)
         match.match_classification_heads(state_dict, self.classification_heads)
         positions = self.cfg.max_positions, self.cfg.copy_positions
@@ -89,7 +89,7 @@ config.register_presets("lazyformer", ARCHITECTURES)
 
 @register_model("lazyformer_lm", dataclass=CausalLMConfig)
 class CausalLanguageModel(CausalLM, CheckedModel):
-    """The causal language model with a dictionary, whose hash is stored with the weights."""
+    """A causal language model that stores its dictionary's hash with the weights."""
 
     def __init__(self, cfg: CausalLMConfig, dictionary):
         super().__init__(cfg, len(dictionary), dictionary.pad())

@@ -1,1 +1,1 @@
-"""The fairseq optimizers and learning-rate schedules, and half precision with exact sums and checkpoints."""
+"""The fairseq optimizers, learning-rate schedules and half-precision wrapper."""

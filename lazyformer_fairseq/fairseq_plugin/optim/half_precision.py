@@ -1,14 +1,14 @@
-"""fairseq's half-precision optimizer with exact checkpoints and exact gradient sums, under fairseq's class name.
+"""fairseq's half-precision optimizer with exact checkpoints and fp32 gradient accumulation, under fairseq's class name.
 
 Checkpoints: fairseq saves only the rounded weights, so a resumed run loses the parts of its updates that lie below the
 8 significant bits of bf16 or the 11 of fp16. This class also saves the fp32 weights (4 bytes per parameter) and the
 counters that determine when the loss scale grows.
 
-Sums: fairseq has autograd accumulate an update's gradients in ``weight.grad``, and copies the sum to the fp32 weights'
-gradients once. In bf16, the contribution of one batch to the sum of 500 others lies below the last bit and is lost.
-This class adds each batch's gradient to the fp32 weights' gradients before the next one is computed. The processes
-average the gradient of the last batch as usual; the fp32 sums of the earlier batches are averaged here. This takes no
-more memory than fairseq does.
+Gradient accumulation: fairseq has autograd accumulate an update's gradients in ``weight.grad``, and copies the sum to
+the fp32 weights' gradients once. In bf16, one batch's contribution to the sum of 500 others lies below the last bit
+and is lost. This class adds each batch's gradient to the fp32 weights' gradients before it computes the next one. The
+last batch's gradient is averaged over processes as usual, and this class averages the fp32 sums of the earlier
+batches. It uses no more memory than fairseq.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,17 +20,17 @@ from fairseq.optim import fp16_optimizer
 from torch import Tensor, distributed
 from typing_extensions import override
 
-# The number of batches per update up to which fairseq's sum is used: up to there bf16 loses 0.3% of it, and the fewer
-# batches there are, the more the additional exchange between processes would cost.
+# Up to this number of batches per update, we keep fairseq's sum: bf16 loses at most 0.3% of it, and with few batches
+# the additional all-reduce costs relatively more.
 EXACT_ENOUGH = 8
 SCALER_STATE = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")
 
 
 class FP16Optimizer(fp16_optimizer.FP16Optimizer):
-    """fairseq's half-precision optimizer with a complete state, and with fp32 sums over many batches.
+    """fairseq's half-precision optimizer with a complete state dict and gradient accumulation in fp32.
 
     Attributes:
-        groups_of_sums: while an update sums in fp32, the process groups over which to average (one group, or an empty
+        groups_of_sums: the process groups to average over while an update accumulates in fp32 (one group, or an empty
             sequence for a single process); None otherwise.
     """
 
@@ -39,13 +39,13 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
     @classmethod
     @override
     def build_optimizer(cls, cfg, params, **kwargs):
-        """Build the optimizer without joining fp16 weights on a GPU to one vector, because their shapes matter."""
+        """Build the optimizer without flattening fp16 weights on a GPU into one vector, because their shapes matter."""
         cfg.common.fp16_no_flatten_grads = True
         return super().build_optimizer(cfg, params, **kwargs)
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return fairseq's state with the fp32 weights and the loss scaler's counters."""
+        """Return fairseq's state plus the fp32 weights and the loss scaler's counters."""
         state = {**super().state_dict(), "fp32_weights": [weights.data for weights in self.fp32_params]}
         if self.scaler is not None:
             state["loss_scaler"] = {name: getattr(self.scaler, name) for name in SCALER_STATE}
@@ -53,7 +53,7 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: Optional[dict] = None) -> None:
-        """Load the state; a checkpoint of stock fairseq, without the additional parts, is loaded as in fairseq."""
+        """Load the state; checkpoints from stock fairseq, which lack the additional parts, are loaded as in fairseq."""
         state = dict(state_dict)
         saved = state.pop("fp32_weights", None)
         scaler = state.pop("loss_scaler", None)
@@ -66,10 +66,10 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
 
     @contextmanager
     def summing_in_fp32(self, groups: Sequence[Any]) -> Iterator[None]:
-        """Sum gradients in fp32 within a ``with`` block, which must cover one update of several batches.
+        """Accumulate gradients in fp32 within a ``with`` block that spans one update of several batches.
 
         Args:
-            groups: the process groups over which to average; see :attr:`groups_of_sums`.
+            groups: the process groups to average over; see :attr:`groups_of_sums`.
         """
         self.groups_of_sums = groups
         try:
@@ -79,7 +79,7 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
 
     @override
     def backward(self, loss: Tensor) -> None:
-        """Add the previous batch's gradient to the sums, then compute that of this batch."""
+        """Add the previous batch's gradient to the sums, then compute this batch's gradient."""
         if self.groups_of_sums is not None and self._needs_sync:
             self._add()
         super().backward(loss)
@@ -96,7 +96,7 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
             self._needs_sync = False
 
     def _average(self, group: Any) -> None:
-        """Average the sums over a group of processes, except those of experts, which are not shared by processes."""
+        """Average the sums over a process group, except the experts' sums, because each process has its own experts."""
         pairs = zip(self.fp16_params, self.fp32_params, strict=True)
         sums = [copy.grad for weight, copy in pairs if not hasattr(weight, "expert")]
         under_way = [distributed.all_reduce(tensor, group=group, async_op=True) for tensor in sums]
@@ -105,7 +105,7 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
         torch._foreach_div_(sums, distributed.get_world_size(group))
 
     def _add(self) -> None:
-        """Add the weights' gradients to the sums, and clear them."""
+        """Add the weights' gradients to the sums and clear the gradients."""
         for weight, copy in zip(self.fp16_params, self.fp32_params, strict=True):
             if weight.grad is not None:
                 copy.grad.add_(weight.grad)

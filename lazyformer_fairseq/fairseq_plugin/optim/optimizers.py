@@ -16,21 +16,21 @@ MuonConfig = as_fairseq_reads(muon.MuonOptions, "MuonConfig", base=FusedAdamConf
 
 
 class AdamLikeOptimizer(FairseqOptimizer):
-    """The base class of our fairseq optimizers, whose moments are in single precision."""
+    """The base class of our fairseq optimizers, which keep their moments in single precision."""
 
     @property
     def supports_memory_efficient_fp16(self) -> bool:
         """Reject ``--memory-efficient-fp16`` and ``--memory-efficient-bf16``.
 
-        Without single-precision weights, torch's moments would be in half precision, where (1 - b2) g^2 soon underflows
-        to zero.
+        Without single-precision weights, torch's moments would be in half precision, and (1 - b2) g^2 would soon
+        underflow to zero.
 
         Raises:
             UserError: always.
         """
         raise UserError(
             f"--memory-efficient-fp16, --memory-efficient-bf16: --optimizer {self.NAME} needs weights in single "
-            "precision; leave the option out, or give --optimizer adam"
+            "precision; leave the option out, or use --optimizer adam"
         )
 
 
@@ -40,7 +40,7 @@ class FusedAdam(optimizers.FusedAdam, AdamLikeOptimizer):
 
     @property
     def supports_flat_params(self) -> bool:
-        """True if FSDP may join the weights to one vector, in which biases cannot be exempted from decay."""
+        """True if FSDP may flatten the weights into one vector, where biases cannot be exempted from decay."""
         return not self.cfg.no_decay_bias_and_norm
 
 

@@ -1,4 +1,4 @@
-"""Options that an optimizer or schedule does not have, but others in fairseq's registry do."""
+"""Lookup of the options that an optimizer or schedule does not support, but others in fairseq's registry do."""
 
 from dataclasses import fields
 
@@ -6,7 +6,7 @@ from fairseq.registry import REGISTRIES
 
 
 def options_of_others(registry: str, name: str) -> set[str]:
-    """Return the options of all registered optimizers or schedules that a given one does not have.
+    """Return the options of all registered optimizers or schedules that a given one does not support.
 
     Args:
         registry: ``optimizer`` or ``lr_scheduler``.

@@ -39,11 +39,11 @@ class WSDSchedule(schedules.WSDSchedule, FairseqLRScheduler):
 
 
 def tell_updates_per_epoch(trainer, epoch: int) -> None:
-    """Set the number of updates per epoch in the trainer's schedule, which fairseq builds before it knows the data.
+    """Set the schedule's number of updates per epoch, because fairseq builds the schedule before it loads the data.
 
     Args:
-        trainer: fairseq's trainer, whose ``epoch_iterator`` is that of the epoch.
-        epoch: the number of the epoch, from 1.
+        trainer: fairseq's trainer, with ``epoch_iterator`` set for the epoch.
+        epoch: the epoch, counted from 1.
     """
     if hasattr(trainer.lr_scheduler, "set_updates_per_epoch"):
         frequencies = trainer.cfg.optimization.update_freq

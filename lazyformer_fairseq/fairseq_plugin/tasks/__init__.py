@@ -1,1 +1,1 @@
-"""fairseq tasks for masked-LM pre-training, language models on streams, and fine-tuning."""
+"""The fairseq tasks for masked-LM pre-training, causal language modeling on streams, and fine-tuning."""

@@ -19,12 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 class EncoderTask(FairseqTask):
-    """A task that reads and predicts symbols of one dictionary.
+    """A task whose inputs and targets share one dictionary.
 
     Attributes:
-        dictionary: the symbols of inputs and targets alike.
-        after_validation: a function that receives the scores of a held-out split after each validation; set by a
-            trainer.
+        dictionary: the dictionary of inputs and targets.
+        after_validation: a callback that receives a held-out split's metrics after each validation; set by the trainer.
     """
 
     after_validation: Optional[Callable[[Mapping[str, Any]], None]] = None
@@ -35,12 +34,12 @@ class EncoderTask(FairseqTask):
 
     @property
     def source_dictionary(self) -> Dictionary:
-        """The dictionary of the inputs."""
+        """The inputs' dictionary."""
         return self.dictionary
 
     @property
     def target_dictionary(self) -> Dictionary:
-        """The dictionary of the targets."""
+        """The targets' dictionary."""
         return self.dictionary
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
@@ -60,7 +59,7 @@ class EncoderTask(FairseqTask):
         disable_iterator_cache: bool = False,
         **others,
     ):
-        """Return fairseq's iterator over batches, but one that can finish an epoch begun with another batch size.
+        """Return fairseq's batch iterator, extended to finish an epoch that was begun with another batch size.
 
         Args:
             dataset: the dataset to read.
@@ -77,7 +76,7 @@ class EncoderTask(FairseqTask):
             disable_iterator_cache=disable_iterator_cache,
             **others,
         )
-        if not self.can_reuse_epoch_itr(dataset):  # the workers would wait in vain for another epoch
+        if not self.can_reuse_epoch_itr(dataset):  # the workers would wait forever for another epoch
             iterator.persistent_workers = False
 
         def make(size: BatchSize):
@@ -86,36 +85,36 @@ class EncoderTask(FairseqTask):
         def cut(samples: np.ndarray, size: BatchSize):
             return dataset.batch_by_size(samples, **size)
 
-        if isinstance(iterator, ExactEpochBatchIterator):  # it is one in every run, and nothing else resumes
+        if isinstance(iterator, ExactEpochBatchIterator):  # always true in a run; only runs resume
             iterator.tell_batch_size({"max_tokens": max_tokens, "max_sentences": max_sentences}, make, cut)
         return iterator
 
     def post_validate(self, model: Any, stats: Mapping[str, Any], agg: Any) -> None:
-        """Pass the scores of a held-out split on to :attr:`after_validation`; fairseq calls this after validating."""
+        """Pass a held-out split's metrics to :attr:`after_validation`; fairseq calls this after validating."""
         if self.after_validation is not None:
             self.after_validation(stats)
 
-    # Hooks that SafeTrainer calls, for tasks that carry a memory from batch to batch.
+    # Hooks that SafeTrainer calls for tasks that carry memory from batch to batch.
 
     def keep_memory(self) -> Optional[Callable[[], None]]:
-        """Return a function that restores the current memory, to be called if the next update is abandoned."""
+        """Return a function that restores the current memory if the next update is abandoned."""
 
     def gather_memory(self) -> None:
-        """Gather the memories of all processes on the one that writes checkpoints; all processes must call this."""
+        """Gather all processes' memories on the process that writes checkpoints; every process must call this."""
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
-        """Return the state that fairseq adds to the extra state of a checkpoint."""
+        """Return the state that fairseq adds to a checkpoint's extra state."""
         return {}
 
     def take_from_checkpoint(self, extra_state: Mapping[str, Any]) -> None:
-        """Restore the memory from the extra state of a checkpoint."""
+        """Restore the memory from a checkpoint's extra state."""
 
     def forget_memory(self) -> None:
         """Clear the memory after an update that was skipped or undone."""
 
 
 def dictionary_of(folder: str) -> Dictionary:
-    """Load the dictionary in a folder of binarised data; raise a UserError if there is none."""
+    """Load the dictionary from a folder of binarized data; raise a UserError if there is none."""
     path = Path(folder) / "dict.txt"
     dictionary = load_dictionary(path)
     logger.info("dictionary: %d symbols from %s", len(dictionary), path)

@@ -1,6 +1,6 @@
-"""The fairseq tasks ``glue`` and ``squad``, which fine-tune with ``fairseq-train``.
+"""The fairseq tasks ``glue`` and ``squad`` for fine-tuning with ``fairseq-train``.
 
-They find the data and the tokenizer, check early for mistakes that would fail late, and leave the rest to
+They locate the data and the tokenizer, catch mistakes early that would otherwise fail late, and leave the rest to
 :class:`~lazyformer_fairseq.training.objectives.labelled_texts.LabelledTextsObjective` or
 :class:`~lazyformer_fairseq.training.objectives.spans.SpansObjective`.
 """
@@ -43,13 +43,13 @@ TASKS_TO_TRAIN = [name for name, task in TASKS.items() if "train" in task.splits
 
 @dataclass
 class FineTuningConfig(ReliabilityConfig):
-    """Options that both tasks share, and the options of fairseq that they read."""
+    """Options that both tasks share, and the fairseq options that they read."""
 
-    data: str = option(MISSING, "folder with the official files, or with prepared data")
-    # The name is not `tokenizer`, because fairseq has an option of that name, which would silently take precedence.
+    data: str = option(MISSING, "folder of the official files or of prepared data")
+    # Not named `tokenizer`, because fairseq has an option of that name, which would silently take precedence.
     tokenizer_folder: Optional[str] = option(
         None,
-        "folder of the tokenizer; default: that of prepared data, else tokenizer/ beside the checkpoint or in data",
+        "tokenizer folder; default: the prepared data's tokenizer, else tokenizer/ beside the checkpoint or in data",
     )
     no_padding: bool = option(False, "concatenate the texts of a batch instead of padding them")
     seed: int = II("common.seed")
@@ -62,7 +62,7 @@ class FineTuningConfig(ReliabilityConfig):
 
 
 class FineTuningTask(EncoderTask):
-    """The base class of both tasks: an objective with a head, as a fairseq task.
+    """The base class of both tasks, which adapts an objective with a head to fairseq.
 
     Attributes:
         objective: the objective, which reads the data and computes the loss.
@@ -77,89 +77,89 @@ class FineTuningTask(EncoderTask):
         """Build the model with the objective's head.
 
         Raises:
-            UserError: ``--tokens-per-sample`` exceeds the model's positions, or the model is not a masked LM of this
-                package.
+            UserError: ``--tokens-per-sample`` exceeds the model's positions, or the model is not one of this package's
+                masked LMs.
         """
         if not issubclass(ARCH_MODEL_REGISTRY[cfg._name], MaskedLM):
             raise UserError(
-                f"--arch {cfg._name}: is not a masked language model of this package, which --task {self.cfg._name} "
-                "needs; give one, such as bert_base"
+                f"--arch {cfg._name}: is not one of this package's masked language models, which --task "
+                f"{self.cfg._name} requires; use one of them, such as bert_base"
             )
         model = super().build_model(cfg, from_checkpoint)
         most = model.max_positions()
         self.objective.longest = self._wanted
         if self._wanted is not None and self._wanted > most:
-            raise UserError(f"--tokens-per-sample {self._wanted}: the model has {most} positions; give at most as many")
+            raise UserError(f"--tokens-per-sample {self._wanted}: must not exceed the model's {most} positions")
         self.objective.attach(model)
         self.state.merge_state_dict(self.objective.task_state())
         return model
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """Build the criterion, which must have the name of the task.
+        """Build the criterion, which must have the task's name.
 
         Raises:
-            UserError: the criterion has another name.
+            UserError: the criterion has a different name.
         """
         name = self.cfg._name
         if cfg._name != name:
-            raise UserError(f"--criterion {cfg._name}: --task {name} has its own criterion; give --criterion {name}")
+            raise UserError(f"--criterion {cfg._name}: --task {name} has its own criterion; use --criterion {name}")
         return super().build_criterion(cfg, from_checkpoint)
 
     def load_dataset(self, split: str, **kwargs) -> None:
         """Read and encode a split; for training, also copy the tokenizer to ``--save-dir``.
 
-        The model must be built before.
+        The model must be built first.
 
         Raises:
-            UserError: the split or its file does not exist, or the file has wrong rows.
+            UserError: the split or its file does not exist, or the file has invalid rows.
         """
         self.datasets[split] = as_fairseq(self.objective.dataset(split))
         if split == "train" and not self.cfg.no_save:
             keep_tokenizer(self.objective.tokenizer_folder, Path(self.cfg.save_dir))
 
     def max_positions(self) -> Optional[int]:
-        """Return the largest number of tokens in an input; None if it is not known."""
+        """Return the maximum number of tokens per input; None if it is unknown."""
         return self.objective.longest
 
 
-# --- classes and scores -----------------------------------------------------------------------------------------------
+# --- classification and regression ------------------------------------------------------------------------------------
 
 
 @dataclass
 class GlueConfig(FineTuningConfig):
-    """Options of the task ``glue``."""
+    """Options of ``--task glue``."""
 
-    data: str = option(MISSING, "folder with the task's official files (train.tsv and so on), or with prepared data")
+    data: str = option(MISSING, "folder of the task's official files (train.tsv and so on) or of prepared data")
     glue_task: Optional[str] = option(
-        None, f"name of the task: {', '.join(TASKS_TO_TRAIN)}; default: the name of the data folder"
+        None, f"task name: {', '.join(TASKS_TO_TRAIN)}; default: the name of the data folder"
     )
-    # The name is not `max_positions`, because the model has an option of that name, and one option would set both.
+    # Not named `max_positions`, because the model has an option of that name, and setting one would set both.
     tokens_per_sample: Optional[int] = option(
         None,
-        "tokens to which longer inputs are cut, special tokens included; default: the model's positions",
+        "truncate inputs to this many tokens, including special tokens; default: the model's positions",
     )
     glue_head_name: Optional[str] = option(
-        None, "name of the classification head; default: the name of the task in lower case"
+        None, "name of the classification head; default: the task name in lower case"
     )
     glue_head: ChoiceEnum(list(CLASSIFICATION_HEADS)) = option(
         "dense",
-        "classification head on <s>: dense is RoBERTa's two linear maps, linear is one; --pooler-dropout applies to it",
+        "classification head on <s>: dense is RoBERTa's two linear layers, linear is one; uses --pooler-dropout",
     )
     max_train_rows: Optional[int] = option(
-        None, "number of rows to train on, a sample that is the same for all seeds; default: all"
+        None, "number of training rows to use, sampled independently of the seed; default: all"
     )
 
 
 @register_task("glue", dataclass=GlueConfig)
 class GlueTask(FineTuningTask):
-    """Classification of, or regression on, texts and pairs of texts (LazyFormer, appendix A, Table 5)."""
+    """Classification or regression of texts and text pairs (LazyFormer, appendix A, Table 5)."""
 
     @classmethod
     def setup_task(cls, cfg: GlueConfig, **kwargs) -> "GlueTask":
-        """Find the description of the task and the tokenizer.
+        """Look up the task's description and the tokenizer.
 
         Raises:
-            UserError: an option does not fit the task, or there is no tokenizer.
+            UserError: an option does not suit the task, or there is no tokenizer.
         """
         is_prepared = PreparedTask.is_at(cfg.data)
         if is_prepared and not cfg.glue_task:
@@ -184,7 +184,7 @@ class GlueTask(FineTuningTask):
             tokenizer_folder=find_tokenizer(cfg, prepared),
         )
         if description.is_regression:
-            what = "scores"
+            what = "regression"
         else:
             what = f"classes {', '.join(description.labels)}"
         logger.info(
@@ -198,23 +198,23 @@ class GlueTask(FineTuningTask):
 
 
 def _named_task(cfg: GlueConfig) -> TaskDescription:
-    """Return the description of the task that ``--glue-task`` or the name of the data folder names."""
+    """Return the description of the task named by ``--glue-task`` or, without it, by the data folder."""
     try:
         return find_task(cfg.glue_task or Path(os.path.abspath(cfg.data)).name)
     except UserError as error:
-        raise UserError(f"{error}; give one of them with --glue-task") from None
+        raise UserError(f"{error}; choose one of them with --glue-task") from None
 
 
 def _check_glue_options(cfg: GlueConfig, description: TaskDescription) -> None:
     """Raise a UserError for options that would fail late, or would select the worst checkpoint."""
     if description.tags_words:
-        raise UserError(f"{cfg.data}: has a tag for each word; only `lazyformer finetune` can train on tags")
+        raise UserError(f"{cfg.data}: has per-word tags; only `lazyformer finetune` can train on tags")
     check_options(cfg, description.name, description.metrics)
     if PreparedTask.is_at(cfg.data) and load_prepared(cfg.data).task != description:
-        raise UserError(f"{cfg.data}: holds {load_prepared(cfg.data).task.name}, not {description.name}")
+        raise UserError(f"{cfg.data}: contains {load_prepared(cfg.data).task.name}, not {description.name}")
     for split in cfg.valid_subset.split(","):
         if split in description.splits and description.splits[split].label is None:
-            raise UserError(f"--valid-subset {cfg.valid_subset}: {description.name}'s split {split} has no labels")
+            raise UserError(f"--valid-subset {cfg.valid_subset}: {description.name}'s {split} split has no labels")
 
 
 # --- spans ------------------------------------------------------------------------------------------------------------
@@ -222,43 +222,43 @@ def _check_glue_options(cfg: GlueConfig, description: TaskDescription) -> None:
 
 @dataclass
 class SquadConfig(FineTuningConfig):
-    """Options of the task ``squad``."""
+    """Options of ``--task squad``."""
 
     data: str = option(
         MISSING,
-        f"folder with the official files {', '.join(SPLITS.values())}, or with prepared data",
+        f"folder of the official files {', '.join(SPLITS.values())}, or of prepared data",
     )
-    train_file: str = option(SPLITS["train"], "name of the training file in the folder of official files")
-    valid_file: str = option(SPLITS["valid"], "name of the validation file in the folder of official files")
+    train_file: str = option(SPLITS["train"], "name of the training file among the official files")
+    valid_file: str = option(SPLITS["valid"], "name of the validation file among the official files")
     skip_mistakes: bool = option(
         False,
-        "skip wrong entries in the files, such as answers that are not at their position, with a warning",
+        "skip invalid entries with a warning, such as answers that are not found at the stated position",
     )
     tokens_per_sample: Optional[int] = option(
-        None, f"tokens per input at most; default: {USUAL.max_length}, or as prepared"
+        None, f"maximum number of tokens per input; default: {USUAL.max_length}, or as prepared"
     )
     doc_stride: Optional[int] = option(
         None,
-        f"tokens between the starts of the inputs of a long context; default: {USUAL.stride}, or as prepared",
+        f"stride in tokens between the windows of a long context; default: {USUAL.stride}, or as prepared",
     )
     max_question_tokens: Optional[int] = option(
         None,
-        f"tokens to which longer questions are cut; default: {USUAL.max_question_length}, or as prepared",
+        f"truncate questions to this many tokens; default: {USUAL.max_question_length}, or as prepared",
     )
-    max_answer_tokens: int = option(USUAL_ANSWER, "tokens in the longest answer that may be predicted")
-    squad_head_name: str = option("squad", "name of the head")
+    max_answer_tokens: int = option(USUAL_ANSWER, "maximum number of tokens in a predicted answer")
+    squad_head_name: str = option("squad", "name of the span head")
 
 
 @register_task("squad", dataclass=SquadConfig)
 class SquadTask(FineTuningTask):
-    """Extraction of the spans of a text that answer questions."""
+    """Extractive question answering: prediction of the answer's span in the text."""
 
     @classmethod
     def setup_task(cls, cfg: SquadConfig, **kwargs) -> "SquadTask":
-        """Find the tokenizer and the sizes of windows.
+        """Look up the tokenizer and the window sizes.
 
         Raises:
-            UserError: an option does not fit the data, or there is no tokenizer.
+            UserError: an option does not suit the data, or there is no tokenizer.
         """
         if not kwargs.get("from_checkpoint"):
             check_options(cfg, "SQuAD", list(METRICS))
@@ -287,15 +287,15 @@ class SquadTask(FineTuningTask):
 def _read_official(cfg: SquadConfig, split: str, tokenizer_folder: Path, settings: WindowSettings) -> PreparedSplit:
     files = {"train": cfg.train_file, "valid": cfg.valid_file}
     if split not in files:
-        raise UserError(f"SQuAD has no split {split!r}; it has {', '.join(files)}")
+        raise UserError(f"SQuAD has no {split!r} split; its splits are {', '.join(files)}")
     file = read_squad(Path(cfg.data) / files[split], cfg.skip_mistakes)
     for mistake in file.left_out:
-        logger.warning("%s, left out: %s", file.path, mistake)
+        logger.warning("%s: skipped an entry: %s", file.path, mistake)
     return PreparedSplit(file, make_windows(load_tokenizer(tokenizer_folder), file, settings))
 
 
 def _window_settings(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> WindowSettings:
-    """Return the sizes of windows: those of prepared data, or else the options'; raise a UserError if they differ."""
+    """Return the window sizes from the prepared data, else from the options; raise a UserError if the two conflict."""
     if prepared:
         usual = prepared.settings
     else:
@@ -308,7 +308,7 @@ def _window_settings(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> Win
     wanted = replace(usual, **{name: size for name, size in given.items() if size is not None})
     if prepared and wanted != usual:
         raise UserError(
-            f"{cfg.data}: was prepared with {usual}, but the options require {wanted}; leave out --tokens-per-sample, "
+            f"{cfg.data}: was prepared with {usual}, but the options request {wanted}; leave out --tokens-per-sample, "
             "--doc-stride and --max-question-tokens, or prepare the data again"
         )
     return wanted
@@ -321,20 +321,20 @@ def check_options(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) -> N
     """Check that paths exist, and that no option would fail late or keep the worst checkpoint as the best.
 
     Args:
-        cfg: the options of the task.
+        cfg: the task's options.
         what: the name of the data, for messages.
         metrics: the names of the task's metrics, without the loss.
 
     Raises:
-        UserError: an option does not fit.
+        UserError: an option is invalid.
     """
     if not Path(cfg.data).is_dir():
-        raise UserError(f"{cfg.data}: no such folder; give the one with the official files of {what}")
+        raise UserError(f"{cfg.data}: no such folder; pass the folder of {what}'s official files")
     if cfg.finetune_from_model and not Path(cfg.finetune_from_model).is_file():
-        raise UserError(f"--finetune-from-model {cfg.finetune_from_model}: no such file; give a checkpoint, *.pt")
+        raise UserError(f"--finetune-from-model {cfg.finetune_from_model}: no such file; pass a checkpoint, *.pt")
     metric = cfg.best_checkpoint_metric
     if metric not in ("loss", *metrics):
-        raise UserError(f"--best-checkpoint-metric {metric}: {what} has the metrics loss, {', '.join(metrics)}")
+        raise UserError(f"--best-checkpoint-metric {metric}: {what}'s metrics are loss, {', '.join(metrics)}")
     if cfg.maximize_best_checkpoint_metric != (metric != "loss"):
         if metric == "loss":
             change = "drop"
@@ -349,22 +349,22 @@ def check_options(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) -> N
 
 
 def find_tokenizer(cfg: FineTuningConfig, prepared: Optional[Path]) -> Path:
-    """Return the tokenizer's folder: that of prepared data, the given one, or one beside the checkpoint or in the data.
+    """Find the tokenizer folder: in prepared data, from the option, beside the checkpoint, or in the data folder.
 
     Args:
-        cfg: the options of the task.
-        prepared: the folder of the tokenizer in prepared data; None for official files.
+        cfg: the task's options.
+        prepared: the tokenizer folder in prepared data; None for official files.
 
     Raises:
-        UserError: there is no tokenizer, or the data was prepared with another tokenizer than the given one.
+        UserError: there is no tokenizer, or ``--tokenizer-folder`` is not the one used to prepare the data.
     """
     if prepared is not None:
         given = Path(cfg.tokenizer_folder or prepared)
         load_tokenizer(given)  # raises an error if it is not a tokenizer
         if (given / SETTINGS_FILE).read_bytes() != (prepared / SETTINGS_FILE).read_bytes():
             raise UserError(
-                f"--tokenizer-folder {given}: {cfg.data} was prepared with another tokenizer; prepare the data with "
-                "this one, or leave the option out"
+                f"--tokenizer-folder {given}: {cfg.data} was prepared with a different tokenizer; prepare the data "
+                "with this one, or leave the option out"
             )
         return prepared
     if cfg.tokenizer_folder:
@@ -378,5 +378,5 @@ def find_tokenizer(cfg: FineTuningConfig, prepared: Optional[Path]) -> Path:
         if folder.is_dir():
             return folder
     raise UserError(
-        f"no tokenizer at {' or '.join(map(str, candidates))}; give that of the checkpoint with --tokenizer-folder"
+        f"no tokenizer at {' or '.join(map(str, candidates))}; pass the checkpoint's tokenizer with --tokenizer-folder"
     )

@@ -32,16 +32,16 @@ PAIRS_NEED = ("masked_lm_accuracy", "continued_masked_lm")  # the criterions tha
 
 @dataclass
 class FullSentencesMaskedLMConfig(as_fairseq_reads(MaskedTextOptions, "MaskedTextConfig"), ReliabilityConfig):
-    """Options of masked LM on blocks, and the options of fairseq that the task reads."""
+    """Options of masked LM on blocks, and the fairseq options that the task reads."""
 
-    data: str = option(MISSING, "folder that lazyformer corpus wrote, or binarised folders a:b:c, one per epoch")
+    data: str = option(MISSING, "folder written by lazyformer corpus, or binarized folders a:b:c, one per epoch")
     checkpoint_words: Optional[str] = option(
         None,
-        "numbers of words, such as 1M,2M,5M; once it has read so many, the model is also kept, without its optimizer",
+        "word counts, such as 1M,2M,5M, at which the model is also saved permanently, without its optimizer",
     )
     word_budget: Optional[str] = option(
         None,
-        "number of words, such as 100M; a run that would read more, repetitions included, is rejected",
+        "maximum number of words, such as 100M; a run that would read more, counting repetitions, is rejected",
     )
     seed: int = II("common.seed")
     max_update: int = II("optimization.max_update")
@@ -54,12 +54,12 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
     """Masked LM on blocks of text; see :mod:`lazyformer_fairseq.data.masked_text`.
 
     Raises:
-        UserError: ``--mask-prob`` changes during the run but ``--max-update`` is missing, or masks of whole words lack
+        UserError: ``--mask-prob`` changes during the run but ``--max-update`` is missing, or whole-word masking lacks
             a tokenizer.
 
     Attributes:
-        text: the binarised text.
-        masking: the settings of masking.
+        text: the binarized text.
+        masking: the masking settings.
         has_token_types: whether the model has token types, which distinguish the two texts of a pair.
     """
 
@@ -80,16 +80,16 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         self.masking = self.text.masking
 
     def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:
-        """Return a training batch as the update with this number, counted from 0, reads it."""
+        """Return a training batch as it is at a given update, counted from 0."""
         return self.text.at_update(batch, update)
 
     @classmethod
     def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "FullSentencesMaskedLMTask":
-        """Load the dictionary of the data and make the task."""
+        """Load the data's dictionary and create the task."""
         return cls(cfg, encoder_task.dictionary_of(data_folders(cfg.data)[0]))
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """Build the model; with ``--next-sentence``, add the head that predicts whether the second text follows.
+        """Build the model; with ``--next-sentence``, add the next-sentence prediction head.
 
         Raises:
             UserError: the model does not support that head.
@@ -98,7 +98,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         prepare_model(model, self.text, masked_text.PERMUTED, starts_fresh=not from_checkpoint)
         if self.cfg.next_sentence:
             if not hasattr(model, "register_next_sentence_head"):
-                raise UserError("--next-sentence: only encoders of this package support it; leave it out")
+                raise UserError("--next-sentence: only this package's encoders support it; leave the option out")
             model.register_next_sentence_head()
             self.has_token_types = getattr(cfg, "token_types", 0) > 1
             if not self.has_token_types:
@@ -109,27 +109,31 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         """Build the criterion.
 
         Raises:
-            UserError: the criterion does not learn from the labels of pairs, or distillation would compare attention
-                that does not cover whole blocks.
+            UserError: the criterion does not use the pairs' labels, or distillation would compare attention that does
+                not cover whole blocks.
         """
         if self.cfg.next_sentence and cfg._name not in PAIRS_NEED:
-            raise UserError(f"--criterion {cfg._name}: cannot learn --next-sentence; give --criterion {PAIRS_NEED[0]}")
+            raise UserError(
+                f"--criterion {cfg._name}: does not support --next-sentence; use --criterion {PAIRS_NEED[0]}"
+            )
         if self.cfg.next_sentence and getattr(cfg, "distill", None):
-            raise UserError("--distill: a teacher only teaches words; leave out either this option or --next-sentence")
+            raise UserError(
+                "--distill: a teacher does not predict next sentences; leave out either this option or --next-sentence"
+            )
         is_apart = self.cfg.within_documents or self.text.is_permuted
         if is_apart and getattr(cfg, "distill", None) and cfg.distill_attention_weight:
             what = f"--task {masked_text.PERMUTED}" if self.text.is_permuted else "--within-documents"
             raise UserError(
-                f"{what}: --distill compares the attention over whole blocks, which does not exist here; give "
+                f"{what}: --distill compares attention over whole blocks, which does not exist here; set "
                 "--distill-attention-weight 0"
             )
         return super().build_criterion(cfg, from_checkpoint)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        """Load the shard of an epoch; for `train`, also copy the tokenizer to ``--save-dir``.
+        """Load an epoch's shard; for `train`, also copy the tokenizer to ``--save-dir``.
 
         Raises:
-            UserError: a file of any epoch is missing, damaged or does not belong to the data (see ``--verify``).
+            UserError: some epoch's file is missing, damaged or does not belong to the data (see ``--verify``).
         """
         cfg = self.cfg
         text = self.text
@@ -148,11 +152,11 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
             keep_tokenizer(tokenizer_of(text.folders[0]), Path(cfg.save_dir))
 
     def has_sharded_data(self, split: str) -> bool:
-        """Return whether each epoch has a folder of its own."""
+        """Return whether each epoch has a separate folder."""
         return len(self.text.folders) > 1
 
     def max_positions(self) -> int:
-        """Return the largest number of tokens in a block."""
+        """Return the maximum number of tokens per block."""
         return self.cfg.tokens_per_sample
 
 
@@ -165,28 +169,28 @@ MaskedPermutedLMConfig = as_fairseq_reads(
 
 @register_task(masked_text.PERMUTED, dataclass=MaskedPermutedLMConfig)
 class MaskedPermutedLMTask(FullSentencesMaskedLMTask):
-    """Prediction of the last tokens of permuted blocks, as in MPNet, or as in XLNet with ``--permuted-only``."""
+    """Prediction of the last tokens of permuted blocks, as in MPNet or, with ``--permuted-only``, as in XLNet."""
 
 
 @register_task("inputs_masked_lm", dataclass=FullSentencesMaskedLMConfig)
 class InputsMaskedLMTask(FullSentencesMaskedLMTask):
-    """Masked language modelling on the inputs of a prepared task, one per block, without their labels.
+    """Masked language modeling on the inputs of a prepared task, one per block, without their labels.
 
-    This is self-pretraining (Amos et al., 2023, "Never Train from Scratch"): before a model learns the labels of a
-    task, it learns to fill masks in the training inputs of that task, and in no other text.
+    This is self-pretraining (Amos et al., 2023, "Never Train from Scratch"): before a model is fine-tuned on a task, it
+    is pre-trained on that task's training inputs and on no other text.
     """
 
     WHOLE_INPUTS = True
 
     @classmethod
     def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "InputsMaskedLMTask":
-        """Load the dictionary of the data and make the task.
+        """Load the data's dictionary and create the task.
 
         Raises:
-            UserError: ``--next-sentence`` or ``--within-documents`` is given, but each input is one text.
+            UserError: ``--next-sentence`` or ``--within-documents`` is set, although each input is one text.
         """
         for name in ("next_sentence", "within_documents"):
             if getattr(cfg, name):
                 option = f"--{name.replace('_', '-')}"
-                raise UserError(f"{option}: each input of a task is one whole text; leave the option out")
+                raise UserError(f"{option}: each of a task's inputs is one whole text; leave the option out")
         return super().setup_task(cfg, **kwargs)

@@ -1,10 +1,10 @@
-"""The task ``stream_language_modeling``: truncated back-propagation through long texts (Transformer-XL, section 3.2).
+"""The task ``stream_language_modeling``: truncated backpropagation through long texts (Transformer-XL, section 3.2).
 
-The text is cut into contiguous streams, one for each row of a batch over all processes. A batch consists of the next
-segment of each stream, in order. Nothing is shuffled, and each batch reads the memory of the previous batch, which may
-belong to the same update (with ``--update-freq``) or to the previous one. At the start of an epoch all streams start
-again with empty memory, because the text before a stream is the end of another stream, which was last read an epoch
-ago. Validation has a memory of its own, which is empty at its start.
+The text is split into contiguous streams, one per batch row over all processes. A batch consists of the next segment of
+each stream, in order. Nothing is shuffled, and each batch attends to the memory of the previous batch, which may belong
+to the same update (with ``--update-freq``) or to the previous one. Every epoch starts all streams with empty memory,
+because the text before a stream is the end of another stream, which was last read an epoch ago. Validation has a
+separate memory, which is empty at the start.
 """
 
 import logging
@@ -35,14 +35,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class StreamLanguageModelingConfig(as_fairseq_reads(StreamOptions, "StreamConfig"), ReliabilityConfig):
-    """Options of streams, and the options of fairseq that the task reads."""
+    """Options of streams, and the fairseq options that the task reads."""
 
-    data: str = option(MISSING, "folder that lazyformer lm prepare wrote")
+    data: str = option(MISSING, "folder written by lazyformer lm prepare")
     train_subset: str = II("dataset.train_subset")
 
 
 class _Text(FairseqDataset):
-    """A split of the data that is not yet cut into streams."""
+    """A split of the data that has not been split into streams yet."""
 
     def __init__(self, split: str, tokens: np.ndarray):
         self.split = split
@@ -50,11 +50,11 @@ class _Text(FairseqDataset):
 
 
 class SegmentIterator(EpochBatchIterator):
-    """An iterator over the segments of streams, in order; each item is a whole batch of this process.
+    """An iterator over the streams' segments, in order; each item is one of this process's batches.
 
-    A run may resume with other streams (another batch size, number of processes or segment length). It then continues
-    after the same share of the epoch. Since the new streams start elsewhere in the text, some text is read twice and
-    some not at all.
+    A run may resume with different streams (another batch size, number of processes or segment length). It then
+    continues after the same fraction of the epoch. Since the new streams start elsewhere in the text, some text is read
+    twice and some not at all.
     """
 
     def __init__(self, streams: TokenStreams, **settings: Any):
@@ -63,22 +63,22 @@ class SegmentIterator(EpochBatchIterator):
             collate_fn=streams.collater,
             batch_sampler=[[segment] for segment in range(len(streams))],
             disable_shuffling=True,
-            persistent_workers=False,  # each epoch has a new iterator, so workers would never be used again
+            persistent_workers=False,  # each epoch has a new iterator, so the workers would never be reused
             **settings,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the epoch, and the number of segments in the epoch."""
+        """Return the position in the epoch and the number of segments per epoch."""
         return {**super().state_dict(), "segments": len(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the same share of the epoch."""
+        """Continue after the same fraction of the epoch."""
         position = state["iterations_in_epoch"]
         segments = state.get("segments", len(self))
         if position and segments != len(self):
             now = position * len(self) // segments
             logger.warning(
-                "the checkpoint is from segment %d of %d and the streams have %d now (another batch size, number of "
+                "the checkpoint is from segment %d of %d, but the streams now have %d (another batch size, number of "
                 "processes or --tgt-len): continuing at segment %d, so some text is read twice and some not at all",
                 position,
                 segments,
@@ -93,11 +93,11 @@ class SegmentIterator(EpochBatchIterator):
 class StreamLanguageModelingTask(EncoderTask):
     """The fairseq task for :class:`~lazyformer_fairseq.training.objectives.stream_lm.StreamLMObjective`.
 
-    The memory is kept between batches; each process holds that of its own rows.
+    The memory persists between batches; each process stores the memory of its own rows.
 
     Attributes:
-        objective: the objective, which cuts the text into streams and holds the memory of training.
-        validation: the memory of validation.
+        objective: the objective, which splits the text into streams and stores the training memory.
+        validation: the validation memory.
     """
 
     cfg: StreamLanguageModelingConfig
@@ -106,11 +106,11 @@ class StreamLanguageModelingTask(EncoderTask):
         super().__init__(cfg, objective.dictionary)
         self.objective = objective
         self.validation = CarriedMemory()
-        self._gathered: dict[str, Any] = {}  # the memory of all processes, until the checkpoint is written
+        self._gathered: dict[str, Any] = {}  # all processes' memory, until the checkpoint is written
 
     @classmethod
     def setup_task(cls, cfg: StreamLanguageModelingConfig, **kwargs) -> "StreamLanguageModelingTask":
-        """Load the dictionary of the data and make the task.
+        """Load the data's dictionary and create the task.
 
         Raises:
             UserError: there is no dictionary.
@@ -118,7 +118,7 @@ class StreamLanguageModelingTask(EncoderTask):
         objective = StreamLMObjective(
             network=None,
             data=cfg.data,
-            batch_size=0,  # known when fairseq asks for batches
+            batch_size=0,  # set once fairseq requests batches
             seed=1,
             text={field.name: getattr(cfg, field.name) for field in fields(StreamOptions)},
         )
@@ -132,10 +132,10 @@ class StreamLanguageModelingTask(EncoderTask):
         return model
 
     def load_dataset(self, split: str, **kwargs) -> None:
-        """Map the tokens of a split into memory.
+        """Memory-map a split's tokens.
 
         Raises:
-            UserError: a file is missing, damaged, empty, or was written with another dictionary.
+            UserError: a file is missing, damaged or empty, or was written with another dictionary.
         """
         tokens = self.objective.tokens(split)
         self.datasets[split] = _Text(split, tokens)
@@ -148,19 +148,19 @@ class StreamLanguageModelingTask(EncoderTask):
         max_sentences: Optional[int] = None,
         **others,
     ) -> SegmentIterator:
-        """Return an iterator over the segments of a split, in order.
+        """Return an iterator over a split's segments, in order.
 
         Args:
             dataset: the split.
-            max_tokens: not used.
+            max_tokens: ignored.
             max_sentences: the number of streams per process.
             others: further arguments of fairseq's method.
 
         Raises:
-            UserError: ``--batch-size`` is not given, or a segment or the memory is longer than a stream.
+            UserError: ``--batch-size`` is missing, or a segment or the memory is longer than a stream.
         """
         if max_sentences is None:
-            raise UserError("--max-tokens does not determine the number of streams; give --batch-size")
+            raise UserError("--max-tokens does not determine the number of streams; set --batch-size instead")
         objective = self.objective
         objective.batch_size = max_sentences
         objective.seed = others.get("seed", 1)
@@ -176,7 +176,7 @@ class StreamLanguageModelingTask(EncoderTask):
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """Train on a batch with the memory of the previous segments; a dummy batch leaves the memory unchanged."""
-        if ignore_grad:  # a dummy batch, with which this process keeps step with the others
+        if ignore_grad:  # a dummy batch that keeps this process in step with the others
             sample = with_memory(sample, StreamMemory())
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
         self.validation.memory.clear()  # validation is over, and its memory is large
@@ -193,11 +193,11 @@ class StreamLanguageModelingTask(EncoderTask):
         return result
 
     def forget_memory(self) -> None:
-        """Clear the memory after an update that was skipped or undone; the streams continue without a past."""
+        """Clear the memory after an update that was skipped or undone; the streams continue with empty memory."""
         self.objective.forget()
 
     def keep_memory(self) -> Callable[[], None]:
-        """Return a function that restores the current memory, to be called if the next update is abandoned."""
+        """Return a function that restores the current memory if the next update is abandoned."""
         carried = self.objective.memory
         states = carried.memory.state_dict()
         segment = carried.next_segment
@@ -209,15 +209,15 @@ class StreamLanguageModelingTask(EncoderTask):
         return bring_back
 
     def gather_memory(self) -> None:
-        """Gather the memories of all processes on the one that writes checkpoints; all processes must call this."""
+        """Gather all processes' memories on the process that writes checkpoints; every process must call this."""
         self._gathered = self.objective.state_dict()
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
-        """Return the state that fairseq adds to the extra state of a checkpoint."""
+        """Return the state that fairseq adds to a checkpoint's extra state."""
         gathered = self._gathered
         self._gathered = {}
         return gathered
 
     def take_from_checkpoint(self, extra_state: dict[str, Any]) -> None:
-        """Restore the memory from the extra state of a checkpoint, if it ends where the next batch starts."""
+        """Restore the memory from a checkpoint's extra state, if the memory ends where the next batch starts."""
         self.objective.load_state_dict(extra_state)

@@ -225,7 +225,7 @@ def test_gradients_are_clipped_once_by_the_norm_of_all():
 
 @ALL
 def test_half_precision_weights_are_refused_in_words(name, fairseq_train, data_folder, tmp_path):
-    with pytest.raises(UserError, match=f"--memory-efficient-fp16.*--optimizer {name} .*give --optimizer adam"):
+    with pytest.raises(UserError, match=f"--memory-efficient-fp16.*--optimizer {name} .*use --optimizer adam"):
         options = f"{SMALL} --max-update 1 --optimizer {name} --fp16 --memory-efficient-fp16"
         fairseq_train(data_folder, options, tmp_path)
 

@@ -291,7 +291,7 @@ def test_a_run_that_has_ended_is_left_as_it_is(data_folder, tmp_path, fairseq_tr
     with mock.patch.object(SafeTrainer, "train_step", side_effect=AssertionError("one more update")):
         fairseq_train(data_folder, f"{options} {again}", folder)
     assert files_of(folder) == before
-    said = f"{folder / 'checkpoint_last.pt'} has made {made} updates, and {limit} ends the run"
+    said = f"{folder / 'checkpoint_last.pt'} has completed {made} updates, and {limit} ends the run"
     assert f"nothing is left to do: {said}" in caplog.text
 
 
@@ -370,7 +370,7 @@ def test_a_run_that_could_only_take_over_anothers_end_is_refused(data_folder, tm
     fairseq_train(data_folder, options, tmp_path / "first")
     first = tmp_path / "first" / "checkpoint_last.pt"
     for option in ("--continue-once", "--restore-file"):
-        with pytest.raises(UserError, match=f"--max-update 4: {first} has made 4 updates already, so nothing is left"):
+        with pytest.raises(UserError, match=f"--max-update 4: {first} has completed 4 updates already, so nothing"):
             fairseq_train(data_folder, f"{options} {option} {first}", tmp_path / "second")
     assert not list((tmp_path / "second").glob("checkpoint*"))
 

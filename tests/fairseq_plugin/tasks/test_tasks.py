@@ -188,7 +188,7 @@ def test_a_memory_that_does_not_fit_is_left(lm_data, tmp_path, fairseq_train, wh
         fairseq_train(lm_data, f"{options} --batch-size 15 --mem-len 7", resumed(tmp_path), TASK)
     said = "the memory in the checkpoint does not fit this run (rows 16, now 15; mem_len 9, now 7): streams start with"
     assert said in caplog.text
-    assert "from segment 10 of 30 and the streams have 32 now" in caplog.text
+    assert "from segment 10 of 30, but the streams now have 32" in caplog.text
     assert steps.train[0].segment == 10 and steps.train[0].states[0].size(1) == 6
 
     with recorded_steps() as steps:
@@ -281,7 +281,7 @@ def test_data_that_is_not_there_or_of_another_dictionary_is_named(lm_data, tmp_p
         task_of(lm_data).load_dataset("nowhere")
     task = task_of(lm_data)
     task.load_dataset("train")
-    with pytest.raises(UserError, match="--max-tokens does not determine the number of streams; give --batch-size"):
+    with pytest.raises(UserError, match="--max-tokens does not determine the number of streams; set --batch-size"):
         task.get_batch_iterator(task.dataset("train"), max_tokens=64)
     data = shutil.copytree(lm_data, tmp_path / "data")
     lines = (data / "dict.txt").read_text().splitlines(keepends=True)

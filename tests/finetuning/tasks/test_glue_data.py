@@ -161,10 +161,10 @@ def test_missing_folders_are_told_before_anything_is_done(wanted, copied, tmp_pa
 
 def test_damage_and_what_does_not_belong_together_are_refused(wanted, glue_config, tmp_path):
     (prepared,) = prepared_of(wanted, "CoLA")
-    with pytest.raises(UserError, match="holds CoLA, not RTE"):
+    with pytest.raises(UserError, match="contains CoLA, not RTE"):
         loaded(glue_config(prepared.folder, "--glue-task", "RTE"))
     train_tokenizer(tmp_path / "other", toy_texts(60), 120, TextSettings())
-    with pytest.raises(UserError, match="was prepared with another tokenizer"):
+    with pytest.raises(UserError, match="was prepared with a different tokenizer"):
         loaded(glue_config(prepared.folder, "--tokenizer-folder", tmp_path / "other", "--max-positions", "512"))
     path = prepared.folder / "train.bin"
     path.write_bytes(path.read_bytes()[:-2])

@@ -173,7 +173,7 @@ def test_models_that_tell_the_question_apart_get_it(config, options):
     [
         (
             "--best-checkpoint-metric accuracy",
-            "--best-checkpoint-metric accuracy: SQuAD has the metrics loss, exact_match, f1",
+            "--best-checkpoint-metric accuracy: SQuAD's metrics are loss, exact_match, f1",
         ),
         ("--best-checkpoint-metric f1", "add --maximize-best-checkpoint-metric"),
         ("--finetune-from-model nowhere.pt", "nowhere.pt: no such file"),
@@ -188,7 +188,7 @@ def test_options_that_do_not_fit_are_refused_at_once(config, arguments, message)
 
 
 def test_what_is_not_there_is_refused(config, folders, tmp_path):
-    with pytest.raises(UserError, match="nowhere: no such folder; give the one with the official files of SQuAD"):
+    with pytest.raises(UserError, match="nowhere: no such folder; pass the folder of SQuAD's official files"):
         setup_task(config(data="nowhere").task)
     task, model = load(config())
     with pytest.raises(UserError, match="no split 'test'"):
@@ -201,11 +201,11 @@ def test_what_is_not_there_is_refused(config, folders, tmp_path):
     objective.read = lambda split: prepared_squad.PreparedSplit(file, make_windows(objective.tokenizer, file))
     dataset = objective.dataset("valid")
     batch = dataset.collater([dataset[0]])
-    with pytest.raises(UserError, match="open.json: has questions without answers"):
+    with pytest.raises(UserError, match="open.json: contains questions without answers"):
         task.build_criterion(config().criterion)(model, batch)
-    with pytest.raises(UserError, match="give --criterion squad"):
+    with pytest.raises(UserError, match="use --criterion squad"):
         task.build_criterion(config("--criterion", "cross_entropy").criterion)
-    with pytest.raises(UserError, match="--tokens-per-sample 384: the model has 64 positions"):
+    with pytest.raises(UserError, match="--tokens-per-sample 384: must not exceed the model's 64"):
         load(config("--max-positions", 64))
     shutil.copytree(folders / "tokenizer", tmp_path / "tokenizer")
     with pytest.raises(UserError, match="mine.json: cannot be read as JSON"):

@@ -61,22 +61,25 @@ class ExportSettings:
 
     target: str = option(
         "safetensors",
-        "Format to write: safetensors for lazyformer_fairseq, or a folder for transformers.",
+        "Format to write: safetensors for lazyformer_fairseq, a folder for transformers, or a repository on the "
+        "Hugging Face Hub.",
         "--to",
-        choices=("safetensors", "huggingface"),
+        choices=("safetensors", "huggingface", "hub"),
     )
     form: Optional[str] = option(
         None,
-        "With --to huggingface: write a BERT or ModernBERT of transformers, or a custom model that brings its code.",
+        "With --to huggingface or hub: write transformers' own BERT or ModernBERT, or a custom model that includes its "
+        "code.",
         "--as",
         choices=("auto", "bert", "modernbert", "custom"),
         shown="auto: one of transformers' models where the encoder is equivalent",
     )
     head: Optional[str] = option(
         None,
-        "With --to huggingface: the classification or span head to export.",
+        "With --to huggingface or hub: the classification or span head to export.",
         shown="the only head",
     )
+    private: bool = option(False, "With --to hub: make a new repository private.", "--private")
 
 
 @main.command()
@@ -93,25 +96,37 @@ def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
     With --to huggingface, the AutoModel, AutoTokenizer and pipeline of transformers read it. A model that is neither a
     BERT nor a ModernBERT brings the code that it needs; a causal language model needs lazyformer_fairseq to be
     installed.
+
+    With --to hub, OUT is the name of a repository, such as USER/MODEL. The newest checkpoint goes to its branch main,
+    and each checkpoint that was kept by --checkpoint-words to a branch such as chck_10M.
     """
-    refuse_filled_folder(out)
+    if settings.target != "hub":
+        refuse_filled_folder(out)
     if (checkpoints / "runs").is_dir():
         from lazyformer_fairseq.finetuning.registry import best_run
 
         checkpoints = best_run(checkpoints)
+    if settings.private and settings.target != "hub":
+        raise UserError("--private needs --to hub")
     if settings.target == "safetensors":
         for name, value in (("--as", settings.form), ("--head", settings.head)):
             if value:
-                raise UserError(f"{name} needs --to huggingface")
+                raise UserError(f"{name} needs --to huggingface or --to hub")
         from lazyformer_fairseq.evaluation.export import export as write
 
         write(checkpoints, out)
         click.echo(f"written: {out}")
         return
-    refuse_without_extra("huggingface", "lazyformer export --to huggingface")
+    refuse_without_extra("huggingface", f"lazyformer export --to {settings.target}")
+    form = settings.form or "auto"
+    if settings.target == "hub":
+        from lazyformer_fairseq.huggingface.publish import publish
+
+        for branch in publish(checkpoints, str(out), form, settings.head, settings.private):
+            click.echo(f"uploaded: {out}, branch {branch}")
+        return
     from lazyformer_fairseq.huggingface.export import export_to_huggingface
 
-    form = settings.form or "auto"
     chosen = export_to_huggingface(checkpoints, out, form, settings.head)
     theirs = {
         "bert": "a BERT of transformers",

@@ -114,6 +114,8 @@ TESTED_ELSEWHERE = {
     "pip install": "test_extras.py",
     "pip uninstall": "test_extras.py",
     "hf download": "huggingface/test_refused_folders.py",
+    "hf auth login": "huggingface/test_publish.py",
+    "lazyformer export checkpoints/lazyformer_m2x6_s USER/lazyformer-m2x6 --to hub": "huggingface/test_publish.py",
     "scripts/download_wikipedia.sh": "test_corpus_scripts.py",
     "scripts/download_books.sh": "test_corpus_scripts.py",
     "scripts/prepare_enwik8.sh": "test_corpus_scripts.py",

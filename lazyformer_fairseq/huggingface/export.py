@@ -60,6 +60,7 @@ def export_to_huggingface(
     out: Union[str, Path],
     form: str = AUTO,
     head: Optional[str] = None,
+    name: Optional[str] = None,
 ) -> str:
     """Write a folder that transformers loads, either completely or not at all.
 
@@ -71,6 +72,7 @@ def export_to_huggingface(
         form: "bert" or "modernbert" for a model that transformers has itself, "custom" for a model with its own code,
             or "auto" for the first of these that is possible.
         head: The name of the classification or span head to export. None exports the only head, if there is one.
+        name: The name under which users will load the model, for the model card. None: the name of the folder.
 
     Returns:
         The form that was chosen.
@@ -81,6 +83,7 @@ def export_to_huggingface(
     """
     path = checkpoint_at(Path(folder))
     state = checkpoints.load(path)
+    name = name or Path(out).name
     if loading.is_causal(state):
         if form in (BERT, MODERN) or head is not None:
             raise UserError(f"{path} is a causal language model: leave out --as and --head")
@@ -88,7 +91,7 @@ def export_to_huggingface(
             write_causal(state, path, unfinished)
             dictionary = dictionary_of_causal(state, path)
             has_tokenizer = dictionary is not None and write_causal_tokenizer(dictionary, unfinished)
-            card = causal_card(state, Path(out).name, has_tokenizer)
+            card = causal_card(state, name, has_tokenizer)
             (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
         return CAUSAL
     loaded = loading.load_state(state, path, loading.tokenizer_beside(path))
@@ -103,7 +106,7 @@ def export_to_huggingface(
         write_tokenizer(source.tokenizer, unfinished, source.cfg.max_positions, source.cfg.token_types > 0)
         if form == CUSTOM:
             source.tokenizer.save(unfinished / "tokenizer")  # for `lazyformer import`
-        card = model_card(source, form, Path(out).name)
+        card = model_card(source, form, name)
         (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
         check_same_outputs(source, model_class.from_pretrained(str(unfinished)))
     return form

@@ -1,7 +1,9 @@
 """A count of the words seen in training, for checkpoints at fixed word counts and word budgets such as BabyLM's."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from lazyformer_fairseq.errors import UserError
 
@@ -30,6 +32,16 @@ class WordCounter:
         before = self.words
         self.tokens += tokens
         return [f"checkpoint_{mark / 10**6:g}M_words" for mark in self.marks if before < mark <= self.words]
+
+
+def checkpoints_by_words(folder: Path) -> dict[str, Path]:
+    """Return a folder's checkpoints that were kept at numbers of words, by names like ``10M``, fewest words first."""
+    found: dict[str, Path] = {}
+    for path in folder.glob("checkpoint_*M_words.pt"):
+        words = re.fullmatch(r"checkpoint_([0-9.e+-]+M)_words\.pt", path.name)
+        if words is not None:
+            found[words[1]] = path
+    return dict(sorted(found.items(), key=lambda item: float(item[0].removesuffix("M"))))
 
 
 def refuse_too_many_words(budget: int, words: float, reader: str, length: str, remedy: str) -> None:

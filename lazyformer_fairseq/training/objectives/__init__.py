@@ -1,1 +1,1 @@
-"""Training objectives: what a model learns, whichever trainer runs it."""
+"""Training objectives, independent of the trainer that runs them."""

@@ -1,4 +1,4 @@
-"""The base of objectives that fine-tune a pre-trained encoder together with a new head."""
+"""Base class for objectives that fine-tune a pre-trained encoder together with a new head."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ from lazyformer_fairseq.training.processes import ALONE, Processes
 
 @dataclass(kw_only=True)
 class HeadObjective(Objective):
-    """The objective of fine-tuning an encoder and a head on labelled examples.
+    """Objective for fine-tuning an encoder and a head on labeled examples.
 
     Attributes:
         network: the model; None if another trainer builds it and calls :meth:`attach`.
-        batch_size: examples per batch.
-        seed: the seed that determines the order of the training examples.
-        begins_with: the checkpoint whose weights the model starts from; None for fresh weights.
-        batch_size_valid: examples per validation batch; None for the same as in training.
+        batch_size: the number of examples per batch.
+        seed: the seed for the order of the training examples.
+        begins_with: the checkpoint to initialize the model from; None for random initialization.
+        batch_size_valid: the number of examples per validation batch; None for the training batch size.
         no_padding: whether to concatenate the texts of a batch instead of padding them.
-        longest: the largest number of tokens per input; None for as many as the model has positions.
+        longest: the maximum number of tokens per input; None for the model's number of positions.
     """
 
     network: Optional[Network] = None
@@ -46,7 +46,7 @@ class HeadObjective(Objective):
     no_padding: bool = False
     longest: Optional[int] = None
 
-    # How the model reads its inputs; `observe` sets both once the model is known.
+    # The model's input format; `observe` sets both attributes once the model is known.
     marks_first_text = False
     has_token_types = False
 
@@ -57,7 +57,7 @@ class HeadObjective(Objective):
 
     @abstractmethod
     def dataset(self, split: str) -> LabelledTextsDataset:
-        """Read a split and return it in the form that the model takes."""
+        """Load a split as a dataset in the model's input format."""
 
     @abstractmethod
     def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
@@ -66,23 +66,23 @@ class HeadObjective(Objective):
         Args:
             batch: the batch with its `target`.
             logits: the head's output.
-            training: False in evaluation, where the values to log include `rows`, a float64 array (B, columns) from
-                which :meth:`metric` is computed.
+            training: False in evaluation mode. The values to log then include `rows`, a float64 array (B, columns) that
+                :meth:`metric` is computed from.
         """
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the texts."""
+        """The tokenizer for the texts."""
         assert self.tokenizer_folder is not None
         return load_tokenizer(self.tokenizer_folder)
 
     @property
     def dictionary(self) -> Dictionary:
-        """The dictionary of the inputs."""
+        """The input dictionary."""
         return self.tokenizer.dictionary
 
     def build_model(self) -> nn.Module:
-        """Build the model with its head, and load the weights of :attr:`begins_with`."""
+        """Build the model with its head, and load the weights from :attr:`begins_with`."""
         model = self.own_network.build(self.dictionary)
         assert isinstance(model, MaskedLM)
         self.attach(model)
@@ -102,14 +102,14 @@ class HeadObjective(Objective):
         model.register_classification_head(*self.head)
 
     def observe(self, model: MaskedLM) -> None:
-        """Store how a model reads its inputs."""
+        """Store the model's input format."""
         if self.longest is None:
             self.longest = model.max_positions()
         self.has_token_types = model.cfg.token_types > 1
         self.marks_first_text = bool(model.encoder.sentence_encoder.asking)
 
     def dataset_options(self, split: str) -> dict[str, Any]:
-        """Return the keyword arguments that every dataset of this objective takes."""
+        """Return the keyword arguments shared by all datasets of this objective."""
         return {
             "pad": self.dictionary.pad(),
             "shuffle": split == "train",
@@ -119,7 +119,7 @@ class HeadObjective(Objective):
         }
 
     def batches(self, processes: Processes = ALONE) -> EpochBatches:
-        """Return the training batches of this process."""
+        """Return this process's training batches."""
         return dealt(EpochBatches(self.dataset("train"), self.batch_size, seed=self.seed), processes)
 
     def held_out(self, split: str) -> EpochBatches:
@@ -127,10 +127,10 @@ class HeadObjective(Objective):
         return EpochBatches(self.dataset(split), self.batch_size_valid or self.batch_size, shuffle=False)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the loss of the head's predictions, plus the experts' load-balancing loss if there are experts.
+        """Compute the loss of the head's predictions, plus the experts' load-balancing loss, if any.
 
         Returns:
-            The summed loss, the number of examples, and the values to log, which in evaluation mode include `rows`.
+            The summed loss, the number of examples, and the values to log. In evaluation mode these include `rows`.
         """
         logits = model(**batch["net_input"], classification_head_name=self.head[0])[0].float()
         loss, log = self.score(batch, logits, model.training)
@@ -144,7 +144,7 @@ class HeadObjective(Objective):
         return losses.with_experts(model, loss, size, log), size, log
 
     def measures(self, logs: Sequence[Log]) -> dict[str, float]:
-        """Return the metrics and the loss of the whole split."""
+        """Return the metrics and the loss of an entire split."""
         rows = np.concatenate([log["rows"] for log in logs])
         metrics = {name: self.metric(name, rows) for name in self.metric_names}
         return {**metrics, "loss": super().measures(logs)["loss"]}
@@ -152,9 +152,9 @@ class HeadObjective(Objective):
     @property
     @abstractmethod
     def metric_names(self) -> tuple[str, ...]:
-        """The names of the metrics that are computed for a split."""
+        """The names of the metrics to compute for a split."""
 
     @staticmethod
     @abstractmethod
     def metric(name: str, rows: np.ndarray) -> float:
-        """Compute a metric of a split from the `rows` of all its examples."""
+        """Compute a split's metric from the `rows` of all its examples."""

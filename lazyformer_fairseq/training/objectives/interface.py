@@ -1,4 +1,4 @@
-"""The interface between objectives and the trainers that run them, and helpers to aggregate logged values."""
+"""The interface between objectives and the trainers that run them, and helpers for aggregating logged values."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,10 +15,10 @@ from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.processes import ALONE, Processes
 
 Batch = dict[str, Any]
-Log = Mapping[str, Any]  # sums over the predictions of a batch, by name
+Log = Mapping[str, Any]  # sums over a batch's predictions, by name
 Number = Union[int, float, Tensor]
 
-NOTHING_PREDICTED = "no token of the validation text is predicted, because the text is too short; provide more of it"
+NOTHING_PREDICTED = "the validation text is too short: it contains no tokens to predict; provide more text"
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Scalar:
     """A logged number.
 
     Attributes:
-        value: the mean over the predictions of one or several batches.
-        weight: the number of predictions, which weights the value when several are averaged.
-        digits: the number of decimals shown in logs and results.
+        value: the mean over the predictions of one or more batches.
+        weight: the number of predictions, used as the weight when values are averaged.
+        digits: the number of decimal places shown in logs and results.
     """
 
     value: Number
@@ -37,13 +37,13 @@ class Scalar:
 
 
 class Objective(ABC):
-    """A model's training task: its model, batches, loss and metrics. Each training needs an object of its own.
+    """A training objective: the model, its batches, loss and metrics. Each run needs a separate instance.
 
     Attributes:
         network: the model; None if another trainer builds it.
-        dictionary: the dictionary of inputs and targets.
-        batch_size: inputs per batch.
-        tokenizer_folder: the tokenizer to copy beside checkpoints; None if there is none.
+        dictionary: the dictionary for inputs and targets.
+        batch_size: the number of inputs per batch.
+        tokenizer_folder: the tokenizer to copy next to the checkpoints, if any.
         CRITERION: the name of the loss in checkpoints.
     """
 
@@ -55,32 +55,32 @@ class Objective(ABC):
 
     @property
     def own_network(self) -> Network:
-        """The network, which must be set: this objective builds its model itself."""
+        """The network, which must not be None because this objective builds the model itself."""
         assert self.network is not None
         return self.network
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """Build the model, with fresh weights or those of the objective's checkpoint.
+        """Build the model, randomly initialized or with the weights from the objective's checkpoint.
 
         Trainers call this exactly once, before any other method.
         """
 
     @abstractmethod
     def batches(self, processes: Processes = ALONE) -> EpochBatches:
-        """Return the training batches of this process, one of `processes` that share each update."""
+        """Return this process's training batches, given the processes that contribute to each update."""
 
     @abstractmethod
     def data_folders(self) -> list[Path]:
-        """Return the folders that the data is read from."""
+        """Return the data folders."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Number, dict[str, Any]]:
         """Compute the loss of a batch.
 
         Returns:
-            The summed loss with penalties, the number of predictions by which the gradient is divided, and the sums to
-            log, including the `loss` without penalties.
+            The summed loss with penalty terms, the number of predictions to divide the gradient by, and the sums to
+            log, including the `loss` without penalty terms.
         """
 
     @staticmethod
@@ -89,61 +89,61 @@ class Objective(ABC):
         """Aggregate logs into the scalars that a trainer reports.
 
         Args:
-            logs: the logs of all batches of an update, from all processes, or the log of one validation batch.
+            logs: the logs of all batches in an update, from all processes, or the log of one validation batch.
         """
 
     @abstractmethod
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return the settings of `model`, `task` and `criterion` in the form that checkpoints store."""
+        """Return the settings of `model`, `task` and `criterion` in the checkpoint format."""
 
     def held_out(self, split: str) -> Iterable[Batch]:
         """Return the batches of a held-out split, in order.
 
         Raises:
-            NotImplementedError: the objective reads streams, which are evaluated elsewhere.
+            NotImplementedError: the objective uses streams, which are evaluated elsewhere.
         """
         raise NotImplementedError
 
     def measures(self, logs: Sequence[Log]) -> dict[str, float]:
-        """Return the metrics of a split from the logs of all its batches.
+        """Return a split's metrics, given the logs of all its batches.
 
         Raises:
-            UserError: no batch has any predictions.
+            UserError: no batch contains any predictions.
         """
         of_batches = [self.scalars([log]) for log in logs]
         return {name: mean([scalars[name] for scalars in of_batches]) for name in of_batches[0]}
 
     def at_update(self, batch: Batch, update: int) -> Batch:
-        """Return a training batch adapted to an update, such as with its masks; updates count from 0."""
+        """Adapt a training batch to an update, for example by masking it; updates count from 0."""
         return batch
 
     def forget(self) -> None:  # noqa: B027
-        """Discard any state left behind by an update that was skipped."""
+        """Discard any state left behind by a skipped update."""
 
     def task_state(self) -> dict[str, Any]:
-        """Return the description of the heads that checkpoints store."""
+        """Return the description of the heads to store in checkpoints."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed training needs in addition to weights and batches."""
+        """Return the state needed to resume a run in addition to weights and batches."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
-        """Restore the state of :meth:`state_dict` from a checkpoint's extra state."""
+        """Restore the state returned by :meth:`state_dict` from a checkpoint's extra state."""
 
 
 def dealt(batches: EpochBatches, processes: Processes) -> EpochBatches:
-    """Restrict batches to this process's share, in place, and return them."""
+    """Restrict batches to this process's shard, in place, and return them."""
     batches.shard = processes.rank
     batches.shards = processes.count
     return batches
 
 
 def mean(scalars: Sequence[Scalar]) -> float:
-    """Return the weighted mean of a scalar over batches, rounded to its digits.
+    """Return the weighted mean of a scalar over batches, rounded to its number of digits.
 
     Raises:
-        UserError: no batch has any predictions.
+        UserError: no batch contains any predictions.
     """
     predicting = [scalar for scalar in scalars if scalar.weight]
     if not predicting:
@@ -158,7 +158,7 @@ def total(logs: Sequence[Log], name: str) -> Number:
 
 
 def mean_per_prediction(logs: Sequence[Log], name: str, predictions: str = "sample_size") -> Number:
-    """Return the mean per prediction of a logged sum, or 0 if the batches have no predictions.
+    """Divide a logged sum by the number of predictions; return 0 if the batches contain no predictions.
 
     Args:
         logs: the logs of the batches.

@@ -1,4 +1,4 @@
-"""Classification and regression of texts, on a GLUE task's official files or on a prepared task."""
+"""Text classification and regression on the official files of a GLUE task or on a prepared task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,20 +30,20 @@ from lazyformer_fairseq.training.objectives.interface import (
 
 @dataclass(kw_only=True)
 class LabelledTextsObjective(HeadObjective):
-    """Classification or regression of texts and pairs of texts.
+    """Objective for classification or regression of texts or text pairs.
 
-    GLUE's scores are regressed as given (STS-B: 0 to 5), as in BERT and RoBERTa. The scores of custom tasks are
-    standardised: the model predicts standard deviations from their mean.
+    GLUE's regression targets are used unscaled (STS-B: 0 to 5), as in BERT and RoBERTa. The regression targets of
+    custom tasks are standardized to mean 0 and standard deviation 1.
 
     Attributes:
-        data: the folder of the task's official files, or of the prepared task.
+        data: the folder with the task's official files or the prepared task.
         task: the name of a GLUE task; None for the prepared task in the folder.
-        head_type: ``dense`` for RoBERTa's two linear maps, or ``linear``.
-        head_name: the head's name; None for the task's.
+        head_type: ``dense`` for RoBERTa's two-layer head, or ``linear``.
+        head_name: the head's name; None for the task's name.
         max_train_rows: the number of rows to train on, the same rows for all seeds; None for all.
-        tokenizer_folder: the tokenizer's folder; None for that of the prepared task or, failing that, the one beside
-            the checkpoint.
-        cut: the number of rows that were truncated, by split.
+        tokenizer_folder: the tokenizer's folder; None for the prepared task's tokenizer or, if it has none, the one
+            next to the checkpoint.
+        cut: the number of truncated rows, by split.
     """
 
     data: str
@@ -66,7 +66,7 @@ class LabelledTextsObjective(HeadObjective):
 
     @cached_property
     def description(self) -> TaskDescription:
-        """The task's description: a row of the table of GLUE tasks, or that of the prepared task."""
+        """The task's description, from the table of GLUE tasks or from the prepared task."""
         if self.task:
             return find_task(self.task)
         return load_prepared(self.data).task
@@ -77,7 +77,7 @@ class LabelledTextsObjective(HeadObjective):
         return self.head_name or self.description.head_name, self.description.num_classes, self.head_type
 
     def dataset(self, split: str) -> LabelledTextsDataset:
-        """Read a split: `train`, `valid` or `test`, or MNLI's mismatched `valid1` or `test1`."""
+        """Load a split: `train`, `valid` or `test`, or MNLI's mismatched `valid1` or `test1`."""
         examples = read_examples(self.description, self.data, split, self.tokenizer, self.longest)
         self.cut[split] = examples.cut
         if split == "train" and self.max_train_rows:
@@ -94,15 +94,15 @@ class LabelledTextsObjective(HeadObjective):
         )
 
     def data_folders(self) -> list[Path]:
-        """Return the folder that holds the data."""
+        """Return the data folder."""
         return [Path(self.data)]
 
     def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
         """Return the summed loss of logits (B, classes), and additional values to log.
 
-        The loss is the cross-entropy of classes or the squared error of scores. For multi-label tasks it is the binary
-        cross-entropy, averaged over the labels of each text. In evaluation `rows` holds each example's prediction and
-        target, float64 (B, 2), or for multi-label tasks those of each of the L labels, (B, 2 L).
+        The loss is cross-entropy for classification and the squared error for regression. For multi-label tasks it is
+        the binary cross-entropy, averaged over each text's labels. In evaluation mode, `rows` contains each example's
+        prediction and target, float64 (B, 2), or for multi-label tasks L predictions and L targets, (B, 2 L).
         """
         targets = batch["target"]
         log = {}
@@ -126,7 +126,7 @@ class LabelledTextsObjective(HeadObjective):
 
     @staticmethod
     def scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
-        """Return `loss`, in bits or as squared error per example, and `accuracy`, the share of correct examples."""
+        """Return `loss`, in bits or squared error per example, and `accuracy`, the fraction of correct examples."""
         examples = total(logs, "sample_size")
         loss = mean_per_prediction(logs, "loss")
         if "ncorrect" not in logs[0]:
@@ -141,14 +141,14 @@ class LabelledTextsObjective(HeadObjective):
 
     @staticmethod
     def metric(name: str, rows: np.ndarray) -> float:
-        """Compute a metric of a whole split from its rows of predictions and targets."""
+        """Compute a split's metric from its rows of predictions and targets."""
         predictions, targets = np.hsplit(rows, 2)
         if rows.shape[1] == 2:
             return METRICS[name](predictions.ravel(), targets.ravel())
         return METRICS[name](predictions, targets)
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that checkpoints store."""
+        """Return the settings to store in checkpoints."""
         task = {
             "_name": "glue",
             "data": self.data,
@@ -163,6 +163,6 @@ class LabelledTextsObjective(HeadObjective):
         return {"model": self.own_network.settings(), "task": task, "criterion": {"_name": "glue"}}
 
     def task_state(self) -> dict[str, Any]:
-        """Return the description of the head, including the names of its classes."""
+        """Return the head's description, including its class names."""
         row = replace(self.description, longest=self.longest)
         return {"heads": {self.head[0]: row.as_json()}}

@@ -1,4 +1,4 @@
-"""Masked language modelling on blocks of a corpus or on the inputs of a prepared task."""
+"""Masked language modeling on blocks from a corpus or on a prepared task's inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -36,17 +36,17 @@ from lazyformer_fairseq.training.processes import ALONE, Processes
 
 @dataclass
 class MaskedLMObjective(Objective):
-    """The objective of masked language modelling.
+    """Masked language modeling objective.
 
     Attributes:
         network: the model.
-        data: a folder that `lazyformer corpus` wrote, several of them as ``a:b:c``, or a prepared task.
-        batch_size: blocks per batch.
-        seed: the seed that determines masks and order.
-        updates: the total number of updates, on which the schedules of masking rate and block length depend.
+        data: a folder written by `lazyformer corpus`, several of them as ``a:b:c``, or a prepared task.
+        batch_size: the number of blocks per batch.
+        seed: the seed for masking and data order.
+        updates: the total number of updates, which the masking-rate and block-length schedules depend on.
         text: options of :class:`~lazyformer_fairseq.data.masked_text.MaskedTextOptions`, by name.
-        whole_inputs: whether each input is a block of its own.
-        batch_size_valid: blocks per validation batch; None for the same as in training.
+        whole_inputs: whether to use each input as a separate block.
+        batch_size_valid: the number of blocks per validation batch; None for the training batch size.
     """
 
     network: Network
@@ -58,7 +58,7 @@ class MaskedLMObjective(Objective):
     whole_inputs: bool = False
     batch_size_valid: Optional[int] = None
     CRITERION: ClassVar[str] = "MaskedLMAccuracyCriterion"
-    TASK: ClassVar[str] = MASKED  # a key of `OPTIONS` and the name of the task in fairseq
+    TASK: ClassVar[str] = MASKED  # a key of `OPTIONS` and fairseq's name for the task
 
     @cached_property
     def texts(self) -> MaskedText:
@@ -69,42 +69,42 @@ class MaskedLMObjective(Objective):
 
     @property
     def dictionary(self) -> Dictionary:
-        """The dictionary of inputs and targets."""
+        """The dictionary for inputs and targets."""
         return self.texts.dictionary
 
     def build_model(self) -> nn.Module:
-        """Build the model; some of its weights may be initialised from counts of the text.
+        """Build the model; depending on its options, some weights are initialized from token counts.
 
         Raises:
-            UserError: the model does not support the options of the text.
+            UserError: the model does not support the text options.
         """
         model = self.network.build(self.dictionary)
         prepare_model(model, self.texts, self.TASK)
         if self.texts.options.next_sentence:
-            raise UserError("--next-sentence: only fairseq-train supports it; leave it out")
+            raise UserError("--next-sentence: only fairseq-train supports this option; remove it")
         return model
 
     def batches(self, processes: Processes = ALONE) -> EpochBatches:
-        """Return the training batches of this process."""
+        """Return this process's training batches."""
         return dealt(EpochBatches(self.texts.split("train"), self.batch_size, seed=self.seed), processes)
 
     def data_folders(self) -> list[Path]:
-        """Return the folders that hold the data."""
+        """Return the data folders."""
         return [Path(folder) for folder in self.texts.folders]
 
     def at_update(self, batch: Batch, update: int) -> Batch:
-        """Return a batch with the block length and the masks of an update."""
+        """Cut a batch to the update's block length, and mask it."""
         if CHANGING.isdisjoint(batch):
             return batch
         return self.texts.at_update(batch, update)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the cross-entropy of the masked tokens."""
+        """Compute the cross-entropy over the masked tokens."""
         return losses.masked_lm(model, batch, self.texts.special.pad)
 
     @staticmethod
     def scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
-        """Return `loss` in bits per masked token, `accuracy` in percent, and the terms of spans, experts and pairs."""
+        """Return `loss` in bits per masked token, `accuracy` in percent, and span, expert and pair terms if any."""
         found = next_token_scalars(logs)
         predictions = total(logs, "sample_size")
         found["accuracy"] = Scalar(100 * mean_per_prediction(logs, "ncorrect"), predictions, digits=2)
@@ -121,7 +121,7 @@ class MaskedLMObjective(Objective):
         return EpochBatches(self.texts.split(split), self.batch_size_valid or self.batch_size, shuffle=False)
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that checkpoints store."""
+        """Return the settings to store in checkpoints."""
         if self.whole_inputs:
             name = "inputs_masked_lm"
         else:
@@ -131,21 +131,21 @@ class MaskedLMObjective(Objective):
 
     @property
     def tokenizer_folder(self) -> Path:  # type: ignore[override]  # the base has an attribute
-        """The folder of the corpus's tokenizer."""
+        """The folder with the corpus's tokenizer."""
         return tokenizer_of(self.texts.folders[0])
 
 
 def prepare_model(model: nn.Module, text: MaskedText, task: str, starts_fresh: bool = True) -> None:
-    """Check that a model supports a masked text, and initialise weights from its counts if the model's options say so.
+    """Check that a model supports a masked text, and initialize weights from token counts if its options request it.
 
     Args:
         model: the model.
-        text: the text that the model will read.
-        task: the name of the task, for error messages.
+        text: the training text.
+        task: the task's name, for error messages.
         starts_fresh: False if the weights come from a checkpoint.
 
     Raises:
-        UserError: the model does not support documents or permuted blocks, but the text consists of them.
+        UserError: the text consists of documents or permuted blocks, which the model does not support.
     """
     if starts_fresh:
         start_from_counts(model, text)
@@ -157,13 +157,13 @@ def prepare_model(model: nn.Module, text: MaskedText, task: str, starts_fresh: b
 
 @torch.no_grad()
 def start_from_counts(model: nn.Module, text: MaskedText) -> None:
-    """Initialise the output bias and word embeddings from counts of the training text, if the model's options say so.
+    """Initialize the output bias and word embeddings from token counts in the text, if the model's options request it.
 
-    With ``--frequency-bias`` the loss starts at that of token frequencies, :meth:`~MaskedText.cost_of_frequencies`
-    (Karpathy, 2019, "A Recipe for Training Neural Networks": initialise the final layer's bias). With
-    ``--neighbour-embeddings`` word embeddings start as the vectors of
-    :mod:`~lazyformer_fairseq.data.neighbour_embeddings`; those of tokens that do not occur in the text, such as
-    ``<mask>``, stay random.
+    With ``--frequency-bias`` the loss starts at the unigram loss, :meth:`~MaskedText.cost_of_frequencies` (Karpathy,
+    2019, "A Recipe for Training Neural Networks", recommends to initialize the final bias in this way). With
+    ``--neighbour-embeddings`` word embeddings are initialized to the vectors from
+    :mod:`~lazyformer_fairseq.data.neighbour_embeddings`. Tokens that do not occur in the text, such as ``<mask>``, keep
+    random embeddings.
     """
     if not isinstance(model, MaskedLM):
         return

@@ -1,4 +1,4 @@
-"""The model of an objective: how it is built, and its settings in checkpoints."""
+"""An objective's model: its construction and its settings in checkpoints."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Union
@@ -20,19 +20,19 @@ FAIRSEQ_NAMES = {
 
 @dataclass(frozen=True)
 class Network:
-    """A model of this package or Hugging Face's BERT, described by its options.
+    """A model from this package or Hugging Face's BERT, described by its options.
 
-    Any class with the same two methods can take its place, such as
+    Any class with the same two methods can be used instead, such as
     :class:`~lazyformer_fairseq.fairseq_plugin.models.elsewhere.FairseqNetwork`.
     """
 
     options: Union[MaskedLMOptions, CausalLMOptions, HuggingFaceBertOptions]
 
     def build(self, dictionary: Dictionary) -> nn.Module:
-        """Build the model with fresh weights.
+        """Build the model with random weights.
 
         Raises:
-            UserError: the sizes are incompatible, or a library is missing.
+            UserError: the sizes are incompatible or a library is missing.
         """
         try:
             if isinstance(self.options, HuggingFaceBertOptions):
@@ -42,5 +42,5 @@ class Network:
             raise UserError(str(error)) from error
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that checkpoints store."""
+        """Return the settings to store in checkpoints."""
         return {"_name": FAIRSEQ_NAMES[type(self.options)], **asdict(self.options)}

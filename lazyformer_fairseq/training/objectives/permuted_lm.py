@@ -1,4 +1,4 @@
-"""Masked and permuted language modelling: MPNet, or XLNet with ``--permuted-only``."""
+"""Masked and permuted language modeling: MPNet, or XLNet with ``--permuted-only``."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,9 +9,9 @@ from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 
 @dataclass
 class PermutedLMObjective(MaskedLMObjective):
-    """The objective of predicting the last tokens of permuted blocks.
+    """Objective for predicting the last tokens of permuted blocks.
 
-    Its `text` also takes the options of :class:`~lazyformer_fairseq.data.masked_text.PermutedTextOptions`.
+    `text` also accepts the options of :class:`~lazyformer_fairseq.data.masked_text.PermutedTextOptions`.
     """
 
     TASK: ClassVar[str] = PERMUTED

@@ -1,4 +1,4 @@
-"""Extractive question answering: the answer to a question is a span of a text (SQuAD v1.1)."""
+"""Extractive question answering, where the answer to a question is a span of the context (SQuAD v1.1)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from lazyformer_fairseq.training.objectives.interface import Batch, Log, Scalar,
 
 @dataclass(kw_only=True)
 class SpansObjective(HeadObjective):
-    """The objective of finding the start and end of an answer in a window (Devlin et al., 2019, section 4.2).
+    """Objective for predicting the start and end of an answer in a window (Devlin et al., 2019, section 4.2).
 
-    The loss is the mean of the cross-entropies of start and end. As in BERT's run_squad.py, their softmax is over all
-    tokens, including those of the question; only padding is excluded, because here the amount of padding depends on
-    the other windows of the batch.
+    The loss is the mean of the start's and the end's cross-entropy. As in BERT's run_squad.py, the softmax is over all
+    tokens, including the question. Only padding is excluded, because here the amount of padding depends on the other
+    windows in the batch.
 
     Attributes:
-        read: a function that returns the questions and windows of a split.
-        tokenizer_folder: the tokenizer with which the windows were made.
-        task_settings: further settings of the task that checkpoints store, such as the data and the window size.
-        longest_answer: the largest number of tokens in a predicted answer.
+        read: a function that returns a split's questions and windows.
+        tokenizer_folder: the tokenizer that was used to build the windows.
+        task_settings: additional task settings to store in checkpoints, such as the data and the window size.
+        longest_answer: the maximum number of tokens in a predicted answer.
         head_name: the head's name.
     """
 
@@ -50,13 +50,13 @@ class SpansObjective(HeadObjective):
         return self.head_name, 2, SPAN
 
     def dataset(self, split: str) -> QuestionWindowsDataset:
-        """Return the split `train` or `valid`, which is read only once."""
+        """Return the split `train` or `valid`; each split is read only once."""
         if split not in self._datasets:
             self._datasets[split] = self.dataset_of(self.read(split), split)
         return self._datasets[split]
 
     def dataset_of(self, prepared: PreparedSplit, split: str) -> QuestionWindowsDataset:
-        """Return windows in the form that the model takes; prediction needs no answers, training and validation do."""
+        """Wrap windows as a dataset in the model's input format. Training and validation windows must have answers."""
         return QuestionWindowsDataset(
             prepared.file,
             prepared.windows,
@@ -67,14 +67,14 @@ class SpansObjective(HeadObjective):
         )
 
     def data_folders(self) -> list[Path]:
-        """Return the folder that holds the data."""
+        """Return the data folder."""
         return [Path(self.task_settings["data"])]
 
     def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
         """Return the summed loss of logits (B, T, 2), and additional values to log.
 
-        In evaluation `rows` holds, for each window, the index of its question, its own index, the score of its best
-        answer, and the value of each metric for that answer.
+        In evaluation mode, each window's entry in `rows` consists of the question's index, the window's index, the best
+        answer's score, and each metric's value for that answer.
         """
         is_padding_BT = batch["net_input"]["src_tokens"].eq(self.dictionary.pad())
         loss = span_loss(logits, batch["target"], is_padding_BT)
@@ -109,7 +109,7 @@ class SpansObjective(HeadObjective):
 
     @staticmethod
     def metric(name: str, rows: np.ndarray) -> float:
-        """Compute a metric, from 0 to 1, as the mean over questions of the best-scored answer among their windows."""
+        """Return a metric (0 to 1) averaged over questions, using the best answer from all windows of a question."""
         question, window, score = rows[:, :3].T
         best_first = np.lexsort((window, -score, question))
         _, first_of_question = np.unique(question[best_first], return_index=True)
@@ -117,7 +117,7 @@ class SpansObjective(HeadObjective):
         return float(rows[best_first[first_of_question], column].mean())
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that checkpoints store."""
+        """Return the settings to store in checkpoints."""
         task = {
             "_name": "squad",
             **self.task_settings,
@@ -130,10 +130,10 @@ class SpansObjective(HeadObjective):
 
 
 def span_loss(logits_BT2: Tensor, targets_B2: Tensor, is_padding_BT: Tensor) -> Tensor:
-    """Return half the sum of the cross-entropies of starts and ends, in nats.
+    """Return half the summed cross-entropy of starts and ends, in nats.
 
     Args:
-        logits_BT2: each token's logits of being the start and the end.
+        logits_BT2: each token's start and end logits.
         targets_B2: the indices of the correct start and end tokens.
         is_padding_BT: True at tokens that are excluded from the softmax.
     """

@@ -1,4 +1,4 @@
-"""Causal language modelling of text in streams, with a memory that is carried from segment to segment."""
+"""Causal language modeling on text streams, with a memory that is carried from segment to segment."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -42,16 +42,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class StreamLMObjective(Objective):
-    """The objective of causal language modelling on streams.
+    """Objective for causal language modeling on streams.
 
     Attributes:
         network: the model; None if another trainer builds it and sets `mem_len`.
-        data: a folder that `lazyformer lm` wrote.
-        batch_size: streams per process.
-        seed: the seed that determines where the text is cut.
+        data: a folder written by `lazyformer lm`.
+        batch_size: the number of streams per process.
+        seed: the seed that determines where the text is cut into streams.
         text: options of :class:`StreamOptions`, by name.
-        memory: the memory that the next training batch reads.
-        mem_len: the largest number of tokens in that memory.
+        memory: the memory for the next training batch.
+        mem_len: the maximum number of tokens in the memory.
     """
 
     network: Optional[Network]
@@ -74,18 +74,18 @@ class StreamLMObjective(Objective):
 
     @cached_property
     def dictionary(self) -> Dictionary:
-        """The dictionary of inputs and targets."""
+        """The dictionary for inputs and targets."""
         return load_dictionary(Path(self.data) / "dict.txt")
 
     def build_model(self) -> nn.Module:
-        """Build the model with fresh weights."""
+        """Build the model with random weights."""
         return self.own_network.build(self.dictionary)
 
     def tokens(self, split: str) -> np.ndarray:
-        """Open and check the text of a split.
+        """Open and check a split's tokens.
 
         Raises:
-            UserError: a file is missing, damaged or empty, or its ids do not fit the dictionary.
+            UserError: a file is missing, damaged or empty, or it contains ids that are not in the dictionary.
         """
         prefix = Path(self.data) / split
         tokens = open_tokens(prefix)
@@ -93,11 +93,11 @@ class StreamLMObjective(Objective):
         return tokens
 
     def batches(self, processes: Processes = ALONE) -> EpochSegments:
-        """Return the segments of this process's training streams, in order."""
+        """Return the segments from this process's training streams, in order."""
         return EpochSegments(self.training_streams(self.tokens("train"), processes))
 
     def training_streams(self, tokens: np.ndarray, processes: Processes, epoch: int = 1) -> TokenStreams:
-        """Cut the training text into this process's streams, to which the memory belongs from now on.
+        """Cut the training text into this process's streams, and set up the memory for them.
 
         Raises:
             UserError: a segment or the memory is longer than a stream.
@@ -109,7 +109,7 @@ class StreamLMObjective(Objective):
         return streams
 
     def held_out_streams(self, tokens: np.ndarray, processes: Processes) -> TokenStreams:
-        """Cut a held-out text into this process's streams, so that each token is predicted exactly once."""
+        """Cut a held-out text into this process's streams such that each token is predicted exactly once."""
         tgt_len = self.options.valid_tgt_len or self.options.tgt_len
         return self._cut(tokens, tgt_len, processes, keeps_rest=True)
 
@@ -128,22 +128,22 @@ class StreamLMObjective(Objective):
         )
 
     def data_folders(self) -> list[Path]:
-        """Return the folder that holds the data."""
+        """Return the data folder."""
         return [Path(self.data)]
 
     def at_update(self, batch: Batch, update: int) -> Batch:
-        """Return a batch together with the memory of the preceding segments."""
+        """Add the memory of the preceding segments to a batch."""
         return with_memory(batch, self.memory.before(batch["segment"]))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Compute the cross-entropy of the next tokens, and mark the segment as read in the memory."""
+        """Compute the cross-entropy of the next tokens, and advance the memory past the segment."""
         result = losses.causal_lm(model, batch, self.dictionary.pad())
         self.memory.has_read(batch["segment"])
         return result
 
     @staticmethod
     def scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
-        """Return `loss` in bits per token, and the terms of spans and experts."""
+        """Return `loss` in bits per token, and any span and expert terms."""
         return next_token_scalars(logs)
 
     def forget(self) -> None:
@@ -151,22 +151,22 @@ class StreamLMObjective(Objective):
         self.memory.memory.clear()
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that checkpoints store."""
+        """Return the settings to store in checkpoints."""
         task = {"_name": "stream_language_modeling", "data": self.data, **asdict(self.options)}
         return {"model": self.own_network.settings(), "task": task, "criterion": {"_name": "causal_lm"}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the memory of all processes on the one that writes checkpoints; all processes must call this."""
+        """Gather the memory of all processes on the one that writes checkpoints; all processes must call this."""
         if self._streams is None:
             return {}
         return {CHECKPOINT_KEY: self.memory.gather(self._shape(self._streams))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the memory if the checkpoint has one, and clear it otherwise."""
+        """Restore the memory if the checkpoint contains one; otherwise clear it."""
         self._saved = state.get(CHECKPOINT_KEY)
         if self._saved is None:
             self.memory.memory.clear()
-            logger.warning("the checkpoint has no memory of the streams, so they start with an empty memory")
+            logger.warning("the checkpoint contains no memory for the streams, so they start with an empty memory")
         self._restore_memory()
 
     def _restore_memory(self) -> None:
@@ -179,10 +179,10 @@ class StreamLMObjective(Objective):
 
 
 def next_token_scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
-    """Return `loss` in bits per predicted token and, if the model has them, the terms of learned spans and experts.
+    """Return `loss` in bits per predicted token and, if the model has them, learned-span and expert terms.
 
-    `span` is the mean span over heads and sublayers; `experts_dropped` is the percentage of requests to experts that
-    were dropped because no slot was free.
+    `span` is the mean span over heads and sublayers; `experts_dropped` is the percentage of token-to-expert assignments
+    that were dropped because the expert was full.
     """
     predictions = total(logs, "sample_size")
     found = {"loss": Scalar(in_bits(mean_per_prediction(logs, "loss")), predictions)}

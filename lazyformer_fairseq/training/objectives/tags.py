@@ -1,4 +1,4 @@
-"""Tagging of words, as in named-entity recognition and part-of-speech tagging."""
+"""Word tagging, as in named-entity recognition and part-of-speech tagging."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,15 +13,15 @@ from lazyformer_fairseq.modules.networks.heads import TAGS
 from lazyformer_fairseq.training.objectives.interface import Batch
 from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
 
-IGNORED = -100  # the target that cross-entropy ignores
+IGNORED = -100  # the target value ignored by cross-entropy
 
 
 @dataclass(kw_only=True)
 class TagsObjective(LabelledTextsObjective):
-    """The objective of predicting the class of each word from its first token (Devlin et al., 2019, section 5.3).
+    """Objective for predicting each word's tag from its first token (Devlin et al., 2019, section 5.3).
 
-    The loss is averaged over words. Words that are truncated do not contribute to it; in the metrics they count as
-    predicted to be OUTSIDE.
+    The loss is averaged over words. Truncated words are excluded from the loss; the metrics treat their prediction as
+    OUTSIDE.
     """
 
     head_type: str = TAGS
@@ -30,7 +30,7 @@ class TagsObjective(LabelledTextsObjective):
     def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
         """Return the summed cross-entropy of logits (B, T, classes) at the words' first tokens, and values to log.
 
-        In evaluation `rows` holds the counts of each sentence, as :func:`.metrics.count_tags` returns them.
+        In evaluation mode, `rows` contains each sentence's counts from :func:`.metrics.count_tags`.
         """
         is_cut = batch["places"] < 0
         targets = batch["target"].masked_fill(is_cut, IGNORED)

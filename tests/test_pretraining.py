@@ -290,8 +290,8 @@ def test_the_loss_is_the_mean_of_words_and_of_pairs():
             marks=pytest.mark.slow,
         ),
         (f"{PAIRS} --within-documents", "--within-documents: the two texts of --next-sentence must see each other"),
-        (f"{APART} --arch roberta_base --encoder-layers 1", "--within-documents: works only with the encoders of this"),
-        (f"{APART} --arch bert_tiny --compile", "--compile: with --within-documents shapes differ from batch to batch"),
+        (f"{APART} --arch roberta_base --encoder-layers 1", "--within-documents works only with this package's"),
+        (f"{APART} --arch bert_tiny --compile", "--compile cannot be used with --within-documents"),
         (
             f"{APART} --arch bert_tiny --criterion continued_masked_lm --distill .",
             "--within-documents: --distill compares attention over whole blocks",

@@ -204,7 +204,7 @@ _NOT_WITH_GLOBAL = {
 _PART = Setting(
     "part",
     "both",
-    "which keys a query sees: those nearby (local), those that summarise the text (summary), or both",
+    "which keys a query sees: those nearby (local), those that summarize the text (summary), or both",
     choices=("both", "local", "summary"),
 )
 _HEADS = Setting(
@@ -407,10 +407,10 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             "linformer": "it hashes the keys of tokens",
             "persistent": "persistent vectors are not tokens, so they have no hash",
             "entmax": "the rounds are combined as parts of one softmax",
-            "qk_norm": "its queries are its keys, which it already normalises",
+            "qk_norm": "its queries are its keys, which it already normalizes",
         },
         refuses={
-            "bias": "it finds keys by their content, wherever they are, before T5's bias could favour any: "
+            "bias": "it finds keys by their content, wherever they are, before T5's bias could favor any: "
             "use --relative-position-buckets 0"
         },
         why_keys_stay=lambda _: "they are its queries, too",

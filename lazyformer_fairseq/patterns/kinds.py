@@ -268,7 +268,7 @@ for _kind in (
     Kind(
         letter="c",
         name="convolution",
-        help="a gated linear unit, a filter over neighbouring tokens, and a linear map",
+        help="a gated linear unit, a filter over neighboring tokens, and a linear map",
         source="Wu et al., 2019, section 3",
         modules=_modules("convolution:Convolution"),
         settings=(
@@ -276,7 +276,7 @@ for _kind in (
             Setting(
                 "form",
                 DEPTHWISE,
-                "depthwise: one filter per channel; lightweight: one filter per head, normalised by a softmax",
+                "depthwise: one filter per channel; lightweight: one filter per head, normalized by a softmax",
                 choices=(DEPTHWISE, LIGHTWEIGHT),
             ),
         ),

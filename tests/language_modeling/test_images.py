@@ -250,7 +250,7 @@ def test_a_batch_has_whole_images_each_from_the_start_on():
         ("--mem-len 8 --sublayer-pattern sf", "--mem-len 8: images are independent"),
         ("--mem-len 8", r"--mem-len 8 cannot be used with s\[.*absolute positions are counted from"),
         ("--batch-size 1000 --sequences-per-update 1000", "96 images in batches of 1000"),
-        ("--sublayer-pattern s[positions=absolute,length=63]", "64 tokens, but .* table of positions has 63"),
+        ("--sublayer-pattern s[positions=absolute,length=63]", "64 tokens, but .* position table has length 63"),
     ],
 )
 def test_what_images_cannot_have_is_refused(digits, tmp_path, fairseq_train, words, message):

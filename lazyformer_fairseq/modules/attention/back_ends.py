@@ -16,7 +16,7 @@ In ``materialize`` and ``fused``, the ``s`` computes the gradients of its lazy b
 | GPU | memory-efficient, compute capability 5.0 and above | yes | yes |
 | GPU | flash (no bias at all) and cuDNN's, compute capability 8.0 and above | no | yes |
 
-Source: can_use_mem_efficient_attention and its neighbours in torch's
+Source: can_use_mem_efficient_attention and its neighbors in torch's
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 """
 

@@ -1,11 +1,11 @@
 """Attention on a CPU in chunks, each with as many entries of the distribution as fit into the cache.
 
-A chunk consists of neighbouring queries of some sequences and heads, with the keys that any of these queries sees. The
+A chunk consists of neighboring queries of some sequences and heads, with the keys that any of these queries sees. The
 back end ``materialize`` keeps the distribution. ``fused`` recomputes it in each function, and its memory only grows
 linearly with the length.
 
 Without a mask, a chunk has all keys, or in a causal model all keys up to its last query. With a mask, it has a few
-*runs* of neighbouring keys, whose scores are stored side by side, and leaves out keys that none of its queries sees.
+*runs* of neighboring keys, whose scores are stored side by side, and leaves out keys that none of its queries sees.
 Keys that are not tokens come last, and every query sees them.
 
 Additions that depend on distances are views of something smaller. If there is a bias by distance, the rows of a chunk
@@ -44,7 +44,7 @@ _HIDDEN = float("-inf")
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Neighbouring queries, and the tokens that any of them sees.
+    """Neighboring queries, and the tokens that any of them sees.
 
     Attributes:
         rows: The queries, as a slice of the T queries.
@@ -135,7 +135,7 @@ class Chunk:
 
 
 def slices(first: int, end: int, size: int) -> Iterator[slice]:
-    """Yield neighbouring slices of at most `size` entries, from `first` up to `end`."""
+    """Yield neighboring slices of at most `size` entries, from `first` up to `end`."""
     for start in range(first, end, size):
         yield slice(start, min(end, start + size))
 
@@ -580,7 +580,7 @@ class Blockwise:
     def add_product(self, total: Tensor, chunk: Chunk, probabilities: Tensor, rows: Tensor) -> None:
         """Add the product P^T rows of a chunk to a sum over queries.
 
-        Without a mask, the chunk with the first rows of a head initialises the sum.
+        Without a mask, the chunk with the first rows of a head initializes the sum.
 
         Args:
             total: The sum, (B, N, K, D).
@@ -601,14 +601,14 @@ class Blockwise:
             heads[:, :, -chunk.extra :] += product[:, :, -chunk.extra :]
 
     def empty_sums(self, like: Tensor) -> Tensor:
-        """Return memory (B, N, K, D) for sums over queries, which is zero unless chunks initialise the sums."""
+        """Return memory (B, N, K, D) for sums over queries, which is zero unless chunks initialize the sums."""
         if self.scores.mask is None and not self.scores.extra:
             return empty_heads(like)
         return empty_heads(like).to(sum_dtype(like)).zero_()
 
 
 def _groups(scores: Scores, heads: int) -> Iterator[tuple[slice, Optional[tuple[Part, ...]]]]:
-    """Yield slices of neighbouring heads that see the same keys, with the parts of their mask; None without a mask."""
+    """Yield slices of neighboring heads that see the same keys, with the parts of their mask; None without a mask."""
     if scores.mask is None:
         yield slice(0, heads), None
         return

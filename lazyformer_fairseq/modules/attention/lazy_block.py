@@ -30,7 +30,7 @@ class Implementation:
     """
 
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
-        """Return an uninitialised tensor with the shape and type of `saved`."""
+        """Return an uninitialized tensor with the shape and type of `saved`."""
         raise NotImplementedError
 
     def attend_forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
@@ -308,7 +308,7 @@ def _handles(output: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def empty_heads(like: Tensor) -> Tensor:
-    """Return an uninitialised tensor (B, N, T, D) with heads side by side in memory, so that merging them is a view."""
+    """Return an uninitialized tensor (B, N, T, D) with heads side by side in memory, so that merging them is a view."""
     batch, heads, time, size = like.shape
     return like.new_empty(batch, time, heads, size).transpose(1, 2)
 

@@ -87,7 +87,7 @@ class AttentionMask(NamedTuple):
     """A mask: the parts that each group of heads has. A query sees every key that any of the parts shows.
 
     Attributes:
-        groups: Pairs of the number of neighbouring heads in a group and the parts of their mask.
+        groups: Pairs of the number of neighboring heads in a group and the parts of their mask.
     """
 
     groups: tuple[tuple[int, tuple[Part, ...]], ...]
@@ -231,7 +231,7 @@ def _read_part(rest: Iterator[int]) -> Part:
 
 
 # The rest of this file is for GPU kernels: it computes which blocks of queries and keys a mask shows, and the parts of
-# a mask as numbers. A block consists of neighbouring queries and as many neighbouring keys. Nothing here waits for a
+# a mask as numbers. A block consists of neighboring queries and as many neighboring keys. Nothing here waits for a
 # GPU.
 
 _PAIRS_AT_ONCE = 2**26  # pairs of query and key, whose distances take half a gigabyte

@@ -18,7 +18,7 @@ _scratch = threading.local()
 
 
 def empty(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return an uninitialised contiguous tensor with the device and precision of `like`.
+    """Return an uninitialized contiguous tensor with the device and precision of `like`.
 
     Once nothing refers to the tensor, its memory serves the next request of the same size. A request of another size
     returns all free memory to the system.
@@ -39,7 +39,7 @@ def empty(shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return an uninitialised tensor like :func:`empty`, for data that a function only needs while it runs.
+    """Return an uninitialized tensor like :func:`empty`, for data that a function only needs while it runs.
 
     The next request with the same name reuses the memory. Each thread has its own memory, which is as large as the
     largest request under each name.

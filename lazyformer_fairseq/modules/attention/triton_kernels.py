@@ -326,7 +326,7 @@ def _(_d_output: Tensor, output: Tensor) -> Tensor:
 
 
 def one_per_row(x: Tensor) -> Tensor:
-    """Return an uninitialised float32 tensor (B, N, T) for x (B, N, T, D)."""
+    """Return an uninitialized float32 tensor (B, N, T) for x (B, N, T, D)."""
     return x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 

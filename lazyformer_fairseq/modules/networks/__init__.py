@@ -1,1 +1,1 @@
-"""Whole networks: the stack of sublayers, encoders and causal decoders around it, embeddings and heads."""
+"""Complete networks: the stack of sublayers, the encoder and causal decoder built on it, embeddings, and heads."""

@@ -1,7 +1,7 @@
-"""Adaptive embeddings and adaptive softmax, which split the vocabulary into bands of words by frequency.
+"""Adaptive embeddings and adaptive softmax, which split the vocabulary into frequency bands.
 
-The softmax computes the scores of the first band for every token, and those of other bands only for tokens that need
-them (Grave et al., 2017). The rarer the words of a band, the narrower its vectors (Baevski and Auli, 2019).
+The softmax computes logits over the first band for every token, and over another band only for the tokens whose targets
+lie in it (Grave et al., 2017). Bands of rarer words have narrower vectors (Baevski and Auli, 2019).
 """
 
 import itertools
@@ -21,34 +21,35 @@ def band_sizes(vocab_size: int, cutoffs: Sequence[int]) -> list[int]:
     """Return the number of words in each band.
 
     Args:
-        vocab_size: V. Ids are sorted by frequency, the most frequent word first.
-        cutoffs: the first id of each band but the first; increasing, and between 0 and V. Empty for one band.
+        vocab_size: V. Ids are sorted by frequency, with the most frequent word first.
+        cutoffs: the first id of every band except the first, in increasing order and between 0 and V. Empty for a
+            single band.
 
     Raises:
-        UserError: the cut-offs do not increase, or do not lie between 0 and V.
+        UserError: If the cutoffs are not increasing or not between 0 and V.
     """
     given = ",".join(map(str, cutoffs))
-    advice = "set other cut-offs with --adaptive-softmax-cutoff, or '' for one band"
+    advice = "set other cutoffs with --adaptive-softmax-cutoff, or '' for a single band"
     for lower, upper in itertools.pairwise([0, *cutoffs]):
         if upper <= lower:
-            raise UserError(f"adaptive softmax cut-offs {given}: {upper} is not above {lower}; {advice}")
+            raise UserError(f"adaptive softmax cutoffs {given}: {upper} is not greater than {lower}; {advice}")
         if upper >= vocab_size:
             raise UserError(
-                f"adaptive softmax cut-offs {given}: {upper} is not below the vocabulary's {vocab_size} words; {advice}"
+                f"adaptive softmax cutoffs {given}: {upper} is not below the vocabulary size, {vocab_size}; {advice}"
             )
     return [upper - lower for lower, upper in itertools.pairwise([0, *cutoffs, vocab_size])]
 
 
 class Band(nn.Module):
-    """The vectors of a band of words with consecutive ids, which serve for input and output.
+    """The embedding table of one frequency band, used for both input and output.
 
-    A band has V_b W parameters, and C W more if it has a projection.
+    The words of a band have consecutive ids. A band has V_b W parameters, plus C W for the projection, if any.
 
     Args:
         start: the id of the first word.
         size: V_b, the number of words.
         width: W, the width of the vectors.
-        embed_dim: C. If it differs from `width`, a projection maps vectors to C dimensions, and features back to W.
+        embed_dim: C. If it differs from `width`, a projection maps vectors to C dimensions and features back to W.
     """
 
     def __init__(self, start: int, size: int, width: int, embed_dim: int):
@@ -61,14 +62,14 @@ class Band(nn.Module):
             self.projection = nn.Parameter(torch.empty(embed_dim, width))
 
     def embed(self, ranks: Tensor) -> Tensor:
-        """Return the vectors (..., C) of words, given their ids minus `start`."""
+        """Embed words as vectors (..., C). `ranks` are their ids minus `start`."""
         vectors = F.embedding(ranks, self.table)
         if self.projection is None:
             return vectors
         return F.linear(vectors, self.projection)
 
     def scores(self, features: Tensor, bias: Tensor) -> Tensor:
-        """Return the scores (..., V_b) of the words of the band from features (..., C) and a bias (V_b)."""
+        """Return logits (..., V_b) over the band's words from features (..., C) and a bias (V_b)."""
         if self.projection is None:
             narrow = features
         else:
@@ -77,17 +78,17 @@ class Band(nn.Module):
 
 
 class AdaptiveEmbedding(nn.Module):
-    """An embedding in bands, whose vectors are multiplied by sqrt(C).
+    """A token embedding split into frequency bands and scaled by sqrt(C).
 
     Args:
         vocab_size: V.
         embed_dim: C.
-        cutoffs: the first id of each band but the first, see :func:`band_sizes`; empty for one band.
-        div_val: the factor by which each band is narrower than the one before: band b has the width C / div_val^b. With
-            1 all bands have the width C and no projections.
+        cutoffs: the first id of every band except the first; see :func:`band_sizes`. Empty for a single band.
+        div_val: the factor by which the width shrinks from band to band: band b has width C / div_val^b. With 1, all
+            bands have width C and no projections.
 
     Raises:
-        UserError: the cut-offs do not fit the vocabulary, or `div_val` does not divide C often enough.
+        UserError: If the cutoffs do not fit the vocabulary, or C is not divisible by `div_val` once per cutoff.
     """
 
     def __init__(self, vocab_size: int, embed_dim: int, cutoffs: Sequence[int] = (), div_val: int = 1):
@@ -95,8 +96,8 @@ class AdaptiveEmbedding(nn.Module):
         sizes = band_sizes(vocab_size, cutoffs)
         if div_val < 1 or embed_dim % div_val ** (len(sizes) - 1):
             raise UserError(
-                f"--adaptive-softmax-factor {div_val}: embedding dimension {embed_dim} must be divisible by it once "
-                f"per cut-off; the number of cut-offs is {len(sizes) - 1}"
+                f"--adaptive-softmax-factor {div_val}: the embedding dimension {embed_dim} must be divisible by it "
+                f"once per cutoff; the number of cutoffs is {len(sizes) - 1}"
             )
         self.embed_dim = embed_dim
         starts = [0, *cutoffs]
@@ -106,10 +107,10 @@ class AdaptiveEmbedding(nn.Module):
         self.bands = cast(Sequence[Band], bands)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Return the vectors (B, T, C) of ids.
+        """Embed ids (B, T) as vectors (B, T, C).
 
         Raises:
-            IndexError: an id is V or more (on a CPU).
+            IndexError: If an id is V or greater (CPU only).
         """
         by_band = []
         for number, band in enumerate(self.bands):
@@ -117,7 +118,8 @@ class AdaptiveEmbedding(nn.Module):
             is_here = ranks >= 0
             if number + 1 < len(self.bands):
                 is_here = is_here & (ranks < band.size)
-            # Every band looks up all ids, those of other bands as its first word: selecting would make a GPU wait.
+            # Every band looks up all ids and reads those of other bands as its first word. Selecting ids would force a
+            # GPU synchronization.
             vectors = band.embed(ranks.where(is_here, 0))
             by_band.append(vectors.masked_fill(~is_here.unsqueeze(-1), 0))
         embedded = sum(by_band[1:], by_band[0])
@@ -125,15 +127,15 @@ class AdaptiveEmbedding(nn.Module):
 
 
 class AdaptiveSoftmax(nn.Module):
-    """An adaptive softmax, whose tables are those of the embedding unless it has its own.
+    """An adaptive softmax that shares the embedding's tables or has its own.
 
-    A head chooses among the words of the first band and the other bands. The log-probability of a word in another band
-    is log P(band | head) + log P(word | band). Apart from the tables there are V + (bands - 1) (C + 1) parameters: a
-    bias for each word, and a vector and a bias for each band but the first.
+    The head predicts either a word of the first band or one of the other bands. The log-probability of a word in
+    another band is log P(band | head) + log P(word | band). In addition to the tables there are V + (bands - 1) (C + 1)
+    parameters: a bias per word, and a vector and a bias for every band except the first.
 
     Args:
-        embedding: the embedding with the same bands. It owns the tables, so every call passes it again.
-        own: separate tables of the same sizes; None to share those of the embedding.
+        embedding: the embedding with the same bands. It owns the tables, so it is passed to every call again.
+        own: separate tables of the same sizes; None to share the embedding's tables.
     """
 
     def __init__(self, embedding: AdaptiveEmbedding, own: Optional[AdaptiveEmbedding] = None):
@@ -149,14 +151,14 @@ class AdaptiveSoftmax(nn.Module):
             self.band_bias = nn.Parameter(torch.zeros(others))
 
     def negative_log_likelihood(self, features: Tensor, target: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Return -log P of the targets in nats, (P,) in single precision or better.
+        """Return the negative log-likelihood (P,) of the targets in nats, in float32 or higher precision.
 
-        Bands other than the first compute scores only for their own targets.
+        Bands other than the first compute logits only for their own targets.
 
         Args:
-            features: the features (P, C) of P positions.
-            target: the ids (P,) of the targets.
-            embedding: the embedding whose tables are shared.
+            features: the features (P, C) at P positions.
+            target: the target ids (P,).
+            embedding: the embedding that owns the shared tables.
         """
         first, *others = (self.own or embedding).bands
         biases = self.bias.split(self.sizes)
@@ -169,14 +171,14 @@ class AdaptiveSoftmax(nn.Module):
             in_head = in_head.masked_fill(is_here, first.size + number)
             rows_by_band.append(_rows(is_here, band, sum(self.sizes)))
         nll = _nats(self.first_scores(features, embedding), in_head)
-        # This includes bands without targets: DDP needs a gradient for every weight, even if it is zero.
+        # Bands without targets are included because DDP needs a gradient for every weight, even a zero gradient.
         for band, bias, rows in zip(others, biases[1:], rows_by_band, strict=True):
             within = _nats(band.scores(features[rows], bias), target[rows] - band.start)
             nll = nll.index_add(0, rows, within)
         return nll
 
     def log_probabilities(self, features: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Return log P of all words (..., V), in single precision or better, from features (..., C)."""
+        """Return log-probabilities (..., V) of all words in float32 or higher precision, from features (..., C)."""
         first, *others = (self.own or embedding).bands
         head = _log_softmax(self.first_scores(features, embedding))
         parts = [head[..., : first.size]]
@@ -186,7 +188,7 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def first_scores(self, features: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Return the scores (..., V_0 + bands - 1) of the words of the first band and of the other bands."""
+        """Return the head's logits (..., V_0 + bands - 1) over the words of the first band and the other bands."""
         first = (self.own or embedding).bands[0]
         words = first.scores(features, self.bias[: first.size])
         if self.band_weight is None:
@@ -207,9 +209,9 @@ def _at_least_float32(scores: Tensor) -> Tensor:
 
 
 def _rows(is_here: Tensor, band: Band, vocab_size: int) -> Tensor:
-    """Return the indices of the targets in a band.
+    """Return the indices of the targets that lie in a band.
 
-    If only costs are counted and the targets have no values, there are as many as Zipf's law predicts.
+    On fake or meta tensors, which are used to count costs and have no values, Zipf's law determines their number.
     """
     if has_numbers(is_here):
         return is_here.nonzero().squeeze(-1)

@@ -1,4 +1,4 @@
-"""The memory of streams of text, carried from batch to batch and, through checkpoints, from run to run."""
+"""The memory of text streams, carried over from batch to batch and, via checkpoints, from run to run."""
 
 import logging
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_KEY = "stream_memory"  # the key of the memory in the extra_state of a checkpoint
-Shape = Mapping[str, Union[int, str]]  # values that must be equal for a saved memory to fit a run, by name
+CHECKPOINT_KEY = "stream_memory"  # the memory's key in a checkpoint's extra_state
+Shape = Mapping[str, Union[int, str]]  # named values that must match for a run to restore a saved memory
 
 
 class CarriedMemory:
-    """The memory of streams from segment to segment.
+    """The memory of text streams, carried over from one segment to the next.
 
-    After a jump in the text the memory is emptied, so that a segment never reads the memory of a wrong past.
+    If the data skips segments, the memory is cleared, so a segment never attends to text that does not precede it.
 
     Attributes:
         memory: the memory of the segments before `next_segment`.
-        next_segment: the number of the segment that may read the memory.
+        next_segment: the index of the only segment that may use the memory.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class CarriedMemory:
         self.next_segment = 0
 
     def before(self, segment: int) -> StreamMemory:
-        """Return the memory for reading `segment`, which is empty at the start of an epoch and after a jump."""
+        """Return the memory for `segment`, which is empty at the start of an epoch and after skipped segments."""
         if segment != self.next_segment and segment and self.memory.length:
             logger.warning(
                 f"the data continues at segment {segment}, but the memory ends before segment {self.next_segment}: "
-                "streams start with an empty memory"
+                "the streams start with an empty memory"
             )
         if segment != self.next_segment or segment == 0:
             self.memory.clear()
@@ -43,27 +43,27 @@ class CarriedMemory:
     def has_read(self, segment: int) -> None:
         """Record that the memory now includes `segment`.
 
-        Values that are not finite are set to 0, because they would spread to all later segments.
+        Non-finite values are set to 0, because they would spread to all later segments.
         """
         self.memory.states = [torch.nan_to_num(state, 0.0, 0.0, 0.0) for state in self.memory.states]
         self.next_segment = segment + 1
 
     def gather(self, shape: Shape) -> Optional[dict[str, Any]]:
-        """Return the memory of all workers for a checkpoint. All workers must call this method.
+        """Gather the memory of all workers for a checkpoint. All workers must call this method.
 
         Args:
-            shape: values that are saved with the memory, for :meth:`restore` to compare.
+            shape: values to save with the memory, which :meth:`restore` compares.
 
         Returns:
-            On the first worker, a dictionary with these values, the next segment and tensors (rows of all workers, M,
-            C). None on all other workers, and if the memories of the workers differ in length.
+            On the first worker, a dictionary with these values, the next segment, and tensors (total rows, M, C). None
+            on all other workers, or if the workers' memories differ in length.
         """
         states = [state.detach() for state in self.memory.states]
         if distributed.is_initialized() and distributed.get_world_size() > 1:
             lengths: list[Any] = [None] * distributed.get_world_size()
             distributed.all_gather_object(lengths, (self.next_segment, self.memory.length))
             if len(set(lengths)) > 1:
-                logger.warning("the memories of the workers differ in length, so the checkpoint does not keep them")
+                logger.warning("the workers' memories differ in length, so they are not saved in the checkpoint")
                 return None
             states = [_gather_rows(state) for state in states]
             if distributed.get_rank() > 0:
@@ -71,18 +71,18 @@ class CarriedMemory:
         return {**shape, "next_segment": self.next_segment, "states": [state.cpu() for state in states]}
 
     def restore(self, saved: dict[str, Any], shape: Shape, rows: slice) -> None:
-        """Restore this worker's rows of a saved memory. If the memory does not fit, warn and start with an empty one.
+        """Restore this worker's rows of a saved memory; if it does not match the run, warn and start empty.
 
         Args:
             saved: the result of :meth:`gather`.
-            shape: the values that must equal those saved.
-            rows: the rows of this worker.
+            shape: the values that must equal the saved ones.
+            rows: this worker's rows.
         """
         pairs = {name: (saved.get(name, ""), value) for name, value in shape.items()}
         if odd := [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]:
             logger.warning(
-                f"the memory in the checkpoint does not fit this run ({'; '.join(odd)}): streams start with an empty "
-                "memory"
+                f"the memory in the checkpoint does not match this run ({'; '.join(odd)}): the streams start with an "
+                "empty memory"
             )
             self.memory.clear()
             return
@@ -92,9 +92,9 @@ class CarriedMemory:
 
 
 def _gather_rows(state_BMC: Tensor) -> Tensor:
-    """Return the rows of all workers on the first worker, and the worker's own rows on all others.
+    """Return all workers' rows on the first worker, and the worker's own rows on every other worker.
 
-    It is called once per sublayer, because the memories of all sublayers together may not fit on one GPU.
+    The caller gathers one sublayer after the other, because the memories of all sublayers may not fit on one GPU.
     """
     world = distributed.get_world_size()
     first = distributed.get_rank() == 0
@@ -107,8 +107,8 @@ def _gather_rows(state_BMC: Tensor) -> Tensor:
 
 
 def with_memory(sample: dict[str, Any], memory: StreamMemory) -> dict[str, Any]:
-    """Return a copy of a batch with the memory among the inputs of the model.
+    """Return a copy of a batch with the memory added to the model's inputs.
 
-    The batch is copied because fairseq keeps the first one to use it again.
+    The batch is copied because fairseq keeps the first batch and reuses it.
     """
     return {**sample, "net_input": {**sample["net_input"], "memory": memory}}

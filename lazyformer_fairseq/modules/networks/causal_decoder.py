@@ -25,36 +25,36 @@ from lazyformer_fairseq.patterns.kinds import CAUSAL, CausalSizes
 
 
 class CausalDecoder(Stack):
-    """A causal decoder: Transformer-XL with any pattern of sublayers (Dai et al., 2019; PAR Transformer, section 3.1).
+    """A causal decoder: Transformer-XL with any sublayer pattern (Dai et al., 2019; PAR Transformer, section 3.1).
 
-    As in Transformer-XL, dropout applies to the embeddings, to the encoded distances, to the output of every sublayer
-    and to the features. Pre-norm decoders normalise the features.
+    As in Transformer-XL, dropout applies to the embeddings, the distance encodings, the output of every sublayer and
+    the features. Pre-norm decoders normalize the features.
 
     Args:
         pattern: see :class:`Stack`.
         vocab_size: V.
         embed_dim: C, which must be even because distances are encoded as sines and cosines.
-        ffn_embed_dim: the hidden size of feed-forward sublayers.
+        ffn_embed_dim: the hidden size of the feed-forward sublayers.
         num_heads: N, which must divide C.
         mem_len: the number of tokens that a StreamMemory keeps from one segment to the next.
-        clamp_len: the distance to which longer distances are clamped; 0 or -1 for no limit.
-        same_length: whether every query sees itself and the `mem_len` tokens before it, the same number for all, as in
-            Transformer-XL's code. If not, a query sees the whole memory and its segment up to itself.
-        cutoffs: the first id of each band of the embedding but the first; empty for one band.
-        div_val: the factor by which each band is narrower than the one before.
-        activation: the activation function of feed-forward sublayers.
-        scaled_init: whether :func:`init_transformer_xl_weights` initialises the last map of each sublayer with smaller
+        clamp_len: the maximum distance, to which longer distances are clamped; 0 or -1 for no limit.
+        same_length: whether all queries see the same number of tokens, themselves and the `mem_len` tokens before them,
+            as in Transformer-XL's code. If False, a query sees the whole memory and its segment up to itself.
+        cutoffs: the first id of every embedding band except the first; empty for a single band.
+        div_val: the factor by which the embedding width shrinks from band to band.
+        activation: the activation function of the feed-forward sublayers.
+        scaled_init: whether :func:`init_transformer_xl_weights` initializes the last map of each sublayer with smaller
             weights.
         options: further arguments of :class:`Stack`.
 
     Attributes:
-        positions: the table (length, C) of ``s[positions=absolute]``. Its vectors are multiplied by sqrt(C), as
-            embeddings are, and added to the embeddings. None if no sublayer asks for it.
-        mem_len: see above. This attribute, `clamp_len` and `same_length` may be changed between forward passes; weights
-            do not depend on them.
+        positions: the position table (length, C) of ``s[positions=absolute]``. Like the embeddings, to which they are
+            added, its vectors are multiplied by sqrt(C). None if no sublayer uses it.
+        mem_len: see above. `mem_len`, `clamp_len` and `same_length` may be changed between forward passes, because the
+            weights do not depend on them.
 
     Raises:
-        UserError: an option is out of bounds, or options contradict each other.
+        UserError: If an option is out of bounds or options conflict.
     """
 
     direction = CAUSAL
@@ -87,7 +87,7 @@ class CausalDecoder(Stack):
         self.position_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
         self.positions: Optional[nn.Parameter] = None
         self.sublayers = self.build_sublayers()
-        # A weight that nothing reads must not require a gradient: DDP waits for the gradients of all that do.
+        # Unused weights must not require gradients: DDP waits for the gradient of every weight that requires one.
         attending = [getattr(sublayer, "inner", sublayer) for sublayer in self.sublayers if sublayer.attends]
         attending = [each for each in attending if getattr(each, "has_scores", True)]
         self.content_bias.requires_grad_(any(getattr(each, "has_queries", True) for each in attending))
@@ -98,7 +98,7 @@ class CausalDecoder(Stack):
 
     @property
     def sizes(self) -> CausalSizes:
-        """The sizes of the network, for counting costs."""
+        """The network's sizes, for counting costs."""
         bands = self.embedding.bands
         return CausalSizes(
             vocab_size=sum(band.size for band in bands),
@@ -114,16 +114,16 @@ class CausalDecoder(Stack):
         )
 
     def build_sublayer(self, planned: PlannedSublayer) -> nn.Module:
-        """Return one sublayer as :meth:`Stack.build_sublayer` does, and set the shared table of positions, if any."""
+        """Build a sublayer as in :meth:`Stack.build_sublayer`, and set the shared position table, if any."""
         built = super().build_sublayer(planned)
         self.positions = self.options.common.get(TABLE)
         return built
 
     @property
     def why_no_memory(self) -> str:
-        """The reason why some sublayer cannot attend to a memory; "" if all can.
+        """The reason why one of the sublayers cannot attend to a memory; "" if all sublayers can.
 
-        Without a memory, generation reads the whole text again for each new token.
+        Without a memory, generation reprocesses the whole text for each new token.
         """
         return next(filter(None, (why_no_memory(planned.values) for planned in self.plan)), "")
 
@@ -154,7 +154,7 @@ class CausalDecoder(Stack):
         self._same_length = is_on
 
     def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:
-        """Return the context of a forward pass over a segment (B, T, C) with a memory of `memory_length` tokens.
+        """Build the context of a forward pass over a segment (B, T, C) with a memory of `memory_length` tokens.
 
         Streams have no padding.
         """
@@ -176,13 +176,13 @@ class CausalDecoder(Stack):
         memory: Optional[StreamMemory] = None,
         return_all: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Read one segment of B streams.
+        """Process one segment of B streams.
 
         Args:
-            tokens_BT: ids, or embeddings (B, T, C) in their place.
-            memory: the memory of the same streams before this segment, to which the segment is added. None for streams
-                that start and end with this segment.
-            return_all: whether to return the embeddings and the output of each sublayer too.
+            tokens_BT: ids, or embeddings (B, T, C).
+            memory: the streams' memory of previous segments, to which this segment is added. None to process the
+                segment on its own.
+            return_all: whether to also return the embeddings and the output of each sublayer.
 
         Returns:
             Features (B, T, C), and a list of intermediate states (B, T, C), which is empty unless `return_all`.
@@ -209,16 +209,16 @@ class CausalDecoder(Stack):
         length = self.positions.size(0)
         if seen + time > length:
             raise UserError(
-                f"a text has {seen + time} tokens, but this model's table of positions has {length}: use shorter texts "
-                "(--tgt-len), or train a model with a longer table, s[positions=absolute,length=...]"
+                f"a text has {seen + time} tokens, but this model's position table has length {length}: use shorter "
+                "texts (--tgt-len), or train a model with a longer table, s[positions=absolute,length=...]"
             )
         return self.positions[seen : seen + time] * math.sqrt(self.embed_dim)
 
     def last_maps(self) -> list[nn.Linear]:
-        """Return the last linear map of each sublayer, whose output is added to the residual stream.
+        """Return each sublayer's last linear map, the one that writes to the residual stream.
 
         Raises:
-            UserError: the class of a sublayer does not tell which map is its last.
+            UserError: If a sublayer's class does not define its last map.
         """
         inners = [getattr(sublayer, "inner", None) for sublayer in self.sublayers]
         return [inner.last_map() for inner in inners if inner is not None]
@@ -228,8 +228,8 @@ def _check_sizes(embed_dim: int, ffn_embed_dim: int, num_heads: int, mem_len: in
     check_heads(embed_dim, num_heads)
     if embed_dim < 2 or embed_dim % 2:
         raise UserError(
-            f"an embedding dimension of {embed_dim} is not possible: it must be even and positive, because distances "
-            "are encoded as sines and cosines"
+            f"the embedding dimension must be even and positive, not {embed_dim}, because distances are encoded as "
+            "sines and cosines"
         )
     if ffn_embed_dim < 1:
         raise UserError(f"the hidden size of feed-forward sublayers must be 1 or more, not {ffn_embed_dim}")
@@ -243,26 +243,26 @@ def refuse_same_length_without_memory(same_length: bool, mem_len: int) -> None:
     """Raise a UserError for `same_length` without a memory, because each query would see only itself."""
     if same_length and not mem_len:
         raise UserError(
-            "--same-length with --mem-len 0: every query sees itself and as many tokens before it as the memory holds, "
-            "which is only itself without a memory; set --mem-len, or leave --same-length out"
+            "--same-length with --mem-len 0: every query sees itself and the --mem-len tokens before it, so without a "
+            "memory it would see only itself; set --mem-len, or omit --same-length"
         )
 
 
 def init_transformer_xl_weights(module: nn.Module, std: float = 0.02) -> None:
-    """Initialise a module as Transformer-XL does; call it through ``network.apply``.
+    """Initialize a module as in Transformer-XL; call it through ``network.apply``.
 
     | parameters | initial values |
     |---|---|
-    | weights of linear maps, embeddings, vectors of bands in the softmax, u and v | N(0, std) |
+    | weights of linear maps, embeddings, the softmax's band vectors, u and v | N(0, std) |
     | projections of bands | N(0, 0.01) |
-    | biases of linear maps, words and bands; vectors of words in an untied softmax | 0 |
+    | biases of linear maps, words and bands; word vectors of an untied softmax | 0 |
     | last maps of L sublayers, with `scaled_init` | N(0, std / sqrt(L)), as in GPT-2 |
-    | LayerNorm | weight 1, bias 0 (torch's own; Transformer-XL draws the weight from N(1, std)) |
-    | projections for global tokens | copies of the plain projections |
+    | LayerNorm | weight 1, bias 0 (torch's default; Transformer-XL draws the weight from N(1, std)) |
+    | projections for global tokens | copies of the regular projections |
 
     Args:
-        module: one module of the network.
-        std: the standard deviation; Transformer-XL's large model has 0.005.
+        module: a module of the network.
+        std: the standard deviation; Transformer-XL's large model uses 0.005.
     """
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=std)

@@ -16,12 +16,12 @@ _SAME_NAMES = ("mem_len", "clamp_len", "same_length", "reversible", "scaled_init
 
 
 def bands_of(options: CausalLMOptions) -> dict[str, Any]:
-    """Return the arguments of :class:`AdaptiveEmbedding` that describe the bands of a model's options."""
+    """Return the :class:`AdaptiveEmbedding` arguments that define the bands, from a model's options."""
     return {"cutoffs": parse_cutoffs(options.adaptive_softmax_cutoff), "div_val": options.adaptive_softmax_factor}
 
 
 def softmax_of(options: CausalLMOptions, embedding: AdaptiveEmbedding, vocab_size: int) -> AdaptiveSoftmax:
-    """Return the softmax that a model's options describe, which shares the embedding's tables or has its own."""
+    """Build the softmax for a model's options, with the embedding's tables or its own."""
     own = None
     if options.untied_softmax:
         own = AdaptiveEmbedding(vocab_size, embedding.embed_dim, **bands_of(options))
@@ -29,7 +29,7 @@ def softmax_of(options: CausalLMOptions, embedding: AdaptiveEmbedding, vocab_siz
 
 
 def decoder_arguments(options: CausalLMOptions, vocab_size: int) -> dict[str, Any]:
-    """Return the arguments of the :class:`CausalDecoder` that a model's options describe."""
+    """Return the :class:`CausalDecoder` arguments for a model's options."""
     return {
         "pattern": options.sublayer_pattern,
         "vocab_size": vocab_size,
@@ -46,22 +46,22 @@ def decoder_arguments(options: CausalLMOptions, vocab_size: int) -> dict[str, An
 
 
 class CausalLM(nn.Module):
-    """A causal language model of any pattern of sublayers.
+    """A causal language model built from any sublayer pattern.
 
-    It consists of a causal decoder and an adaptive softmax, whose tables are those of the embedding unless the options
-    say otherwise.
+    It consists of a causal decoder and an adaptive softmax. The softmax shares the embedding's tables unless the
+    options request separate ones.
 
     Args:
-        options: the options of the model.
+        options: the model's options.
         vocab_size: V.
-        padding_idx: the id of the padding symbol, for which the loss is 0.
+        padding_idx: the id of the padding symbol, at which the loss is 0.
 
     Attributes:
         decoder: the CausalDecoder. Its `mem_len`, `clamp_len` and `same_length` may be changed for evaluation.
         softmax: the AdaptiveSoftmax.
 
     Raises:
-        UserError: an option is out of bounds, or options contradict each other.
+        UserError: If an option is out of bounds or options conflict.
     """
 
     per_word: ClassVar[str] = "softmax.bias"  # a weight with one row per word
@@ -84,19 +84,19 @@ class CausalLM(nn.Module):
         return_all_hiddens: bool = False,
         **_more: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Read one segment of B streams.
+        """Process one segment of B streams.
 
         Args:
             src_tokens: ids (B, T).
-            memory: the memory of the streams before this segment, to which the segment is added. None for streams that
-                start and end with this segment.
+            memory: the streams' memory of previous segments, to which this segment is added. None to process the
+                segment on its own.
             target: the ids (B, T) of the next tokens.
-            features_only: whether to return the output of the decoder.
-            return_all_hiddens: whether to return the output of every sublayer too.
+            features_only: whether to return the decoder's output instead.
+            return_all_hiddens: whether to also return the output of every sublayer.
 
         Returns:
-            A pair. The first element is the negative log-likelihood (B, T) of each target in nats, in single precision
-            or better and 0 at padding; log-probabilities (B, T, V) if there is no `target`; or features (B, T, C) with
+            A pair. The first element is the negative log-likelihood (B, T) of each target in nats, in float32 or higher
+            precision and 0 at padding; log-probabilities (B, T, V) if `target` is None; or features (B, T, C) with
             `features_only`. The second element is ``{"inner_states": list of (B, T, C)}``.
         """
         features, inner_states = self.decoder(src_tokens, memory, return_all=return_all_hiddens)

@@ -1,9 +1,9 @@
-"""Documents concatenated in one row without padding, where each token sees only its own document.
+"""Documents packed into one row without padding, where each token sees only its own document.
 
-This serves for blocks whose documents should not see each other (Krell et al., 2021, 2107.02027), and for computing
-batches of texts without their padding. Tokenwise sublayers and projections process all tokens in one row (1, S, C).
-Sublayers that mix tokens process groups of documents of similar lengths, each padded to the longest of its group. No
-back end therefore computes pairs of tokens from different documents.
+Packing is used for blocks with several documents that should not see each other (Krell et al., 2021, 2107.02027), and
+to avoid computing padding in batches of texts. Tokenwise sublayers and projections process all tokens in one row (1, S,
+C). Sublayers that mix tokens process groups of documents of similar length, each padded to the longest document of its
+group. No back end therefore computes attention between different documents.
 """
 
 import math
@@ -18,31 +18,31 @@ from torch.autograd.function import once_differentiable
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 
-# Multiply-adds per thread from which a document gets a group of its own on a CPU: a separate call then costs less than
-# the copies and the padding of a group.
+# Number of multiply-adds per thread above which a document gets a separate group on a CPU: an additional call then
+# costs less than copying and padding the documents of a larger group.
 ALONE = 2**22
-# Otherwise the shortest document of a group has at least this share of the longest one's tokens, or at most this many
-# tokens less.
+# Otherwise the shortest document of a group has at least this fraction of the longest document's tokens, or at most
+# this many tokens fewer.
 LEAST_SHARE = 0.8
 FEW = 24
-GPU_MULTIPLE = 8  # on GPUs, lengths of groups are multiples of this, which suits matrix units and kernels
+GPU_MULTIPLE = 8  # group lengths on GPUs are multiples of this, for tensor cores and kernels
 
 
 class Group(NamedTuple):
-    """A group of documents of similar lengths, padded to the same length.
+    """A group of documents of similar length, padded to a common length.
 
-    A group of one document is a slice of the row; larger groups use indices.
+    A group with one document is a slice of the row; larger groups use indices.
 
     Attributes:
         documents: D, the number of documents.
         width: W, the padded length of each document.
-        start: the index in the row of the first token of a single document, which has no padding; None for larger
-            groups.
-        from_P: for each of the P = D * W places, the index of its token in the row; at padding, that of some token of
-            the document. None for a single document.
-        text: the places that are not padding.
-        to: the indices in the row of the tokens at these places.
-        is_padding_DW: True at padding; None if there is none.
+        start: the row index of the first token, if the group is a single document, which needs no padding; None for
+            larger groups.
+        from_P: the row index of the token at each of the P = D * W positions; padding has the index of some token of
+            its document. None for a single document.
+        text: the indices of the positions that are not padding.
+        to: the row indices of the tokens at these positions.
+        is_padding_DW: True at padding; None if there is no padding.
     """
 
     documents: int
@@ -55,7 +55,7 @@ class Group(NamedTuple):
 
     @classmethod
     def of(cls, starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> "Group":
-        """Return the group of the documents with these starts in the row and these lengths, the longest first."""
+        """Group documents, longest first, from their start indices in the row and their lengths."""
         if len(starts) == 1:
             return cls(1, int(lengths[0]), int(starts[0]))
         width = int(lengths[0])
@@ -71,18 +71,18 @@ class Group(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """The number of pairs of query and key that are computed."""
+        """The number of query-key pairs that are computed."""
         return self.documents * self.width**2
 
     def take(self, row_SE: Tensor) -> Tensor:
-        """Return the vectors (P, E) of the group; padding holds the vector of some token of its document."""
+        """Return the group's vectors (P, E); padding contains the vector of some token of its document."""
         if self.start is not None:
             return row_SE.narrow(0, self.start, self.width)
         assert self.from_P is not None, "a group that is not a slice has indices"
         return row_SE.index_select(0, self.from_P)
 
     def put(self, part_PE: Tensor, row_SE: Tensor) -> None:
-        """Write the vectors of the group into the row, without those at padding."""
+        """Write the group's vectors into the row, except those at padding."""
         if self.start is not None:
             row_SE.narrow(0, self.start, self.width).copy_(part_PE)
             return
@@ -94,17 +94,17 @@ class Group(NamedTuple):
 
 
 class Documents:
-    """The grouping of the documents in a row of S tokens, with conversions between row and groups.
+    """The grouping of the documents in a row of S tokens, with conversions between the row and the groups.
 
     Args:
-        lengths: the number of tokens of each document, all above 0.
+        lengths: the number of tokens in each document, all positive.
         width: C, the embedding dimension.
         device: the device of the tokens.
 
     Attributes:
-        lengths: the number of tokens of each document.
-        groups: the groups, those of the longest documents first.
-        scores: for each group, what shapes its attention distributions; set by the network.
+        lengths: the number of tokens in each document.
+        groups: the groups, ordered by decreasing document length.
+        scores: one Scores object per group, which determines the group's attention distributions; set by the network.
     """
 
     scores: Sequence[Scores] = ()
@@ -126,7 +126,7 @@ class Documents:
             self.groups.append(Group.of(starts[chosen], lengths[chosen], device))
 
     def split(self, x: Optional[Tensor]) -> list[Optional[Tensor]]:
-        """Split a row (1, S, ...) into tensors (D, W, ...), one per group; None gives one None per group."""
+        """Split a row (1, S, ...) into tensors (D, W, ...), one per group; for None, return one None per group."""
         if x is None:
             return [None] * len(self.groups)
         parts = _Split.apply(x[0], self.groups)
@@ -138,9 +138,9 @@ class Documents:
 
 
 class _Split(torch.autograd.Function):
-    """The split of a row into groups.
+    """An autograd function that splits a row into groups.
 
-    The backward pass writes all gradients into one row. Torch's own would allocate a row for each group.
+    The backward pass writes all gradients into one row. Torch's own backward pass would allocate one row per group.
     """
 
     @staticmethod
@@ -156,7 +156,7 @@ class _Split(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """The joining of groups into a row; the gradient at padding is zero."""
+    """An autograd function that joins groups into a row; the gradient at padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, groups: list[Group], *parts_PE: Tensor) -> Tensor:
@@ -182,12 +182,12 @@ def _row(parts_PE: Sequence[Tensor], groups: Sequence[Group], size: torch.Size) 
 
 
 class TextInARow(NamedTuple):
-    """The tokens of a batch of sequences (B, T) as one row of S tokens, without padding.
+    """The S tokens of a batch (B, T) that are not padding, packed into one row.
 
     Attributes:
-        places_S: the index of each token among the B * T.
-        shape: B and T.
-        lengths: the number of tokens of each document, in the order of the row.
+        places_S: the index of each token in the flattened batch, from 0 to B * T - 1.
+        shape: (B, T).
+        lengths: the number of tokens in each document, in row order.
         positions_S: the position of each token in its sequence or document.
     """
 
@@ -205,26 +205,26 @@ class TextInARow(NamedTuple):
         is_full: bool,
         begins_anew: bool,
     ) -> "TextInARow":
-        """Return the row of a batch whose sequences consist of these documents.
+        """Pack a batch into a row.
 
-        This waits for a GPU only if there is a mask.
+        This synchronizes with the GPU only if there is a mask.
 
         Args:
             documents: for each sequence, the lengths of its documents in tokens.
             tokens_BT: the ids.
             padding_mask_BT: True at padding; None if all padding comes after the text.
-            is_full: whether there is no padding.
-            begins_anew: whether the positions of each document start at 0.
+            is_full: whether the batch has no padding.
+            begins_anew: whether positions restart at 0 in each document.
 
         Raises:
-            UserError: the lengths of the documents do not fit the sequences.
+            UserError: If the document lengths do not add up to the lengths of the sequences.
         """
         batch, time = tokens_BT.shape[:2]
         sizes = np.array([sum(each) for each in documents], np.int64)
         lengths = np.array([length for each in documents for length in each], np.int64)
         if len(sizes) != batch or not len(lengths) or lengths.min() < 1:
             raise UserError(
-                f"documents must list lengths above 0 of the documents of each of {batch} sequences, not {documents}"
+                f"documents must list positive document lengths for each of {batch} sequences, not {documents}"
             )
         if padding_mask_BT is None:
             places = torch.from_numpy(np.flatnonzero(np.arange(time) < sizes[:, None]))
@@ -237,7 +237,7 @@ class TextInARow(NamedTuple):
         if is_wrong.any():
             row = int(is_wrong.argmax())
             raise UserError(
-                f"documents: those of sequence {row} have {sizes[row]} tokens in total, but the sequence has "
+                f"documents: the documents of sequence {row} have {sizes[row]} tokens in total, but the sequence has "
                 f"{most[row]}; count all tokens except padding"
             )
         runs = lengths if begins_anew else sizes
@@ -245,27 +245,27 @@ class TextInARow(NamedTuple):
         return cls(places.to(tokens_BT.device), (batch, time), lengths, positions)
 
     def take(self, x: Tensor) -> Tensor:
-        """Return the row (1, S, ...) of a tensor (B, T, ...)."""
+        """Pack a tensor (B, T, ...) into a row (1, S, ...)."""
         return x.flatten(0, 1).index_select(0, self.places_S)[None]
 
     def places_of(self, places_M: Tensor) -> Tensor:
-        """Return the indices in the row of tokens, given their indices among the B * T; none may be padding."""
+        """Convert indices into the flattened batch, none of which may be padding, to indices into the row."""
         return torch.searchsorted(self.places_S, places_M)
 
     def spread(self, x: Tensor) -> Tensor:
-        """Return the sequences (B, T, C) of a row (1, S, C), with zeros at padding."""
+        """Unpack a row (1, S, C) into sequences (B, T, C), with zeros at padding."""
         spread = x.new_zeros(self.shape[0] * self.shape[1], x.size(-1))
         return spread.index_copy(0, self.places_S, x[0]).unflatten(0, self.shape)
 
 
 def check_takes_documents(model: nn.Module, option: str) -> None:
-    """Raise a UserError for a model that cannot keep documents in a row apart, or that is compiled.
+    """Raise a UserError if a model cannot process packed documents separately, or is compiled.
 
     Args:
         model: the model.
-        option: what asks for documents in a row, for the message.
+        option: the option that requires packed documents, for the message.
     """
     if not getattr(model, "takes_documents", False):
-        raise UserError(f"{option}: works only with the encoders of this package; use one, or leave the option out")
+        raise UserError(f"{option} works only with this package's encoders; use one of them, or omit the option")
     if model.compiles:
-        raise UserError(f"--compile: with {option} shapes differ from batch to batch; leave one of the two out")
+        raise UserError(f"--compile cannot be used with {option}, because shapes vary by batch; omit one of them")

@@ -24,18 +24,18 @@ from lazyformer_fairseq.patterns.kinds import ENCODER, EncoderSizes
 
 
 def relative_position_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """Return T5's bidirectional buckets of relative positions.
+    """Map relative positions to T5's bidirectional buckets.
 
-    Short distances have a bucket each. Longer ones share buckets whose width grows logarithmically up to
+    Each short distance has its own bucket. Longer distances share buckets, which widen logarithmically up to
     `max_distance`.
 
     Args:
-        distance: an integer tensor of key position minus query position.
-        num_buckets: the number of buckets, which must be even; the upper half serves positive distances.
-        max_distance: the distance from which all share a bucket.
+        distance: an integer tensor of key positions minus query positions.
+        num_buckets: the number of buckets, which must be even; the upper half is for positive distances.
+        max_distance: the distance beyond which all distances share a bucket.
 
     Returns:
-        An integer tensor of the same shape with values in [0, num_buckets).
+        An integer tensor of the same shape, with values in [0, num_buckets).
     """
     half = num_buckets // 2
     exact = half // 2
@@ -47,41 +47,41 @@ def relative_position_bucket(distance: Tensor, num_buckets: int, max_distance: i
 
 
 class RelativePositionBias(nn.Module):
-    """T5's relative position bias: a learned table by bucket and head, shared by all self-attention sublayers.
+    """T5's relative position bias: a learned table indexed by bucket and head, shared by all self-attention sublayers.
 
     Args:
         num_heads: N.
-        num_buckets: the number of rows of the table. It must be a multiple of 4, because each of the two directions has
-            an exact and a logarithmic half.
-        max_distance: the distance from which all share a bucket.
+        num_buckets: the number of rows in the table. It must be a multiple of 4, because each direction has an exact
+            and a logarithmic half.
+        max_distance: the distance beyond which all distances share a bucket.
 
     Raises:
-        UserError: the number of buckets is no positive multiple of 4, or `max_distance` is too small for it.
+        UserError: If the number of buckets is not a positive multiple of 4, or `max_distance` is too small for it.
     """
 
     def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128):
         super().__init__()
         if num_buckets % 4 or not 0 < num_buckets // 4 < max_distance:
             raise UserError(
-                f"relative position bias: {num_buckets} buckets for distances up to {max_distance} are not possible; "
-                "the number of buckets must be a positive multiple of 4, and the distance more than a quarter of it"
+                f"relative position bias: cannot use {num_buckets} buckets for distances up to {max_distance}; the "
+                "number of buckets must be a positive multiple of 4, and the distance must exceed a quarter of it"
             )
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.zeros(num_buckets, num_heads))
 
     def forward(self, time: int) -> Scores:
-        """Return the bias for sequences of `time` tokens, as :class:`Scores`."""
+        """Return the bias for sequences of `time` tokens, as a :class:`Scores` object."""
         distance = torch.arange(1 - time, time, device=self.table.device)
         bucket_by_distance = relative_position_bucket(distance, self.num_buckets, self.max_distance)
         return Scores(self.table, bucket_by_distance, self.max_distance)
 
     def of_places(self, places_BT: Tensor, most: int) -> Tensor:
-        """Return the bias (B, N, T, T) of each pair of tokens with explicit positions.
+        """Return the bias (B, N, T, T) for every pair of tokens, given explicit positions.
 
         Args:
             places_BT: the position of each token.
-            most: a number greater than all positions.
+            most: an exclusive upper bound of the positions.
         """
         distance = torch.arange(1 - most, most, device=self.table.device)
         by_distance_ND = self.table[relative_position_bucket(distance, self.num_buckets, self.max_distance)].t()
@@ -91,21 +91,22 @@ class RelativePositionBias(nn.Module):
 
 @dataclass(frozen=True)
 class TokenInfo:
-    """Information about the tokens of a batch besides their ids, and the tokens whose features the caller wants.
+    """Optional information about the tokens of a batch in addition to their ids.
 
     Attributes:
-        global_positions_BT: True at global tokens, which see all and are seen by all, such as those of a question.
-            Patterns with ``global=given`` require it.
+        global_positions_BT: True at global tokens, such as the tokens of a question, which see all tokens and are seen
+            by all. Required by patterns with ``global=given``.
         token_types_BT: the type of each token, int64, for models with token types; None for type 0 everywhere.
         documents: for each sequence, the lengths of its documents in tokens, without padding. A token then sees only
             its own document, and padding is not computed. None for one document per sequence.
-        positions_begin_anew: whether the positions of each document start at 0, instead of continuing through the
+        positions_begin_anew: whether positions restart at 0 in each document instead of continuing through the
             sequence.
         positions_BT: the position of each permuted token in its text, int64; arbitrary at padding. T may exceed the
             model's `max_positions`.
-        turns_B3T: when each permuted token sees others and is seen (:mod:`.permuted`), int64; padding is never seen.
-        wanted_M: the indices, among the B * T tokens, of those whose features are wanted, int64, without padding; None
-            for all. Whatever no other token reads is then computed only for these.
+        turns_B3T: the turns at which each permuted token sees and is seen (see :mod:`.permuted`), int64; padding is
+            never seen.
+        wanted_M: the indices of the tokens to return features for, int64, into the flattened batch, without padding;
+            None for all tokens. Computations that no other token depends on are then limited to these tokens.
     """
 
     global_positions_BT: Optional[Tensor] = None
@@ -117,11 +118,11 @@ class TokenInfo:
     wanted_M: Optional[Tensor] = None
 
     def moved(self, move: Callable[[Tensor], Tensor], places_of: Callable[[Tensor], Tensor]) -> "TokenInfo":
-        """Return a copy for tokens that have been moved.
+        """Return a copy for tokens that have been reordered.
 
         Args:
-            move: moves a tensor (B, T, ...) as the tokens have been moved.
-            places_of: maps old indices of tokens to new ones.
+            move: a function that reorders a tensor (B, T, ...) in the same way as the tokens.
+            places_of: a function that maps old token indices to new ones.
         """
         moved = self
         if self.wanted_M is not None:
@@ -134,11 +135,11 @@ class TokenInfo:
 
 
 class TextFirst(NamedTuple):
-    """A permutation that moves all padding behind the text, where it does not affect the positions of the text.
+    """A permutation that moves all padding to the end of each row, where it does not affect the tokens' positions.
 
     Attributes:
-        to_BT: the place to which each token goes.
-        from_BT: the place from which each token comes: first the text in its order, then padding.
+        to_BT: the new index of each token.
+        from_BT: the old index of each token: first the text in its original order, then padding.
     """
 
     to_BT: Tensor
@@ -146,9 +147,9 @@ class TextFirst(NamedTuple):
 
     @classmethod
     def of(cls, padding_mask_BT: Tensor) -> "TextFirst":
-        """Return the permutation for a mask that is True at padding.
+        """Build the permutation from a mask that is True at padding.
 
-        The computation is the same for any mask, so it can be part of a compiled or exported graph.
+        The computation has no data-dependent control flow, so it can be part of a compiled or exported graph.
         """
         is_text = ~padding_mask_BT
         behind = is_text.sum(-1, keepdim=True) + padding_mask_BT.cumsum(-1)
@@ -157,22 +158,22 @@ class TextFirst(NamedTuple):
         return cls(to_BT, torch.empty_like(to_BT).scatter_(1, to_BT, every_BT))
 
     def move(self, x: Tensor) -> Tensor:
-        """Return `x` (B, T, ...) with the text first."""
+        """Reorder `x` (B, T, ...) so that the text comes first."""
         return _taken(x, self.from_BT, 1)
 
     def back(self, x: Tensor) -> Tensor:
-        """Return `x` (B, T, ...) in its original order."""
+        """Restore the original order of `x` (B, T, ...)."""
         return _taken(x, self.to_BT, 1)
 
     def places_of(self, places_M: Tensor) -> Tensor:
-        """Return the new indices among the B * T tokens of tokens with these old indices."""
+        """Map old token indices into the flattened batch to new ones."""
         starts_M = places_M - places_M % self.to_BT.size(1)
         return starts_M + self.to_BT.flatten()[places_M]
 
     def pairs_back(self, x_BNTK: Tensor, tokens: int) -> Tensor:
-        """Return pairs of query and key (B, N, T, K) in their original order.
+        """Restore the original order of query-key pairs (B, N, T, K).
 
-        The first `tokens` keys are moved; further keys, which belong to no tokens, stay in place.
+        The first `tokens` keys are reordered; the remaining keys do not belong to tokens and stay where they are.
         """
         of_tokens, others = _taken(x_BNTK, self.to_BT, 2).tensor_split((tokens,), -1)
         if tokens:
@@ -187,35 +188,34 @@ def _taken(x: Tensor, places_BT: Tensor, axis: int) -> Tensor:
 
 
 def is_padded_right(padding_mask_BT: Tensor) -> bool:
-    """Return whether padding comes after the text in every row; waits for a GPU."""
+    """Return whether padding comes after the text in every row; synchronizes with the GPU."""
     return bool((padding_mask_BT[:, 1:] >= padding_mask_BT[:, :-1]).all())
 
 
 class Encoder(Stack):
-    """An encoder: embeddings of tokens, positions and token types, T5's relative bias, and the sublayers of a pattern.
+    """An encoder: token, position and type embeddings, T5's relative position bias, and the sublayers of a pattern.
 
-    Post-norm encoders normalise the embeddings; pre-norm encoders normalise the output (as fairseq's roberta and
-    roberta_prenorm do). With `embedding_norm`, pre-norm encoders also normalise the embeddings, in place of the input
-    of the first sublayer (ModernBERT, section 2.1.1).
+    Post-norm encoders normalize the embeddings; pre-norm encoders normalize the output (as in fairseq's roberta and
+    roberta_prenorm). With `embedding_norm`, pre-norm encoders also normalize the embeddings, instead of the first
+    sublayer's input (ModernBERT, section 2.1.1).
 
     Args:
         pattern: see :class:`Stack`.
         vocab_size: V. None for an encoder without embeddings, which takes vectors as input and adds no positions.
         embed_dim: C.
-        ffn_embed_dim: the hidden size of feed-forward sublayers.
+        ffn_embed_dim: the hidden size of the feed-forward sublayers.
         num_heads: N, which must divide C.
-        max_positions: the longest sequence in tokens.
+        max_positions: the maximum sequence length in tokens.
         padding_idx: the id of the padding symbol.
         relative_position_buckets: the number of buckets of the relative bias; 0 for no bias.
-        relative_position_max_distance: the distance from which all share a bucket.
-        token_types: the number of token types (BERT, section 3.2: which of two texts a token belongs to); 0 for none.
-        no_token_positional_embeddings: whether to leave out learned positions; `max_positions` remains the longest
-            sequence.
-        embedding_norm: whether to move the norm of the first sublayer's input to the embeddings; pre-norm only.
+        relative_position_max_distance: the distance beyond which all distances share a bucket.
+        token_types: the number of token types (segment embeddings in BERT, section 3.2); 0 for none.
+        no_token_positional_embeddings: whether to omit learned positions; `max_positions` remains the maximum length.
+        embedding_norm: whether to normalize the embeddings instead of the first sublayer's input; pre-norm only.
         options: further arguments of :class:`Stack`; `dropout` also applies to the embeddings.
 
     Raises:
-        UserError: an option is out of bounds, or options contradict each other.
+        UserError: If an option is out of bounds or options conflict.
     """
 
     direction = ENCODER
@@ -258,7 +258,7 @@ class Encoder(Stack):
             self.features = frozenset({"bias"})
         self.sublayers = self.build_sublayers()
         if self.relative_position_bias is not None:
-            # A weight that nothing reads must not require a gradient: DDP waits for the gradients of all that do.
+            # Unused weights must not require gradients: DDP waits for the gradient of every weight that requires one.
             self.relative_position_bias.requires_grad_(self.has_scores)
         self.embedding_layer_norm: Optional[nn.Module] = None
         self.final_layer_norm: Optional[nn.Module] = None
@@ -272,7 +272,7 @@ class Encoder(Stack):
 
     @property
     def sizes(self) -> EncoderSizes:
-        """The sizes of the network, for counting costs."""
+        """The network's sizes, for counting costs."""
         given: dict[str, Any] = {}
         vocab_size = 0
         if self.embed_tokens is not None:
@@ -302,26 +302,26 @@ class Encoder(Stack):
         is_padded_on_right: Optional[bool] = None,
         info: TokenInfo = TokenInfo(),
     ) -> tuple[Tensor, list[Tensor]]:
-        """Encode sequences.
+        """Encode a batch of sequences.
 
         Args:
             tokens_BT: ids, or vectors (B, T, C) of any length if the encoder has no embeddings. Padding may be
-                anywhere; it takes no position.
-            padding_mask_BT: True at padding; None if there is none, which is cheaper.
-            return_all: whether to return the embeddings and the output of each sublayer too.
-            is_padded_on_right: whether all padding comes after the text. If not, padding is moved there, and the
-                outputs are moved back. None to find out, which waits for a GPU.
+                anywhere; it does not count as a position.
+            padding_mask_BT: True at padding; None if there is no padding, which is cheaper.
+            return_all: whether to also return the embeddings and the output of each sublayer.
+            is_padded_on_right: whether all padding comes after the text. If False, padding is moved to the right and
+                the outputs are moved back. None to detect it, which synchronizes with the GPU.
             info: further information about the tokens.
 
         Returns:
-            Features (B, T, C), or (M, C) of the tokens that `info` wants, and a list of intermediate states (B, T, C),
-            which is empty unless `return_all`. With documents, features are zero at padding.
+            Features (B, T, C), or (M, C) for the tokens in `info.wanted_M`, and a list of intermediate states
+            (B, T, C), which is empty unless `return_all`. With documents, features are zero at padding.
 
         Raises:
-            ValueError: a sequence or a position exceeds `max_positions`.
-            UserError: global positions are given but no sublayer asks for them, they are missing though a sublayer asks
-                for them, or they are not booleans (B, T). Token types are given but the model has none. The lengths of
-                documents do not fit the text. Tokens are permuted, but a sublayer or the back end does not allow it.
+            ValueError: If a sequence or a position exceeds `max_positions`.
+            UserError: If global positions are passed but no sublayer uses them, are missing but required, or are not a
+                boolean mask (B, T); if token types are passed but the model has none; if document lengths do not match
+                the text; or if tokens are permuted but a sublayer or the back end does not support it.
         """
         if info.turns_B3T is not None:
             return self._encode_permuted(tokens_BT, info, return_all)
@@ -380,15 +380,15 @@ class Encoder(Stack):
     ) -> tuple[Tensor, list[Tensor]]:
         """Encode permuted tokens.
 
-        For each pair of tokens, the relative bias, or -inf if the first does not see the second, is added to the scores
-        of all sublayers, like learned scores.
+        The scores of all sublayers receive the relative bias of each pair of tokens, or -inf if the query token does
+        not see the key token, in the same way as learned scores.
         """
         check_takes_permuted(self, "turns")
         turns_B3T = info.turns_B3T
         positions_BT = info.positions_BT
         assert turns_B3T is not None, "permuted tokens have turns"
         check_turns(turns_B3T, positions_BT, tokens_BT.shape[:2], self.max_positions)
-        assert positions_BT is not None, "check_turns refuses missing positions"
+        assert positions_BT is not None, "check_turns rejects missing positions"
         x = tokens_BT
         if self.embed_tokens is not None:
             x = self.embed(tokens_BT, info.token_types_BT, info.positions_BT)
@@ -424,14 +424,14 @@ class Encoder(Stack):
         """Return the input (B, T, C) of the first sublayer.
 
         Args:
-            tokens_BT: ids, or embeddings of tokens (B, T, C).
+            tokens_BT: ids, or token embeddings (B, T, C).
             token_types_BT: the type of each token; None for type 0 everywhere.
-            positions: the positions of the tokens, as an array (T,) or as a tensor (B, T), whose bounds the caller
-                checks; by default their indices in the sequence.
+            positions: the tokens' positions, as an array (T,), or as a tensor (B, T), which the caller must check. By
+                default, the tokens' indices in the sequence.
 
         Raises:
-            ValueError: T or a position exceeds `max_positions`.
-            UserError: token types are given, but the model has none.
+            ValueError: If T or a position in an array exceeds `max_positions`.
+            UserError: If token types are passed but the model has none.
         """
         time = tokens_BT.size(1)
         if isinstance(positions, np.ndarray):
@@ -457,7 +457,7 @@ class Encoder(Stack):
             x = x + self.embed_token_types(token_types_BT)
         elif token_types_BT is not None:
             raise UserError(
-                "token types are given, but the model has none; leave them out, or train a model with --token-types 2"
+                "token types were passed, but the model has none; omit them, or train a model with --token-types 2"
             )
         if self.embedding_layer_norm is not None:
             x = self.embedding_layer_norm(x)
@@ -465,22 +465,22 @@ class Encoder(Stack):
 
     @property
     def asking(self) -> list[str]:
-        """The sublayers with ``global=given``, as the pattern has them."""
+        """The sublayers with ``global=given``, as written in the pattern."""
         return [planned.text for planned in self.plan if planned.values.get("global") == GIVEN]
 
     def _check_global_positions(self, given_BT: Optional[Tensor], tokens_BT: Tensor) -> None:
         asking = self.asking
         if given_BT is None and asking:
             raise UserError(
-                f"{asking[0]} needs to know which tokens are global: pass global_positions, a mask of the shape of the "
-                "tokens, or write global=1 to make the first token of each text global, which has the same weights"
+                f"{asking[0]} needs to know which tokens are global: pass global_positions, a mask with the same shape "
+                "as the tokens, or use global=1, which has the same weights and makes each text's first token global"
             )
         if given_BT is None:
             return
         if not asking:
             raise UserError(
-                "global_positions are given, but no sublayer of the pattern has global=given; leave them out, or use "
-                "such a pattern"
+                "global_positions was passed, but no sublayer of the pattern has global=given; omit it, or use a "
+                "pattern with global=given"
             )
         if given_BT.dtype != torch.bool or given_BT.shape != tokens_BT.shape[:2]:
             raise UserError(
@@ -502,8 +502,8 @@ class Encoder(Stack):
             x_BTC: the input of the first sublayer.
             memory_length: not used, because an encoder has no memory.
             padding_mask_BT: True at padding; None if there is none.
-            global_positions_BT: True at global tokens; None if the caller gives none.
-            lengths: the lengths of documents in a row (1, S, C); None for sequences.
+            global_positions_BT: True at global tokens; None if there are none.
+            lengths: the lengths of the documents packed into a row (1, S, C); None if `x_BTC` contains sequences.
         """
         if lengths is None:
             shape = self._scores(x_BTC.size(1), padding_mask_BT, global_positions_BT)
@@ -534,14 +534,14 @@ def _unless_padding(given: Optional[Tensor], is_padding: Optional[Tensor]) -> Op
 
 
 def leave_out_first_norm(sublayers: Iterable[nn.Module], normalize_before: bool) -> None:
-    """Remove the norm of the first sublayer that has one; the embeddings are normalised instead.
+    """Remove the norm of the first sublayer that has one, because the embeddings are normalized instead.
 
     Raises:
-        UserError: the sublayers are post-norm.
+        UserError: If the sublayers are post-norm.
     """
     if not normalize_before:
         raise UserError(
-            "--embedding-norm needs --encoder-normalize-before; post-norm encoders normalise embeddings anyway"
+            "--embedding-norm requires --encoder-normalize-before; post-norm encoders always normalize the embeddings"
         )
     first = next((each for each in sublayers if isinstance(each, ResidualSublayer)), None)
     if first is not None:
@@ -549,14 +549,14 @@ def leave_out_first_norm(sublayers: Iterable[nn.Module], normalize_before: bool)
 
 
 def init_bert_weights(module: nn.Module) -> None:
-    """Initialise a module as BERT does; call it as ``network.apply(init_bert_weights)``.
+    """Initialize a module as in BERT; call it as ``network.apply(init_bert_weights)``.
 
     | parameters | initial values |
     |---|---|
     | weights of linear maps and embeddings | N(0, 0.02) |
-    | biases of linear maps, the embedding of the padding symbol, the table of the relative bias | 0 |
-    | LayerNorm | weight 1, bias 0 (torch's own) |
-    | projections for global tokens | copies of the plain projections |
+    | biases of linear maps, the padding symbol's embedding, the relative bias's table | 0 |
+    | LayerNorm | weight 1, bias 0 (torch's default) |
+    | projections for global tokens | copies of the regular projections |
     """
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
@@ -570,31 +570,32 @@ def init_bert_weights(module: nn.Module) -> None:
         module.start_copies()
 
 
-LOCAL = (-1, 1, -2, 2)  # the distance of the key that each of the first four heads favours
-FAVOUR = 6.0  # added to the score of the favoured key, which multiplies its weight by 403
+LOCAL = (-1, 1, -2, 2)  # distance to the key that each of the first four heads favors
+FAVOUR = 6.0  # added to the favored key's score, which multiplies its weight by 403
 
 
 @torch.no_grad()
 def start_as_asked(encoder: Encoder, local_heads: bool, zero_last_maps: bool) -> None:
-    """Apply optional initialisations after :func:`init_bert_weights`.
+    """Apply optional initialization schemes after :func:`init_bert_weights`.
 
     Args:
-        encoder: the encoder, which is changed in place.
-        local_heads: whether T5's table favours the distances -1, 1, -2 and 2, one in each of the first four heads, so
-            that attention does not have to learn where neighbours are. This initialisation is our own. Slow learning of
-            attention maps is what keeps the loss on its first plateau (Gopalani and Hu, 2025, arXiv 2506.13688).
-        zero_last_maps: whether each sublayer adds nothing to the residual stream at first (Fixup, Zhang et al., 2019,
-            arXiv 1901.09321). ReZero (Bachlechner et al., 2020, arXiv 2003.04887) uses a gate of zero for this instead.
+        encoder: the encoder, which is modified in place.
+        local_heads: whether the first four heads of T5's table each favor one of the distances -1, 1, -2 and 2.
+            Attention then does not have to learn where the neighbors are. This initialization is our own. The
+            motivation is that slow learning of attention maps keeps the loss on its first plateau (Gopalani and Hu,
+            2025, arXiv 2506.13688).
+        zero_last_maps: whether sublayers initially add nothing to the residual stream (Fixup, Zhang et al., 2019, arXiv
+            1901.09321). ReZero (Bachlechner et al., 2020, arXiv 2003.04887) uses zero-initialized gates instead.
 
     Raises:
-        UserError: the encoder has no relative bias, or too few buckets for a separate one at each of these distances;
-            or the class of a sublayer does not tell which map is its last.
+        UserError: If the encoder has no relative bias or too few buckets for a separate bucket at each of these
+            distances, or if a sublayer's class does not define its last map.
     """
     if local_heads:
         bias = encoder.relative_position_bias
         distances = torch.tensor(LOCAL[: encoder.num_heads])
         if bias is None or bias.num_buckets // 4 <= max(LOCAL):
-            raise UserError("--local-heads needs --relative-position-buckets 12 or more")
+            raise UserError("--local-heads requires --relative-position-buckets 12 or more")
         buckets = relative_position_bucket(distances, bias.num_buckets, bias.max_distance)
         bias.table[buckets, torch.arange(len(distances))] = FAVOUR
     if not zero_last_maps:

@@ -1,4 +1,4 @@
-"""Heads on the encoder: the masked-LM head, heads for classifying texts, and heads that classify every token."""
+"""Encoder heads: the masked-LM head, text classification heads, and token classification heads."""
 
 from collections.abc import Callable
 from typing import ClassVar, Optional
@@ -13,16 +13,16 @@ from lazyformer_fairseq.modules.layer_norm import NormOptions, layer_norm
 class MaskedLMHead(nn.Module):
     """BERT's masked-LM head: a dense layer, an activation, LayerNorm, and an output projection to the vocabulary.
 
-    The weight of the output projection is that of the token embedding. The head adds C^2 + 3 C + V parameters.
+    The output projection shares its weight with the token embedding. The head adds C^2 + 3 C + V parameters.
 
     Args:
         embed_dim: C.
         embed_tokens: the token embedding, with a weight (V, C).
-        activation: the activation function. RoBERTa uses GELU, BERT that of its feed-forward sublayers.
+        activation: the activation function. RoBERTa uses GELU; BERT uses the same one as in its feed-forward sublayers.
         norm: the options of the norm.
         linear_bias: whether the dense layer has a bias.
-        is_plain: whether to use the output projection alone (NeoBERT).
-        is_untied: whether the output projection has a weight of its own, initialised from N(0, 0.02).
+        is_plain: whether to use only the output projection (NeoBERT).
+        is_untied: whether the output projection has a separate weight, initialized from N(0, 0.02).
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(embed_tokens.weight.new_zeros(embed_tokens.num_embeddings))
 
     def forward(self, features: Tensor, masked_tokens: Optional[Tensor] = None) -> Tensor:
-        """Return logits from features.
+        """Compute logits from features.
 
         Args:
-            features: the features (B, T, C) of the encoder.
-            masked_tokens: the positions whose logits are wanted, either as indices among the B * T positions, int64
-                (M,), or as a boolean mask (B, T), which waits for a GPU. None for all positions.
+            features: the encoder's features (B, T, C).
+            masked_tokens: the positions to compute logits for, either as int64 indices (M,) into the flattened batch or
+                as a boolean mask (B, T), which synchronizes with the GPU. None for all positions.
 
         Returns:
             Logits (B, T, V), or (M, V) for M positions.
@@ -66,7 +66,7 @@ class MaskedLMHead(nn.Module):
 
 
 def as_positions(masked_tokens: Tensor) -> Tensor:
-    """Return indices among the B * T positions, int64 (M,), given such indices or a boolean mask (B, T)."""
+    """Convert a boolean mask (B, T) to int64 indices (M,) into the flattened batch; return indices unchanged."""
     if masked_tokens.dtype == torch.bool:
         return masked_tokens.flatten().nonzero().squeeze(1)
     return masked_tokens
@@ -78,7 +78,7 @@ class ClassificationHead(nn.Module):
     Args:
         embed_dim: C.
         num_classes: the number of outputs; 1 for regression.
-        dropout: the dropout before each of the two linear maps.
+        dropout: the dropout rate before each of the two linear maps.
     """
 
     def __init__(self, embed_dim: int, num_classes: int, dropout: float = 0.0):
@@ -88,16 +88,16 @@ class ClassificationHead(nn.Module):
         self.out_proj = nn.Linear(embed_dim, num_classes)
 
     def forward(self, features_BTC: Tensor) -> Tensor:
-        """Return logits (B, num_classes) from the features of the first token, ``<s>``."""
+        """Compute logits (B, num_classes) from the features of the first token, ``<s>``."""
         x = self.dropout(features_BTC[:, 0])
         return self.out_proj(self.dropout(self.dense(x).tanh()))
 
 
 class LinearHead(nn.Module):
-    """A classification head of one linear map on the first token.
+    """A classification head with a single linear map on the first token.
 
-    It is the head of the code that LazyFormer's authors published first (github.com/guolinke/TUPE, 4442138). The
-    arguments are those of :class:`ClassificationHead`.
+    The first code release by LazyFormer's authors uses this head (github.com/guolinke/TUPE, 4442138). It takes the same
+    arguments as :class:`ClassificationHead`.
     """
 
     def __init__(self, embed_dim: int, num_classes: int, dropout: float = 0.0):
@@ -106,20 +106,20 @@ class LinearHead(nn.Module):
         self.out_proj = nn.Linear(embed_dim, num_classes)
 
     def forward(self, features_BTC: Tensor) -> Tensor:
-        """Return logits (B, num_classes) from the features of the first token, ``<s>``."""
+        """Compute logits (B, num_classes) from the features of the first token, ``<s>``."""
         return self.out_proj(self.dropout(features_BTC[:, 0]))
 
 
 class TokenHead(nn.Module):
-    """A head that classifies every token with a linear map (Devlin et al., 2019, section 5.3).
+    """A token classification head with a single linear map (Devlin et al., 2019, section 5.3).
 
     Args:
         embed_dim: C.
         num_classes: the number of outputs per token.
-        dropout: the dropout before the linear map.
+        dropout: the dropout rate before the linear map.
 
     Attributes:
-        MAP: the name of the linear map, by which heads on every token are told apart in checkpoints.
+        MAP: the name of the linear map, which identifies the type of a per-token head in checkpoints.
     """
 
     MAP: ClassVar[str] = "token_proj"
@@ -135,20 +135,20 @@ class TokenHead(nn.Module):
         return getattr(self, self.MAP)
 
     def forward(self, features_BTC: Tensor) -> Tensor:
-        """Return logits (B, T, num_classes) from the features of all tokens."""
+        """Compute logits (B, T, num_classes) from the features of all tokens."""
         return self.out_proj(self.dropout(features_BTC))
 
 
 class SpanHead(TokenHead):
-    """A head with two logits per token, for the start and the end of an answer (Devlin et al., 2019, section 4.2)."""
+    """A head with two logits per token for the start and end of an answer span (Devlin et al., 2019, section 4.2)."""
 
     MAP = "span_proj"
 
 
 class Pooler(nn.Module):
-    """BERT's pooler: a dense layer and tanh on the first token.
+    """BERT's pooler: a dense layer followed by tanh, applied to the first token.
 
-    It is the pre-trained part of a :class:`ClassificationHead`.
+    It can be pre-trained, and initializes the dense layer of a :class:`ClassificationHead`.
 
     Args:
         embed_dim: C.
@@ -159,24 +159,24 @@ class Pooler(nn.Module):
         self.dense = nn.Linear(embed_dim, embed_dim)
 
     def forward(self, features_BTC: Tensor) -> Tensor:
-        """Return the pooled features (B, C), computed from those of the first token, ``<s>``."""
+        """Compute pooled features (B, C) from the features of the first token, ``<s>``."""
         return self.dense(features_BTC[:, 0]).tanh()
 
 
 CLASSIFICATION_HEADS = {"dense": ClassificationHead, "linear": LinearHead}
 SPAN = "span"
 TAGS = "tags"
-HEADS = {**CLASSIFICATION_HEADS, SPAN: SpanHead, TAGS: TokenHead}  # all types of heads that a model registers by name
+HEADS = {**CLASSIFICATION_HEADS, SPAN: SpanHead, TAGS: TokenHead}  # all head types that a model can register by name
 
 
 def outputs_of(head: nn.Module) -> int:
-    """Return the number of logits of a head of :data:`HEADS`; 0 for other modules, such as a pooler."""
+    """Return the number of logits of a head in :data:`HEADS`, or 0 for other modules such as a pooler."""
     last = getattr(head, "out_proj", None)
     if last is not None:
         return last.out_features
     return 0
 
 
-# Names of special heads among a model's classification heads.
+# Reserved names of classification heads.
 POOLER = "pooler"
 NEXT_SENTENCE = "next_sentence"  # a dense head with two classes: BERT's pooler and its next-sentence classifier

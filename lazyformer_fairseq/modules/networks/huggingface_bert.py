@@ -1,4 +1,4 @@
-"""Hugging Face's BERT and ModernBERT with the interface of our masked language model."""
+"""Hugging Face's BERT and ModernBERT behind the interface of our masked language model."""
 
 import sys
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import PACKAGE
 from lazyformer_fairseq.options import LENGTH, PROPORTION, option
 
-STACKED = {"Wqkv": 3, "Wi": 2}  # linear maps of ModernBERT that stack several maps, with their number
-# The ids of fairseq's <s> and </s>. With the published ids transformers warns if the vocabulary is too small for them.
+STACKED = {"Wqkv": 3, "Wi": 2}  # ModernBERT's fused linear maps, with the number of maps that each combines
+# fairseq's ids of <s> and </s>. With the published ids, transformers warns if the vocabulary is too small for them.
 FRAME = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
 
 
@@ -21,35 +21,35 @@ FRAME = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id"
 class HuggingFaceBertOptions:
     """The options of :class:`HuggingFaceBert`."""
 
-    model_type: str = option("bert", "name of the model type in transformers", choices=("bert", "modernbert"))
-    encoder_layers: int = option(12, "number of layers, each with self-attention and a feed-forward")
+    model_type: str = option("bert", "model type in transformers", choices=("bert", "modernbert"))
+    encoder_layers: int = option(12, "number of layers, each with self-attention and a feed-forward sublayer")
     encoder_embed_dim: int = option(768, "embedding dimension", bounds=LENGTH)
     encoder_ffn_embed_dim: int = option(3072, "hidden size of the feed-forward sublayers", bounds=LENGTH)
     encoder_attention_heads: int = option(12, "number of attention heads", bounds=LENGTH)
     dropout: float = option(0.1, "dropout on embeddings and sublayer outputs", bounds=PROPORTION)
     attention_dropout: float = option(
         0.0,
-        "dropout on attention distributions; BERT's is 0.1, with which torch's attention is not fused on a CPU",
+        "dropout on attention distributions; BERT uses 0.1, but torch's CPU attention is fused only without dropout",
         bounds=PROPORTION,
     )
     max_positions: int = option(512, "longest sequence in tokens, including <s> and </s>", bounds=LENGTH)
 
 
 class HuggingFaceBert(nn.Module):
-    """BertForMaskedLM or ModernBertForMaskedLM of transformers, with torch's fused attention.
+    """transformers' BertForMaskedLM or ModernBertForMaskedLM with torch's fused attention.
 
-    The model is initialised by the code of transformers. The masked-LM head is applied only to masked positions, as in
-    our models; transformers itself computes the logits at all positions. A BERT is post-norm and has absolute positions
-    and no pooler; its token types are kept, and every token has type 0. A ModernBERT has the given sizes and is
-    otherwise as published: one layer in three sees all tokens, the others see windows of 128 tokens.
+    transformers initializes the model. The masked-LM head is applied only to masked positions, as in our models,
+    whereas transformers itself computes logits at all positions. BERT is post-norm and has absolute positions and no
+    pooler; it keeps its token type embeddings, and every token has type 0. ModernBERT uses the configured sizes and is
+    otherwise as published: every third layer sees all tokens, and the others see windows of 128 tokens.
 
     Args:
-        options: the sizes and dropouts, as in :class:`HuggingFaceBertOptions`.
+        options: the sizes and dropout rates, as in :class:`HuggingFaceBertOptions`.
         vocab_size: V.
         padding_idx: the id of the padding symbol.
 
     Raises:
-        UserError: transformers is not installed, or the number of heads does not divide the embedding dimension.
+        UserError: If transformers is not installed, or the number of heads does not divide the embedding dimension.
     """
 
     takes_positions = True
@@ -98,14 +98,15 @@ class HuggingFaceBert(nn.Module):
         has_padding: Optional[bool] = None,
         **_more: Any,
     ) -> tuple[Tensor, dict]:
-        """Encode sequences, and return logits or features, as `MaskedLM.forward` does.
+        """Encode a batch and return logits or features, with the same interface as `MaskedLM.forward`.
 
         Args:
             src_tokens: ids (B, T).
             src_lengths: unused.
-            features_only: whether to return the output of the encoder.
-            masked_tokens: the indices among the B * T positions, int64 (M,), whose logits are wanted; None for all.
-            has_padding: whether any sequence is padded. None to find out, which waits for a GPU.
+            features_only: whether to return the encoder's output instead of logits.
+            masked_tokens: the positions to compute logits for, as int64 indices (M,) into the flattened batch; None for
+                all positions.
+            has_padding: whether any sequence is padded. None to detect it, which synchronizes with the GPU.
 
         Returns:
             Logits (B, T, V) or (M, V), or features (B, T, C), and an empty dictionary.
@@ -122,7 +123,7 @@ class HuggingFaceBert(nn.Module):
         return self.logits(features), {}
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return logits (..., V) from the output of the encoder (..., C)."""
+        """Compute logits (..., V) from the encoder's output (..., C)."""
         if hasattr(self.bert, "cls"):
             return self.bert.cls(features)
         return self.bert.decoder(self.bert.head(features))
@@ -140,17 +141,17 @@ def has_transformers() -> bool:
 
 @contextmanager
 def without_broken_torchaudio() -> Iterator[None]:
-    """Hide a torchaudio that cannot be loaded, for imports of transformers.
+    """Hide a torchaudio installation that cannot be loaded while transformers is imported.
 
-    Transformers imports torchaudio whenever it is installed, although BERT does not need it. The torchaudio that
-    fairseq requires is a CUDA build, which cannot be loaded with a CPU build of torch.
+    transformers imports torchaudio whenever it is installed, although BERT does not need it. The torchaudio build that
+    fairseq's dependencies install is for CUDA and cannot be loaded with a CPU build of torch.
     """
     try:
         import torchaudio  # noqa: F401
     except ImportError:
         pass
     except OSError:
-        sys.modules["torchaudio"] = None  # type: ignore[assignment]  # makes imports of it fail
+        sys.modules["torchaudio"] = None  # type: ignore[assignment]  # importing it now fails
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The masked language model: an encoder, its masked-LM head, and heads for classes, spans and tags."""
+"""The masked language model: an encoder with a masked-LM head and optional heads for classification, spans and tags."""
 
 import logging
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ logger = logging.getLogger(__name__)
 
 
 class MaskedLM(nn.Module):
-    """A masked language model of any pattern of sublayers, with further heads for classes, spans and tags.
+    """A masked language model built from any sublayer pattern, with optional heads for classification, spans and tags.
 
-    Weights have the names of fairseq's checkpoints: ``encoder.sentence_encoder``, ``encoder.lm_head`` and
-    ``classification_heads``.
+    The weights have the same names as in fairseq's checkpoints:
+    ``encoder.sentence_encoder``, ``encoder.lm_head`` and ``classification_heads``.
 
     Args:
-        options: the options of the model.
+        options: the model's options.
         vocab_size: V.
         padding_idx: the id of the padding symbol.
 
     Attributes:
-        takes_positions: whether losses may pass `masked_tokens` as indices among the B * T positions.
-        takes_documents: whether batches may have several documents per sequence.
-        takes_permuted: whether the tokens of batches may be permuted.
+        takes_positions: whether losses may pass `masked_tokens` as indices into the flattened (B, T) batch.
+        takes_documents: whether a sequence may contain several documents.
+        takes_permuted: whether the tokens of a batch may be permuted.
 
     Raises:
-        UserError: an option is out of bounds, or options contradict each other.
+        UserError: If an option is out of bounds or options conflict.
     """
 
     per_word: ClassVar[str] = "encoder.sentence_encoder.embed_tokens.weight"  # a weight with one row per word
@@ -64,32 +64,32 @@ class MaskedLM(nn.Module):
         turns: Optional[Tensor] = None,
         **_more: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Encode sequences, and apply the requested head.
+        """Encode a batch and apply the requested head.
 
         Args:
             src_tokens: ids (B, T).
-            src_lengths: unused; fairseq's tasks pass it.
-            features_only: whether to return the output of the encoder.
-            masked_tokens: the positions whose masked-LM logits are wanted, as indices among the B * T positions, int64
-                (M,), or as a boolean mask (B, T); None for all.
-            classification_head_name: the name of a head whose logits are wanted, in place of those of the masked-LM
-                head, or in addition to them if there are `masked_tokens`.
-            return_all_hiddens: whether to return the output of every sublayer too.
-            has_padding: whether any sequence is padded, which is then on the right only. None if this is not known:
-                padding may then be anywhere, and finding out waits for a GPU.
+            src_lengths: unused; passed by fairseq's tasks.
+            features_only: whether to return the encoder's output instead of logits.
+            masked_tokens: the positions to compute masked-LM logits for, as int64 indices (M,) into the flattened batch
+                or as a boolean mask (B, T); None for all positions.
+            classification_head_name: the name of a head to apply instead of the masked-LM head, or in addition to it if
+                `masked_tokens` is set.
+            return_all_hiddens: whether to also return the output of every sublayer.
+            has_padding: whether any sequence is padded, in which case all padding must be on the right. With None,
+                padding may be anywhere, and detecting it synchronizes with the GPU.
             global_positions: True at global tokens (B, T). This and all further arguments are described in
                 :class:`~lazyformer_fairseq.modules.networks.encoder.TokenInfo`.
             token_types: the type of each token (B, T).
             documents: for each sequence, the lengths of its documents.
-            positions_begin_anew: whether the positions of each document start at 0.
+            positions_begin_anew: whether positions restart at 0 in each document.
             positions: the positions of permuted tokens (B, T).
             turns: the turns of permuted tokens (B, 3, T).
 
         Returns:
-            A pair. The first element is masked-LM logits (B, T, V) or (M, V), features (B, T, C) with `features_only`,
-            or the logits of the requested head, (B, classes), or (B, T, classes) for heads on every token. The second
-            element is a dictionary with ``inner_states``, a list of (B, T, C), and with ``head_logits`` if a head and
-            masked tokens are both requested.
+            A pair. The first element is masked-LM logits (B, T, V) or (M, V); features (B, T, C) with `features_only`;
+            or the requested head's logits, (B, classes), or (B, T, classes) for per-token heads. The second element is
+            a dictionary with ``inner_states``, a list of (B, T, C), and, if both a head and masked tokens are
+            requested, ``head_logits``.
         """
         head = None
         wanted = None
@@ -128,7 +128,7 @@ class MaskedLM(nn.Module):
         return self.encoder.lm_head(output, masked_tokens), {**extra, "head_logits": head(features)}
 
     def _first_of_texts(self, src_tokens: Tensor, has_padding: Optional[bool]) -> Tensor:
-        """Return the indices (B,), among the B * T positions, of the first token of each sequence, ``<s>``."""
+        """Return the index of the first token of each sequence, ``<s>``, in the flattened batch, (B,)."""
         batch, time = src_tokens.shape
         starts = torch.arange(batch, device=src_tokens.device) * time
         if has_padding is not None:
@@ -141,13 +141,13 @@ class MaskedLM(nn.Module):
         return self.encoder.sentence_encoder.compiles
 
     def max_positions(self) -> int:
-        """Return the length of the longest sequence in tokens."""
+        """Return the maximum sequence length in tokens."""
         return self.encoder.sentence_encoder.max_positions
 
     def register_classification_head(self, name: str, num_classes: int, head_type: str = "dense") -> None:
-        """Add a classification head with fresh weights, unless there is one of this name, size and type already.
+        """Add a newly initialized classification head, unless one with the same name, size and type exists.
 
-        A head of the same name with another size or type is replaced.
+        An existing head with the same name but a different size or type is replaced.
 
         Args:
             name: the name of the head.
@@ -159,7 +159,7 @@ class MaskedLM(nn.Module):
             if type(previous) is heads.HEADS[head_type] and heads.outputs_of(previous) == num_classes:
                 return
             logger.warning(
-                "classification head %s: a head with %d outputs (%s) replaces the one with %d; its weights are new",
+                "classification head %s: replaced by a newly initialized head with %d outputs (%s); it had %d outputs",
                 name,
                 num_classes,
                 head_type,
@@ -169,11 +169,11 @@ class MaskedLM(nn.Module):
         self.classification_heads[name] = head.apply(init_bert_weights)
 
     def register_pooler(self) -> None:
-        """Add a pooler with fresh weights, as the head named :data:`heads.POOLER`."""
+        """Add a newly initialized pooler as the head named :data:`heads.POOLER`."""
         self.classification_heads[heads.POOLER] = heads.Pooler(self.cfg.encoder_embed_dim).apply(init_bert_weights)
 
     def register_next_sentence_head(self) -> None:
-        """Add BERT's head that predicts whether the second text of a pair follows the first, with fresh weights."""
+        """Add a newly initialized next-sentence prediction head, as in BERT."""
         self.register_classification_head(heads.NEXT_SENTENCE, 2)
 
 
@@ -191,7 +191,7 @@ _SAME_NAMES = (
 
 
 def encoder_arguments(options: MaskedLMOptions, vocab_size: int, padding_idx: int) -> dict[str, Any]:
-    """Return the arguments of the :class:`Encoder` that a model's options describe."""
+    """Return the :class:`Encoder` arguments for a model's options."""
     return {
         "pattern": options.sublayer_pattern,
         "vocab_size": vocab_size,

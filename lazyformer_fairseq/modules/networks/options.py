@@ -1,7 +1,7 @@
-"""The options of the models, each defined once with its name, default, help text and choices.
+"""Model options, each defined once with its name, default, help text and choices.
 
-The dataclasses that fairseq reads are made from these. Defaults are those of the architecture ``lazyformer_m2x6_s``
-and, for causal language models, of ``transformer_xl_base``.
+fairseq's dataclasses are generated from these. The defaults are taken from the architecture ``lazyformer_m2x6_s`` or,
+for causal language models, from ``transformer_xl_base``.
 """
 
 from collections.abc import Mapping
@@ -26,15 +26,15 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCH
 from lazyformer_fairseq.patterns.kinds import LAYER, NORMS, describe_letters
 
 BACKENDS_HELP = (
-    "back end of attention; all compute the same, but eager and materialize store attention distributions, recompute "
-    "and fused do not; auto uses the back end that was measured to be fastest"
+    "attention back end; the results are equivalent, but only eager and materialize store attention distributions, "
+    "while recompute and fused do not; auto uses the back end measured to be fastest"
 )
-CHECKPOINTS_HELP = "in training, keep only the inputs of layers and lazy blocks, and recompute all other activations"
+CHECKPOINTS_HELP = "during training, keep only the inputs of layers and lazy blocks, and recompute other activations"
 REVERSIBLE_HELP = (
-    "with pre-norm, let sublayers update two streams in turn, so that training can recompute all activations from the "
+    "with pre-norm, let sublayers alternately update two streams; training then recomputes all activations from the "
     "final streams"
 )
-PRIMERS = "activation of the feed-forward sublayers; relu_squared is that of Primer"
+PRIMERS = "activation of the feed-forward sublayers; Primer uses relu_squared"
 _ENCODER = ARCHITECTURES["lazyformer_m2x6_s"]
 _DECODER = CAUSAL_ARCHITECTURES["transformer_xl_base"]
 
@@ -45,8 +45,8 @@ class MaskedLMOptions:
 
     sublayer_pattern: str = option(
         _ENCODER.sublayer_pattern,
-        f"the encoder, one letter per sublayer: {describe_letters()}; x repeats a group, as in '(sff)x5 (f)x9', and "
-        "M2x6 is short for (sflf)x6",
+        f"encoder pattern, one letter per sublayer: {describe_letters()}; x repeats a group, as in '(sff)x5 (f)x9', "
+        "and M2x6 is short for (sflf)x6",
     )
     encoder_embed_dim: int = option(_ENCODER.encoder_embed_dim, "embedding dimension", bounds=LENGTH)
     encoder_ffn_embed_dim: int = option(
@@ -61,24 +61,24 @@ class MaskedLMOptions:
     )
     activation_fn: str = option("gelu", PRIMERS, choices=tuple(ACTIVATIONS))
     head_activation_fn: str = option("gelu", "activation of the masked-LM head", choices=tuple(ACTIVATIONS))
-    layer_norm_eps: float = option(EPS, "epsilon that each norm adds to the variance; BERT's is 1e-12", bounds=AMOUNT)
+    layer_norm_eps: float = option(EPS, "epsilon added to the variance in each norm; BERT uses 1e-12", bounds=AMOUNT)
     norm: str = option(
         LAYER,
         "type of all norms: LayerNorm, or RMSNorm, which has no bias and does not subtract the mean",
         choices=tuple(NORMS),
     )
-    no_norm_bias: bool = option(False, "leave out the biases of LayerNorms")
-    no_linear_bias: bool = option(False, "leave out the biases of sublayers and of the masked-LM head's dense layer")
-    embedding_norm: bool = option(False, "with pre-norm, normalise the embeddings, not the first sublayer's input")
-    plain_lm_head: bool = option(False, "reduce the masked-LM head to its output projection")
+    no_norm_bias: bool = option(False, "omit the biases of LayerNorms")
+    no_linear_bias: bool = option(False, "omit the biases of sublayers and of the masked-LM head's dense layer")
+    embedding_norm: bool = option(False, "with pre-norm, normalize the embeddings, not the first sublayer's input")
+    plain_lm_head: bool = option(False, "use only the output projection as the masked-LM head")
     untied_lm_head: bool = option(
         False,
-        "give the masked-LM head an output projection of its own instead of the word embedding",
+        "do not share the masked-LM head's output projection with the word embedding",
     )
-    local_heads: bool = option(False, "let T5's bias initially favour one neighbouring position in each of four heads")
-    zero_last_maps: bool = option(False, "initialise the last linear map of each sublayer to zero (arXiv 1901.09321)")
-    frequency_bias: bool = option(False, "initialise the bias of the masked-LM head to the log frequencies of tokens")
-    neighbour_embeddings: bool = option(False, "initialise word embeddings from counts of neighbouring tokens")
+    local_heads: bool = option(False, "initialize T5's bias so that four heads favor one neighboring position each")
+    zero_last_maps: bool = option(False, "initialize the last linear map of each sublayer to zero (arXiv 1901.09321)")
+    frequency_bias: bool = option(False, "initialize the bias of the masked-LM head to the log frequencies of tokens")
+    neighbour_embeddings: bool = option(False, "initialize word embeddings from counts of neighboring tokens")
     dropout: float = option(0.1, "dropout on embeddings and sublayer outputs", bounds=PROPORTION)
     attention_dropout: float = option(
         _ENCODER.attention_dropout,
@@ -88,14 +88,14 @@ class MaskedLMOptions:
     activation_dropout: float = option(0.0, "dropout after the feed-forward activation", bounds=PROPORTION)
     pooler_dropout: float = option(0.0, "dropout in the classification head", bounds=PROPORTION)
     max_positions: int = option(512, "longest sequence in tokens, including <s> and </s>", bounds=LENGTH)
-    no_token_positional_embeddings: bool = option(False, "leave out learned positions, for example for s[rope=10000]")
+    no_token_positional_embeddings: bool = option(False, "omit learned positions, for example with s[rope=10000]")
     copy_positions: bool = option(
         False,
         "if a checkpoint has fewer positions than --max-positions, repeat them to fill the table",
     )
     token_types: int = option(
         0,
-        "number of token types, which tell which of two texts a token belongs to; BERT has 2, 0 for none",
+        "number of token types, which indicate which of two texts a token belongs to; BERT uses 2; 0 for none",
         bounds=COUNT_OR_NONE,
     )
     relative_position_buckets: int = option(
@@ -105,16 +105,16 @@ class MaskedLMOptions:
     )
     relative_position_max_distance: int = option(
         128,
-        "distance in tokens from which all relative positions share a bucket",
+        "distance in tokens beyond which all relative positions share a bucket",
         bounds=LENGTH,
     )
     experts_loss: float = option(
         0.01,
-        "weight of the loss that keeps the experts of f[experts=8] equally busy",
+        "weight of the load-balancing loss of experts, such as f[experts=8]",
         bounds=AMOUNT,
     )
     attention_backend: str = option(AUTO, BACKENDS_HELP, choices=(AUTO, *BACKENDS))
-    compile: bool = option(False, "in training, run the sublayers and the masked-LM loss through torch.compile")
+    compile: bool = option(False, "during training, run the sublayers and the masked-LM loss through torch.compile")
     checkpoint_activations: bool = option(False, CHECKPOINTS_HELP)
     reversible: bool = option(False, REVERSIBLE_HELP)
 
@@ -125,8 +125,8 @@ class CausalLMOptions:
 
     sublayer_pattern: str = option(
         _DECODER.sublayer_pattern,
-        f"the decoder, one letter per sublayer: {describe_letters()}; x repeats a group, as in '(sfff)x6 (f)x8', and "
-        "M2x6 is short for (sflf)x6",
+        f"decoder pattern, one letter per sublayer: {describe_letters()}; x repeats a group, as in '(sfff)x6 (f)x8', "
+        "and M2x6 is short for (sflf)x6",
     )
     decoder_embed_dim: int = option(_DECODER.decoder_embed_dim, "embedding dimension", bounds=LENGTH)
     decoder_ffn_embed_dim: int = option(
@@ -145,11 +145,11 @@ class CausalLMOptions:
         "type of all norms: LayerNorm, or RMSNorm, which has no bias and does not subtract the mean",
         choices=tuple(NORMS),
     )
-    no_norm_bias: bool = option(False, "leave out the biases of LayerNorms")
-    no_linear_bias: bool = option(False, "leave out the biases of sublayers; attention has none in any case")
+    no_norm_bias: bool = option(False, "omit the biases of LayerNorms")
+    no_linear_bias: bool = option(False, "omit the biases of sublayers; attention never has any")
     dropout: float = option(
         _DECODER.dropout,
-        "dropout on embeddings, encoded distances, sublayer outputs and features",
+        "dropout on embeddings, distance encodings, sublayer outputs and features",
         bounds=PROPORTION,
     )
     attention_dropout: float = option(
@@ -164,39 +164,40 @@ class CausalLMOptions:
     )
     adaptive_softmax_cutoff: str = option(
         _DECODER.adaptive_softmax_cutoff,
-        "ids, separated by commas, at which new bands of words start; '' for a single band",
+        "comma-separated ids at which new frequency bands of the vocabulary start; '' for a single band",
     )
     adaptive_softmax_factor: int = option(
         _DECODER.adaptive_softmax_factor,
-        "factor by which the vectors of each band are narrower than those of the band before",
+        "factor by which the embedding width shrinks from band to band",
         bounds=COUNT,
     )
     untied_softmax: bool = option(
         False,
-        "give the softmax an output projection of its own, initialised to zero, instead of the word embedding",
+        "use a separate, zero-initialized output projection instead of the word embedding",
     )
     mem_len: int = option(
         _DECODER.mem_len,
-        "number of tokens of previous segments to attend to; 0 for no memory",
+        "number of tokens from previous segments to attend to; 0 for no memory",
         bounds=COUNT_OR_NONE,
     )
     clamp_len: int = option(
         0,
-        "clamp distances between tokens to this number; 0 or -1 for no limit",
+        "maximum distance between tokens; longer distances are clamped to it; 0 or -1 for no limit",
         bounds=COUNT_OR_UNLIMITED,
     )
     same_length: bool = option(
         False,
-        "let every query see --mem-len tokens before it, instead of the whole memory and its segment up to itself",
+        "let every query see the --mem-len tokens before it instead of the whole memory and its segment up to itself",
     )
     init_std: float = option(0.02, "standard deviation of the initial weights", bounds=AMOUNT)
     scaled_init: bool = option(
         False,
-        "divide the initial weights of the last map of each of L sublayers by sqrt(L), as in GPT-2",
+        "divide the initial weights of each sublayer's last map by the square root of the number of sublayers, as in "
+        "GPT-2",
     )
     experts_loss: float = option(
         0.01,
-        "weight of the loss that keeps the experts of f[experts=8] equally busy",
+        "weight of the load-balancing loss of experts, such as f[experts=8]",
         bounds=AMOUNT,
     )
     attention_backend: str = option(AUTO, BACKENDS_HELP, choices=(AUTO, *BACKENDS))
@@ -212,10 +213,10 @@ DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
 def norms_and_biases(options: Any) -> dict[str, Any]:
-    """Return the arguments of a network for its norms, its biases and the loss of experts.
+    """Return a network's arguments for norms, biases and the experts' loss.
 
     Args:
-        options: the options of a model.
+        options: a model's options.
     """
     return {
         "norm": str(options.norm),
@@ -226,11 +227,11 @@ def norms_and_biases(options: Any) -> dict[str, Any]:
 
 
 def plain_options(cls: type[SomeOptions], config: Any) -> SomeOptions:
-    """Return the options of a model as a plain dataclass.
+    """Convert a config to a plain dataclass of model options.
 
     Args:
         cls: the dataclass.
-        config: an object with the same fields, such as fairseq's config.
+        config: an object with the same fields, such as a fairseq config.
     """
     found = {}
     for each in fields(cls):
@@ -241,17 +242,17 @@ def plain_options(cls: type[SomeOptions], config: Any) -> SomeOptions:
 
 
 def read_options(cls: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptions:
-    """Return the options of a model, given their values by name, as in a checkpoint or a file.
+    """Build model options from a mapping of names to values, such as from a checkpoint or a file.
 
-    All options are checked here, so that exporting, loading, building and the command line reject the same values with
-    the same messages.
+    All options are checked here. Exporting, loading, building and the command line therefore reject the same values
+    with the same messages.
 
     Args:
         cls: the dataclass of the options.
-        given: the values, by name; missing options get their defaults.
+        given: the values by name; missing options get their defaults.
 
     Raises:
-        UserError: a name is unknown, or a value has the wrong type, is out of bounds or is none of the choices.
+        UserError: If a name is unknown, or a value has the wrong type, is out of bounds or is not one of the choices.
     """
     given = dict(given)
     known = {each.name: each.default for each in fields(cls)}
@@ -269,14 +270,14 @@ def read_options(cls: type[SomeOptions], given: Mapping[str, Any]) -> SomeOption
 
 
 def options_of_arch(arch: str, **given: Any) -> Options:
-    """Return the options of a named architecture, as ``--arch`` sets them.
+    """Return the options of a named architecture, as set by ``--arch``.
 
     Args:
         arch: the name of the architecture.
-        given: values that replace those of the architecture, by name.
+        given: values that override the architecture's options, by name.
 
     Raises:
-        UserError: there is no such architecture, or :func:`read_options` rejects a name or value.
+        UserError: If the architecture does not exist, or :func:`read_options` rejects a name or value.
     """
     if arch in ARCHITECTURES:
         return read_options(MaskedLMOptions, {**ARCHITECTURES[arch].options(), **given})

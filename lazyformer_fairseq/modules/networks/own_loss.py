@@ -1,4 +1,4 @@
-"""The losses that sublayers of a stack add to the objective: the penalty on spans and the balance of experts."""
+"""Auxiliary losses of a stack's sublayers: the span penalty and the load-balancing loss of experts."""
 
 from typing import Optional, Union
 
@@ -11,9 +11,9 @@ from lazyformer_fairseq.modules.sublayers.feed_forward import EXPERTS, Told
 
 
 def take_told(network: Stack) -> Optional[Told]:
-    """Return the auxiliary outputs of all experts in the last forward pass in training, summed, and forget them.
+    """Sum the auxiliary outputs of all experts from the last training forward pass, and clear them.
 
-    The loss is multiplied by the weight `experts_loss` of the network. None if there are no experts, or no outputs.
+    The loss is multiplied by the network's weight `experts_loss`. Returns None if there are no experts or no outputs.
     """
     told = [experts.take_told() for experts in network.options.common.get(EXPERTS, ())]
     told = [each for each in told if each is not None]
@@ -24,7 +24,7 @@ def take_told(network: Stack) -> Optional[Told]:
 
 
 def own_loss(network: Stack) -> Union[Tensor, float]:
-    """Return what learned spans and the experts of the last forward pass add to the loss per token, in nats."""
+    """Return the auxiliary loss per token, in nats, of learned spans and of the last forward pass's experts."""
     loss = sum(span.penalty() for span in network.options.common.get(SPANS, ()))
     told = take_told(network)
     if told is not None:

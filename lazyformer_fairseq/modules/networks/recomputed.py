@@ -1,7 +1,7 @@
 """Recomputation of activations in the backward pass: gradient checkpointing and reversible layers.
 
-Both work on *runs* of sublayers that hand nothing on to other runs. For example, an ``s`` and all sublayers that read
-from it are in one run. No attention distribution therefore has to be kept beyond its run.
+Both operate on *runs* of sublayers that share nothing with other runs except the residual stream. For example, an ``s``
+and all sublayers that reuse its attention are in one run, so no attention distribution has to outlive its run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,11 +24,11 @@ from lazyformer_fairseq.patterns.kinds import ENCODER
 
 
 class Unit(NamedTuple):
-    """Neighbouring sublayers that are recomputed together.
+    """Consecutive sublayers that are recomputed together.
 
     Attributes:
-        sublayers: the modules, the lowest first.
-        past: the memory (B, M, C) of each sublayer, or None for a sublayer without; None if there is no memory.
+        sublayers: the modules, from bottom to top.
+        past: the memory (B, M, C) of each sublayer, or None for sublayers without memory; None if there is no memory.
     """
 
     sublayers: Sequence[nn.Module]
@@ -43,7 +43,7 @@ def units_of(
     sublayers: Sequence[nn.Module],
     past: Optional[Sequence[Optional[Tensor]]],
 ) -> list[Unit]:
-    """Return one unit per group of sublayers.
+    """Build one unit per group of sublayers.
 
     Args:
         places: the indices of the sublayers in each group.
@@ -60,11 +60,11 @@ def units_of(
 
 
 def runs_of(sublayers: Sequence[PlannedSublayer]) -> list[list[int]]:
-    """Split a plan into the shortest runs such that no run reads from another; return the indices in each run."""
+    """Split a plan into the shortest runs such that no run reads from another; return each run's sublayer indices."""
     read = places_read(sublayers)
     last_reader = {giver: place for place, giver in enumerate(read) if giver is not None}
     found: list[list[int]] = []
-    end = -1  # the last place of the run so far
+    end = -1  # the last index of the current run
     for place in range(len(read)):
         if place > end:
             found.append([])
@@ -74,10 +74,10 @@ def runs_of(sublayers: Sequence[PlannedSublayer]) -> list[list[int]]:
 
 
 def segments_of(sublayers: Sequence[PlannedSublayer], direction: str) -> list[list[int]]:
-    """Split a plan into segments, which are mostly layers; return the indices in each segment.
+    """Split a plan into segments, most of which are layers; return each segment's sublayer indices.
 
-    A segment is a run, joined by the following sublayer if the run ends with a sublayer that mixes tokens and the
-    following one does not.
+    A segment is a run. If the run ends with a sublayer that mixes tokens and the next run is a single sublayer that
+    does not, that sublayer joins the segment.
     """
     mixes = [each.kind.reads is not None or each.kind.module(direction).attends for each in sublayers]
     found: list[list[int]] = []
@@ -90,16 +90,16 @@ def segments_of(sublayers: Sequence[PlannedSublayer], direction: str) -> list[li
 
 
 def check_reversible(sublayers: Sequence[PlannedSublayer], direction: str, normalize_before: bool) -> None:
-    """Raise a UserError if a reversible network cannot have these sublayers, or is post-norm."""
+    """Raise a UserError if a network with these sublayers or post-norm cannot be reversible."""
     if not normalize_before:
         part = "encoder" if direction == ENCODER else "decoder"
-        raise UserError(f"--reversible: a post-norm cannot be undone; set --{part}-normalize-before too")
+        raise UserError(f"--reversible: a post-norm cannot be inverted; also set --{part}-normalize-before")
     for planned in sublayers:
         if not planned.kind.module(direction).is_residual:
-            raise UserError(f"--reversible: {planned.text} has no residual connection; leave it out of the pattern")
+            raise UserError(f"--reversible: {planned.text} has no residual connection; remove it from the pattern")
         if planned.values.get("experts"):
             raise UserError(
-                f"--reversible: {planned.text} would not learn to use its experts equally; leave out one of the two"
+                f"--reversible: {planned.text} would not learn to balance its experts; omit either of the two"
             )
 
 
@@ -113,17 +113,17 @@ def run_checkpointed(
     checkpoint: Callable[..., StackOutput],
     writes_once: bool,
 ) -> StackOutput:
-    """Run units under gradient checkpointing, so that autograd keeps only their inputs.
+    """Run units under gradient checkpointing: autograd keeps only their inputs.
 
     Args:
-        units: the units, the lowest first.
+        units: the units, from bottom to top.
         x_BTC: the input of the first unit.
         shared: the context of the forward pass.
-        run: :func:`~lazyformer_fairseq.modules.networks.stack.run_sublayers`, or a compiled version of it.
-        return_all: whether to return the input and the outputs of all sublayers too.
-        checkpoint: a function that calls another one under checkpointing: (function, *arguments) -> its result.
-        writes_once: whether to keep what sublayers write into the context for all others until the backward pass. If
-            not, each unit writes it anew, which compiled graphs require.
+        run: :func:`~lazyformer_fairseq.modules.networks.stack.run_sublayers` or a compiled version of it.
+        return_all: whether to also return the input and the outputs of all sublayers.
+        checkpoint: a function that calls another function under checkpointing: (function, *arguments) -> its result.
+        writes_once: whether to keep values that sublayers cache in the context until the backward pass. If False, each
+            unit computes them again, which compiled graphs require.
     """
     if writes_once:
         shared = unwritten(shared)
@@ -145,7 +145,7 @@ def run_checkpointed(
 
 
 def unwritten(shared: Context) -> Context:
-    """Return a copy of the context without what sublayers have written into it in this forward pass."""
+    """Return a copy of the context without the values that sublayers have cached in it during this forward pass."""
     documents = shared.documents
     if documents is not None:
         documents = copy(documents)
@@ -154,7 +154,7 @@ def unwritten(shared: Context) -> Context:
 
 
 def add_up(unit: Unit, x_BTC: Tensor, shared: Context) -> tuple[Tensor, list[Tensor]]:
-    """Return the sum (B, T, C) of what the sublayers of a unit add to its input, and the input of each sublayer."""
+    """Return a unit's residual update (B, T, C), summed over its sublayers, and the input of each sublayer."""
     added: Optional[Tensor] = None
     below: SharedState = {}
     inputs = []
@@ -185,19 +185,19 @@ def run_reversible(
     is_compiled: bool,
     return_all: bool,
 ) -> StackOutput:
-    """Run units as reversible layers on two streams, both of which start as x (Reformer, section 3).
+    """Run units as reversible layers on two streams, both initialized to x (Reformer, section 3).
 
-    Each unit F computes x1, x2 = x2, x1 + F(x2). If attention and feed-forward alternate, this is the paper's
-    y1 = x1 + attention(x2) and y2 = x2 + feed-forward(y1). The output is the mean of both streams, so the width stays
-    the same. The streams are in single precision or better, because rounding errors of half precision could not be
-    undone by subtraction.
+    Each unit F computes x1, x2 = x2, x1 + F(x2). If attention and feed-forward alternate, this is the paper's y1 = x1 +
+    attention(x2) and y2 = x2 + feed-forward(y1). The output is the mean of the two streams, so the width does not
+    change. The streams are in float32 or higher precision, because subtraction cannot undo rounding errors in half
+    precision.
 
     Args:
-        units: the units, the lowest first.
+        units: the units, from bottom to top.
         x_BTC: the input of the first unit.
         shared: the context of the forward pass.
-        is_compiled: whether to compile what a unit adds.
-        return_all: whether to return the input of each sublayer and the output too. Autograd then keeps all
+        is_compiled: whether to compile the units' residual branches.
+        return_all: whether to also return the input of each sublayer and the output. Autograd then keeps all
             activations.
     """
     branch = add_up
@@ -225,17 +225,17 @@ def run_reversible(
 
 
 def _shared_weights(shared: Context) -> list[Tensor]:
-    """Return the weights in the context of a forward pass, such as T5's table or Transformer-XL's u and v."""
+    """Return the weights in a forward pass's context, such as T5's table or Transformer-XL's u and v."""
     of_documents = () if shared.documents is None else shared.documents.scores
     parts = [part for scores in (shared.scores, *of_documents) for part in scores.learned]
     return [part for part in (*parts, *(shared.positions or ())) if part is not None]
 
 
 class _Reversible(torch.autograd.Function):
-    """Reversible layers as an autograd function.
+    """An autograd function for reversible layers.
 
-    It saves the two final streams and the state of the random number generators before each unit. The backward pass
-    undoes the units one by one.
+    It saves the two final streams and the random number generator state before each unit. The backward pass inverts the
+    units one by one.
     """
 
     @staticmethod
@@ -288,13 +288,13 @@ def _with_graph(
     dtype: torch.dtype,
     shared: Context,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Compute what a unit adds, recording the graph of the computation.
+    """Compute a unit's residual update and record its autograd graph.
 
-    The forward pass records the graph too, and drops it at once: without a graph, back ends might compute in another
-    way and draw other dropout masks.
+    The forward pass also records the graph, and discards it immediately: without a graph, back ends might take another
+    code path and draw different dropout masks.
 
     Returns:
-        What the unit adds, the input of the unit, at which the graph starts, and the inputs of its sublayers.
+        The residual update, the unit's input, which is the root of the graph, and the inputs of its sublayers.
     """
     with torch.enable_grad():
         x = stream.detach().to(dtype).requires_grad_()
@@ -312,12 +312,12 @@ def _sum(one: Optional[Tensor], other: Optional[Tensor]) -> Optional[Tensor]:
 
 @contextmanager
 def _same_chance(of_processor: Tensor, devices: list[int], of_devices: list[Tensor]) -> Iterator[None]:
-    """Restore saved states of the random number generators within a ``with`` block, and the current ones after it.
+    """Restore saved random number generator states inside a ``with`` block, and the current states after it.
 
     Args:
-        of_processor: the state of the CPU's generator.
+        of_processor: the CPU generator's state.
         devices: the indices of the GPUs.
-        of_devices: the states of their generators.
+        of_devices: the GPU generators' states.
     """
     with torch.random.fork_rng(devices):
         torch.set_rng_state(of_processor)

@@ -1,4 +1,4 @@
-"""The stack of sublayers that encoder and causal decoder share: it builds the sublayers of a pattern and runs them."""
+"""The stack shared by the encoder and the causal decoder, which builds the sublayers of a pattern and runs them."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -37,41 +37,41 @@ from lazyformer_fairseq.patterns.kinds import CAUSAL, LAYER, Sizes
 
 
 class Stack(nn.Module):
-    """The stack of the sublayers of a pattern, the base class of Encoder and CausalDecoder.
+    """A stack of the sublayers in a pattern, and the base class of Encoder and CausalDecoder.
 
     Args:
         pattern: the sublayers, as a string; see :mod:`lazyformer_fairseq.patterns.grammar`.
         embed_dim: C, the embedding dimension.
-        ffn_embed_dim: the hidden size of feed-forward sublayers.
+        ffn_embed_dim: the hidden size of the feed-forward sublayers.
         num_heads: N, the number of attention heads, which must divide C.
-        dropout: the dropout on the output of every sublayer.
-        attention_dropout: the dropout on attention distributions.
-        activation_dropout: the dropout after the activation of feed-forward sublayers.
-        activation: the activation function of feed-forward sublayers.
+        dropout: the dropout rate on the output of every sublayer.
+        attention_dropout: the dropout rate on attention distributions.
+        activation_dropout: the dropout rate after the activation in feed-forward sublayers.
+        activation: the activation function of the feed-forward sublayers.
         normalize_before: whether to use pre-norm instead of post-norm.
-        attention_backend: the back end of attention, "auto" or one of :data:`attention.selection.BACKENDS`.
-        max_positions: the longest input of an encoder in tokens; 0 for no limit.
+        attention_backend: the attention back end, "auto" or one of :data:`attention.selection.BACKENDS`.
+        max_positions: the maximum input length of an encoder in tokens; 0 for no limit.
         layer_norm_eps: the epsilon that each norm adds to the variance.
         norm: the type of all norms, LAYER or RMS.
         norm_bias: whether LayerNorms have a bias.
-        linear_bias: whether the linear maps of sublayers have biases.
-        reversible: whether the sublayers, which must be pre-norm, update two streams in turn. The backward pass
+        linear_bias: whether the sublayers' linear maps have biases.
+        reversible: whether the sublayers, which must be pre-norm, alternately update two streams. The backward pass
             recomputes activations from the final streams; see
             :func:`~lazyformer_fairseq.modules.networks.recomputed.run_reversible`.
-        experts_loss: the weight of the loss that balances experts.
+        experts_loss: the weight of the experts' load-balancing loss.
 
     Attributes:
-        direction: ENCODER or CAUSAL, which decides the module of each sublayer kind.
-        attention_backend: the back end of attention. It may be changed between forward passes; weights do not depend on
-            it.
-        compiles: whether training runs the sublayers through torch.compile. It may be changed in the same way.
-        checkpoints: whether training keeps only the inputs of layers and recomputes the rest in the backward pass
-            (Sparse Transformer, section 5.4). It may be changed in the same way. It has no effect on reversible
-            networks.
-        features: names of what the network adds to all scores and an attention variant may refuse, such as "bias".
+        direction: ENCODER or CAUSAL, which determines the module class of each sublayer kind.
+        attention_backend: the attention back end. It may be changed between forward passes, because the weights do not
+            depend on it. The same applies to `compiles` and `checkpoints`.
+        compiles: whether training runs the sublayers through torch.compile.
+        checkpoints: whether training keeps only the inputs of layers and recomputes everything else in the backward
+            pass (Sparse Transformer, section 5.4). It has no effect on reversible networks.
+        features: names of the terms that the network adds to all scores, such as "bias". Some attention variants do not
+            support them.
 
     Raises:
-        UserError: an option is out of bounds, or options contradict each other.
+        UserError: If an option is out of bounds or options conflict.
     """
 
     direction: ClassVar[str]
@@ -103,7 +103,7 @@ class Stack(nn.Module):
         super().__init__()
         if not 0 < layer_norm_eps < 1:
             raise UserError(
-                f"the epsilon of LayerNorms must be above 0 and below 1, such as {EPS}, not {layer_norm_eps}"
+                f"the epsilon of LayerNorm must be greater than 0 and less than 1, such as {EPS}, not {layer_norm_eps}"
             )
         if not 0 <= experts_loss < math.inf:
             raise UserError(f"--experts-loss {experts_loss:g}: must be 0 or more")
@@ -131,15 +131,15 @@ class Stack(nn.Module):
             check_reversible(self.plan, self.direction, normalize_before)
 
     def build_sublayers(self) -> Sequence[nn.Module]:
-        """Return an nn.ModuleList with one sublayer per place of the plan, with fresh weights."""
+        """Build all sublayers of the plan with newly initialized weights, as an nn.ModuleList."""
         built = nn.ModuleList(self.build_sublayer(planned) for planned in self.plan)
         return cast(Sequence[nn.Module], built)
 
     def build_sublayer(self, planned: PlannedSublayer) -> nn.Module:
-        """Return one sublayer for this network, with fresh weights and its residual connection.
+        """Build a sublayer of this network with newly initialized weights and its residual connection.
 
         Raises:
-            UserError: the settings of the sublayer do not allow what this network adds to all scores.
+            UserError: If the sublayer's settings do not support a term that this network adds to all scores.
         """
         refuse_features(planned, self.features)
         inner = build_sublayer(planned.kind.module(self.direction), self.options, planned)
@@ -157,24 +157,24 @@ class Stack(nn.Module):
         if is_on and self.options.common.get(EXPERTS):
             raise UserError(
                 "--compile: models with experts cannot be compiled, because the number of tokens per expert depends on "
-                "the data; leave this option out"
+                "the data; omit this option"
             )
         self._compiles = is_on
 
     @property
     def has_scores(self) -> bool:
-        """True if any sublayer adds a bias or positions to scores."""
+        """True if any sublayer adds a bias or position terms to its scores."""
         inner = (getattr(sublayer, "inner", sublayer) for sublayer in self.sublayers)
         return any(each.attends and getattr(each, "has_scores", True) for each in inner)
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes of the network, from which :mod:`lazyformer_fairseq.evaluation.costs` counts its costs."""
+        """The network's sizes, which :mod:`lazyformer_fairseq.evaluation.costs` uses to count costs."""
         raise NotImplementedError
 
     @property
     def attention_backend(self) -> str:
-        """The name of the back end of attention."""
+        """The name of the attention back end."""
         return self._attention_backend
 
     @attention_backend.setter
@@ -183,12 +183,12 @@ class Stack(nn.Module):
         self._attention_backend = name
 
     def back_end(self) -> BackEndSelector:
-        """Return the selector of back ends for one forward pass, after learned spans have been measured."""
-        measure_spans(self.options.common.get(SPANS, ()))  # here, because compiled code must not wait for a GPU
+        """Measure learned spans, and return the back-end selector for one forward pass."""
+        measure_spans(self.options.common.get(SPANS, ()))  # here, because compiled code must not synchronize
         return BackEndSelector(self.attention_backend, sum(planned.kind.computes_scores for planned in self.plan))
 
     def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:
-        """Return the context that the sublayers share in a forward pass over `x_BTC`."""
+        """Build the context that the sublayers share in a forward pass over `x_BTC`."""
         raise NotImplementedError
 
     def run(
@@ -204,11 +204,11 @@ class Stack(nn.Module):
         Args:
             x_BTC: the input of the first sublayer.
             shared: the context of the forward pass.
-            return_all: whether to return the input and the outputs of all sublayers too.
-            memory: the inputs that the attending sublayers had in previous segments.
-            wanted_M: the places, among the B * T tokens, whose output is wanted; None for all. The output is then
-                (1, M, C). The tokenwise sublayers at the top compute only these places, unless all outputs are returned
-                or the network is reversible.
+            return_all: whether to also return the input and the outputs of all sublayers.
+            memory: the inputs of the attending sublayers in previous segments.
+            wanted_M: the tokens to return outputs for, as indices into the flattened batch; None for all tokens. The
+                output then has the shape (1, M, C). The tokenwise sublayers at the top are computed only for these
+                tokens, unless all outputs are returned or the network is reversible.
         """
         past = None
         if memory is not None:
@@ -233,9 +233,9 @@ class Stack(nn.Module):
         shared: Context,
         return_all: bool,
     ) -> StackOutput:
-        """Run a slice of the sublayers, checkpointed, reversible or compiled as the network requires.
+        """Run a slice of the sublayers, with checkpointing, reversibly or compiled, as configured.
 
-        :func:`run_sublayers` describes the other arguments.
+        The other arguments are described in :func:`run_sublayers`.
         """
         sublayers = list(self.sublayers)[part]
         planned = self.plan[part]
@@ -243,7 +243,7 @@ class Stack(nn.Module):
         run = run_sublayers
         if is_compiled:
             run = compiled(run_sublayers)
-        has_own_sublayers = len(self.sublayers) == len(self.plan)  # a search replaces them
+        has_own_sublayers = len(self.sublayers) == len(self.plan)  # False in a search, which replaces the sublayers
 
         if self.reversible and has_own_sublayers:
             units = units_of(runs_of(planned), sublayers, past)
@@ -262,16 +262,16 @@ class Stack(nn.Module):
         return run(sublayers, past, x_BTC, shared, return_all)
 
     def checkpoint(self, function: Callable, *arguments: Any) -> Any:
-        """Call `function` under gradient checkpointing, and return its result."""
+        """Call `function` under gradient checkpointing and return its result."""
         return checkpoint(function, *arguments, use_reentrant=False)
 
 
 def refuse_features(planned: PlannedSublayer, features: Iterable[str], prefix: str = "") -> None:
-    """Raise a UserError if an attention variant of a sublayer refuses one of these features of scores.
+    """Raise a UserError if one of a sublayer's attention variants does not support one of these score features.
 
     Args:
         planned: the sublayer.
-        features: what the network adds to all scores, "bias" or "mask".
+        features: the terms that the network adds to all scores, "bias" or "mask".
         prefix: the beginning of the message.
     """
     for row in chosen_variants(planned.values):
@@ -280,7 +280,7 @@ def refuse_features(planned: PlannedSublayer, features: Iterable[str], prefix: s
 
 
 def tail_start(sublayers: Sequence[nn.Module]) -> int:
-    """Return the index of the first of the tokenwise sublayers at the top of the stack."""
+    """Return the index at which the tokenwise sublayers at the top of the stack begin."""
     start = len(sublayers)
     while start and getattr(sublayers[start - 1], "is_tokenwise", False):
         start -= 1
@@ -294,14 +294,14 @@ def run_sublayers(
     shared: Context,
     return_all: bool,
 ) -> StackOutput:
-    """Run sublayers one after the other.
+    """Run sublayers in order.
 
     Args:
-        sublayers: the sublayers, the lowest first.
-        past: the memory (B, M, C) of each sublayer, or None for a sublayer without; None if there is no memory.
+        sublayers: the sublayers, from bottom to top.
+        past: the memory (B, M, C) of each sublayer, or None for sublayers without memory; None if there is no memory.
         x_BTC: the input of the first sublayer.
         shared: the context of the forward pass.
-        return_all: whether to return the input and the outputs of all sublayers too.
+        return_all: whether to also return the input and the outputs of all sublayers.
     """
     states = []
     if return_all:

@@ -1,4 +1,4 @@
-"""The memory of streams of text (Transformer-XL, section 3.2)."""
+"""The memory of text streams (Transformer-XL, section 3.2)."""
 
 from collections.abc import Sequence
 from typing import Optional
@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 class StreamMemory:
-    """The inputs that attending sublayers had in earlier segments of B streams, one row of a batch per stream.
+    """The inputs of attending sublayers in previous segments of B streams, one batch row per stream.
 
-    The caller keeps the memory and passes it to the model with every segment. The model reads it and adds the inputs of
-    the new segment. Modules keep no state.
+    The caller keeps the memory and passes it to the model with every segment. The model attends to it and adds the new
+    segment's inputs. Modules keep no state.
 
     Attributes:
-        states: a detached tensor (B, M, C) per attending sublayer, the lowest first; empty at the start of streams.
+        states: one detached tensor (B, M, C) per attending sublayer, from bottom to top; empty at the start of streams.
     """
 
     def __init__(self) -> None:
@@ -22,37 +22,37 @@ class StreamMemory:
 
     @property
     def length(self) -> int:
-        """M, the number of tokens that the memory holds per stream."""
+        """M, the number of tokens in memory per stream."""
         if self.states:
             return self.states[0].size(1)
         return 0
 
     @property
     def seen(self) -> int:
-        """The number of tokens read before the next segment.
+        """The number of tokens processed before the next segment.
 
         This is the length of the memory, unless a subclass counts tokens itself.
         """
         return self.length
 
     def clear(self) -> None:
-        """Empty the memory, before new streams start."""
+        """Clear the memory before new streams start."""
         self.states = []
 
     def by_sublayer(self, attends: Sequence[bool]) -> list[Optional[Tensor]]:
-        """Return the memory (B, M, C) of each sublayer; None if it does not attend, or at the start of streams.
+        """Return the memory (B, M, C) of each sublayer, or None if it does not attend or the streams are starting.
 
         Args:
-            attends: whether each sublayer attends, the lowest first.
+            attends: whether each sublayer attends, from bottom to top.
         """
         states = iter(self.states)
         return [next(states, None) if sublayer_attends else None for sublayer_attends in attends]
 
     def remember(self, inputs: list[Tensor], mem_len: int) -> None:
-        """Add a segment, and keep the last `mem_len` tokens of memory and segment.
+        """Add a segment and keep the last `mem_len` tokens of memory and segment combined.
 
         Args:
-            inputs: the inputs (B, T, C) of the attending sublayers, the lowest first.
+            inputs: the inputs (B, T, C) of the attending sublayers, from bottom to top.
             mem_len: the number of tokens to keep; 0 for no memory.
         """
         if mem_len == 0:
@@ -68,22 +68,22 @@ class StreamMemory:
         self.states = states
 
     def state_dict(self) -> dict[str, list[Tensor]]:
-        """Return the memory as plain tensors, for a checkpoint."""
+        """Return the memory as plain tensors for a checkpoint."""
         return {"states": list(self.states)}
 
     def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
-        """Restore what :meth:`state_dict` returned. Tensors may be on any device; the model moves them."""
+        """Load a memory saved by :meth:`state_dict`. Tensors may be on any device; the model moves them."""
         self.states = list(state["states"])
 
 
 class WholeMemory(StreamMemory):
-    """The memory of a text that is being continued, by default of all its tokens.
+    """The memory for generating a continuation of a text; by default it keeps all tokens.
 
     Args:
-        longest: the number of tokens to keep, such as the `mem_len` of training; None for all.
+        longest: the number of tokens to keep, such as the `mem_len` used in training; None for all.
 
     Attributes:
-        seen: the number of tokens read so far; the caller updates it.
+        seen: the number of tokens processed so far; the caller updates it.
     """
 
     seen = 0
@@ -93,7 +93,7 @@ class WholeMemory(StreamMemory):
         self.longest = longest
 
     def remember(self, inputs: list[Tensor], mem_len: int) -> None:  # noqa: ARG002
-        """Add a segment; the decoder's `mem_len` is ignored in favour of `longest`."""
+        """Add a segment; `longest` overrides the decoder's `mem_len`."""
         limit = self.longest
         if limit is None:
             limit = self.length + sum(x_BTC.size(1) for x_BTC in inputs[:1])

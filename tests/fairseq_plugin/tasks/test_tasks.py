@@ -186,7 +186,7 @@ def test_a_memory_that_does_not_fit_is_left(lm_data, tmp_path, fairseq_train, wh
     options = whole_run[2]
     with recorded_steps() as steps, caplog.at_level(logging.WARNING):
         fairseq_train(lm_data, f"{options} --batch-size 15 --mem-len 7", resumed(tmp_path), TASK)
-    said = "the memory in the checkpoint does not fit this run (rows 16, now 15; mem_len 9, now 7): streams start with"
+    said = "the memory in the checkpoint does not match this run (rows 16, now 15; mem_len 9, now 7): the streams start"
     assert said in caplog.text
     assert "from segment 10 of 30, but the streams now have 32" in caplog.text
     assert steps.train[0].segment == 10 and steps.train[0].states[0].size(1) == 6

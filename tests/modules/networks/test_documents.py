@@ -116,13 +116,13 @@ def test_pairs_of_documents_are_computed_and_few_others(typical):
 @pytest.mark.parametrize(
     ("documents", "message"),
     [
-        ([[12]], "documents must list lengths above 0 of the documents of each of 2 sequences, not [[12]]"),
-        ([[12, 0], [12]], "documents must list lengths above 0"),
+        ([[12]], "documents must list positive document lengths for each of 2 sequences, not [[12]]"),
+        ([[12, 0], [12]], "documents must list positive document lengths"),
         (
             [[12], [5, 6]],
-            "documents: those of sequence 1 have 11 tokens in total, but the sequence has 12; count all tokens",
+            "documents: the documents of sequence 1 have 11 tokens in total, but the sequence has 12; count all tokens",
         ),
-        ([[13], [12]], "documents: those of sequence 0 have 13 tokens in total"),
+        ([[13], [12]], "documents: the documents of sequence 0 have 13 tokens in total"),
     ],
 )
 def test_documents_that_are_not_the_texts_are_refused(documents, message):

@@ -222,7 +222,7 @@ def test_local_heads_begin_at_a_neighbour_each_and_the_others_free():
 
 @pytest.mark.parametrize("buckets", [0, 8])
 def test_local_heads_need_a_bucket_for_each_distance(buckets):
-    with pytest.raises(UserError, match="--local-heads needs --relative-position-buckets 12 or more"):
+    with pytest.raises(UserError, match="--local-heads requires --relative-position-buckets 12 or more"):
         start_of(local_heads=True, relative_position_buckets=buckets)
 
 

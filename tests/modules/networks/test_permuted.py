@@ -141,7 +141,7 @@ def test_what_cannot_stand_with_it_is_refused(pattern, options, words):
     [
         (None, torch.zeros(1, 3, 5, dtype=torch.long), r"not None and \(1, 3, 5\)"),
         (torch.zeros(1, 5).long(), torch.zeros(1, 5, 3).long(), r"must have the shapes \(1, 5\) and \(1, 3, 5\)"),
-        (torch.full((1, 5), 8), torch.zeros(1, 3, 5).long(), "a position is 8, but the model has 8 positions"),
+        (torch.full((1, 5), 8), torch.zeros(1, 3, 5).long(), "position 8 is out of range; the model has 8 positions"),
     ],
 )
 def test_turns_and_positions_are_checked(positions: Optional[Tensor], turns, words):
@@ -149,5 +149,5 @@ def test_turns_and_positions_are_checked(positions: Optional[Tensor], turns, wor
         make_encoder("sf", max_positions=8, **OPTIONS)(
             random_tokens(1, 5), info=TokenInfo(positions_BT=positions, turns_B3T=turns)
         )
-    with pytest.raises(UserError, match="works only with the encoders of this package"):
+    with pytest.raises(UserError, match="works only with this package's encoders"):
         check_takes_permuted(torch.nn.Linear(1, 1), "--task x")

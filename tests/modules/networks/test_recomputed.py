@@ -171,8 +171,8 @@ def test_compiled_gradients_are_those_without(how):
 
 @pytest.mark.parametrize(
     ("pattern", "before", "message"),
-    [("sf", False, "--reversible: a post-norm cannot be undone; set --encoder-normalize-before too"),
-     ("s-f", True, "--reversible: - has no residual connection; leave it out")],
+    [("sf", False, "--reversible: a post-norm cannot be inverted; also set --encoder-normalize-before"),
+     ("s-f", True, "--reversible: - has no residual connection; remove it")],
 )  # fmt: skip
 def test_what_cannot_be_undone_is_refused(pattern, before, message):
     with pytest.raises(UserError, match=message):

@@ -229,7 +229,7 @@ def test_recomputed_activations_learn_the_same_and_tell_validation_nothing():
     for one, other in zip(*found, strict=True):
         assert_alike(one, other)
     assert "experts_loss" not in losses.masked_lm(model.eval(), batch(), 1)[2]
-    with pytest.raises(UserError, match="--reversible: f.experts=4. would not learn to use its experts equally"):
+    with pytest.raises(UserError, match="--reversible: f.experts=4. would not learn to balance its experts"):
         MaskedLM(options(reversible=True, encoder_normalize_before=True), WORDS)
 
 

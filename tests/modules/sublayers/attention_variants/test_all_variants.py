@@ -300,7 +300,7 @@ def test_inputs_that_it_cannot_have_are_refused():
         make_encoder("s[linformer=2]", max_positions=12)(vectors(1, 13))
     with pytest.raises(UserError, match="13 tokens, but .* scores for only 12"):
         build(CAUSAL, "s[synthesizer=random,length=12]")(too_long)
-    with pytest.raises(UserError, match="13 tokens, but this model's table of positions has 12"):
+    with pytest.raises(UserError, match="13 tokens, but this model's position table has length 12"):
         build(CAUSAL, "s[positions=absolute,length=12]")(too_long)
     for s in ("s[window=2,global=1]", "s[synthesizer=random,length=12]"):
         decoder, memory = build(CAUSAL, s), StreamMemory()

@@ -311,7 +311,7 @@ def test_gpus_that_are_not_here_can_be_planned_for(gpus, here, asked, batch, mem
     gpus(here, 16160)
     words = ("bert_base", "data", "--gpus", asked, "--dry-run")
     if here and asked == "8":
-        assert "this node has only 2; give at most that many, or describe another node, as in --gpus 8x16GB" in refusal(
+        assert "this node has only 2; use at most that many, or describe another node, as in --gpus 8x16GB" in refusal(
             "pretrain", *words
         )
         return
@@ -320,7 +320,7 @@ def test_gpus_that_are_not_here_can_be_planned_for(gpus, here, asked, batch, mem
     assert f"--batch-size {batch} " in result.stdout and f"8 x {memory}.0 GB, fp16" in result.stderr
     assert ("planned for 16 GB each" in result.stderr) == (asked == "8"), "what nobody gave is said"
     assert plan("bert_base", "--gpus", asked)["batch_size"] == batch
-    assert "the memory of GPUs is for --dry-run only; give 8" in refusal("pretrain", *words[:3], "8x16GB")
+    assert "GPU memory applies only to --dry-run; use 8" in refusal("pretrain", *words[:3], "8x16GB")
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "1e2", "8x", "x16GB", "8x16", "10000000", "8x0GB"])

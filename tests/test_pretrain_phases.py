@@ -170,7 +170,7 @@ def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
     cut_short(Path("lost/phase1/checkpoint_last.pt"))
     said = str(start(data_folder, out="lost").exception)
     assert "lost/phase1/checkpoint_last.pt: truncated, damaged" in said and start.started == []
-    assert "put it back, or remove lost/phase1/finished.json" in said
+    assert "restore it, or remove lost/phase1/finished.json" in said
     Path("lost/phase1/finished.json").unlink()
     assert start(data_folder, out="lost").exit_code == 0 and start.updates[0] == 4
     assert_equal_state(weights("lost/phase2"), weights("out/phase2"))
@@ -217,7 +217,7 @@ def test_a_signal_in_the_last_update_of_a_phase_starts_no_other(monkeypatch, tmp
 @pytest.mark.slow
 def test_an_end_before_the_last_update_is_no_finish(start, data_folder):
     early = start(data_folder, "--stop-min-lr", "1")
-    assert "phase1 ended before its last update; rerun to resume" in str(early.exception)
+    assert "phase1 ended before its last update; to resume, rerun" in str(early.exception)
     assert not Path("out/phase1/finished.json").exists()
 
 
@@ -226,9 +226,9 @@ def test_an_end_before_the_last_update_is_no_finish(start, data_folder):
     [
         ("--recipe phase1", "--recipe phase1: bert_base.yaml is a YAML file; write recipe=phase1"),
         ("--phase1 '--recipe phase1'", "--recipe: each phase has its own"),
-        ("--finetune-from-model x.pt", "--finetune-from-model: each phase starts from the one before; to start"),
-        ("--phase2 '--finetune-from-model x.pt'", "--finetune-from-model: each phase starts from the one before"),
-        ("--phase1 '--save-dir x'", "--save-dir: give it once"),
+        ("--finetune-from-model x.pt", "--finetune-from-model: each phase starts from the previous one; to start"),
+        ("--phase2 '--finetune-from-model x.pt'", "--finetune-from-model: each phase starts from the previous one"),
+        ("--phase1 '--save-dir x'", "--save-dir: set it once"),
         ("""--phase1 "--lr '3" """, "--phase1 --lr '3: No closing quotation"),
     ],
 )
@@ -325,10 +325,10 @@ def test_it_is_a_tenth_of_pretraining_on_the_model_of_the_folder(without_gpus, f
         ("data data", "data/model.safetensors: no such file or folder"),
         ("warm nowhere", "nowhere is not a folder"),
         ("warm data --distill nowhere", "nowhere: no such file or folder"),
-        ("bert_base data --distill warm", "--distill: needs the folder of a trained model, and bert_base is not one"),
-        ("warm data --recipe phase1", "--recipe phase1: warm is the folder of a trained model"),
-        ("warm data --fp16", "--fp16: give --precision fp16"),
-        ("warm data --bf16", "--bf16: give --precision bf16"),
+        ("bert_base data --distill warm", "--distill: requires a trained model's folder, and bert_base is not one"),
+        ("warm data --recipe phase1", "--recipe phase1: warm is a trained model's folder"),
+        ("warm data --fp16", "--fp16: use --precision fp16"),
+        ("warm data --bf16", "--bf16: use --precision bf16"),
     ],
 )
 def test_what_cannot_go_on_is_said(without_gpus, folders, tmp_path, arguments, message):

@@ -112,7 +112,7 @@ def test_a_processor_that_multiplies_in_bf16_trains_in_it_unless_told_or_begun_o
     run, tiny = tmp_path / "run", "--tokens-per-sample 32 --batch-size 2 --max-update 2 --num-workers 0".split()
     here = ("bert_tiny", data_folder, "--save-dir", run, "--sequences-per-update", 2, *tiny)
     said = pretrain(*here, "--dry-run", "--no-fit")
-    assert "bf16, which this CPU" in said.stderr and "--bf16" in said.stdout
+    assert "using bf16" in said.stderr and "--bf16" in said.stdout
     assert not settings_of("bert_base", "data", "--precision", "fp32").common.bf16
     for others in ("bert_base.yaml", "par_transformer_base"):  # a file says it itself; of causal models nobody knows
         assert "bf16" not in pretrain(others, "data", "--dry-run", "--no-fit").stderr
@@ -171,28 +171,28 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
         ("bert_base data --gpus 0", "'0' is not a number of GPUs; write for example 8 or 8x16GB"),
         ("bert_base data --gpus 3", "error: 256 sequences per update cannot be divided equally among 3 processes"),
         ("bert_base.yaml data --without lr", "error: --without lr: works only with --recipe laptop"),
-        ("bert_base.yaml data --distill data", "error: --distill: needs the folder of a trained model, and bert_base"),
+        ("bert_base.yaml data --distill data", "error: --distill: requires a trained model's folder, and bert_base"),
         ("bert_base.yaml data --phase2=--lr=1", "error: --phase2: works only with --recipe longformer or phases"),
         ("bert_base data --phase1 x", "error: --phase1: works only with --recipe longformer or phases"),
         ("bert_base data --recipe phases --phase3 x", "error: --phase3: works only with --recipe longformer"),
         ("bert_base data --without lr", "error: --without lr: works only with --recipe laptop"),
         ("bert_base data --recipe laptop --without lt", "error: --without lt: the recipe has encoder-normalize-before"),
-        ("bert_base data --master node0", "error: --master node0: give HOST:PORT"),
+        ("bert_base data --master node0", "error: --master node0: must be HOST:PORT"),
         ("bert_base data --node-rank 1", "error: --node-rank 1: with --nodes 1, must be from 0 to 0"),
         ("bert_bas data", "error: bert_bas: no such arch or folder; did you mean bert_base, "),
         ("bert_bse.yaml data", "did you mean bert_base.yaml"),
         ("par_transformer_base.yaml data --recipe nvidia", "write recipe=nvidia after DATA"),
         ("par_transformer_bas data", "no such arch or folder; did you mean par_transformer_base"),
         ("bert_base nowhere", "error: nowhere is not a folder\n"),
-        ("texts bert_base", "bert_base is the name of a model; give it first: lazyformer pretrain bert_base texts"),
+        ("texts bert_base", "bert_base is the name of a model; it comes first: lazyformer pretrain bert_base texts"),
         ("M2x6 data", "error: M2x6: no such arch or folder; docs/patterns.md#named-models lists all archs"),
         ("bert_base text.txt", "if it is raw text, run `lazyformer corpus text.txt data` first"),
         ("bert_base texts", "texts: contains no dict.txt, so it is no binarised data; if it is raw text, run `lazyf"),
         ("bert_base data --update-freq 4", "error: --update-freq: is derived from --sequences-per-update"),
-        ("bert_base data --max-tokens=4096", "error: --max-tokens: give --batch-size, in sequences"),
+        ("bert_base data --max-tokens=4096", "error: --max-tokens: use --batch-size, in sequences"),
         ("bert_base data --user-dir other", "error: --user-dir: leave it out"),
-        ("bert_base data --tokenizer moses", "error: --tokenizer: leave it out: the tokenizer is the one that"),
-        ("bert_base data --distributed-world-size 2", "error: --distributed-world-size: give --gpus and --nodes"),
+        ("bert_base data --tokenizer moses", "error: --tokenizer: leave it out: the command uses the tokenizer that"),
+        ("bert_base data --distributed-world-size 2", "error: --distributed-world-size: use --gpus and --nodes"),
         ("bert_base.yaml data optimization.lr=[nan]", "error: --lr nan: must be a number, 0 or more"),
         ("bert_base data --sublayer-pattern= --dry-run --no-fit", "error: sublayer pattern '' is empty"),
         ("bert_base data --sublayer-pattern sx", "error: sublayer pattern 'sx', character 2"),
@@ -240,7 +240,7 @@ def test_a_machine_without_a_gpu_is_told_of_the_recipe(tmp_path, monkeypatch, ca
     (tmp_path / "data" / "dict.txt").touch()
     for words, count in (((), 1), (("--recipe", "laptop"), 0), (("--recipe", "table5"), 0)):
         main(["pretrain", "bert_base", str(tmp_path / "data"), *words], standalone_mode=False)
-        assert capsys.readouterr().err.count("no GPU here; bert_laptop with --recipe laptop") == count
+        assert capsys.readouterr().err.count("no GPU found; bert_laptop with --recipe laptop") == count
 
 
 def cfg_of(text: str) -> DictConfig:

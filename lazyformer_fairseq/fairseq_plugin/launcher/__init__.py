@@ -1,1 +1,1 @@
-"""``lazyformer pretrain``: launches fairseq-train on all GPUs of the machine, or on the CPU."""
+"""``lazyformer pretrain``, which launches fairseq-train on all of the machine's GPUs or on its CPU."""

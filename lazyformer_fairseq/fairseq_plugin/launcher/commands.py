@@ -47,38 +47,38 @@ class Pretraining(Launch):
 
     per_gpu: Optional[int] = option(
         None,
-        "Largest number of sequences per process in one forward pass.",
+        "Maximum number of sequences per process in one forward pass.",
         "--sequences-per-gpu",
         "--batch-size",
         "--max-sentences",
         low=1,
-        shown="as many as fit the GPUs' memory, see --fit; else 16 (causal: an eighth of an update); 4 on a CPU",
+        shown="as many as fit in GPU memory, see --fit; else 16 (causal: an eighth of an update); 4 on a CPU",
     )
     sequences_per_update: Optional[int] = option(
         None,
         "Number of sequences per update over all processes; must be a multiple of nodes x gpus.",
         low=1,
-        shown="the recipe's, 256 for table5; a causal arch's",
+        shown="set by the recipe, 256 for table5, or by the causal arch",
     )
     recipe: Optional[str] = option(
         None,
-        "Recipe to train by, see above. The last five are for causal archs.",
+        "Training recipe, see above. The last five are for causal archs.",
         choices=(*MASKED_CHOICES, *CAUSAL_CHOICES),
         shown="table5, or the causal arch's own",
     )
     without: tuple[str, ...] = option((), "Options of --recipe laptop to leave out.", metavar="NAME,...")
     phase1: str = option(
         "",
-        "With --recipe phases or longformer: options for phase 1 only, as in '--max-update 9'.",
+        "With --recipe phases or longformer: options for phase 1 only, such as '--max-update 9'.",
         metavar="'OPTIONS'",
     )
     phase2: str = option("", "Options for phase 2 only.", metavar="'OPTIONS'")
-    phase3: str = option("", "Options for phase 3 of longformer only.", metavar="'OPTIONS'")
-    phase4: str = option("", "Options for phase 4 of longformer only.", metavar="'OPTIONS'")
-    phase5: str = option("", "Options for phase 5 of longformer only.", metavar="'OPTIONS'")
+    phase3: str = option("", "Options for phase 3 only, with --recipe longformer.", metavar="'OPTIONS'")
+    phase4: str = option("", "Options for phase 4 only, with --recipe longformer.", metavar="'OPTIONS'")
+    phase5: str = option("", "Options for phase 5 only, with --recipe longformer.", metavar="'OPTIONS'")
     distill: Optional[Path] = option(
         None,
-        "If ARCH is a folder: teacher to distill from, a checkpoint or a folder with one.",
+        "If ARCH is a folder: teacher to distill from, a checkpoint or a folder that contains one.",
         metavar="ORIGINAL",
     )
 
@@ -93,19 +93,19 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
 
     \b
     The options that most runs need, with their defaults; docs/options.md lists the others:
-      --save-dir DIR            folder of the checkpoints and the log  [checkpoints/ARCH]
+      --save-dir DIR            folder for the checkpoints and the log  [checkpoints/ARCH]
       --sublayer-pattern TEXT   another pattern, such as '(sff)x5 (f)x9'  [ARCH's]
       --max-update N            number of updates  [1000000]
       --lr RATE                 peak learning rate  [1e-4]
-      --warmup-ratio SHARE      share of the updates in which the rate rises  [0.01]
+      --warmup-ratio RATIO      fraction of the updates spent on warm-up  [0.01]
       --tokens-per-sample N     tokens per sequence  [512]
-      --sequences-per-update N  sequences per update, on all GPUs together  [256]
-      --batch-size N            most sequences in one forward pass  [as many as fit]
+      --sequences-per-update N  sequences per update, over all GPUs  [256]
+      --batch-size N            maximum sequences per forward pass  [as many as fit]
       --precision NAME          fp32, bf16 or fp16  [bf16 if supported; else fp16 on GPUs, fp32 on a CPU]
-      --seed N                  seed of the weights, the batches and the masks  [1]
+      --seed N                  seed for weights, batches and masks  [1]
 
-    DATA is a folder of binarised data, or several as a:b:c. The training runs on all GPUs of the machine, or on the
-    CPU, and makes 1,000,000 updates of 256 sequences of 512 tokens with Adam (0.9, 0.999), epsilon 1e-6, peak learning
+    DATA is a folder of binarized data, or several folders as a:b:c. Training runs on all of the machine's GPUs, or on
+    its CPU, for 1,000,000 updates of 256 sequences of 512 tokens with Adam (0.9, 0.999), epsilon 1e-6, peak learning
     rate 1e-4, 1% warm-up, linear decay to zero, gradient clipping at 1.0, dropout 0.1 and weight decay 0.01. Options of
     fairseq-train may follow and take precedence.
 
@@ -115,50 +115,50 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     --recipe phase2: 1,563 updates of 32,768 x 512 tokens, LAMB, peak learning rate 4e-3, 12.8% warm-up
     --recipe phases: both, in DIR/phase1 and DIR/phase2, which starts from phase 1's weights; see docs/reproduce.md
 
-    If you run the command again, it resumes from its last checkpoint, on as many GPUs as there are then. It saves a
-    checkpoint every 5,000 updates and keeps the last three. It also keeps every 100,000th update for good
+    If you rerun the command, it resumes from its last checkpoint on however many GPUs are available. It saves a
+    checkpoint every 5,000 updates and keeps the last three. It also keeps every 100,000th update permanently
     (--keep-updates-list), because the paper fine-tunes some of them. On SIGTERM, SIGUSR1 or Ctrl-C it finishes the
-    current update, saves, and ends with exit code 75 (Ctrl-C: 130). On a CPU, Ctrl-C abandons the current update and
-    saves the state before it.
+    current update, saves, and exits with code 75 (Ctrl-C: 130). On a CPU, Ctrl-C abandons the current update and saves
+    the state before it.
 
-    On data that `lazyformer corpus` wrote, --checkpoint-words 1M,2M,5M also keeps the encoder after it has read about
-    that many words, and --word-budget 100M rejects a run that would read more words, counting repetitions.
+    On data written by `lazyformer corpus`, --checkpoint-words 1M,2M,5M also saves the encoder after about that many
+    words, and --word-budget 100M rejects a run that would read more words, counting repetitions.
 
-    The screen shows what is trained, an estimate of the time on a CPU, and then one line per minute (--log-seconds 60).
-    All other output goes to train.log in --save-dir. --log-seconds 0 shows the output of fairseq-train.
+    The screen shows a summary of the run, a time estimate on a CPU, and then one line per minute (--log-seconds 60).
+    All other output goes to train.log in --save-dir. --log-seconds 0 shows fairseq-train's output instead.
 
-    ARCH may be a folder that `lazyformer import` or `lazyformer export` wrote. Its model then continues with masked LM
-    for 100,000 updates, a tenth of a pre-training. With --distill it also learns from ORIGINAL: from its distribution
-    over words (--distill-words-weight, --distill-temperature) and its last attention distribution
+    ARCH may be a folder written by `lazyformer import` or `lazyformer export`. Masked-LM training of its model then
+    continues for 100,000 updates, a tenth of a pre-training run. With --distill the model also learns from ORIGINAL's
+    token distribution (--distill-words-weight, --distill-temperature) and last attention distribution
     (--distill-attention-weight). See docs/huggingface.md.
 
-    ARCH may be a YAML file, your own or one from this package (bert_base.yaml). The command then runs
-    fairseq-hydra-train with the sizes for this machine, and settings may follow, such as optimization.max_update=1000
-    or recipe=phase1.
+    ARCH may be a YAML file, either your own or one from this package (bert_base.yaml). The command then runs
+    fairseq-hydra-train with sizes for this machine. Settings may follow, such as optimization.max_update=1000 or
+    recipe=phase1.
 
-    A causal ARCH (par_transformer_base, ...) reads data that `lazyformer lm prepare` wrote, in the setting of the PAR
-    Transformer paper: segments and memory of 192 tokens, 256 rows per update and 40,000 updates (which the paper states
-    for the base models). *_large uses 384 tokens, 128 rows and 100,000 updates. *_24b uses 512 tokens and 96 rows, so
-    that all updates have 49,152 tokens (our choice; the paper does not say). longformer_small reads 32 rows of 2,048
-    tokens without memory, as in the first phase of Longformer's Table 12, and sparse_transformer_base reads 4 rows of
-    12,288 tokens, the Sparse Transformer's context. Dropout is the arch's own, 0.1 for the base models.
+    A causal ARCH (par_transformer_base, ...) trains on data written by `lazyformer lm prepare` in the setting of the
+    PAR Transformer paper: segments and memory of 192 tokens, 256 rows per update and 40,000 updates (which the paper
+    states for the base models). *_large uses 384 tokens, 128 rows and 100,000 updates. *_24b uses 512 tokens and 96
+    rows, which keeps all updates at 49,152 tokens (our choice; the paper does not say). longformer_small uses 32 rows
+    of 2,048 tokens without memory, as in the first phase of Longformer's Table 12, and sparse_transformer_base uses 4
+    rows of 12,288 tokens, the Sparse Transformer's context. Dropout is set by the arch, 0.1 for the base models.
 
     \b
-    --recipe nvidia: the default of the paper's models, from the code to which its footnote links. LAMB without bias
-        correction, 1,000 updates of warm-up to 0.01, cosine decay to 0.001, clipping at 0.25, and streams that start
-        elsewhere in each epoch; *_large: 16,000 updates of warm-up, decay to 0.0001, weights from N(0, 0.005)
+    --recipe nvidia: the default of the paper's models, from the code linked in its footnote. LAMB without bias
+        correction, 1,000 updates of warm-up to 0.01, cosine decay to 0.001, clipping at 0.25, and streams with a
+        different start in each epoch; *_large: 16,000 updates of warm-up, decay to 0.0001, weights from N(0, 0.005)
     --recipe transformer-xl: the default of other papers' archs. Transformer-XL's Adam, 1,000 updates of warm-up to
         2.5e-4, cosine decay to zero, clipping at 0.25
     --recipe longformer: for longformer_small, all five phases of Longformer's Table 12, in DIR/phase1 to DIR/phase5,
-        each from the weights of the one before. From phase to phase, windows and segments double (2,048 to 23,040
-        tokens) and the learning rate halves (2.5e-4 to 1.5625e-5). --tgt-len, --lr and --sublayer-pattern are those
-        of the first phase
-    --recipe longformer-phase: the optimizer of a single phase of Longformer
+        each initialized from the weights of the previous one. From phase to phase, windows and segments double (2,048
+        to 23,040 tokens) and the learning rate halves (2.5e-4 to 1.5625e-5). --tgt-len, --lr and --sublayer-pattern
+        apply to the first phase
+    --recipe longformer-phase: the optimizer for a single phase of Longformer
 
-    Rows are streams through the text, each with its own memory; options call them sequences. On fewer GPUs, an update
-    consists of several consecutive segments of fewer streams. The command saves every 1,000 updates, including the
-    memory, which starts empty if the number of streams has changed. To evaluate: lazyformer lm evaluate CHECKPOINT DATA
-    --tgt-len 64 --mem-len 640 --clamp-len 400 --same-length
+    Rows are streams through the text, each with its own memory; the options call them sequences. On fewer GPUs, an
+    update consists of several consecutive segments of fewer streams. The command saves every 1,000 updates, including
+    the memory, which starts empty if the number of streams has changed. To evaluate: lazyformer lm evaluate CHECKPOINT
+    DATA --tgt-len 64 --mem-len 640 --clamp-len 400 --same-length
     """
     needs_fairseq("lazyformer pretrain", "transformers' Trainer, see docs/trainers.md")
     from lazyformer_fairseq.fairseq_plugin.option_bounds import BOUNDS
@@ -186,13 +186,13 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     refuse_missing(run.distill)
     if run.recipe and warm:
         raise UserError(
-            f"--recipe {run.recipe}: {arch} is the folder of a trained model, which continues by Table 5; leave the "
-            "option out"
+            f"--recipe {run.recipe}: {arch} is a trained model's folder, which continues with the table5 settings; "
+            "leave the option out"
         )
     choices = CAUSAL_CHOICES if is_causal else MASKED_CHOICES
     if run.recipe and run.recipe not in choices:
         trained_as = "causal" if is_causal else "masked"
-        raise UserError(f"--recipe {run.recipe}: {arch} is a {trained_as} language model; give {' or '.join(choices)}")
+        raise UserError(f"--recipe {run.recipe}: {arch} is a {trained_as} language model; use {' or '.join(choices)}")
     if "sublayer_pattern" in wanted:
         plan(wanted["sublayer_pattern"], CAUSAL if is_causal else ENCODER)
     _refuse_missing(data, run)
@@ -219,11 +219,11 @@ def _refuse_misfits(
     warm: Optional[Path],
     of_phases: dict[str, str],
 ) -> None:
-    """Raise a UserError for options that belong to another recipe or type of ARCH, and for a model in place of DATA."""
+    """Raise a UserError for options that need another recipe or type of ARCH, or if DATA is a model's name."""
     if data in (*ARCHITECTURES, *CAUSAL_ARCHITECTURES) and not Path(data).is_dir():
-        raise UserError(f"{data} is the name of a model; give it first: lazyformer pretrain {data} {arch}")
+        raise UserError(f"{data} is the name of a model; it comes first: lazyformer pretrain {data} {arch}")
     if run.distill and not warm:
-        raise UserError(f"--distill: needs the folder of a trained model, and {arch} is not one")
+        raise UserError(f"--distill: requires a trained model's folder, and {arch} is not one")
     if run.without and run.recipe != "laptop":
         raise UserError(f"--without {','.join(run.without)}: works only with --recipe laptop")
     its_phases = {"phases": PHASES, LONGFORMER: of_phases}.get(run.recipe, ())
@@ -233,7 +233,7 @@ def _refuse_misfits(
 
 
 def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[str, ...], run: Pretraining) -> None:
-    """Pre-train an encoder, or continue the trained one in the folder `warm`."""
+    """Pre-train an encoder, or continue training the model in the folder `warm`."""
     wanted = options_by_name(given)
     save_dir = wanted.get("save_dir") or f"checkpoints/{Path(arch).absolute().name}"
     if not warm:
@@ -243,7 +243,7 @@ def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[st
     if run.recipe == "laptop":
         of_recipe = [*as_words(laptop(run.without, wanted)), *SAVES.split()]
     elif not (run.recipe or warm or run.found or run.dry_run):
-        click.echo(f"no GPU here; {LAPTOP_ARCH} with --recipe laptop learns something within minutes", err=True)
+        click.echo(f"no GPU found; {LAPTOP_ARCH} with --recipe laptop shows progress within minutes", err=True)
     of_recipe = without_replaced(of_recipe, wanted)
     sequences = run.sequences_per_update or recipe.sequences
     run.refuse_uneven(sequences)
@@ -266,7 +266,7 @@ def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[st
     sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
     job = (named, None, data, (*sizes, *model[2:], *of_recipe, *given), run.sequences_per_update)
     batch = run.per_gpu or at_once
-    if not run.distill:  # the memory of a teacher is not estimated
+    if not run.distill:  # a teacher's memory is not estimated
         run.show_plan(job)
         batch = run.per_gpu or run.batch(job, at_once)
     options = f"""
@@ -315,7 +315,7 @@ def _from_yaml(name: str, data: str, given: tuple[str, ...], run: Pretraining) -
     job = (None, config, data, given, per_update)
     run.show_plan(job)
     if per_gpu is None and not any(word.startswith("dataset.batch_size=") for word in given):
-        per_gpu = run.batch(job, 0) or None  # None leaves the batch size to the file
+        per_gpu = run.batch(job, 0) or None  # None: use the file's batch size
     sizes = {"task.data": data, "dataset.batch_size": per_gpu, "task.sequences_per_update": per_update}
     run.train_from_yaml(config, {name: size for name, size in sizes.items() if size is not None}, given)
 
@@ -326,7 +326,7 @@ def _refuse_missing(data: str, run: Launch) -> None:
 
 
 def _options_of_model(warm: Path) -> list[str]:
-    """Return the options of fairseq-train that build the model of a folder.
+    """Return the fairseq-train options that build a folder's model.
 
     Raises:
         UserError: the folder has no model.

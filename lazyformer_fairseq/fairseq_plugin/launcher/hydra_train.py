@@ -1,6 +1,6 @@
 """``python -m lazyformer_fairseq.fairseq_plugin.launcher.hydra_train``: fairseq-hydra-train with this package loaded.
 
-On its own, fairseq-hydra-train loads the package only after it has set up its processes, which fails without GPUs.
+By itself, fairseq-hydra-train loads the package only after it has set up its processes, which fails without GPUs.
 """
 
 import logging
@@ -11,7 +11,7 @@ from lazyformer_fairseq.fairseq_plugin.replacements import Stage, install
 
 if __name__ == "__main__":
     register()
-    install(Stage.COMMAND_LINE)  # hydra reads the settings before a run of ours starts
+    install(Stage.COMMAND_LINE)  # hydra reads the settings before our run starts
     for library in ("fairseq.distributed.utils", "fairseq.utils", "hydra"):  # the run's log file does not exist yet
         logging.getLogger(library).setLevel(logging.WARNING)
     warnings.filterwarnings(

@@ -1,4 +1,4 @@
-"""The launch of a training: its options, and the training command that replaces this process."""
+"""The launcher of training runs: its options, and the training command that replaces this process."""
 
 import os
 import shlex
@@ -19,86 +19,86 @@ from lazyformer_fairseq.executors.nvidia_smi import count_gpus, precision_here, 
 from lazyformer_fairseq.executors.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.options import PRECISION, Gpus, flag_of, option, read_gpus
 
-OWN = {  # options that the launch sets itself; a second value from the user would contradict it
+OWN = {  # options that the launcher sets itself, which the user therefore must not set
     "--user-dir": "leave it out: this command sets it",
-    "--distributed-world-size": "give --gpus and --nodes",
-    "--update-freq": "is derived from --sequences-per-update; give that, or run fairseq-train yourself",
-    "--fp16": "give --precision fp16",
-    "--bf16": "give --precision bf16",
-    "--max-tokens": "give --batch-size, in sequences, or run fairseq-train yourself",
-    "--tokenizer": "leave it out: the tokenizer is the one that `lazyformer corpus` put beside DATA",
+    "--distributed-world-size": "use --gpus and --nodes instead",
+    "--update-freq": "is derived from --sequences-per-update; set that instead, or run fairseq-train yourself",
+    "--fp16": "use --precision fp16 instead",
+    "--bf16": "use --precision bf16 instead",
+    "--max-tokens": "use --batch-size, in sequences, or run fairseq-train yourself",
+    "--tokenizer": "leave it out: the command uses the tokenizer that `lazyformer corpus` wrote beside DATA",
 }
 Setting = Union[str, int, float, bool]
 Job = tuple[Any, ...]  # the arguments of evaluation.planning.job.job_of_launch, whose module imports torch
-GLOO = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}  # for several processes without GPUs
+GLOO = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}  # for multiple processes without GPUs
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Options on where and how a training runs: processes, nodes and precision."""
+    """Options for where and how a run is executed: processes, nodes and precision."""
 
     gpus: Optional[Gpus] = option(
         None,
-        "Number of processes on this node, one per GPU. With --dry-run, 8x16GB describes a node with other GPUs.",
+        "Number of processes on this node, one per GPU. With --dry-run, 8x16GB describes another node's GPUs.",
         parse=read_gpus,
         metavar="N",
         shown="all GPUs of this node, or 1 process on the CPU",
     )
     nodes: int = option(
         1,
-        "Number of nodes. Start the command on each of them; all must see the same DATA and --save-dir.",
+        "Number of nodes. Start the command on each node; all nodes must share DATA and --save-dir.",
         low=1,
     )
-    node_rank: int = option(0, "Number of this node, from 0.", low=0)
-    master: str = option("127.0.0.1:29500", "Address of node 0, if there are several nodes.", metavar="HOST:PORT")
+    node_rank: int = option(0, "Rank of this node, counted from 0.", low=0)
+    master: str = option("127.0.0.1:29500", "Address of node 0 in a multi-node run.", metavar="HOST:PORT")
     max_restarts: Optional[int] = option(
         None,
-        "How often all processes are restarted from the last checkpoint when one of them dies.",
+        "How many times to restart all processes from the last checkpoint after one of them dies.",
         low=0,
         shown="3; 0 if there is only one process",
     )
     precision: Optional[str] = PRECISION(
-        shown="bf16 on GPUs that all support it, else fp16; on a CPU bf16 if it computes in bf16, causal models fp32"
+        shown="bf16 if all GPUs support it, else fp16; on a CPU with native bf16, bf16 for encoders; else fp32"
     )
-    fit: bool = option(True, "Choose the largest batch that fits the GPUs' memory, unless you give one.")
+    fit: bool = option(True, "Choose the largest batch size that fits in GPU memory, unless you set one.")
     dry_run: bool = option(
         False,
-        "Print the command, and on standard error the output of `lazyformer plan`, without running anything.",
+        "Print the command, and the output of `lazyformer plan` on standard error, without running anything.",
     )
 
     def __post_init__(self):
-        """Raise a UserError for options that contradict each other or that this machine cannot meet."""
+        """Raise a UserError for options that contradict each other or that this machine cannot satisfy."""
         host, _, port = self.master.rpartition(":")
         if not host or whole_number(port) is None:
-            raise UserError(f"--master {self.master}: give HOST:PORT")
+            raise UserError(f"--master {self.master}: must be HOST:PORT")
         if self.node_rank >= (nodes := self.nodes):
             raise UserError(f"--node-rank {self.node_rank}: with --nodes {nodes}, must be from 0 to {nodes - 1}")
         if self.gpus and self.gpus.memory and not self.dry_run:
-            raise UserError(f"--gpus {self.gpus}: the memory of GPUs is for --dry-run only; give {self.gpus.count}")
+            raise UserError(f"--gpus {self.gpus}: GPU memory applies only to --dry-run; use {self.gpus.count}")
         if self.found and self.processes > self.found:
             if self.dry_run:
                 others = f", or describe another node, as in --gpus {self.processes}x16GB"
             else:
                 others = ""
-            raise UserError(f"--gpus {self.processes}: this node has only {self.found}; give at most that many{others}")
+            raise UserError(f"--gpus {self.processes}: this node has only {self.found}; use at most that many{others}")
 
     @cached_property
     def supposed(self) -> Optional[Gpus]:
-        """The GPUs of another node that a dry run is for; None if it is for this one."""
+        """The GPUs of the other node that a dry run is for; None if it is for this node."""
         if not (self.dry_run and self.gpus) or (count_gpus() and not self.gpus.memory):
             return None
         return Gpus(self.gpus.count, self.gpus.memory or V100_BYTES)
 
     @cached_property
     def found(self) -> int:
-        """The number of GPUs of the node."""
+        """The node's number of GPUs."""
         if self.supposed:
             return self.supposed.count
         return count_gpus()
 
     @property
     def memory(self) -> Optional[int]:
-        """The memory of the smallest of the node's GPUs in bytes; None if it is unknown."""
+        """The memory of the node's smallest GPU in bytes; None if it is unknown."""
         if self.supposed:
             return self.supposed.memory
         return smallest_memory()
@@ -116,21 +116,21 @@ class Launch:
         return self.nodes * self.processes
 
     def in_fast_precision(self, save_dir: Path) -> "Launch":
-        """Return this launch, switched to bf16 if it runs on a CPU that computes in bf16.
+        """Return this launch, switched to bf16 if it runs on a CPU with native bf16.
 
-        Nothing changes if the user has chosen a precision, or if the run in `save_dir` has begun in another one.
+        Nothing changes if the user has chosen a precision, or if the run in `save_dir` began in another precision.
         """
         if self.precision or self.found or self.supposed or not has_bf16() or _began_in_another_precision(save_dir):
             return self
         click.echo(
-            "using bf16, which this CPU computes about twice as fast as fp32; weights are updated in fp32 (to use fp32 "
-            "throughout, give --precision fp32)",
+            "using bf16, which is about twice as fast as fp32 on this CPU; weights are updated in fp32 (to use fp32 "
+            "throughout, pass --precision fp32)",
             err=True,
         )
         return replace(self, precision="bf16")
 
     def refuse_uneven(self, per_update: int) -> None:
-        """Raise a UserError if the processes cannot share an update equally."""
+        """Raise a UserError if an update cannot be divided equally among the processes."""
         if per_update % self.world:
             raise UserError(
                 f"{per_update} sequences per update cannot be divided equally among {self.world} processes; make "
@@ -138,11 +138,11 @@ class Launch:
             )
 
     def batch(self, job: Job, otherwise: int) -> int:
-        """Return the largest batch size per process that fits the GPUs, in sequences.
+        """Return the largest batch size per process, in sequences, that fits in GPU memory.
 
         Args:
-            job: the job to train.
-            otherwise: the batch size if there is no GPU, if its memory is unknown, or with ``--no-fit``.
+            job: the training job.
+            otherwise: the batch size without a GPU, with unknown GPU memory, or with ``--no-fit``.
         """
         memory = self.memory if self.found and self.fit else None
         if memory is None:
@@ -152,14 +152,14 @@ class Launch:
 
         try:
             size, why = batch_that_fits(job_of_launch(*job), Place(self.world, memory, self._precision))
-        except UserError as error:  # such as an update that cannot be divided among the GPUs
+        except UserError as error:  # for example, an update that cannot be divided among the GPUs
             size = otherwise
-            why = f"memory could not be estimated: {error}"
+            why = f"could not estimate the memory: {error}"
         click.echo(f"--batch-size {size or 'as in the file'}: {why}", err=True)
         return size
 
     def show_plan(self, job: Job) -> None:
-        """Print the plan on standard error if this is a ``--dry-run`` without ``--no-fit``."""
+        """Print the plan to standard error if this is a ``--dry-run`` without ``--no-fit``."""
         if not (self.dry_run and self.fit):
             return
         from lazyformer_fairseq.evaluation.planning.fit import Place, as_text, make_plan
@@ -173,15 +173,15 @@ class Launch:
         click.echo(as_text(make_plan(made, place, made.attention_backend)), err=True)
 
     def train(self, data: str, options: list[str], given: tuple[str, ...]) -> None:
-        """Replace this process by fairseq-train.
+        """Replace this process with fairseq-train.
 
         Args:
             data: the data folder or folders.
-            options: options of fairseq-train.
+            options: options for fairseq-train.
             given: the user's options, which take precedence.
 
         Raises:
-            UserError: the user gives an option that the launch sets itself.
+            UserError: the user has set an option that the launcher sets itself.
         """
         for name in (word.partition("=")[0] for word in given):
             if advice := OWN.get(name):
@@ -195,7 +195,7 @@ class Launch:
         self._become("lazyformer_fairseq.fairseq_plugin.launcher.train", words)
 
     def train_from_yaml(self, config: Path, settings: dict[str, Setting], given: tuple[str, ...]) -> None:
-        """Replace this process by fairseq-hydra-train on a YAML file.
+        """Replace this process with fairseq-hydra-train on a YAML file.
 
         Args:
             config: the YAML file.
@@ -203,7 +203,7 @@ class Launch:
             given: the user's overrides, which take precedence.
 
         Raises:
-            UserError: one of the user's words is not an override.
+            UserError: one of the user's arguments is not an override.
         """
         if wrong := next((word for word in given if word.startswith("-") or "=" not in word), None):
             raise UserError(f"{wrong}: with a YAML file, write settings as in optimization.max_update=1000")
@@ -212,7 +212,7 @@ class Launch:
             "common.cpu": not self.found,
             **{f"common.{half}": self._precision == half for half in ("fp16", "bf16")},
             "distributed_training.distributed_world_size": self.world,
-            "++task.log_seconds": 60,  # ++ because the task's options are unknown until hydra has read the file
+            "++task.log_seconds": 60,  # ++ because hydra does not know the task's options before it has read the file
         }
         if not self.found:
             settings |= {f"distributed_training.{name}": value for name, value in GLOO.items()}
@@ -225,7 +225,7 @@ class Launch:
         return self.precision or ("fp16" if self.supposed else precision_here())
 
     def _torchrun(self) -> list[str]:
-        """Return the words that run torchrun, or none for a single process that is never restarted."""
+        """Return the arguments that run torchrun; empty for a single process that is never restarted."""
         restarts = self.max_restarts
         if restarts is None:
             restarts = 3 if self.world > 1 else 0
@@ -233,7 +233,7 @@ class Launch:
             return []
         words = ["-m", "lazyformer_fairseq.fairseq_plugin.reliability.torchrun", "--nnodes", str(self.nodes)]
         words += ["--nproc-per-node", str(self.processes), "--rdzv-backend", "c10d"]
-        if self.nodes == 1:  # port 0 stands for any free port
+        if self.nodes == 1:  # port 0: any free port
             words += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
         else:
             words += ["--rdzv-endpoint", self.master, "--rdzv-id", "lazyformer"]
@@ -241,7 +241,7 @@ class Launch:
         return [*words, "--max-restarts", str(restarts)]
 
     def _become(self, module: str, words: list[str]) -> None:
-        """Replace this process by the command, so that signals reach it; with ``--dry-run`` only print the command."""
+        """Replace this process with the command, so that signals reach it; with ``--dry-run``, only print it."""
         command = [sys.executable, *self._torchrun(), "-m", module, *words]
         if self.dry_run:
             if self.supposed and not self.gpus.memory:
@@ -255,7 +255,7 @@ class Launch:
 
 
 def _began_in_another_precision(save_dir: Path) -> bool:
-    """Return whether the folder holds a run that did not begin in bf16."""
+    """Return whether the folder contains a run that did not begin in bf16."""
     if not (save_dir / "checkpoint_last.pt").exists():
         return False
     from lazyformer_fairseq.training.run_record import RUN, read_run  # imports torch
@@ -270,11 +270,11 @@ def _in_hydras_words(value: Setting) -> str:
 
 
 def words_of_options(run: Any, without: Collection[str]) -> list[str]:
-    """Return the options of a command that differ from their defaults, as words of a command line.
+    """Return a command's options that differ from their defaults, as command-line arguments.
 
     Args:
         run: the command's settings.
-        without: names of options to leave out.
+        without: names of options to omit.
     """
     words = []
     for one in fields(run):

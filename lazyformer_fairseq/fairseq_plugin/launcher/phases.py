@@ -1,9 +1,9 @@
-"""Pre-training in phases: PAR BERT's two and Longformer's five.
+"""Pre-training in phases: two for PAR BERT and five for Longformer.
 
-Each phase is a ``lazyformer pretrain`` of its own that starts from the weights of the phase before.
+Each phase is a separate ``lazyformer pretrain`` run that starts from the previous phase's weights.
 
-OUT/phases.json             the settings, which must be the same whenever the command is rerun
-OUT/phase1, OUT/phase2 ...  the output of `lazyformer pretrain`, with finished.json once all updates are made
+OUT/phases.json             the settings, which must stay the same whenever the command is rerun
+OUT/phase1, OUT/phase2 ...  the output of `lazyformer pretrain`, plus finished.json once all updates are done
 """
 
 import signal
@@ -27,11 +27,11 @@ from lazyformer_fairseq.training.stop_signals import EXIT_CODE
 LAST = "checkpoint_last.pt"
 FINISHED = "finished.json"
 OWN = {
-    "recipe": "each phase has its own; leave it out",
-    "save_dir": "give it once for all phases; each phase gets a folder in it",
-    "finetune_from_model": "each phase starts from the one before; to start phase 1 from a model, give it in --phase1",
+    "recipe": "each phase has its own; leave the option out",
+    "save_dir": "set it once for all phases; each phase gets a subfolder",
+    "finetune_from_model": "each phase starts from the previous one; to start phase 1 from a model, set it in --phase1",
 }
-# Options that may change when a pre-training is resumed: they affect how it runs, not what is trained.
+# Options that may change when a run is resumed, because they affect how it runs and not what is trained.
 FREE = """
     gpus nodes node_rank master max_restarts precision fit no_fit dry_run save_dir
     sequences_per_gpu batch_size max_sentences batch_size_valid num_workers ddp_backend
@@ -51,7 +51,7 @@ class Phase:
     Attributes:
         name: the name of the phase and of its folder.
         recipe: a recipe of ``lazyformer pretrain``.
-        options: the phase's options, which override those that the user gives for all phases.
+        options: the phase's options, which override the user's options for all phases.
         own: the user's options for this phase alone, as one string; they override all others.
     """
 
@@ -62,31 +62,31 @@ class Phase:
 
 
 def pretrain_in_phases(arch: str, data: str, given: list[str], phases: Sequence[Phase], is_dry: bool) -> None:
-    """Run all phases one after the other, each in a process of its own; skip those that are finished.
+    """Run all unfinished phases in sequence, each in a separate process.
 
     Args:
         arch: the model's name.
-        data: folders of binarised data.
-        given: options of ``lazyformer pretrain`` and of fairseq-train, for all phases.
+        data: folders of binarized data.
+        given: options of ``lazyformer pretrain`` and fairseq-train for all phases.
         phases: the phases in order.
         is_dry: whether to only print the commands.
 
     Raises:
-        UserError: an option is not allowed here, the folder was begun with other settings, or it contains a checkpoint
-            of another phase.
-        SystemExit: a phase was stopped or failed; the exit code is that of the phase.
+        UserError: an option is not allowed here, the folder was begun with other settings, or it contains another
+            phase's checkpoint.
+        SystemExit: a phase was stopped or failed; the exit code is the phase's.
     """
     out = Path(options_by_name(given).get("save_dir", f"checkpoints/{arch}_phases"))
     words = {phase.name: _words_of_phase(phase, given, phase is phases[0]) for phase in phases}
     if not is_dry:
-        kept = {  # the options of all phases that determine what is trained
+        kept = {  # all phases' options that determine what is trained
             f"{phase} --{name.replace('_', '-')}": value
             for phase, its_words in words.items()
             for name, value in options_by_name(its_words).items()
             if name not in FREE
         }
         settings = {"arch": arch, "data": data, **kept}
-        keep_settings(out / "phases.json", settings, "a pre-training", begun=(out / "phase1").exists())
+        keep_settings(out / "phases.json", settings, "a pre-training run", begun=(out / "phase1").exists())
 
     before = None
     for phase in phases:
@@ -105,8 +105,8 @@ def pretrain_in_phases(arch: str, data: str, given: list[str], phases: Sequence[
         _run([*command, "--recipe", phase.recipe, "--save-dir", str(folder)], phase.name)
         if not is_dry and not _is_finished(phase, folder, its_words):
             raise UserError(
-                f"{phase.name} ended before its last update; rerun to resume, without the option that ended it, if any "
-                "(--stop-time-hours, --max-epoch, --patience)"
+                f"{phase.name} ended before its last update; to resume, rerun the command without the option that "
+                "ended it, if any (--stop-time-hours, --max-epoch, --patience)"
             )
 
     if not is_dry:
@@ -120,10 +120,10 @@ def pretrain_in_phases(arch: str, data: str, given: list[str], phases: Sequence[
 
 
 def _words_of_phase(phase: Phase, given: list[str], is_first: bool) -> list[str]:
-    """Return a phase's options for `lazyformer pretrain`; if a name occurs twice, the last one counts.
+    """Return a phase's options for `lazyformer pretrain`; if an option occurs twice, the last one applies.
 
     Raises:
-        UserError: the user gives an option that the phases set themselves.
+        UserError: the user has set an option that the phases set themselves.
     """
     own_words = words_of(phase.own, f"--{phase.name}")
     own_names = options_by_name(own_words)
@@ -140,7 +140,7 @@ def _words_of_phase(phase: Phase, given: list[str], is_first: bool) -> list[str]
 
 
 def _run(command: list[str], phase: str) -> None:
-    """Run a phase; if it is stopped or fails, exit with its exit code."""
+    """Run a phase, and exit with its exit code if it is stopped or fails."""
     ended = run_to_its_end(command)
     if not ended.code and not ended.signals:
         return
@@ -150,24 +150,24 @@ def _run(command: list[str], phase: str) -> None:
         sys.exit(128 - ended.code)
     if ended.code:
         sys.exit(ended.code)
-    sys.exit(STOPPED if signal.SIGINT in ended.signals else EXIT_CODE)  # the signal came during the last update
+    sys.exit(STOPPED if signal.SIGINT in ended.signals else EXIT_CODE)  # the signal arrived during the last update
 
 
 def _refuse_without_weights(phase: str, folder: Path) -> None:
-    """Raise a UserError if the checkpoint of a finished phase, from which the next one starts, cannot be read."""
+    """Raise a UserError if a finished phase's checkpoint, which the next phase starts from, cannot be read."""
     from lazyformer_fairseq.storage.checkpoint_file import look_into  # imports torch
 
     try:
         look_into(folder / LAST)
     except UserError as error:
-        remedy = f"put it back, or remove {folder / FINISHED} so that {phase} makes its last updates again"
+        remedy = f"restore it, or remove {folder / FINISHED} to let {phase} repeat its last updates"
         raise UserError(f"{error}; {phase} is finished, and the next phase starts from this file: {remedy}") from None
 
 
 def _is_finished(phase: Phase, folder: Path, words: list[str]) -> bool:
-    """Return whether a phase has made all its updates.
+    """Return whether a phase has completed all its updates.
 
-    The answer is recorded in ``finished.json``, so that it remains known if the checkpoint is lost.
+    The answer is recorded in ``finished.json``, in case the checkpoint is lost.
 
     Raises:
         UserError: the folder's checkpoint belongs to another phase.
@@ -180,7 +180,7 @@ def _is_finished(phase: Phase, folder: Path, words: list[str]) -> bool:
 
     try:
         made = look_into(last).updates
-    except UserError:  # the checkpoint is damaged; the training will look for an older one
+    except UserError:  # the checkpoint is damaged; the run will look for an older one
         return record.exists()
 
     wanted = options_by_name(words)
@@ -194,7 +194,7 @@ def _is_finished(phase: Phase, folder: Path, words: list[str]) -> bool:
             if name in wanted and value is not None and str(value) != wanted[name]:
                 raise UserError(
                     f"{last}: is not a checkpoint of {phase.name}: its {name} is {value}, but {phase.name} has "
-                    f"{wanted[name]}; put the phases' folders back in order, or give another --save-dir"
+                    f"{wanted[name]}; restore the order of the phases' folders, or set another --save-dir"
                 )
 
     if whole_number(wanted["max_update"]) is None:

@@ -19,13 +19,13 @@ NVLAMB = """--optimizer nvlamb --lamb-betas '(0.9, 0.999)' --lamb-eps 1e-6 --wei
 
 @dataclass(frozen=True)
 class Recipe:
-    """The sizes and options of a pre-training.
+    """The sizes and options of a pre-training run.
 
     Attributes:
-        tokens: tokens per sequence; None for the number of positions of the arch.
+        tokens: tokens per sequence; None for the arch's number of positions.
         sequences: sequences per update.
-        updates: updates of the whole run.
-        options: further options of fairseq-train.
+        updates: the run's total number of updates.
+        options: additional options for fairseq-train.
     """
 
     tokens: Optional[int]
@@ -40,10 +40,10 @@ ADAM = """--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --w
 
 
 def without_replaced(recipe: Sequence[str], given: Mapping[str, str]) -> list[str]:
-    """Return a recipe's words without options that the user's own optimizer or schedule does not have.
+    """Return a recipe's options without those that the user's own optimizer or schedule does not support.
 
     Args:
-        recipe: the recipe's options as words of a command line.
+        recipe: the recipe's options as command-line arguments.
         given: the user's options by name.
     """
     found = options_by_name(recipe)
@@ -56,9 +56,9 @@ def without_replaced(recipe: Sequence[str], given: Mapping[str, str]) -> list[st
 
 
 def with_warmup_of(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return a phase's options with the warm-up in the unit of another schedule.
+    """Return a phase's options with the warm-up converted to another schedule's unit.
 
-    Depending on the schedule, the warm-up is given in updates or as a share of all updates, or it is left out.
+    Depending on the schedule, the warm-up is a number of updates, a fraction of all updates, or not an option.
 
     Args:
         schedule: a value of ``--lr-scheduler``.
@@ -77,11 +77,11 @@ def with_warmup_of(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
 
 
 RECIPES = {
-    # LazyFormer, Table 5, and a tenth of its updates to continue from a trained model.
+    # LazyFormer, Table 5; a tenth of its updates when continuing from a trained model.
     "table5": Recipe(None, 256, 1_000_000, f"{ADAM} --keep-updates-list {LAZYFORMER_KEPT}"),
     "continue": Recipe(None, 256, 100_000, ADAM),
-    # PAR Transformer, section 3.2: tokens, sequences and updates are the paper's. Beyond these the paper only names
-    # NVLAMB, so all else is as in NVIDIA's BERT (DeepLearningExamples, PyTorch) for the same sequences and updates.
+    # PAR Transformer, section 3.2, for tokens, sequences and updates. Beyond these the paper only names NVLAMB, so the
+    # rest follows NVIDIA's BERT (DeepLearningExamples, PyTorch) with the same sequences and updates.
     "phase1": Recipe(128, 65_536, 7_038, f"{NVLAMB} --lr 6e-3 --warmup-ratio 0.2843"),
     "phase2": Recipe(512, 32_768, 1_563, f"{NVLAMB} --lr 4e-3 --warmup-ratio 0.128"),
 }
@@ -98,12 +98,12 @@ _NVIDIA = """
     --roll"""
 
 # Chen et al., 2020, section 3: Adam, one epoch of ImageNet as warm-up, cosine decay to zero. The paper tries several
-# learning rates; which one each model gets is our choice, and so is the gradient clipping.
+# learning rates; the choice per model is ours, as is the gradient clipping.
 _IGPT = """
     --optimizer fused_adam --adam-betas (0.9,0.95) --adam-eps 1e-8 --weight-decay 0 --clip-norm 1.0
     --lr-scheduler cosine --warmup-updates 9609"""
 
-# Options of fairseq-train. Keys are the names of the YAML files in ``configs/language_modeling/recipe``, and
+# Options for fairseq-train. Keys are the names of the YAML files in ``configs/language_modeling/recipe``, plus
 # ``longformer_phase`` for Longformer's phases.
 CAUSAL_RECIPES = {
     "nvidia": f"{_NVIDIA} --min-lr 1e-3 --warmup-updates 1000",
@@ -128,23 +128,23 @@ _LONGFORMER = (
 
 
 def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the options of each of Longformer's phases, by name of the phase (Longformer, section 4.2).
+    """Return the options of Longformer's phases by phase name (Longformer, section 4.2).
 
-    From phase to phase, windows and segments double and the learning rate halves; the segments of the last phase are
-    less than doubled, as in the paper. Each phase warms up over a tenth of its updates, but at most 10,000 updates, and
-    then keeps its learning rate.
+    From phase to phase, windows and segments double and the learning rate halves. The last phase's segments are less
+    than doubled, as in the paper. Each phase warms up over a tenth of its updates, but at most 10,000 updates, and then
+    keeps its learning rate.
 
     Args:
         pattern: the first phase's pattern.
-        given: options for all phases. ``--tgt-len`` and ``--lr`` are those of the first phase; all others are the same
-            in every phase.
+        given: options for all phases. ``--tgt-len`` and ``--lr`` apply to the first phase; all others are the same in
+            every phase.
 
     Raises:
         UserError: the pattern has no window to double, or a number is invalid.
     """
     if "window=" not in pattern:
         raise UserError(
-            f"--recipe {LONGFORMER} doubles windows, but {pattern} has none; give a pattern such as s[window=32]"
+            f"--recipe {LONGFORMER} doubles windows, but {pattern} has none; use a pattern such as s[window=32]"
         )
     for name in ("tgt_len", "max_update"):
         if whole_number(given.get(name, "1")) is None:  # 1e3 is within fairseq's bounds
@@ -152,7 +152,7 @@ def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[
     try:
         rate = float(given.get("lr", 2.5e-4))
     except ValueError:
-        raise UserError(f"--lr {given['lr']}: must be one number, the learning rate of the first phase") from None
+        raise UserError(f"--lr {given['lr']}: must be a single number, the first phase's learning rate") from None
     first = int(given.get("tgt_len", _LONGFORMER[0][0]))
     found = {}
     for number, (tokens, rows, usual) in enumerate(_LONGFORMER):
@@ -174,10 +174,10 @@ def _with_windows_times(factor: int, pattern: str) -> str:
 
 
 def causal_options(row: CausalArchitecture, choice: Optional[str]) -> str:
-    """Return the options of fairseq-train in a causal model's recipe.
+    """Return the fairseq-train options of a causal model's recipe.
 
     Args:
-        row: the model's row in the table of architectures.
+        row: the model's row in the architecture table.
         choice: one of :data:`CAUSAL_CHOICES`; None for the row's own recipe.
     """
     name = row.recipe if choice is None else choice.replace("-", "_")

@@ -1,4 +1,4 @@
-"""``python -m lazyformer_fairseq.fairseq_plugin.launcher.train``: fairseq-train without the log output of its start."""
+"""``python -m lazyformer_fairseq.fairseq_plugin.launcher.train``: fairseq-train without its startup log output."""
 
 import logging
 

@@ -1,1 +1,1 @@
-"""Datasets and the tokenizer."""
+"""Datasets and tokenizers."""

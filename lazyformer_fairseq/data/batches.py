@@ -1,4 +1,4 @@
-"""The batches of an epoch: the samples of each and the order of the batches, which are the same as in fairseq-train."""
+"""Batching of an epoch's samples; the batches and their order are the same as in fairseq-train."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,14 @@ def batch_by_size(
     max_tokens: Optional[int] = None,
     max_sentences: Optional[int] = None,
 ) -> list[np.ndarray]:
-    """Divide samples, in the given order, into batches that are as large as the limits allow.
+    """Group consecutive samples into batches that are as large as the limits allow.
 
     Args:
-        indices: numbers of the samples in their order, int64 (N,).
-        sizes: tokens of each sample, (N,).
-        max_tokens: largest number of tokens in a batch, padding included: its samples times the longest one's tokens.
-        max_sentences: largest number of samples in a batch.
+        indices: sample indices in the order to follow, int64 (N,).
+        sizes: number of tokens per sample, (N,).
+        max_tokens: maximum number of tokens per batch, including padding: the number of samples times the length of
+            the longest one.
+        max_sentences: maximum number of samples per batch.
 
     Raises:
         UserError: a sample has more than `max_tokens` tokens.
@@ -35,7 +36,7 @@ def batch_by_size(
             return np.split(indices, range(most, len(indices), most))
         return []
     if len(indices) and sizes.max() > max_tokens:
-        raise UserError(f"a sample has {sizes.max()} tokens, but a batch at most {max_tokens}; raise --max-tokens")
+        raise UserError(f"a sample has {sizes.max()} tokens, but the limit per batch is {max_tokens}; increase --max-tokens")
     starts = [0]
     longest = 0
     for place, size in enumerate(sizes.tolist()):
@@ -50,23 +51,23 @@ def batch_by_size(
 
 
 def pad_right(rows: Sequence[torch.Tensor], pad: int, width: int = 0) -> torch.Tensor:
-    """Pad rows (T,) of different lengths on the right to a tensor (B, T); T is the longest, or `width` if larger."""
+    """Right-pad rows (T,) of different lengths into a tensor (B, T); T is the longest length, but at least `width`."""
     batch = pad_sequence(list(rows), batch_first=True, padding_value=pad)
     return torch.nn.functional.pad(batch, (0, max(0, width - batch.size(1))), value=pad)
 
 
 class Batched(Protocol):
-    """The methods of a dataset that :class:`EpochBatches` calls.
+    """The dataset interface that :class:`EpochBatches` needs.
 
-    Every :class:`~lazyformer_fairseq.data.datasets.labelled_texts.SizedDataset` and every split of masked text has
-    them.
+    Every :class:`~lazyformer_fairseq.data.datasets.labelled_texts.SizedDataset` and every split of masked text
+    implements it.
     """
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch."""
+        """Start an epoch."""
 
     def ordered_indices(self) -> np.ndarray:
-        """Return the order of the samples."""
+        """Return the sample indices in the order in which the epoch reads them."""
 
     def batch_by_size(
         self,
@@ -74,7 +75,7 @@ class Batched(Protocol):
         max_tokens: Optional[int],
         max_sentences: Optional[int],
     ) -> list:
-        """Divide samples, in the given order, into batches."""
+        """Group samples into batches, preserving their order."""
 
     def collater(self, samples: list) -> dict[str, Any]:
         """Collate samples into a batch."""
@@ -84,27 +85,26 @@ class Batched(Protocol):
 
 @dataclass(eq=False, repr=False)
 class EpochBatches:
-    """A dataset's batches, epoch after epoch, as fairseq-train reads them with the same seed in one process.
+    """A resumable iterator over a dataset's batches, identical to fairseq-train's with one process and the same seed.
 
-    A pass over the object yields the rest of an epoch, in batches that the dataset's collater makes; the next pass
-    yields the next epoch. It is used like a DataLoader and keeps its place: :meth:`state_dict` counts the batches that
-    were yielded.
+    It is used like a DataLoader. Each pass yields the remaining batches of an epoch, built by the dataset's collater,
+    and the next pass starts the next epoch. :meth:`state_dict` records how many batches have been yielded.
 
     Args:
-        dataset: a dataset of this package.
-        batch_size: largest number of samples in a batch; fairseq's ``--batch-size``.
-        max_tokens: largest number of tokens in a batch, padding included; ``--max-tokens``.
-        seed: together with the epoch, it determines the order of the batches; ``--seed``.
-        shuffle: whether batches come in a random order, which changes in each epoch. In validation they do not, and
-            each pass is the first epoch.
-        workers: number of processes that read ahead; ``--num-workers``.
-        part: numbers of the samples to read; None for all.
+        dataset: one of this package's datasets.
+        batch_size: maximum number of samples per batch; fairseq's ``--batch-size``.
+        max_tokens: maximum number of tokens per batch, including padding; ``--max-tokens``.
+        seed: determines the order of the batches together with the epoch; ``--seed``.
+        shuffle: whether to shuffle the batches, differently in each epoch. Set it to False for validation; every pass
+            is then the first epoch.
+        workers: number of worker processes that prefetch batches; ``--num-workers``.
+        part: indices of the samples to read; None for all.
 
     Attributes:
-        epoch: the epoch of the next pass, from 1.
-        done: batches of that epoch that were yielded, by all processes together.
-        shard: number of this process among those that share each update, from 0.
-        shards: number of these processes; each of them reads every `shards`-th batch.
+        epoch: epoch of the next pass, from 1.
+        done: number of batches of that epoch already yielded, over all processes.
+        shard: rank of this process among the data-parallel processes, from 0.
+        shards: number of data-parallel processes; each one reads every `shards`-th batch.
     """
 
     dataset: Batched
@@ -117,7 +117,7 @@ class EpochBatches:
 
     def __post_init__(self) -> None:
         if not (self.batch_size or self.max_tokens):
-            raise UserError("the size of a batch is missing; give batch_size, max_tokens or both")
+            raise UserError("the batch size is missing; set batch_size, max_tokens or both")
         self.shard = 0
         self.shards = 1
         self.epoch = 1
@@ -126,20 +126,20 @@ class EpochBatches:
 
     @property
     def indices(self) -> list[np.ndarray]:
-        """The numbers of the samples of each batch, int64 (B,), in the order in which the epoch yields the batches."""
+        """Sample indices of each batch, int64 (B,), in the epoch's batch order."""
         if self._batches[0] != self.epoch:
             self.dataset.set_epoch(self.epoch)
             order = self.dataset.ordered_indices()
             if self.part is not None:
                 order = order[(order >= self.part.start) & (order < self.part.stop)]
             batches = self.dataset.batch_by_size(order, self.max_tokens, self.batch_size)
-            if self.shuffle:  # like np.random.shuffle after np.random.seed, which fairseq calls
+            if self.shuffle:  # equals np.random.seed followed by np.random.shuffle, as in fairseq
                 np.random.RandomState(self.seed + self.epoch).shuffle(batches)
             self._batches = self.epoch, batches
         return self._batches[1]
 
     def __len__(self) -> int:
-        """Return the number of batches in the whole epoch."""
+        """Return the number of batches in a full epoch."""
         return len(self.indices)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -161,11 +161,11 @@ class EpochBatches:
         self.done = 0
 
     def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
-        """Return those of the remaining batches that this process reads."""
+        """Return the remaining batches that this process reads."""
         return batches[self.shard :: self.shards]
 
     def _consumed(self) -> int:
-        """Return the number of batches that all processes read together when each reads one."""
+        """Return the number of batches that all processes together consume per step."""
         return self.shards
 
     def _after(self) -> int:
@@ -175,9 +175,9 @@ class EpochBatches:
         return self.epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Return the place in the data as fairseq names it: the epoch, and the iterations that were done in it.
+        """Return the position in the data in fairseq's format: the epoch and the iterations completed in it.
 
-        `consumed` counts batches, whatever the number of processes.
+        `consumed` counts batches over all processes, so it does not depend on their number.
         """
         if self.done and self.done == len(self):
             return {"epoch": self._after(), "iterations_in_epoch": 0}
@@ -185,6 +185,6 @@ class EpochBatches:
         return {"epoch": self.epoch, "iterations_in_epoch": rounds, "consumed": self.done}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the last batch that was yielded; the state may also come from a fairseq checkpoint."""
+        """Resume after the last batch that was yielded; the state may also come from a fairseq checkpoint."""
         self.epoch = state["epoch"]
         self.done = state.get("consumed", state["iterations_in_epoch"])

@@ -1,16 +1,16 @@
-"""Count models, which predict a token from how often it occurred beside the same neighbours in the training text.
+"""Count-based models, which predict a token from how often it occurred next to the same neighbors in the training text.
 
-They are the yardsticks of this package. A masked LM is compared with :data:`NEIGHBOURS`, which sees two tokens on
-either side of the masked one, and a causal LM with :func:`ngram`, which sees the tokens before.
+They serve as baselines. Masked LMs are compared with :data:`NEIGHBOURS`, which sees two tokens on either side of the
+masked one, and causal LMs with :func:`ngram`, which sees the preceding tokens.
 
-All levels of context are interpolated by the rule of Witten and Bell (1991, "The zero-frequency problem", method C).
-With c(h, w) the count of token w in context h, c(h) the count of the context, and t(h) the number of different tokens
-in it,
+All context levels are interpolated with Witten-Bell smoothing (Witten and Bell, 1991, "The zero-frequency problem",
+method C). Let c(h, w) be the count of token w in context h, c(h) the count of the context, and t(h) the number of
+distinct tokens that occur in it. Then
 
     P(w | h) = (c(h, w) + t(h) * P(w | shorter h)) / (c(h) + t(h)),
 
-and the chain ends with the uniform distribution. A level may have two contexts of the same length, such as the token on
-the left and the token on the right; their probabilities are averaged.
+and the recursion ends with the uniform distribution. A level may have two contexts of the same length, such as the
+token on the left and the token on the right; their probabilities are averaged.
 """
 
 import math
@@ -22,7 +22,7 @@ from lazyformer_fairseq.storage.indexed_format import MappedItems, Prefix
 
 MOST_COUNTED = 20_000_000  # tokens of the training text to count, at two million per second
 
-Offsets = tuple[int, ...]  # a context: the places of its tokens, relative to the token that is predicted
+Offsets = tuple[int, ...]  # a context: the positions of its tokens, relative to the predicted token
 Levels = tuple[tuple[Offsets, ...], ...]  # from the largest contexts to the smallest
 NEIGHBOURS: Levels = (
     ((-2, -1, 1, 2),),
@@ -34,12 +34,12 @@ NEIGHBOURS: Levels = (
 
 
 def ngram(order: int) -> Levels:
-    """Return the contexts of an n-gram model: the `order` - 1 tokens before a token, then fewer, down to none."""
+    """Return the contexts of an n-gram model, from the `order` - 1 preceding tokens down to the empty context."""
     return tuple((tuple(range(-length, 0)),) for length in range(order - 1, -1, -1))
 
 
 def read_tokens(datasets: Iterable[Prefix], most: int = MOST_COUNTED) -> np.ndarray:
-    """Return the tokens of datasets, one after the other, int64 (N,), with N at most `most`."""
+    """Concatenate the tokens of datasets into one array, int64 (N,), with N at most `most`."""
     parts = []
     for dataset in datasets:
         parts.append(MappedItems(dataset).ids[:most].astype(np.int64))
@@ -50,15 +50,15 @@ def read_tokens(datasets: Iterable[Prefix], most: int = MOST_COUNTED) -> np.ndar
 
 
 class CountModel:
-    """A count model of a text.
+    """An interpolated count-based language model.
 
-    Contexts are compared by hashes, which have 49 bits for a vocabulary of 32,000. Among ten million contexts, 0.1
-    pairs are expected to have the same hash.
+    Contexts are identified by hashes, which have 49 bits for a vocabulary of 32,000. Ten million contexts are expected
+    to produce 0.1 collisions.
 
     Args:
-        levels: the contexts, from the largest to the smallest.
-        symbols: V, the size of the vocabulary.
-        text: ids (N,) of the training text. Ids of V or more do not stand for a token and never match.
+        levels: contexts, from the largest to the smallest.
+        symbols: vocabulary size V.
+        text: token ids (N,) of the training text. Ids of V or more do not represent tokens and never match.
     """
 
     def __init__(self, levels: Levels, symbols: int, text: np.ndarray):
@@ -70,9 +70,9 @@ class CountModel:
         """Return the log probabilities of tokens, float64 (M,), in nats.
 
         Args:
-            ids_BT: the ids that a model sees, (B, T); there are no tokens beyond the ends of a row.
-            at_BT: True at the M places whose tokens are predicted; `ids_BT` is ignored there.
-            targets: the ids of these tokens, (M,), row by row.
+            ids_BT: input ids, (B, T); contexts do not extend beyond the ends of a row.
+            at_BT: True at the M positions to predict; `ids_BT` is ignored there.
+            targets: ids of the tokens at these positions, (M,), row by row.
         """
         widest = max((abs(offset) for level in self.levels for offsets in level for offset in offsets), default=0)
         padded = np.pad(ids_BT, ((0, 0), (widest, widest)), constant_values=self.symbols)
@@ -87,22 +87,22 @@ class CountModel:
         return np.log(probabilities)
 
     def bits(self, ids_BT: np.ndarray, at_BT: np.ndarray, targets: np.ndarray) -> float:
-        """Return the loss in bits per token; the arguments are those of :meth:`log_probabilities`."""
+        """Return the loss in bits per token; see :meth:`log_probabilities` for the arguments."""
         return float(-self.log_probabilities(ids_BT, at_BT, targets).mean() / math.log(2))
 
 
 class _Table:
-    """The counts of the contexts of one shape.
+    """The counts of all contexts with the same offsets.
 
-    A pair of a context and a token is stored as one number: the context's hash, with the token's id as its lowest bits.
-    So one sort brings all pairs of a context together.
+    Each (context, token) pair is stored as one integer: the context's hash in the high bits and the token id in the
+    low bits. Sorting these integers groups the pairs by context.
 
     Attributes:
-        pairs: the sorted numbers of the distinct pairs.
-        pair_counts: how often each pair occurs.
-        contexts: the sorted hashes of the distinct contexts.
-        context_counts: how often each context occurs.
-        types: how many different tokens occur in each context.
+        pairs: sorted integers of the distinct pairs.
+        pair_counts: number of occurrences of each pair.
+        contexts: sorted hashes of the distinct contexts.
+        context_counts: number of occurrences of each context.
+        types: number of distinct tokens in each context.
     """
 
     def __init__(self, offsets: Offsets, text: np.ndarray, symbols: int):
@@ -120,7 +120,7 @@ class _Table:
         self.context_counts = np.diff(np.concatenate([[0], np.cumsum(self.pair_counts)])[starts])
 
     def interpolate(self, context: Sequence[np.ndarray], tokens: np.ndarray, shorter: np.ndarray) -> np.ndarray:
-        """Return the probabilities of tokens (M,) in their contexts, given those in the shorter contexts (M,)."""
+        """Interpolate the probabilities of tokens (M,) in their contexts with those in the shorter contexts (M,)."""
         hashes = self._hash(context, len(tokens))
         pair_counts = _look_up(self.pairs, self.pair_counts, self._number(hashes, tokens))
         context_counts = _look_up(self.contexts, self.context_counts, hashes)
@@ -130,9 +130,9 @@ class _Table:
         return np.where(is_known, (pair_counts + types * shorter) / total, shorter)
 
     def _hash(self, context: Sequence[np.ndarray], count: int) -> np.ndarray:
-        """Return the hash of each context, uint64 (count,), given one array (count,) for each place in the context.
+        """Hash contexts, uint64 (count,); `context` has one array (count,) per position in the context.
 
-        The bits are spread by the finalizer of splitmix64 (Steele et al., 2014).
+        The bits are mixed by the finalizer of splitmix64 (Steele et al., 2014).
         """
         hashes = np.zeros(count, np.uint64)
         for tokens in context:
@@ -143,18 +143,18 @@ class _Table:
         return hashes >> self.token_bits
 
     def _number(self, hashes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return the numbers of the pairs of contexts and tokens."""
+        """Pack context hashes and token ids into one integer per pair."""
         return (hashes << self.token_bits) | tokens.astype(np.uint64)
 
 
 def _runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct values of a sorted array, and where each of them starts; the array's length comes last."""
+    """Return the distinct values of a sorted array and the start index of each, followed by the array's length."""
     starts = np.flatnonzero(np.concatenate([np.ones(min(len(values), 1), bool), values[1:] != values[:-1]]))
     return values[starts], np.append(starts, len(values))
 
 
 def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the values of the wanted keys, or 0 for a key that is not in the sorted `keys`."""
+    """Look up the values of the wanted keys in the sorted `keys`; a missing key gets 0."""
     if not len(keys):
         return np.zeros(len(wanted))
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)

@@ -1,4 +1,4 @@
-"""Labelled texts as ids, which are encoded from a task's files or read from a prepared folder."""
+"""Token ids of labeled texts, encoded from a task's files or read from a prepared folder."""
 
 import logging
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ def read_examples(
     tokenizer: TextTokenizer,
     longest: Optional[int],
 ) -> EncodedExamples:
-    """Read the examples of a split of a task, and log what the user should know of them.
+    """Read a task's split and log warnings about its examples.
 
     Args:
-        task: description of the task.
+        task: the task's description.
         data: folder of the task's files, or a prepared folder.
         split: name of the split.
-        tokenizer: encodes the task's files.
-        longest: largest number of tokens in an input; longer ones are cut. None cuts none.
+        tokenizer: the tokenizer for the task's files.
+        longest: maximum number of tokens per input; longer inputs are truncated. None for no limit.
     """
     if PreparedTask.is_at(data):
         examples = load_prepared(data).read(split, longest, tokenizer.special.eos)
@@ -44,7 +44,7 @@ def read_examples(
         logger.warning("%s", oddity)
     inputs, counts = encode_split(tokenizer, file, longest)
     logger.info(
-        "%s: %d examples, %.2f%% of tokens unknown",
+        "%s: %d examples, %.2f%% unknown tokens",
         file.path,
         len(inputs),
         100 * counts["unknown_token_share"],
@@ -55,7 +55,7 @@ def read_examples(
 
 
 def _warn_of_cuts(examples: EncodedExamples, longest: Optional[int], source: Union[str, Path]) -> None:
-    """Log how many inputs of a split were cut to `longest` tokens, if any were."""
+    """Log how many of a split's inputs were truncated to `longest` tokens, if any."""
     if examples.cut and longest is not None:
         logger.warning("%s", told_cut(examples.cut, len(examples.inputs), longest, f"rows of {source}"))
 
@@ -65,21 +65,21 @@ def encode_split(
     split: SplitFile,
     max_length: Optional[int],
 ) -> tuple[list[np.ndarray], dict[str, float]]:
-    """Encode the examples of a file, in their order, as inputs of the model.
+    """Encode a file's examples as model inputs, in order.
 
     Args:
-        tokenizer: builds the inputs.
+        tokenizer: the tokenizer that builds the inputs.
         split: the file.
-        max_length: largest number of ids in an input, special ones included. Longer inputs are cut, the longer text of
-            a pair first; None cuts none.
+        max_length: maximum number of ids per input, including special tokens. Longer inputs are truncated, starting
+            with the longer text of a pair. None for no limit.
 
     Raises:
-        UserError: a text of a row with a label has characters but no tokens.
+        UserError: a text of a labeled row has characters but no tokens.
 
     Returns:
-        The inputs (an int32 array each) and the counts: the number of inputs that were cut and, before cutting, the
-        numbers of tokens (``<s>`` and ``</s>`` included), of words as the tokenizer divides the text, and of tokens and
-        words that are or contain ``<unk>``.
+        The inputs (one int32 array each) and the counts. These are the number of truncated inputs and, before
+        truncation, the numbers of tokens (including ``<s>`` and ``</s>``), ``<unk>`` tokens, words as split by the
+        tokenizer, and words that contain ``<unk>``.
     """
     bar = Progress(split.examples, desc=f"encode {split.path}", unit=" rows", delay=2, leave=False)
     whole = [np.array(tokenizer.build_input(*example.texts), dtype=np.int32) for example in bar]
@@ -111,9 +111,9 @@ def encode_split(
 
 def _refuse_texts_without_tokens(tokenizer: TextTokenizer, split: SplitFile, inputs: Sequence[np.ndarray]) -> None:
     for example, ids in zip(split.examples, inputs, strict=True):
-        # The reader of the file has already dealt with empty texts.
+        # Empty texts have already been handled by the file's reader.
         if example.target is not None and all(map(str.strip, example.texts)) and lacks_text(ids, tokenizer.special.eos):
             raise UserError(
                 f"{split.path}, line {example.line}: a sentence contains only control characters; correct the "
-                "row, or remove it"
+                "row or remove it"
             )

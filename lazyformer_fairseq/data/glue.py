@@ -1,8 +1,8 @@
-"""Tables of published tasks: those of GLUE, and those of GLUE and SuperGLUE that BabyLM's evaluation uses.
+"""Tables of published tasks: the GLUE tasks, and the GLUE and SuperGLUE tasks of BabyLM's evaluation.
 
-They are the only place that names a task's files, columns, labels and metrics. GLUE's files and columns are those of
-the official download (gluebenchmark.com/tasks). The metric that selects a checkpoint and the number of epochs are those
-of LazyFormer (arXiv 2102.12702, appendix A and Table 5).
+A task's files, columns, labels and metrics are defined only here. The files and columns of GLUE follow the official
+download (gluebenchmark.com/tasks). The checkpoint selection metric and the number of epochs follow LazyFormer (arXiv
+2102.12702, appendix A and Table 5).
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ def _splits(
     rows: tuple[int, ...],
     files: Mapping[str, str] = _FILES,
 ) -> dict[str, Split]:
-    """Return the splits of a task whose files have a header, with the same column names in each."""
+    """Return the splits of a task in which all files have a header with the same column names."""
     return {
         split: Split(file, texts, None if split.startswith("test") else label, count)
         for (split, file), count in zip(files.items(), rows, strict=True)
@@ -62,7 +62,7 @@ _TASKS = (
 TASKS = {task.name: task for task in _TASKS}
 
 # BabyLM's evaluation of 2025 (github.com/babylm/evaluation-pipeline-2025 at bf55c11): JSON lines in one folder.
-BABYLM_PREFIX = "BabyLM-"  # keeps the heads and data of its tasks apart from GLUE's
+BABYLM_PREFIX = "BabyLM-"  # distinguishes its tasks' heads and data from GLUE's
 
 
 def _babylm(
@@ -73,7 +73,7 @@ def _babylm(
     templates: tuple[str, ...] = (),
     labels: tuple[str, ...] = _BINARY,
 ) -> TaskDescription:
-    """Return a task of BabyLM's evaluation, whose files have the task's name."""
+    """Return a task of BabyLM's evaluation; its files are named after the task."""
     splits = {
         split: Split(f"{name.lower()}.{split}.jsonl", columns, "label", count, templates)
         for split, count in zip(("train", "valid"), rows, strict=True)
@@ -98,7 +98,7 @@ PUBLISHED = {**TASKS, **BABYLM_TASKS}
 
 
 def find_task(name: str, table: Mapping[str, TaskDescription] = TASKS, what: str = "GLUE") -> TaskDescription:
-    """Return the description of a task, given its name or folder in any case; the prefix of BabyLM's is optional.
+    """Find a task by its name or folder, ignoring case; the prefix of BabyLM tasks is optional.
 
     Raises:
         UserError: there is no such task; the message lists all tasks.

@@ -34,9 +34,9 @@ def test_an_order_is_cut_where_fairseq_cuts_it(sizes, max_tokens, max_sentences)
 
 
 def test_a_sample_longer_than_a_batch_is_refused():
-    with pytest.raises(UserError, match="a sample has 31 tokens, but a batch at most 30"):
+    with pytest.raises(UserError, match="a sample has 31 tokens, but the limit per batch is 30"):
         batch_by_size(np.arange(2), np.array([3, 31]), max_tokens=30)
-    with pytest.raises(UserError, match="the size of a batch is missing"):
+    with pytest.raises(UserError, match="the batch size is missing"):
         EpochBatches(texts_of([3]))
 
 

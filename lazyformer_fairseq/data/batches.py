@@ -36,7 +36,9 @@ def batch_by_size(
             return np.split(indices, range(most, len(indices), most))
         return []
     if len(indices) and sizes.max() > max_tokens:
-        raise UserError(f"a sample has {sizes.max()} tokens, but the limit per batch is {max_tokens}; increase --max-tokens")
+        raise UserError(
+            f"a sample has {sizes.max()} tokens, but the limit per batch is {max_tokens}; increase --max-tokens"
+        )
     starts = [0]
     longest = 0
     for place, size in enumerate(sizes.tolist()):

@@ -1,10 +1,10 @@
-"""Files of labelled texts: the description of a task on them, from GLUE or the user, and the reader of all formats.
+"""Readers of labeled text files in all supported formats, and the task descriptions of GLUE and of custom tasks.
 
-In TSV files, a quotation mark is a character like any other (QUOTE_NONE), because GLUE's texts have unpaired ones. So a
-row is a line that is split at its tabs. Only a line feed ends it, because texts contain other characters that Unicode
-counts as line ends. CSV files have quotation marks around fields that contain commas, quotation marks or line ends. In
-JSON lines, each line is an object. A CoNLL file has a word per line, in the first of its columns, with the word's tag
-in the last; an empty line ends a sentence. Here the sentence is a row of two columns: its words, and their tags.
+In TSV files, quotation marks have no special meaning (QUOTE_NONE) because GLUE's texts contain unpaired ones. Each row
+is a line split at its tabs. Only a line feed ends a line, because texts contain other characters that Unicode treats as
+line breaks. In CSV files, fields that contain commas, quotation marks or line breaks are quoted. In JSON lines files,
+each line is an object. CoNLL files have one word per line, with the word in the first column and its tag in the last,
+and an empty line after each sentence. Such a sentence is read as one row of two columns: its words and their tags.
 """
 
 import csv
@@ -24,20 +24,21 @@ from lazyformer_fairseq.storage.checked import Finite, PositiveAmount, as_type, 
 
 Column = Union[int, str]
 CONLL = ".conll"
-NEW_DOCUMENT = "-DOCSTART-"  # the first column of a CoNLL file's line that is not a word
-OUTSIDE = "O"  # the tag of a word outside all entities
-MOST_SHOWN = 12  # labels that a message lists
-NAME = re.compile(r"\w[\w.+@-]*")  # of a task, which is also the name of folders
-# A number with a leading zero, such as 007, is a code and stays as it is written.
+NEW_DOCUMENT = "-DOCSTART-"  # first column of the line that starts a document in CoNLL files
+OUTSIDE = "O"  # tag of words outside all entities
+MOST_SHOWN = 12  # maximum number of labels listed in a message
+NAME = re.compile(r"\w[\w.+@-]*")  # task names, which are also folder names
+# A number with a leading zero, such as 007, is treated as a code and stays as written.
 NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]{1,2})?")
-# What pandas, R and databases write for a missing label, in any case; of Python's None, other spellings may be labels.
+# What pandas, R and databases write for a missing label, in any case. Python's None must match exactly, because other
+# spellings may be labels.
 MISSING = re.compile(r"(?i:nan|<na>|null)|None")
 
 
 def class_name(word: str) -> str:
-    """Return the class that `word` in a label column names; a whole number is reduced to its digits.
+    """Return the class name for `word` in a label column, with whole numbers normalized to integers.
 
-    pandas writes the classes 0 and 1 as 0.0 and 1.0 if a label of the column is missing, and numpy writes 1.000e+00.
+    pandas writes the classes 0 and 1 as 0.0 and 1.0 if a label in the column is missing, and numpy writes 1.000e+00.
     """
     if NUMBER.fullmatch(word):
         number = Decimal(word)
@@ -47,7 +48,7 @@ def class_name(word: str) -> str:
 
 
 def listed_labels(word: str) -> Optional[list[str]]:
-    """Return the labels if `word` in a label column is a JSON list, such as ``["anger", "joy"]``, or else None."""
+    """Parse a label column's `word` as a JSON list of labels, such as ``["anger", "joy"]``; None if it is not one."""
     if not word.lstrip().startswith("["):
         return None
     try:
@@ -57,21 +58,21 @@ def listed_labels(word: str) -> Optional[list[str]]:
 
 
 def words_of(text: str) -> list[str]:
-    """Split a text into words at spaces and tabs; a no-break space is part of a word."""
+    """Split a text into words at spaces and tabs, but not at no-break spaces."""
     return re.findall(r"[^ \t]+", text)
 
 
 @dataclass(frozen=True)
 class Split:
-    """A file of a task.
+    """The layout of one split's file.
 
     Attributes:
         file: name of the file in the task's folder.
-        texts: the columns of a text or a pair of texts: names if the file has a header, otherwise numbers from 0.
-        label: the column of the label, likewise; None if the file has no labels.
-        rows: number of examples in the official file, without rows that have too few fields.
-        templates: one or two texts, each made from several columns by name, such as ``Question: {question}``; empty if
-            the columns are the texts.
+        texts: columns of the text or the pair of texts; names if the file has a header, otherwise indices from 0.
+        label: name or index of the label column; None if the file has no labels.
+        rows: number of examples in the official file, excluding rows with too few fields.
+        templates: one or two format strings that build the texts from named columns, such as ``Question: {question}``;
+            empty if the columns are used as they are.
     """
 
     file: str
@@ -88,25 +89,25 @@ class Split:
 
 @dataclass(frozen=True)
 class TaskDescription:
-    """The description of a task: a row of the table of tasks.
+    """A fine-tuning task: its files, labels and metrics.
 
     Attributes:
-        name: name of the task, as papers print it.
-        splits: the file of each split, by fairseq's name of the split (`train`, `valid`, `valid1`, `test`, `test1`).
-        metrics: names in :data:`lazyformer_fairseq.evaluation.metrics.METRICS`; the first selects the checkpoint.
-        labels: the words of the label column; a word's place is its class. Empty if scores are predicted.
-        score_range: lowest and highest score, if scores are predicted.
-        epochs: number of epochs of fine-tuning.
-        has_odd_rows: whether the official files are known to have rows with too few fields, which are skipped, and
+        name: name of the task, as spelled in papers.
+        splits: files by split, under fairseq's split names (`train`, `valid`, `valid1`, `test`, `test1`).
+        metrics: names in :data:`lazyformer_fairseq.evaluation.metrics.METRICS`; the first one selects the checkpoint.
+        labels: values of the label column, in the order of the class indices; empty for regression.
+        score_range: lowest and highest regression target, if they are known.
+        epochs: number of fine-tuning epochs.
+        has_odd_rows: whether the official files are known to contain rows with too few fields, which are skipped, and
             two empty sentences, which are kept; both are counted.
-        model_of: the task whose model and labels predict this task, if it has no training data of its own.
-        official_folder: folder of the official download, if it does not have the task's name.
+        model_of: the task whose model and labels are used for this one, if this one has no training data.
+        official_folder: folder name in the official download, if it differs from the task's name.
         is_custom: whether this is a user's task rather than a published one.
-        standard: mean and standard deviation of the training scores, if the head learns scores in these units; so
-            scores of any range are learnt alike.
-        longest: number of ids of the longest input in training, if a checkpoint tells it.
-        is_multi_label: whether a row has a list of labels, each predicted by its own sigmoid.
-        tags_words: whether a row is a sentence in which each word has a label.
+        standard: mean and standard deviation of the training targets, if the head is trained on standardized
+            regression targets. This makes training independent of their range.
+        longest: number of ids in the longest training input, if recorded in a checkpoint.
+        is_multi_label: whether a row has a list of labels, each predicted by a separate sigmoid.
+        tags_words: whether a row is a sentence with one label per word.
     """
 
     name: str
@@ -130,23 +131,23 @@ class TaskDescription:
 
     @classmethod
     def from_json(cls, found: Any, where: Union[str, Path]) -> "TaskDescription":
-        """Return the description that :meth:`as_json` wrote.
+        """Parse a description written by :meth:`as_json`.
 
         Args:
-            found: the JSON object.
-            where: its file, for messages.
+            found: the parsed JSON.
+            where: path of the file, for messages.
 
         Raises:
-            UserError: the object is anything else; the message names the file.
+            UserError: the JSON is not a task description; the message names the file.
         """
-        task = as_type(cls, found, f"{where}: does not say what its labels are", "fine-tune again")
+        task = as_type(cls, found, f"{where}: contains no valid task description", "fine-tune again")
         if not NAME.fullmatch(task.name):
-            raise UserError(f"{where}: does not say what its labels are: the task is called {task.name[:40]!r}")
+            raise UserError(f"{where}: contains no valid task description: the task is called {task.name[:40]!r}")
         return task
 
     @property
     def folder(self) -> str:
-        """Name of the folder of the official download."""
+        """Name of the task's folder in the official download."""
         return self.official_folder or self.name
 
     @property
@@ -161,17 +162,17 @@ class TaskDescription:
 
     @property
     def is_regression(self) -> bool:
-        """True if scores are predicted."""
+        """True if the task is regression."""
         return self.score_range is not None or self.standard is not None
 
     @property
     def num_classes(self) -> int:
-        """Number of outputs of the classification head; 1 if scores are predicted."""
+        """Number of outputs of the classification head; 1 for regression."""
         return len(self.labels) or 1
 
     @property
     def head_name(self) -> str:
-        """Name of the classification head in a model; a custom task never has a name that GLUE or torch uses."""
+        """Name of the classification head in a model; custom tasks get a prefix to avoid GLUE's and torch's names."""
         if self.is_custom:
             return "custom_" + re.sub(r"[^A-Za-z0-9]", "_", self.name)
         return (self.model_of or self.name).lower()
@@ -180,32 +181,33 @@ class TaskDescription:
     def remedy(self) -> str:
         """Advice for a file with mistakes."""
         if self.tags_words:
-            return "write a word and its tag per line, and an empty line after each sentence"
+            return "write one word and its tag per line, and an empty line after each sentence"
         if self.is_custom:
-            return "write a line of column names, and rows under it"
+            return "write a line of column names, followed by the rows"
         return "download the task's data again"
 
     def target(self, word: str) -> "Target":
-        """Return the class (from 0) or score for `word` in a label column, or the word if classes are not known yet.
+        """Convert `word` in a label column to a class index or a regression target.
 
-        For a list of labels, return 0 or 1 per label of the task or, if these are not known yet, the labels in the
-        list. If words have tags, `word` is a single tag.
+        If the task's labels are not known yet, return the label itself. For a multi-label task, return a 0 or 1 per
+        label of the task or, if these are not known yet, the labels in the list. For a tagging task, `word` is a single
+        tag.
 
         Raises:
-            UserError: `word` is not a label of the task; the message lists the labels, and the caller adds the line.
+            UserError: `word` is not one of the task's labels; the message lists them, and the caller adds the line.
         """
         if not self.is_multi_label:
             return self._class_or_score(word)
         listed = listed_labels(word)
         if listed is None:
-            raise UserError(f'label {word!r} is not a list, but other rows have lists, such as ["joy"]')
+            raise UserError(f'label {word!r} is not a list such as ["joy"], but other rows have lists')
         found = tuple(map(self._class_or_score, listed))
         if not self.labels:
             return found
         return tuple(int(number in found) for number in range(len(self.labels)))
 
     def target_of(self, label: Any) -> "Target":
-        """Return the target for the label of a :class:`~lazyformer_fairseq.evaluation.inference.Prediction`."""
+        """Convert the label of a :class:`~lazyformer_fairseq.evaluation.inference.Prediction` to a target."""
         if self.is_regression:
             return label
         if self.is_multi_label:
@@ -213,7 +215,7 @@ class TaskDescription:
         return self.labels.index(label)
 
     def word_of(self, target: Any) -> str:
-        """Return the label that a target stands for, as it is written in a file."""
+        """Convert a target to its label as written in a file."""
         if self.is_regression:
             return f"{target:g}"
         if self.is_multi_label:
@@ -226,11 +228,13 @@ class TaskDescription:
             if not word:
                 raise UserError("the label is empty")
             if MISSING.fullmatch(word):
-                raise UserError(f"the label {word!r} stands for a missing label")
+                raise UserError(f"the label {word!r} denotes a missing label")
             if re.search(r"[\t\r\n]", word):
-                raise UserError(f"the label {word!r} contains a tab or a line break, which separates labels in files")
+                raise UserError(
+                    f"the label {word!r} contains a tab or a line break, which are used to separate labels in files"
+                )
             if listed_labels(word) is not None:
-                raise UserError(f"the label {word[:40]} is a list; write a list of labels in each row, or in none")
+                raise UserError(f"the label {word[:40]} is a list; use lists in either all rows or none")
         if self.is_regression:
             return self._score(word)
         word = class_name(word)
@@ -241,8 +245,8 @@ class TaskDescription:
             if len(self.labels) > MOST_SHOWN:
                 known += ", ..."
             if self.is_custom:
-                known += ", which are those of the training file (if the label is right, add rows with it there)"
-            raise UserError(f"label {word!r} is not one of {self.name}'s labels {known}")
+                known += " (these are taken from the training file; if the label is correct, add rows with it there)"
+            raise UserError(f"label {word!r} is not one of {self.name}'s labels: {known}")
         return self.labels.index(word)
 
     def _score(self, word: str) -> float:
@@ -257,7 +261,7 @@ class TaskDescription:
         classes = ""
         if self.is_custom:
             classes = " (--label-type classes allows any label)"
-        raise UserError(f"score {word!r} is not a number{limits}, as the scores of {self.name} are{classes}")
+        raise UserError(f"score {word!r} is not a number{limits}, as {self.name} requires{classes}")
 
 
 Target = Union[int, float, str, tuple[Union[int, float, str], ...]]
@@ -265,13 +269,13 @@ Target = Union[int, float, str, tuple[Union[int, float, str], ...]]
 
 @dataclass(frozen=True)
 class Example:
-    """A row as an example.
+    """One example of a task.
 
     Attributes:
-        texts: one text or two.
-        target: the class or score; None if the file has none. If the classes are not known yet, it is the label as
-            written; see :meth:`TaskDescription.target`.
-        line: number of the line, from 1.
+        texts: one or two texts.
+        target: class index or regression target; None if the file has no labels. It is the label as written if the
+            task's labels are not known yet; see :meth:`TaskDescription.target`.
+        line: line number in the file, from 1.
     """
 
     texts: tuple[str, ...]
@@ -281,7 +285,7 @@ class Example:
 
 @dataclass(frozen=True)
 class SplitFile:
-    """The examples of a file, in its order, and the numbers of the lines with :data:`ODDITIES`."""
+    """A file's examples in order, and the line numbers of its :data:`ODDITIES`."""
 
     path: Path
     examples: list[Example]
@@ -289,15 +293,15 @@ class SplitFile:
     empty_lines: list[int] = field(default_factory=list)
 
     def oddities(self) -> list[str]:
-        """Return a sentence for the user about each type of odd row in the file."""
+        """Return one message per type of odd row in the file."""
         return describe_oddities(self.path, {name: getattr(self, name) for name in ODDITIES})
 
 
-ODDITIES = {"short_lines": "with too few fields, left out", "empty_lines": "with an empty sentence, kept"}
+ODDITIES = {"short_lines": "with too few fields, skipped", "empty_lines": "with an empty sentence, kept"}
 
 
 def describe_oddities(file: Union[str, Path], lines: Mapping[str, list[int]]) -> list[str]:
-    """Return the sentences of :meth:`SplitFile.oddities`, given the lines of each type as a manifest has them."""
+    """Return the messages of :meth:`SplitFile.oddities`, given the line numbers by type as stored in a manifest."""
     said = []
     for name, what in ODDITIES.items():
         numbers = lines.get(name)
@@ -311,12 +315,12 @@ def describe_oddities(file: Union[str, Path], lines: Mapping[str, list[int]]) ->
 
 
 class FileRow(NamedTuple):
-    """A row as it is in a file.
+    """A file's row before its texts and label are extracted.
 
     Attributes:
-        line: number of the line, from 1.
-        fields: the fields of the row.
-        whole: the object that has the fields, if the file has JSON lines.
+        line: line number, from 1.
+        fields: the row's fields.
+        whole: the JSON object with these fields, if the file has JSON lines.
     """
 
     line: int
@@ -326,13 +330,13 @@ class FileRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RowReader:
-    """A reader of the texts and labels in a file's rows, which knows their places.
+    """An extractor of texts and labels from a file's rows.
 
     Attributes:
         path: path of the file, for messages.
-        names: names of the columns, or their numbers from 1 if the file has no names.
-        texts: places of one text or two.
-        label: place of the label; None if the file has none.
+        names: column names, or numbers from 1 if the file has no header.
+        texts: indices of one or two text columns.
+        label: index of the label column; None if the file has no labels.
         templates: see :class:`Split`.
     """
 
@@ -351,17 +355,17 @@ class RowReader:
         label: Optional[Column],
         templates: tuple[str, ...] = (),
     ) -> "RowReader":
-        """Return the reader of a file's rows.
+        """Create the reader for a file from its first row.
 
         Args:
             path: path of the file.
-            first: fields of the first row, which are the names of the columns if these are given by name.
-            texts: columns of the texts, which must exist.
-            label: column of the label, which must exist; None for no label.
+            first: fields of the first row; these are the column names if `texts` and `label` are names.
+            texts: text columns, which must exist.
+            label: label column, which must exist; None for no label.
             templates: see :class:`Split`.
 
         Raises:
-            UserError: two columns have the name of a text or of the label.
+            UserError: two columns have the name of a text or label column.
         """
         wanted = [column for column in (*texts, label) if column is not None]
         numbers = [column for column in wanted if isinstance(column, int)]
@@ -373,7 +377,7 @@ class RowReader:
             if len(places) > 1:
                 raise UserError(
                     f"{path}, line 1: {len(places)} columns are called {name!r} (columns {', '.join(places)}); rename "
-                    "all but the one to use"
+                    "all but the one that should be used"
                 )
 
         def place_of(column: Column) -> int:
@@ -387,29 +391,29 @@ class RowReader:
         return cls(path, first, tuple(map(place_of, texts)), place_of_label, templates)
 
     def texts_of(self, row: FileRow) -> tuple[str, ...]:
-        """Return the texts of a row, which may be empty.
+        """Return a row's texts, which may be empty.
 
         Raises:
-            UserError: the row has too few or too many fields, or a list or an object in place of a text.
+            UserError: the row has too few or too many fields, or contains a list or an object instead of a text.
         """
         if len(row.fields) != len(self.names):
             noun = "field" if len(row.fields) == 1 else "fields"
             raise UserError(
-                f"{self.path}, line {row.line}: found {len(row.fields)} {noun}, needed {len(self.names)}; is the "
-                "file truncated, are its columns not separated as its ending says, or is there a tab in a sentence? "
-                "Replace such a tab by a space"
+                f"{self.path}, line {row.line}: found {len(row.fields)} {noun}, expected {len(self.names)}. Is the "
+                "file truncated, does its extension not match its column separator, or is there a tab in a sentence? "
+                "Replace such a tab with a space"
             )
-        fields = tuple(self._plain(row, place, "write one text there") for place in self.texts)
+        fields = tuple(self._plain(row, place, "use a single text instead") for place in self.texts)
         if not self.templates:
             return fields
         by_name = dict(zip((self.names[place] for place in self.texts), fields, strict=True))
         return tuple(template.format(**by_name) for template in self.templates)
 
     def label_of(self, row: FileRow) -> Optional[str]:
-        """Return the label of a row, with a list of labels as JSON; raise a UserError if the label is an object."""
+        """Return a row's label, with a list of labels as JSON; raise a UserError if the label is an object."""
         if self.label is None:
             return None
-        return self._plain(row, self.label, "a label is a word, a number, true or false, or a list of these", dict)
+        return self._plain(row, self.label, "a label must be a word, a number, true, false or a list of these", dict)
 
     def _plain(self, row: FileRow, place: int, remedy: str, refused: Any = (list, dict)) -> str:
         value = None
@@ -433,17 +437,17 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
         split: a name in `task.splits`.
 
     Raises:
-        UserError: the split, the file or a column does not exist, a label or score is not one of the task's, a row has
-            too few or too many fields or an empty sentence, or the text is not UTF-8.
+        UserError: the split, the file or a column does not exist, a label is invalid, a row has too few or too many
+            fields or an empty sentence, or the text is not UTF-8.
     """
     if split not in task.splits:
-        raise UserError(f"{task.name} has no split {split!r}; it has {', '.join(task.splits)}")
+        raise UserError(f"{task.name} has no split {split!r}; its splits are {', '.join(task.splits)}")
     layout = task.splits[split]
     path = Path(folder) / layout.file
     rows = read_rows(path)
     first = next(rows, None)
     if first is None:
-        raise UserError(f"{path}: is empty; {task.remedy}")
+        raise UserError(f"{path}: this file is empty; {task.remedy}")
     if layout.has_header:
         _refuse_missing_columns(task, path, layout, first.fields)
     else:
@@ -451,7 +455,7 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
     reader = RowReader.of(path, first.fields, layout.texts, layout.label, layout.templates)
     file = _read_rows(task, reader, rows)
     if not file.examples:
-        raise UserError(f"{path}: has no row of data; {task.remedy}")
+        raise UserError(f"{path}: this file has no data rows; {task.remedy}")
     return file
 
 
@@ -471,7 +475,7 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
     path = reader.path
     width = len(reader.names)
     file = SplitFile(path, [], [])
-    first_line: dict[bool, int] = {}  # of a label that is true or false, and of any other label
+    first_line: dict[bool, int] = {}  # line of the first boolean label (True) and of the first other label (False)
     for row in rows:
         if len(row.fields) < width and task.has_odd_rows:
             file.short_lines.append(row.line)
@@ -486,7 +490,7 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
                 names = ", ".join(repr(name[:40]) for name in list(row.whole)[:MOST_SHOWN])
                 there = f" (its fields are {names})"
             raise UserError(
-                f"{path}, line {row.line}: a sentence is empty, in column {empty[0]!r}{there}; correct the row, or "
+                f"{path}, line {row.line}: a sentence is empty, in column {empty[0]!r}{there}; correct the row or "
                 "remove it"
             )
         if empty:
@@ -499,7 +503,7 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
             if len(first_line) > 1:
                 raise UserError(
                     f"{path}: the label is true or false in line {first_line[True]}, but not in line "
-                    f"{first_line[False]}; write all labels in the same way"
+                    f"{first_line[False]}; use the same type for all labels"
                 )
             target = target_of_row(task, path, row, label)
         file.examples.append(Example(texts, target, row.line))
@@ -507,22 +511,22 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
 
 
 def target_of_row(task: TaskDescription, path: Path, row: FileRow, label: str) -> Any:
-    """Return the target of a row's label, or a tuple of targets if words have tags.
+    """Convert a row's label to a target, or to a tuple with one target per word for a tagging task.
 
     Raises:
-        UserError: the label is wrong; the message names its line.
+        UserError: the label is invalid; the message names its line.
     """
     parts = [label]
-    if task.tags_words:  # each tag is on a line of its own
+    if task.tags_words:  # each tag is on a separate line of the file
         parts = label.split(" ")
     targets = []
     for line, part in enumerate(parts, start=row.line):
         try:
             targets.append(task.target(part))
         except UserError as error:
-            remedy = "download the task's data again, or correct it"
+            remedy = "download the task's data again or correct it"
             if task.is_custom:
-                remedy = "correct the row, or remove it"
+                remedy = "correct the row or remove it"
             raise UserError(f"{path}, line {line}: {error}; {remedy}") from None
     if task.tags_words:
         return tuple(targets)
@@ -530,17 +534,17 @@ def target_of_row(task: TaskDescription, path: Path, row: FileRow, label: str) -
 
 
 def read_rows(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterator[FileRow]:
-    """Yield the rows of a file, by its ending: .tsv, .csv, .jsonl, .txt (a text per line) or .conll (a word per line).
+    """Yield the rows of a .tsv, .csv, .jsonl, .txt (one text per line) or .conll (one word per line) file.
 
-    The first row has the names of the columns, if the file has any. For JSON lines it has the names of the fields of
-    all objects, since the first object may lack some; the file is read twice for this.
+    The first row contains the column names, if the file has any. For JSON lines it contains the field names of all
+    objects, because the first object may lack some; such a file is read twice.
 
     Args:
-        path: path of the file.
-        seen: is called with the number of bytes of each line.
+        path: path of the file; its extension determines the format.
+        seen: callback that receives the number of bytes of each line.
 
     Raises:
-        UserError: the file cannot be read, is not UTF-8, or has a line that is not a row; the message names it.
+        UserError: the file cannot be read, is not UTF-8, or has an invalid line; the message names the line.
     """
     lines = read_lines(path, seen)
     suffix = path.suffix.lower()
@@ -564,7 +568,7 @@ def read_rows(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterat
 
 
 def _field_of(value: Any) -> str:
-    """Return a JSON value as a field, which is empty for null, NaN and a missing value."""
+    """Convert a JSON value to a field; null, NaN and missing values become an empty field."""
     if isinstance(value, str):
         return value
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -573,7 +577,7 @@ def _field_of(value: Any) -> str:
 
 
 def read_lines(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Iterator[tuple[int, str]]:
-    """Yield the number (from 1) and the text of each line, without its end and a byte order mark (MRPC has one)."""
+    """Yield each line's number (from 1) and text, without the line break and a byte order mark (MRPC has one)."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -595,7 +599,7 @@ def read_lines(path: Path, seen: Optional[Callable[[int], Any]] = None) -> Itera
 
 
 def _sentences(lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]:
-    """Yield the column names of a CoNLL file, then a row per sentence; a word without a tag gets an empty one."""
+    """Yield a CoNLL file's column names, followed by one row per sentence; words without a tag get an empty one."""
     yield FileRow(0, ["text", "label"])
     rows = ((number, words_of(line)) for number, line in lines)
     for are_words, group in itertools.groupby(rows, key=lambda row: row[1][:1] not in ([], [NEW_DOCUMENT])):
@@ -617,13 +621,13 @@ def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]
             start = reader.line_num + 1
     except csv.Error as error:
         raise UserError(
-            f"{path}, line {start}: not valid CSV ({error}); put a field that contains a comma, a quotation mark or a "
-            "line end in quotation marks, and double the quotation marks in it"
+            f"{path}, line {start}: not valid CSV ({error}); enclose fields that contain commas, quotation marks or "
+            "line breaks in quotation marks, and double the quotation marks inside them"
         ) from None
 
 
 def _json_objects(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the object of each line that is not empty, with the line's number."""
+    """Yield the line number and the object of each non-empty line."""
     for number, line in lines:
         if not line.strip():
             continue
@@ -631,10 +635,10 @@ def _json_objects(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tupl
             found = parse_json(line)
             if not isinstance(found, dict):
                 raise ValueError(f"{type(found).__name__} found")
-            json.dumps(found, ensure_ascii=False).encode()  # fails for half a surrogate pair, which cannot be written
+            json.dumps(found, ensure_ascii=False).encode()  # fails for an unpaired surrogate, which cannot be encoded
         except (ValueError, RecursionError) as error:
             raise UserError(
-                f"{path}, line {number}: not a JSON object ({error}); each line must be one, such as "
+                f"{path}, line {number}: not a JSON object ({error}); each line must be an object such as "
                 '{"text": "A sentence.", "label": "good"}'
             ) from None
         yield number, found

@@ -120,7 +120,7 @@ def test_short_rows_and_empty_sentences_of_qqp_are_counted_and_the_latter_stay(t
     file = read_split(TASKS["QQP"], tmp_path, "train")
     assert [example.line for example in file.examples] == [2, 4]
     assert (file.short_lines, file.empty_lines) == ([3], [4])
-    assert f"{tmp_path / 'train.tsv'}: 1 row with too few fields, left out (line 3)" in file.oddities()
+    assert f"{tmp_path / 'train.tsv'}: 1 row with too few fields, skipped (line 3)" in file.oddities()
     write(tmp_path, "test.tsv", "index\tsentence1\tsentence2\n0\ta\tb\n1\t\tb\n")  # where a row needs an answer
     file = read_split(TASKS["RTE"], tmp_path, "test")
     assert (len(file.examples), file.empty_lines) == (2, [3])
@@ -132,11 +132,11 @@ HEADER = "index\tsentence1\tsentence2\tlabel\n"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (HEADER + "0\ta\tb\tentailment\n1\ta\tb\n", "line 3: found 3 fields, needed 4"),
-        (HEADER + "0\ta\tb\tneutral\n", "line 2: label 'neutral' is not one of RTE's labels entailment, not_entail"),
-        (HEADER + "0\ta\tb\tc\tentailment\n", "line 2: found 5 fields, needed 4.* a tab in a sentence"),
+        (HEADER + "0\ta\tb\tentailment\n1\ta\tb\n", "line 3: found 3 fields, expected 4"),
+        (HEADER + "0\ta\tb\tneutral\n", "line 2: label 'neutral' is not one of RTE's labels: entailment, not_entail"),
+        (HEADER + "0\ta\tb\tc\tentailment\n", "line 2: found 5 fields, expected 4.* a tab in a sentence"),
         (HEADER + "0\ta\t \tentailment\n", "line 2: a sentence is empty"),
-        (HEADER, "has no row of data"),
+        (HEADER, "this file has no data rows"),
         ("", "is empty"),
         ("0\ta\tb\tentailment\n", "line 1: the header lacks 'sentence1', 'sentence2', 'label'; found '0', 'a'"),
         (HEADER.encode() + b"0\ta\xff\tb\tentailment\n", "line 2: not UTF-8 text .*at byte 3"),
@@ -157,7 +157,7 @@ def test_a_score_that_is_no_number_a_missing_file_and_a_split_that_is_none(tmp_p
     assert [example.target for example in read_split(TASKS["STS-B"], tmp_path, "valid").examples] == [4.5, 3.8]
     with pytest.raises(UserError, match=r"train.tsv: cannot be read \(No such file"):
         read_split(TASKS["RTE"], tmp_path, "train")
-    with pytest.raises(UserError, match=r"RTE has no split 'valid1'; it has train, valid, test"):
+    with pytest.raises(UserError, match=r"RTE has no split 'valid1'; its splits are train, valid, test"):
         read_split(TASKS["RTE"], tmp_path, "valid1")
 
 

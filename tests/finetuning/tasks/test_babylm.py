@@ -51,7 +51,7 @@ def test_fields_become_a_pair_of_texts_as_in_the_pipeline(tmp_path, name):
 def test_a_wrong_row_is_named_by_file_and_line(tmp_path):
     fields, _ = ROWS["WSC"]
     write_rows(tmp_path / "wsc.train.jsonl", [{**fields, "label": 1}, {**fields, "label": 2}])
-    with pytest.raises(UserError, match=r"wsc.train.jsonl, line 2: label '2' is not one of BabyLM-WSC's labels 0, 1"):
+    with pytest.raises(UserError, match=r"wsc.train.jsonl, line 2: label '2' is not one of BabyLM-WSC's labels: 0, 1"):
         read_split(BABYLM_TASKS["BabyLM-WSC"], tmp_path, "train")
     write_rows(tmp_path / "wsc.train.jsonl", [{**fields, "label": 1}, {**fields, "span1_text": "", "label": 1}])
     with pytest.raises(UserError, match=r"line 2: a sentence is empty, in column 'span1_text'"):

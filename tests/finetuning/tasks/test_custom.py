@@ -220,17 +220,17 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         ("a b\tx\nc d\ty\n", GOOD, "", r"train.tsv, line 1: names no column with texts, but 'a b', 'x'. Write a"),
         ("text\tmood\na\tx\n", GOOD, "", "line 1: names no column with labels, but 'text', 'mood'.*--label"),
         (GOOD, "a b\tx\n", "", r"dev.tsv, line 1: the header lacks 'text', 'label'"),
-        (GOOD, "text\tlabel\na\tz\n", "", r"dev.tsv, line 2: label 'z' is not one of bad's labels x, y.*correct the"),
+        (GOOD, "text\tlabel\na\tz\n", "", r"dev.tsv, line 2: label 'z' is not one of bad's labels: x, y.*correct the"),
         ("text\tlabel\na\tx\nb\tx\n", GOOD, "", r"train.tsv: all 2 labels are 'x'; give rows of two classes"),
-        ("text\tlabel\na\tx\nb\n", GOOD, "", "train.tsv, line 3: found 1 field, needed 2"),
+        ("text\tlabel\na\tx\nb\n", GOOD, "", "train.tsv, line 3: found 1 field, expected 2"),
         ("text\tlabel\na\tx\nb\t\n", GOOD, "", "train.tsv, line 3: the label is empty; correct the row"),
         ("text\tlabel\na\tx\n\ty\n", GOOD, "", "train.tsv, line 3: a sentence is empty"),
         ("text\tlabel\na\t1.5\nb\t2.5\nc\tn/a\n", GOOD, "", "score 'n/a' is not a number.*--label-type cla.*correct"),
         ("text\tscore\na\t1\nb\tinf\n", GOOD, "", "train.tsv, line 3: score 'inf' is not a number"),
         ("text\tlabel\na\t2\nb\t2\n", GOOD, "--label-type scores", "all 2 scores are 2, so nothing can be learned"),
         ("", GOOD, "", "train.tsv: this file is empty; write a line with the names"),
-        ("text\tlabel\n", GOOD, "", "train.tsv: has no row of data"),
-        (GOOD, "", "", "dev.tsv: is empty"),
+        ("text\tlabel\n", GOOD, "", "train.tsv: this file has no data rows"),
+        (GOOD, "", "", "dev.tsv: this file is empty"),
         (GOOD, None, "", "contains no file dev or valid that ends in .tsv, .csv, .jsonl, .conll; give --dev-share 0.1"),
         (GOOD, GOOD, "--dev-share 0.1", "--dev-share 0.1: .*bad already contains dev.tsv; leave the option out"),
         (GOOD, None, "--dev-share 0.5", "--dev-share 0.5: .*train.tsv has too few rows; write more, or a dev file"),
@@ -242,7 +242,7 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         (GOOD, GOOD, "--text text --label text", "the column 'text' is named twice, for texts or for labels"),
         ("text\tlabel\tlabel\na\tx\ty\n", GOOD, "", r"train.tsv, line 1: 2 columns are called 'label' \(columns 2, 3"),
         (GOOD, "text\tlabel\ttext\na\tx\tb\n", "", r"dev.tsv, line 1: 2 columns are called 'text' \(columns 1, 3\)"),
-        ("text\tlabel\na\tx\nb\tNaN\n", GOOD, "", "train.tsv, line 3: the label 'NaN' stands for a missing label"),
+        ("text\tlabel\na\tx\nb\tNaN\n", GOOD, "", "train.tsv, line 3: the label 'NaN' denotes a missing label"),
         (GOOD, GOOD, "--task gleu", "--task gleu: must be one of .*; did you mean glue?"),
         (GOOD, GOOD, "--task squad --text text", "--text: does not apply to SQuAD"),
         ("text\tlabel\n" + "".join(f"t {n}\tl {n}\n" for n in range(20)), GOOD, "", "20 different labels in 20 rows"),
@@ -308,20 +308,20 @@ def test_what_is_held_out_has_no_label_that_training_lacks(tmp_path):
         (JSONL, '{"text": "a", "label": 1}\n{"text": "b", "label": null}\n', "line 2: the label is empty"),
         (JSONL, '{"text": "a", "label": {"x": 1}}\n', r"line 1: the field 'label' is an object, .*or a list of these"),
         (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": ["x"]}\n',
-         r'train.jsonl, line 2: the label \["x"\] is a list; write a list of labels in each row, or in none; correct'),
+         r'train.jsonl, line 2: the label \["x"\] is a list; use lists in either all rows or none; correct'),
         (JSONL, '{"text": "a", "label": ["x", "y"]}\n{"text": "b", "label": "x"}\n',
-         r"""train.jsonl, line 2: label 'x' is not a list, but other rows have lists, such as \["joy"\]; correct"""),
+         r"""train.jsonl, line 2: label 'x' is not a list such as \["joy"\], but other rows have lists; correct"""),
         ("train.tsv", 'text\tlabel\na\t[]\nb\t["x", null]\n', "train.tsv, line 3: the label is empty; correct"),
         (JSONL, '{"text": "a", "label": [["x"]]}\n', "line 1: the label .*x.* is a list"),
         (JSONL, '{"text": "a", "label": []}\n', "all lists of labels are empty, so nothing can be learned"),
         (JSONL, '{"text": "a", "label": ["x"]}\n{"text": "a", "label": []}\n', "all 1 labels are 'x'"),
-        (JSONL, '{"text": ["a", "b"], "label": "x"}\n', "line 1: the field 'text' is a list, .*; write one text"),
+        (JSONL, '{"text": ["a", "b"], "label": "x"}\n', "line 1: the field 'text' is a list, .*; use a single text"),
         (JSONL, '{"text": "a", "label": "x", "label": "y"}\n', "line 1: .*key 'label' occurs twice"),
         (JSONL, '{"text": "a", "label": true}\n\n{"text": "b", "label": 1}\n', "true or false in line 1, .*line 3"),
         (JSONL, '{"text": "a", "label": "x"}\n{"txt": "b", "label": "y"}\n',
          r"line 2: a sentence is empty, in column 'text' \(its fields are 'txt', 'label'\); correct"),
         (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": "null"}\n',
-         "line 2: the label 'null' stands for a missing label; correct the row"),
+         "line 2: the label 'null' denotes a missing label; correct the row"),
         (JSONL, '{"text": "a", "label": "x\\ty"}\n', r"line 1: the label 'x\\ty' contains a tab"),
         ("train.tsv", b"text\tlabel\na\tx\nb\tnone\nc\td\ty\n", "line 4: found 3 fields, .*a tab in a sentence"),
         ("train.tsv", b"text\tlabel\n\xff\tx\n", "train.tsv, line 2: not UTF-8 text"),
@@ -596,7 +596,7 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
     monkeypatch.chdir(tmp_path)
     rows = [("id", "text"), *((str(n), text) for n, (text, _) in enumerate(sentences(6)))]
     for name, changed, words in (
-        ("short", [*rows, ("7",)], "short.tsv, line 8: found 1 field, needed 2"),
+        ("short", [*rows, ("7",)], "short.tsv, line 8: found 1 field, expected 2"),
         ("unnamed", rows[1:], "unnamed.tsv, line 1: names no column with texts"),
         ("empty", [], "empty.tsv: this file is empty"),
         ("none", rows[:1], "none.tsv: contains no text"),
@@ -644,7 +644,7 @@ def test_what_a_checkpoint_says_of_its_labels_is_checked(change):
         return tasks_of_heads({"model": weights, "task_state": {"heads": {row.head_name: saved}}}, Path("x.pt"))
 
     assert found(row.as_json() | {"of a later version": 1}) == {row.head_name: row}
-    with pytest.raises(UserError, match="x.pt: does not say what its labels are"):
+    with pytest.raises(UserError, match="x.pt: contains no valid task description"):
         found(None if change is None else row.as_json() | change)
 
 

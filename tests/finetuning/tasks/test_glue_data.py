@@ -110,7 +110,7 @@ def test_short_rows_and_missing_files_are_reported_and_the_rest_is_read(copied):
     qqp, qnli = glue_task.prepare_tasks(wanted)
     counts = qqp.manifest["splits"]["train"]
     assert (counts["rows"], counts["short_rows"], counts["short_lines"]) == (64, 2, [4, 67])
-    assert "2 rows with too few fields, left out (line 4, 67)" in glue_task.remarks(qqp)[0]
+    assert "2 rows with too few fields, skipped (line 4, 67)" in glue_task.remarks(qqp)[0]
     assert glue_task.remarks(qnli)[0] == f"{wanted.data}/QNLI/train.tsv does not exist"
     with pytest.raises(UserError, match="train.tsv was not there when QNLI was prepared"):
         qnli.read("train", None, 2)
@@ -134,7 +134,7 @@ def test_a_second_time_it_is_reused_or_refused(copied):
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("train.tsv", lambda text: text + "1\tanna", "train.tsv, line 66: found 2 fields, needed"),
+        ("train.tsv", lambda text: text + "1\tanna", "train.tsv, line 66: found 2 fields, expected"),
         (
             "dev.tsv",
             lambda text: text.replace("not_entailment", "maybe", 1),

@@ -86,9 +86,9 @@ def test_masks_that_cannot_be_are_refused_before_anything_is_read(data_folder, t
     shutil.copytree(data_folder / "shard0" if (data_folder / "shard0").is_dir() else data_folder, bare)
     shutil.rmtree(bare / "tokenizer", ignore_errors=True)
     for options, message in (
-        ("--mask-prob 0.3:0.15 --max-epoch 1", r"--mask-prob 0.3:0.15: .* with --max-update"),
+        ("--mask-prob 0.3:0.15 --max-epoch 1", r"--mask-prob 0.3:0.15: .* set --max-update"),
         ("--mask-prob 0.3:1.5 --max-update 1", "--mask-prob 1.5: must be from 0 to 1"),
-        ("--whole-word-masks --max-update 1", r"--whole-word-masks: needs a tokenizer .*lazyformer corpus. writes one"),
+        ("--whole-word-masks --max-update 1", r"--whole-word-masks: requires a tokenizer .*corpus. writes one"),
     ):
         with pytest.raises(UserError, match=message):
             fairseq_train(bare, f"{TINY} {options}", tmp_path / "run")
@@ -289,7 +289,7 @@ def test_the_loss_is_the_mean_of_words_and_of_pairs():
             "--next-sentence: only this package's encoders",
             marks=pytest.mark.slow,
         ),
-        (f"{PAIRS} --within-documents", "--within-documents: the two texts of --next-sentence must see each other"),
+        (f"{PAIRS} --within-documents", "--within-documents: the two texts of --next-sentence must attend to"),
         (f"{APART} --arch roberta_base --encoder-layers 1", "--within-documents works only with this package's"),
         (f"{APART} --arch bert_tiny --compile", "--compile cannot be used with --within-documents"),
         (
@@ -298,7 +298,7 @@ def test_the_loss_is_the_mean_of_words_and_of_pairs():
         ),
         (
             "--document-positions --arch bert_tiny --criterion masked_lm_accuracy",
-            "--document-positions: needs --within-documents",
+            "--document-positions: requires --within-documents",
         ),
     ],
 )

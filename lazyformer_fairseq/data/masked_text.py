@@ -1,6 +1,6 @@
-"""Binarised text as a masked LM reads it, in our own loops (:func:`open_masked_text`) and in fairseq-train's task.
+"""Binarized text prepared for masked LMs, for custom training loops (:func:`open_masked_text`) and fairseq-train.
 
-text = open_masked_text("data", tokens_per_sample=128)  # what `lazyformer corpus my_texts data` wrote
+text = open_masked_text("data", tokens_per_sample=128)  # the output of `lazyformer corpus my_texts data`
 for batch in EpochBatches(text.split("train"), batch_size=32, seed=text.seed):
     ...  # batch["net_input"]["src_tokens"], (B, T); batch["target"], text.special.pad where nothing is masked
 """
@@ -36,36 +36,40 @@ from lazyformer_fairseq.storage.indexed_format import MappedItems
 class MaskedTextOptions:
     """Options for turning text into masked blocks."""
 
-    tokens_per_sample: int = option(512, "tokens in the longest block of sentences, with <s> and </s>", bounds=LENGTH)
+    tokens_per_sample: int = option(
+        512, "maximum number of tokens per block of sentences, including <s> and </s>", bounds=LENGTH
+    )
     mask_prob: Any = option(
         0.15,
-        "share of tokens to predict; 0.3:0.15 changes it from the first to the last update",
+        "fraction of tokens to predict; 0.3:0.15 changes it linearly over the run, from 0.3 to 0.15",
         bounds=PROPORTION_OR_ALL,
     )
     length_schedule: str = option(
-        "", "cut blocks at first; 128:0.8 trains on 128 tokens in the first 0.8 of the updates (arXiv 2012.15832)"
+        "",
+        "train on shorter sequences first; 128:0.8 uses 128 tokens for the first 80% of the updates (arXiv 2012.15832)",
     )
     whole_word_masks: bool = option(
         False,
-        "predict either all pieces of a word or none",
+        "predict either all tokens of a word or none",
         "--whole-word-masks",
         "--mask-whole-words",
     )
     leave_unmasked_prob: float = option(
-        0.1, "share of the tokens to predict that are left unchanged", bounds=PROPORTION_OR_ALL
+        0.1, "fraction of the tokens to predict that are left unchanged", bounds=PROPORTION_OR_ALL
     )
     random_token_prob: float = option(
-        0.1, "share of the tokens to predict that are replaced by a random token", bounds=PROPORTION_OR_ALL
+        0.1, "fraction of the tokens to predict that are replaced with a random token", bounds=PROPORTION_OR_ALL
     )
     next_sentence: bool = option(
         False,
-        "also learn from pairs of texts whether one follows the other, as BERT does (with --token-types 2)",
+        "also train on next-sentence prediction, as in BERT (with --token-types 2)",
     )
-    within_documents: bool = option(False, "let tokens see only their own document")
+    within_documents: bool = option(False, "restrict attention to tokens of the same document")
     document_positions: bool = option(False, "restart positions in each document")
     verify: str = option(
         "quick",
-        "check the data of all epochs at the start: quick reads samples, full every id, none nothing",
+        "how to check the data of all epochs at startup: quick checks samples, full checks every id, none skips the "
+        "check",
         choices=("quick", "full", "none"),
     )
 
@@ -74,12 +78,12 @@ class MaskedTextOptions:
 class PermutedTextOptions(MaskedTextOptions):
     """Options for turning text into masked and permuted blocks."""
 
-    permuted_only: bool = option(False, "as in XLNet, no masks stand for the tokens that are not predicted yet")
+    permuted_only: bool = option(False, "as in XLNet, omit the mask tokens at positions that are not predicted yet")
 
 
 MASKED = "full_sentences_masked_lm"
 PERMUTED = "masked_permuted_lm"
-# The options of each task, by its name in fairseq-train.
+# Option classes by fairseq-train's task name.
 OPTIONS = {
     MASKED: MaskedTextOptions,
     PERMUTED: PermutedTextOptions,
@@ -87,14 +91,14 @@ OPTIONS = {
 
 
 def lengths_of(given: str, longest: int) -> list[tuple[int, float]]:
-    """Return the lengths in ``64:0.3,128:0.8``, each with the share of the updates until which it lasts.
+    """Parse a length schedule such as ``64:0.3,128:0.8`` into lengths and the fractions of the updates at their ends.
 
     Args:
-        given: the value of the option; an empty string for no lengths.
-        longest: length of a whole block; lengths that do not cut it are left out.
+        given: value of the option; an empty string for no schedule.
+        longest: length of a full block; lengths that are not shorter are omitted.
 
     Raises:
-        UserError: the value has another form, or the shares do not increase.
+        UserError: the value is malformed, or the fractions do not increase.
     """
     found = []
     if given:
@@ -104,8 +108,8 @@ def lengths_of(given: str, longest: int) -> list[tuple[int, float]]:
     grow = all(one < other for one, other in itertools.pairwise(ends))
     if None in found or not grow or any(length < 3 for length, _ in lengths):
         raise UserError(
-            f"--length-schedule {given}: give lengths, each with the share of updates until which it lasts, such as "
-            "64:0.3,128:0.8; after that, blocks are whole"
+            f"--length-schedule {given}: use LENGTH:FRACTION pairs such as 64:0.3,128:0.8, with increasing fractions "
+            "of the updates; the rest of the run uses full blocks"
         )
     return [(length, end) for length, end in lengths if length < longest]
 
@@ -117,13 +121,13 @@ def open_masked_text(
     task: str = MASKED,
     **options: Any,
 ) -> "MaskedText":
-    """Open the text that ``lazyformer corpus`` wrote, as fairseq-train's task of the given name reads it.
+    """Open the output of ``lazyformer corpus`` as training data, identical to that of the fairseq-train task `task`.
 
     Args:
-        data: folder of a corpus, whose shards are read in order, one per epoch; or folders of binarised data as
-            ``a:b:c``.
-        seed: everything random depends only on it, the epoch and a block's number.
-        max_update: number of updates in the run, if an option changes over the run.
+        data: folder of a corpus, or folders of binarized data as ``a:b:c``. A corpus is read one shard per epoch, in
+            order.
+        seed: random seed; the masks of a block depend only on it, the epoch and the block's index.
+        max_update: number of updates in the run; required if an option changes over the run.
         task: a key of :data:`OPTIONS`.
         options: fields of the task's :class:`MaskedTextOptions` or :class:`PermutedTextOptions`.
 
@@ -133,29 +137,29 @@ def open_masked_text(
     if task not in OPTIONS:
         raise UserError(f"task {task}: must be {' or '.join(OPTIONS)}")
     if unknown := sorted(set(options) - set(OPTIONS[task].__dataclass_fields__)):
-        raise UserError(f"{unknown[0]}: not an option of masked text, which are {', '.join(vars(OPTIONS[task]()))}")
+        raise UserError(f"{unknown[0]}: not an option of masked text; choose from {', '.join(vars(OPTIONS[task]()))}")
     dictionary = load_dictionary(Path(data_folders(str(data))[0]) / "dict.txt")
     return MaskedText(str(data), OPTIONS[task](**options), dictionary, seed, max_update)
 
 
 @dataclass(eq=False, repr=False)
 class MaskedText:
-    """Folders of text, and how it is masked.
+    """Folders of binarized text together with their masking options.
 
     Args:
         data, seed, max_update: see :func:`open_masked_text`.
         options: an object with the fields of a class in :data:`OPTIONS`, such as fairseq's config.
-        dictionary: dictionary of the folders; a ``<mask>`` is added if it has none.
-        whole_inputs: whether each item is a block by itself.
+        dictionary: the folders' dictionary; ``<mask>`` is added if it is missing.
+        whole_inputs: whether to use each item as one block instead of packing items.
 
     Attributes:
         permuted_only: see :class:`PermutedTextOptions`; None for blocks that are not permuted.
         is_permuted: whether blocks are permuted.
         special: ids of the special symbols.
-        masking: what is masked, and how.
+        masking: the masking procedure.
 
     Raises:
-        UserError: options conflict, or depend on the length of the run or on a tokenizer, which is not known.
+        UserError: options conflict, or require a run length or a tokenizer that is not available.
     """
 
     data: str
@@ -172,11 +176,14 @@ class MaskedText:
         self.is_permuted = self.permuted_only is not None
         for name in ("next_sentence", "within_documents"):
             if self.is_permuted and getattr(options, name):
-                raise UserError(f"--{name.replace('_', '-')}: does not apply to permuted text; leave it out")
+                raise UserError(f"--{name.replace('_', '-')}: not supported for permuted text; remove it")
         if options.within_documents and options.next_sentence:
-            raise UserError("--within-documents: the two texts of --next-sentence must see each other; leave one out")
+            raise UserError(
+                "--within-documents: the two texts of --next-sentence must attend to each other; remove one of the two "
+                "options"
+            )
         if options.document_positions and not options.within_documents:
-            raise UserError("--document-positions: needs --within-documents; give both, or neither")
+            raise UserError("--document-positions: requires --within-documents; use both or neither")
         ends = (
             dictionary.bos(),
             dictionary.pad(),
@@ -192,11 +199,14 @@ class MaskedText:
         ):
             said = f"--{flag.replace('_', '-')} {getattr(options, flag)}"
             if changes and self.is_permuted:
-                raise UserError(f"{said}: permuted text does not change over a run; leave it out")
+                raise UserError(f"{said}: permuted text does not support schedules; remove the option")
             if changes and not self.max_update:
-                raise UserError(f"{said}: changes over the run; give the run's length with --max-update")
+                raise UserError(f"{said}: a schedule depends on the length of the run; set --max-update")
         if self.lengths and (self.whole_inputs or options.within_documents or options.next_sentence):
-            raise UserError("--length-schedule: cuts only plain blocks, not inputs, documents or pairs; leave it out")
+            raise UserError(
+                "--length-schedule: only plain blocks can be split, not whole inputs, documents or pairs; remove the "
+                "option"
+            )
         self.masking = masked_blocks.Masking(
             vocab_size=len(dictionary),
             mask_index=self.special.mask,
@@ -211,12 +221,12 @@ class MaskedText:
 
     @cached_property
     def folders(self) -> list[str]:
-        """The folders of the data, which the epochs read in turn."""
+        """The data folders; each training epoch reads the next one, cyclically."""
         return data_folders(self.data)
 
     @cached_property
     def tokenizer(self) -> Optional[TextTokenizer]:
-        """The tokenizer beside the data, or None if there is none."""
+        """The tokenizer stored with the data, or None if there is none."""
         if self._tokenizer_folder is None:
             return None
         return load_tokenizer(self._tokenizer_folder)
@@ -236,7 +246,7 @@ class MaskedText:
         return frequencies.log_frequencies(counts, self.special)
 
     def cost_of_frequencies(self, batches: Iterable[dict[str, Any]]) -> float:
-        """Return the unigram loss of batches in bits per target."""
+        """Return the unigram loss on batches, in bits per target."""
         targets = torch.cat([batch["target"].flatten() for batch in batches])
         counts = np.bincount(
             targets[targets.ne(self.special.pad)].numpy(),
@@ -246,12 +256,12 @@ class MaskedText:
 
     @cached_property
     def neighbour_counts(self) -> CountModel:
-        """The table of counts of neighbouring tokens in the training text, or in its first 20 million tokens."""
+        """The table of counts of neighboring tokens, from the first 20 million tokens of the training text."""
         return CountModel(NEIGHBOURS, len(self.dictionary), self._counted())
 
     def neighbour_embeddings(self, width: int) -> np.ndarray:
-        """Return word embeddings (V, `width`) from the counts of neighbours in the same part of the training text."""
-        # Imported here because scikit-learn takes long to import.
+        """Return word embeddings (V, `width`) computed from neighbor counts in the same part of the training text."""
+        # Imported here because scikit-learn is slow to import.
         from lazyformer_fairseq.data.neighbour_embeddings import neighbour_embeddings
 
         return neighbour_embeddings(self._counted(), len(self.dictionary), width)
@@ -260,7 +270,7 @@ class MaskedText:
         return read_tokens(Path(folder) / "train" for folder in self.folders)
 
     def cost_of_neighbours(self, batches: Iterable[dict[str, Any]]) -> float:
-        """Return the loss of the table of counts in bits per target of batches; it sees the masked input of a model."""
+        """Return the loss of the table of counts on masked batches, in bits per target."""
         nats = []
         for batch in batches:
             targets = batch["target"].numpy()
@@ -270,7 +280,7 @@ class MaskedText:
         return float(np.concatenate(nats).mean() / math.log(2))
 
     def split(self, name: str) -> "EpochShard":
-        """Return the samples of a split, after checking its files (``verify``).
+        """Return the samples of a split after checking its files according to ``verify``.
 
         Raises:
             UserError: a file of any epoch is missing, damaged or from other data.
@@ -279,20 +289,20 @@ class MaskedText:
         return EpochShard(partial(self.dataset, name), len(self.folders) if name == "train" else 0)
 
     def check(self, split: str) -> None:
-        """Raise a UserError unless a split is whole in every folder."""
+        """Raise a UserError unless a split is complete in every folder."""
         check_data(self.folders, split, self.dictionary, str(self.options.verify), self._tokenizer_folder)
 
     def path(self, split: str, epoch: int = 1) -> str:
-        """Return the path of the files that an epoch reads, without their endings."""
+        """Return the path of an epoch's files, without the extension."""
         return str(Path(self.folders[(epoch - 1) % len(self.folders)]) / split)
 
     def dataset(self, split: str, epoch: int = 1, types: bool = False) -> masked_blocks.MaskedBlocksDataset:
-        """Return the samples of an epoch.
+        """Return an epoch's samples.
 
         Args:
             split: name of the split.
-            epoch: number of the epoch, from 1.
-            types: whether batches of pairs say to which text a token belongs.
+            epoch: epoch, from 1.
+            types: whether batches of pairs include token types.
 
         Raises:
             UserError: the files are missing or damaged, or contain no sentences.
@@ -320,11 +330,11 @@ class MaskedText:
         """Return a dataset of masked blocks of sentences.
 
         Args:
-            items: the sentences, any sequence of arrays or tensors that end in ``</s>``.
+            items: sentences, as any sequence of arrays or tensors that end in ``</s>``.
             name: name of the sentences, for messages.
-            masking: what is masked, and how; None for :attr:`masking`.
-            shuffle: whether blocks come in random order.
-            types: whether batches of pairs say to which text a token belongs.
+            masking: masking procedure; None for :attr:`masking`.
+            shuffle: whether to shuffle the blocks.
+            types: whether batches of pairs include token types.
         """
         options = self.options
         sizes = getattr(items, "sizes", None)
@@ -355,7 +365,7 @@ class MaskedText:
         )
 
     def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:
-        """Return a training batch as update `update` (from 0) reads it, with its share of masks and its length."""
+        """Apply the schedules of the masking fraction and of the length to a training batch, for an update (from 0)."""
         masking = self.masking
         done = min(1, update / max(1, self.max_update - 1))
         length = self.length_at(update)
@@ -367,36 +377,36 @@ class MaskedText:
         return masked_blocks.cut(batch, length, masking.pad_index)
 
     def length_at(self, update: int) -> Optional[int]:
-        """Return the length of the chunks that an update (from 0) reads, or None if it reads whole blocks."""
+        """Return the sequence length of an update (from 0), or None if it reads full blocks."""
         for length, until in self.lengths:
             if update < until * self.max_update:
                 return length
         return None
 
     def _begins_word(self) -> np.ndarray:
-        """Return which ids begin a word, bool (V,)."""
+        """Return a mask of the ids that begin a word, bool (V,)."""
         folder = tokenizer_of(self.folders[0])
         if self.tokenizer is None:
             raise UserError(
-                f"--whole-word-masks: needs a tokenizer beside the data ({folder}) to find where words begin; "
+                f"--whole-word-masks: requires a tokenizer next to the data ({folder}) to detect word boundaries; "
                 "`lazyformer corpus` writes one"
             )
         if not self.tokenizer.begins_word.any():
-            raise UserError(f"--whole-word-masks: no symbol of {folder} begins a word; leave it out")
+            raise UserError(f"--whole-word-masks: no symbol in {folder} begins a word; remove the option")
         return self.tokenizer.begins_word
 
 
 class EpochShard(Dataset):
-    """The samples of a split, which in each epoch are those of the epoch's shard.
+    """A split's dataset, which switches to another shard in each training epoch.
 
-    All other attributes are those of the epoch's dataset, :attr:`now`. Use it with
-    :class:`~lazyformer_fairseq.data.batches.EpochBatches`, with torch's DataLoader or with transformers' Trainer, and
-    its :attr:`collater`. `set_epoch` must be called before workers start; with a DataLoader, that is up to you. A split
-    other than the training split stays the same.
+    Other attributes are forwarded to the current epoch's dataset, :attr:`now`. Use it with
+    :class:`~lazyformer_fairseq.data.batches.EpochBatches`, torch's DataLoader or transformers' Trainer, and pass
+    :attr:`collater` as the collate function. `set_epoch` must be called before workers start; with a DataLoader you
+    have to call it yourself. Splits other than the training split are the same in all epochs.
 
     Args:
-        open_epoch: opens the dataset of an epoch.
-        shards: number of shards that the epochs read in turn; 0 for a split that is the same in all epochs.
+        open_epoch: function that opens an epoch's dataset.
+        shards: number of shards, which the epochs read cyclically; 0 for a split that is the same in all epochs.
     """
 
     def __init__(
@@ -410,7 +420,7 @@ class EpochShard(Dataset):
         self._epoch = 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch: its shard, order and masks."""
+        """Start an epoch: select its shard, order and masks."""
         if self._shards:
             if (epoch - self._epoch) % self._shards:
                 self.now = self._open_epoch(epoch)

@@ -1,15 +1,15 @@
-"""Word embeddings from counts, in which tokens with the same neighbours start with similar vectors.
+"""Word embeddings from co-occurrence counts, used to initialize tokens with similar neighbors to similar vectors.
 
-Each token w has a row of 2 V numbers: for every token c on its left, and for every token c on its right, the positive
-pointwise mutual information
+Each token w has a row of 2 V numbers. These are its positive pointwise mutual information with every left neighbor c
+and every right neighbor c,
 
     max(0, log(P(w, c) / (P(w) P(c)))).
 
-The best approximation of these rows by C numbers each is U S, from their singular value decomposition. word2vec learns
-nearly the same (Levy and Goldberg, 2014, "Neural Word Embedding as Implicit Matrix Factorization"). Here the vectors
-are weighted by the square roots of the singular values, and P(c) is computed from frequencies raised to the power of
-0.75 (Levy, Goldberg and Dagan, 2015, "Improving Distributional Similarity with Lessons Learned from Word Embeddings",
-sections 3.2 and 3.3).
+The best rank-C approximation of this matrix is given by its truncated singular value decomposition, with U S as the
+vectors. word2vec implicitly learns a similar factorization (Levy and Goldberg, 2014, "Neural Word Embedding as Implicit
+Matrix Factorization"). Here the vectors are weighted by the square roots of the singular values, and P(c) is computed
+from frequencies raised to the power of 0.75 (Levy, Goldberg and Dagan, 2015, "Improving Distributional Similarity with
+Lessons Learned from Word Embeddings", sections 3.2 and 3.3).
 """
 
 import hashlib
@@ -19,22 +19,22 @@ from scipy import sparse
 from sklearn.utils.extmath import randomized_svd
 
 SMOOTHING = 0.75
-STANDARD_DEVIATION = 0.1  # of the vectors' entries; in BERT's random vectors it is 0.02
-ITERATIONS = 4  # of the power method, enough to find the leading singular vectors almost exactly
+STANDARD_DEVIATION = 0.1  # of the vectors' entries; BERT initializes with 0.02
+ITERATIONS = 4  # power iterations, enough for nearly exact leading singular vectors
 
-_last: dict[tuple[bytes, int, int], np.ndarray] = {}  # models that are compared start with the same vectors
+_last: dict[tuple[bytes, int, int], np.ndarray] = {}  # cached because compared models start with the same vectors
 
 
 def neighbour_embeddings(text: np.ndarray, symbols: int, width: int) -> np.ndarray:
-    """Return a vector for each token, computed from the counts of its neighbours, float32 (V, C).
+    """Compute token embeddings, float32 (V, C), from the counts of neighboring tokens.
 
     Args:
-        text: ids (N,) of the training text.
-        symbols: V, the size of the vocabulary.
-        width: C, the size of a vector. If it is larger than V, the last entries are 0.
+        text: token ids (N,) of the training text.
+        symbols: vocabulary size V.
+        width: embedding size C. If it exceeds V, the remaining entries are 0.
 
     Returns:
-        The vectors, which are 0 for tokens that do not occur.
+        The embeddings, with zeros for tokens that do not occur.
     """
     key = (hashlib.sha256(text.tobytes()).digest(), symbols, width)
     if key not in _last:
@@ -44,7 +44,7 @@ def neighbour_embeddings(text: np.ndarray, symbols: int, width: int) -> np.ndarr
 
 
 def _decompose(text: np.ndarray, symbols: int, width: int) -> np.ndarray:
-    """Compute the vectors; see :func:`neighbour_embeddings`."""
+    """Compute the embeddings without the cache; see :func:`neighbour_embeddings`."""
     counts_VV = sparse.coo_array((np.ones(max(len(text) - 1, 0)), (text[:-1], text[1:])), shape=(symbols, symbols))
     left_and_right = sparse.hstack([_information(counts_VV.T), _information(counts_VV)]).tocsr()
     found = np.zeros((symbols, width), np.float32)
@@ -58,7 +58,7 @@ def _decompose(text: np.ndarray, symbols: int, width: int) -> np.ndarray:
 
 
 def _information(counts_VV: sparse.coo_array) -> sparse.coo_array:
-    """Return the positive pointwise mutual information of each token (rows) with each neighbour (columns)."""
+    """Return the positive pointwise mutual information between tokens (rows) and their neighbors (columns)."""
     pairs = counts_VV.tocsr().tocoo()
     of_token = np.bincount(pairs.row, pairs.data, minlength=pairs.shape[0])
     of_neighbour = np.bincount(pairs.col, pairs.data, minlength=pairs.shape[1]) ** SMOOTHING

@@ -1,11 +1,12 @@
-"""Folders of prepared data, which are recognised by their manifests: GLUE's tasks, a user's own task, SQuAD.
+"""Folders of prepared fine-tuning data (GLUE tasks, custom tasks and SQuAD), identified by their manifests.
 
-A folder of labelled texts, which the task ``glue`` reads, contains:
+A folder of labeled texts, as read by the task ``glue``, contains:
 
 TASK/SPLIT.bin  TASK/SPLIT.idx     inputs, in fairseq's memory-mapped format
-TASK/targets.SPLIT.npy             classes (int64) or scores (float64), if the split has labels
-TASK/targets.SPLIT.bin  .idx       in its place, if words have tags (see TaggedWordsDataset), with a copy of the file
-TASK/manifest.json                 the source of the data, and its counts
+TASK/targets.SPLIT.npy             class indices (int64) or regression targets (float64), if the split has labels
+TASK/targets.SPLIT.bin  .idx       instead of the .npy file for tagged words (see TaggedWordsDataset), with a copy of
+                                   the original file
+TASK/manifest.json                 the source of the data and its statistics
 TASK/tokenizer/                    a copy of the tokenizer
 """
 
@@ -32,7 +33,7 @@ from lazyformer_fairseq.storage.indexed_format import MappedItems, check_items, 
 from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version, write_json
 
 MANIFEST = "manifest.json"
-# The packages whose versions a manifest records.
+# Packages listed with their versions in manifests.
 PACKAGES = (
     "fairseq-fixed",
     "sacremoses",
@@ -40,22 +41,22 @@ PACKAGES = (
     "torch",
 )
 SUBSET_SEED = 1
-SENTENCES = "sentences"  # the unit of what is cut, if words have tags
+SENTENCES = "sentences"  # unit of truncated inputs in tagging tasks
 
 
 @dataclass(frozen=True)
 class SplitFacts:
-    """Facts about a training or development split without which its scores would mislead.
+    """Properties of a training or development split that are needed to interpret scores on it.
 
     Attributes:
         file: name of the split's file, for messages.
-        is_train: whether a model learns from the split.
-        rows: number of rows that are used.
-        cut: number of rows in the whole file that are longer than `longest`.
+        is_train: whether the split is used for training.
+        rows: number of rows used.
+        cut: number of rows in the whole file that exceed `longest`.
         rows_in_file: number of rows in the whole file.
-        longest: largest number of tokens in an input that the model reads.
-        only_label: the label that all used rows share, or the tag that all words share; None if there are several.
-        unit: the name of what is cut, for messages.
+        longest: maximum number of tokens per model input.
+        only_label: the common label of all used rows, or the common tag of all words; None if there are several.
+        unit: name of the truncated unit, for messages.
     """
 
     file: str
@@ -72,10 +73,10 @@ class SplitFacts:
         return asdict(self)
 
     def warnings(self, model: str = "the model") -> list[str]:
-        """Return a sentence about each fact that a reader of the scores must know.
+        """Return warnings that affect the interpretation of scores on the split.
 
         Args:
-            model: the name of the model whose inputs are cut, for the sentences.
+            model: name of the model that truncates the inputs, for the messages.
         """
         said = []
         if self.cut:
@@ -89,9 +90,9 @@ class SplitFacts:
                 )
             )
         if self.only_label is not None:
-            consequence = "scores on them say nothing"
+            consequence = "scores on them are meaningless"
             if self.is_train:
-                consequence = "nothing can be learnt from them"
+                consequence = "nothing can be learned from them"
             labels = f"all {self.rows:,} rows of {self.file} have the label"
             if self.unit == SENTENCES:
                 labels = f"all words of {self.file} have the tag"
@@ -101,17 +102,17 @@ class SplitFacts:
 
 @dataclass(frozen=True)
 class PreparedFolder(ABC):
-    """A prepared folder that is whole and has this version's format.
+    """A complete folder of prepared data in the current format.
 
     Attributes:
         folder: path of the folder.
-        manifest: content of the manifest, with all counts.
+        manifest: contents of the manifest, including all counts.
         FORMAT: name of the manifest's format.
         FORMAT_VERSION: version of that format.
-        SETTINGS: fields of the manifest that determine the data.
-        CONTENT: what the folder contains, for messages.
-        COMMAND: the command that writes the folder.
-        CHECKED_FIELDS: dataclass with the fields of the manifest that are read.
+        SETTINGS: manifest fields that determine the data.
+        CONTENT: description of the folder's contents, for messages.
+        COMMAND: command that writes the folder.
+        CHECKED_FIELDS: dataclass of the manifest fields that are read.
     """
 
     folder: Path
@@ -126,70 +127,70 @@ class PreparedFolder(ABC):
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> Self:
-        """Read the manifest of a folder.
+        """Load a prepared folder by reading its manifest.
 
         Raises:
-            UserError: the folder was not prepared, has another format version, or has a damaged manifest.
+            UserError: the folder has no manifest, another format version or a damaged manifest.
         """
         folder = Path(folder)
         path = folder / MANIFEST
         manifest = read_json(path, f"run `{cls.COMMAND}`")
         if manifest.get("format") != cls.FORMAT:
-            raise UserError(f"{path}: is not the manifest of {cls.CONTENT}; run `{cls.COMMAND}`")
+            raise UserError(f"{path}: not a manifest of {cls.CONTENT}; run `{cls.COMMAND}`")
         again = f"remove {folder} and run `{cls.COMMAND}` again"
         refuse_other_version(path, manifest, cls.FORMAT_VERSION, f"; {again}")
         try:
             as_type(cls.CHECKED_FIELDS, manifest, path, "prepare the data again")
             cls.check(manifest)
         except UserError as error:
-            raise UserError(f"{path}: damaged ({error}); {again}") from None
+            raise UserError(f"{path}: the manifest is damaged ({error}); {again}") from None
         return cls(folder, manifest)
 
     @classmethod
     def check(cls, manifest: dict[str, Any]) -> None:  # noqa: ARG003  for subclasses
-        """Check what the types of the fields cannot express.
+        """Check constraints on the manifest that the field types cannot express.
 
         Raises:
-            UserError: a field has a wrong value.
+            UserError: a field has an invalid value.
         """
         return
 
     @staticmethod
     def is_at(folder: Union[str, Path]) -> bool:
-        """Return whether a folder holds prepared data."""
+        """Return True if a folder contains prepared data."""
         return (Path(folder) / MANIFEST).is_file()
 
     @property
     def sha256(self) -> str:
-        """Hash of the settings that determine the data: files, tokenizer, sizes."""
+        """Hash of all settings that determine the data, such as files, tokenizer and sizes."""
         return hashlib.sha256(json.dumps([self.manifest[name] for name in self.SETTINGS]).encode()).hexdigest()
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Path of the tokenizer's copy."""
+        """Path of the copied tokenizer."""
         return self.folder / "tokenizer"
 
     @property
     def longest(self) -> int:
-        """Largest number of tokens in an input."""
+        """Maximum number of tokens per input."""
         return self.manifest["max_length"]
 
     def size_of(self, split: str) -> tuple[int, int]:
-        """Return the number of rows in a split, and the number of tokens in their inputs."""
+        """Return a split's number of rows and the total number of tokens in their inputs."""
         counts = self.manifest["splits"][split]
         return counts["rows"], counts["kept_tokens"]
 
     @abstractmethod
     def count_cut(self, split: str, longest: int) -> int:
-        """Return the number of rows of a split that are cut for a model that reads `longest` tokens, or were before."""
+        """Return the number of rows that are truncated, either already or for a model that reads `longest` tokens."""
 
     def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
-        """Return the facts about a split that a reader of its scores must know.
+        """Return the properties of a split that are needed to interpret scores on it.
 
         Args:
             split: name of the split.
-            longest: largest number of tokens in an input that the model reads.
-            most_rows: largest number of rows to use; None for all.
+            longest: maximum number of tokens per model input.
+            most_rows: maximum number of rows to use; None for all.
         """
         rows, _ = self.size_of(split)
         used = min(rows, most_rows or rows)
@@ -204,10 +205,10 @@ class PreparedFolder(ABC):
 
     @classmethod
     def reuse(cls, folder: Path, settings: Mapping[str, Any]) -> Optional[Self]:
-        """Return the prepared folder if it has the same settings, or None if it does not exist.
+        """Load an existing prepared folder if its settings match; return None if it does not exist.
 
         Raises:
-            UserError: the folder was prepared with other settings.
+            UserError: the folder was prepared with different settings.
         """
         if not folder.exists():
             return None
@@ -215,8 +216,8 @@ class PreparedFolder(ABC):
         different = [name.replace("_", " ") for name in cls.SETTINGS if prepared.manifest[name] != settings[name]]
         if different:
             raise UserError(
-                f"{folder}: was prepared before with other {' and '.join(different)} (see {MANIFEST} there); "
-                "remove it, give another --output, or use it as it is by leaving out --data"
+                f"{folder}: already prepared with different {' and '.join(different)} (see its {MANIFEST}); "
+                "remove it, use another --output, or omit --data to use it as it is"
             )
         return prepared
 
@@ -229,14 +230,14 @@ class PreparedFolder(ABC):
         write_splits: Callable[[Path], dict[str, Any]],
         **facts: Any,
     ) -> Self:
-        """Write a folder, whole or not at all.
+        """Write a folder atomically.
 
         Args:
             folder: folder to write.
-            settings: the values of SETTINGS.
-            tokenizer: the tokenizer of the data, which is copied.
-            write_splits: writes the data of all splits to a folder, and returns the manifest's entry for each split.
-            **facts: further fields of the manifest.
+            settings: values of SETTINGS.
+            tokenizer: the data's tokenizer, which is copied into the folder.
+            write_splits: function that writes all splits to a folder and returns the manifest entries by split.
+            **facts: additional manifest fields.
         """
         with atomic_folder(folder) as unfinished:
             splits = write_splits(unfinished)
@@ -254,12 +255,12 @@ class PreparedFolder(ABC):
 
 @dataclass(frozen=True)
 class EncodedExamples:
-    """Examples to train or test on.
+    """Encoded examples for training or evaluation.
 
     Attributes:
-        inputs: the ids of each example.
+        inputs: token ids of each example.
         targets: see :func:`targets_of`.
-        cut: number of inputs that were cut.
+        cut: number of truncated inputs.
     """
 
     inputs: Sequence[np.ndarray]
@@ -268,10 +269,10 @@ class EncodedExamples:
 
 
 class MappedInputs(Sequence[np.ndarray]):
-    """Inputs on disk, which are cut to `longest` ids when they are read.
+    """Memory-mapped inputs, truncated to `longest` ids on access.
 
     Attributes:
-        sizes: number of ids of each input as it is read, (N,).
+        sizes: number of ids per input after truncation, (N,).
     """
 
     def __init__(self, items: MappedItems, longest: Optional[int], eos: int):
@@ -285,7 +286,7 @@ class MappedInputs(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def __getitem__(self, index: int) -> np.ndarray:  # type: ignore[override]  # one at a time, no slices
+    def __getitem__(self, index: int) -> np.ndarray:  # type: ignore[override]  # no slices
         ids = self._items[index]
         if self._longest is None:
             return ids
@@ -294,7 +295,7 @@ class MappedInputs(Sequence[np.ndarray]):
 
 @dataclass(frozen=True)
 class TaskCounts:
-    """The fields of a split's entry in a task's manifest that are read."""
+    """The relevant fields of a split's entry in a task manifest."""
 
     rows: Count
     bytes: Count
@@ -304,7 +305,7 @@ class TaskCounts:
 
 @dataclass(frozen=True)
 class TaskManifest:
-    """The fields of a task's manifest that are read."""
+    """The relevant fields of a task manifest."""
 
     task: str
     max_length: PositiveCount
@@ -314,10 +315,10 @@ class TaskManifest:
 
 
 class PreparedTask(PreparedFolder):
-    """The prepared folder of a task.
+    """The prepared folder of a published task.
 
     Attributes:
-        TABLE: the tasks that the folder may contain.
+        TABLE: supported tasks by name.
     """
 
     FORMAT = "lazyformer glue task"
@@ -330,21 +331,21 @@ class PreparedTask(PreparedFolder):
 
     @classmethod
     def row_of(cls, manifest: dict[str, Any]) -> TaskDescription:
-        """Return the task that a manifest names; raise a UserError if it is not known."""
+        """Return the task named in a manifest; raise a UserError if there is no such task."""
         if manifest["task"] not in cls.TABLE:
-            raise UserError(f"no task is called {manifest['task'][:40]!r}")
+            raise UserError(f"there is no task called {manifest['task'][:40]!r}")
         return cls.TABLE[manifest["task"]]
 
     @classmethod
     def check(cls, manifest: dict[str, Any]) -> None:
-        """Check that the splits are those of the task, because their names become names of files."""
+        """Check that all splits belong to the task, because their names become file names."""
         strange = set(manifest["splits"]) - set(cls.row_of(manifest).splits)
         if strange:
             raise UserError(f"the task has no split {min(strange)[:40]!r}")
 
     @cached_property
     def task(self) -> TaskDescription:
-        """The description of the task."""
+        """The task's description."""
         return self.row_of(self.manifest)
 
     def read(self, split: str, longest: Optional[int], eos: int) -> EncodedExamples:
@@ -352,12 +353,12 @@ class PreparedTask(PreparedFolder):
 
         Args:
             split: name of the split.
-            longest: largest number of ids to which inputs are cut, in addition to the cuts made in preparing them; None
-                for no further cuts.
+            longest: maximum number of ids per input, in addition to the limit used in preparation; None for no further
+                truncation.
             eos: id of ``</s>``.
 
         Raises:
-            UserError: the task's files did not have the split, or its data is missing or damaged.
+            UserError: the split did not exist when the task was prepared, or its data is missing or damaged.
         """
         if split not in self.manifest["splits"]:
             if split in self.task.splits:
@@ -365,7 +366,7 @@ class PreparedTask(PreparedFolder):
             else:
                 file = f"split {split!r}"
             raise UserError(
-                f"{self.folder}: {file} was not there when {self.task.name} was prepared; put it beside the other "
+                f"{self.folder}: {file} did not exist when {self.task.name} was prepared; place it next to the other "
                 f"files, remove {self.folder} and run `{self.COMMAND}` again"
             )
         counts = self.manifest["splits"][split]
@@ -389,28 +390,30 @@ class PreparedTask(PreparedFolder):
                 )
             is_whole = len(items) == counts["rows"] and (targets is None or len(targets) == counts["rows"])
             if not is_whole or (self.folder / f"{split}.bin").stat().st_size != counts["bytes"]:
-                raise UserError(f"{MANIFEST} says {counts['rows']:,} rows, {counts['bytes']:,} bytes, but these differ")
+                raise UserError(
+                    f"it does not have the {counts['rows']:,} rows and {counts['bytes']:,} bytes listed in {MANIFEST}"
+                )
         except UserError as error:
             raise UserError(
-                f"{prefix}.*: damaged ({error}); remove {self.folder} and run `{self.COMMAND}` again"
+                f"{prefix}.*: the data is damaged ({error}); remove {self.folder} and run `{self.COMMAND}` again"
             ) from error
         cut = self.count_cut(split, self.longest if longest is None else longest)
         return EncodedExamples(MappedInputs(items, longest, eos), targets, cut)
 
     def count_cut(self, split: str, longest: int) -> int:
-        """Return the number of rows of a split that are cut for a model that reads `longest` tokens."""
+        """Return the number of rows that are truncated for a model that reads `longest` tokens."""
         if longest >= self.longest:
-            return self.manifest["splits"][split].get("truncated", 0)  # generated data is never cut
+            return self.manifest["splits"][split].get("truncated", 0)  # generated data is never truncated
         return int((MappedItems(self.folder / split).sizes > longest).sum())
 
     def count_cut_words(self, split: str, longest: int) -> int:
-        """Return the number of words with tags that are cut off for a model that reads `longest` tokens."""
+        """Return the number of tagged words that are truncated for a model that reads `longest` tokens."""
         sizes = np.minimum(MappedItems(self.folder / split).sizes, longest)
         targets = MappedItems(self.folder / f"targets.{split}")
         return sum(int((target[::2] >= size - 1).sum()) for target, size in zip(targets, sizes, strict=True))
 
     def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
-        """Return facts about a split, including the label that all its rows share, if they do."""
+        """Return the properties of a split, including the common label of all rows, if any."""
         facts = super().facts(split, longest, most_rows)
         if self.task.tags_words:
             facts = replace(facts, unit=SENTENCES)
@@ -432,13 +435,13 @@ class PreparedTask(PreparedFolder):
 
 @dataclass(frozen=True)
 class CustomTaskManifest(TaskManifest):
-    """The fields of the manifest of a user's own task that are read."""
+    """The relevant fields of a custom task's manifest."""
 
     description: dict[str, Any]
 
 
 class PreparedCustomTask(PreparedTask):
-    """The prepared folder of a user's own task, which its manifest describes."""
+    """The prepared folder of a custom task, with the task's description in its manifest."""
 
     FORMAT = "lazyformer custom task"
     SETTINGS = (*PreparedTask.SETTINGS, "description")
@@ -447,12 +450,12 @@ class PreparedCustomTask(PreparedTask):
 
     @classmethod
     def row_of(cls, manifest: dict[str, Any]) -> TaskDescription:
-        """Return the task that a manifest describes."""
+        """Return the task described in a manifest."""
         return TaskDescription.from_json(manifest["description"], MANIFEST)
 
 
 def load_prepared(folder: Union[str, Path]) -> PreparedTask:
-    """Return the prepared folder of a GLUE task or of a user's own task.
+    """Load the prepared folder of a GLUE task or a custom task.
 
     Raises:
         UserError: the folder contains neither.
@@ -466,9 +469,9 @@ def load_prepared(folder: Union[str, Path]) -> PreparedTask:
 
 
 def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size: int) -> None:
-    """Write the inputs and the targets of a split.
+    """Write a split's inputs and targets.
 
-    The inputs become SPLIT.bin and SPLIT.idx; the targets, if there are any, become targets.SPLIT.npy, or
+    Inputs are written to SPLIT.bin and SPLIT.idx. Targets, if any, are written to targets.SPLIT.npy, or to
     targets.SPLIT.bin and .idx if they are a list of arrays.
     """
     ids = np.concatenate(examples.inputs)
@@ -482,9 +485,10 @@ def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size:
 
 
 def targets_of(task: TaskDescription, examples: list[Example]) -> Optional[np.ndarray]:
-    """Return classes or scores (N,), or 0 or 1 per label (N, L), or None for a split without labels.
+    """Return a split's targets as an array, or None for a split without labels.
 
-    Scores are float64, which fairseq leaves alone; in fp16 and bf16 it would make float32 as coarse as the weights.
+    The targets are class indices (N,), regression targets (N,) or, for multi-label tasks, a 0 or 1 per label (N, L).
+    Regression targets are float64 because fairseq would convert float32 to the model's fp16 or bf16.
     """
     if examples[0].target is None:
         return None
@@ -495,7 +499,7 @@ def targets_of(task: TaskDescription, examples: list[Example]) -> Optional[np.nd
 
 
 def draw_rows(examples: EncodedExamples, count: int) -> EncodedExamples:
-    """Return `count` of the examples in their order, or all if there are no more, independently of a run's seed."""
+    """Sample at most `count` examples, preserving their order; the result does not depend on a run's seed."""
     if count >= len(examples.inputs):
         return examples
     chosen = drawn_rows(len(examples.inputs), count)
@@ -508,7 +512,7 @@ def draw_rows(examples: EncodedExamples, count: int) -> EncodedExamples:
 
 
 def drawn_rows(total: int, count: int) -> np.ndarray:
-    """Return the places of `count` of `total` rows in their order, or of all rows if there are no more."""
+    """Sample the sorted indices of at most `count` of `total` rows."""
     if count >= total:
         return np.arange(total)
     return np.sort(np.random.default_rng(SUBSET_SEED).choice(total, count, replace=False))

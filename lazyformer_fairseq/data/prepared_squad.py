@@ -1,8 +1,8 @@
-"""SQuAD's official files, prepared as a folder of windows that all runs share.
+"""SQuAD's official files, prepared as a folder of windows for use by all runs.
 
-FOLDER/SPLIT.npz        windows: their ids, the place of the context in them, and the characters of its tokens
+FOLDER/SPLIT.npz        windows: their ids, the position of the context in them, and its tokens' character offsets
 FOLDER/SPLIT.json       a copy of the official file: contexts, questions, answers
-FOLDER/manifest.json    the source of the data, and its counts
+FOLDER/manifest.json    the source of the data and its statistics
 FOLDER/tokenizer/       a copy of the tokenizer
 """
 
@@ -28,7 +28,7 @@ OFFICIAL_QUESTIONS = {"train": 87_599, "valid": 10_570}
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """The fields of a split's entry in a manifest that are read."""
+    """The relevant fields of a split's entry in a manifest."""
 
     file: str
     paragraphs: Count
@@ -44,7 +44,7 @@ class SplitCounts:
 
 @dataclass(frozen=True)
 class SquadManifest:
-    """The fields of a manifest that are read."""
+    """The relevant fields of a manifest."""
 
     format_version: int
     max_length: int
@@ -57,14 +57,14 @@ class SquadManifest:
 
 
 class PreparedSplit(NamedTuple):
-    """The questions of a file, and the windows made from them."""
+    """A file's questions and the windows built from them."""
 
     file: SquadFile
     windows: Windows
 
 
 class PreparedSquad(PreparedFolder):
-    """The prepared folder of SQuAD's windows."""
+    """A prepared folder of SQuAD windows."""
 
     FORMAT = "lazyformer squad"
     FORMAT_VERSION = 1
@@ -82,11 +82,11 @@ class PreparedSquad(PreparedFolder):
     CHECKED_FIELDS = SquadManifest
 
     def count_cut(self, split: str, longest: int) -> int:  # noqa: ARG002  part of the interface
-        """Return the number of questions of a split that were cut; contexts are divided, not cut."""
+        """Return the number of truncated questions in a split; contexts are split into windows, not truncated."""
         return self.manifest["splits"][split]["cut_questions"]
 
     def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
-        """Return facts about the questions of a split."""
+        """Return the properties of a split's questions."""
         facts = super().facts(split, longest, most_rows)
         return replace(facts, longest=self.settings.max_question_length, unit="questions")
 
@@ -103,8 +103,8 @@ class PreparedSquad(PreparedFolder):
         """
         if split not in self.manifest["splits"]:
             raise UserError(
-                f"{self.folder}: has no split {split!r}, only {', '.join(self.manifest['splits'])}; prepare its file "
-                "in another folder"
+                f"{self.folder}: there is no split {split!r}, only {', '.join(self.manifest['splits'])}; prepare its "
+                "file in another folder"
             )
         hashes = {
             "json": self.manifest["files"].get(split),
@@ -114,7 +114,7 @@ class PreparedSquad(PreparedFolder):
             path = self.folder / f"{split}.{ending}"
             if not path.is_file() or sha256_of(path) != written:
                 raise UserError(
-                    f"{path}: is missing, or not the file that {MANIFEST} names; remove {self.folder} and run "
+                    f"{path}: this file is missing or does not match {MANIFEST}; remove {self.folder} and run "
                     f"`{self.COMMAND}` again"
                 )
         file = read_squad(self.folder / f"{split}.json", self.manifest["skip_mistakes"])
@@ -128,21 +128,23 @@ def prepare_squad(
     settings: WindowSettings = USUAL,
     skip_mistakes: bool = False,
 ) -> PreparedSquad:
-    """Prepare a folder, whole or not at all, or reuse one that was prepared from the same files in the same way.
+    """Prepare a folder atomically, or reuse one that was prepared from the same files with the same settings.
 
     Args:
-        files: the official file of "train", of "valid" or of both.
+        files: path of the official file for "train", "valid" or both.
         tokenizer: folder of the tokenizer.
         folder: folder to write.
         settings: sizes of the windows.
-        skip_mistakes: whether to leave out questions with mistakes in the files.
+        skip_mistakes: whether to skip questions with mistakes in the files.
 
     Raises:
-        UserError: a file is missing or wrong, or the folder was prepared in another way.
+        UserError: a file is missing or invalid, or the folder was prepared with other settings.
     """
     for path in files.values():
         if not path.is_file():
-            raise UserError(f"{path}: no such file; put SQuAD's official files there, {' and '.join(SPLITS.values())}")
+            raise UserError(
+                f"{path}: no such file; place SQuAD's official files, {' and '.join(SPLITS.values())}, in this folder"
+            )
     wanted = {
         "format_version": PreparedSquad.FORMAT_VERSION,
         **asdict(settings),
@@ -153,7 +155,8 @@ def prepare_squad(
     there = PreparedSquad.reuse(folder, wanted)
     if there is not None:
         return there
-    read = {split: read_squad(path, skip_mistakes) for split, path in files.items()}  # mistakes show before encoding
+    # All files are read before the slow encoding, so that mistakes are reported early.
+    read = {split: read_squad(path, skip_mistakes) for split, path in files.items()}
     loaded = load_tokenizer(tokenizer)
 
     def write_splits(unfinished: Path) -> dict[str, Any]:
@@ -190,7 +193,10 @@ def _write(
 
 
 def window_settings(longest: Optional[int]) -> WindowSettings:
-    """Return BERT's window sizes, but limit the stride to half of `longest` and questions to a quarter of it."""
+    """Return BERT's window sizes for inputs of `longest` tokens.
+
+    The stride is limited to half of that length, and the length of questions to a quarter of it.
+    """
     longest = longest or USUAL.max_length
     return WindowSettings(
         longest,
@@ -200,7 +206,7 @@ def window_settings(longest: Optional[int]) -> WindowSettings:
 
 
 def overview(prepared: PreparedSquad) -> str:
-    """Return a table of the prepared data, a row per file, and notes on what was left out and on unofficial files."""
+    """Format a table of the prepared data, one row per file, with notes on skipped questions and unofficial files."""
     rows = []
     notes = []
     for split, counts in prepared.manifest["splits"].items():
@@ -219,8 +225,8 @@ def overview(prepared: PreparedSquad) -> str:
                 "unknown tokens": f"{100 * counts['unknown_tokens'] / counts['kept_tokens']:.2f}%",
             }
         )
-        notes += [f"note: {file}: left out: {mistake}" for mistake in counts["left_out"]]
+        notes += [f"note: {file}: skipped: {mistake}" for mistake in counts["left_out"]]
         official = OFFICIAL_QUESTIONS[split]
         if questions != official:
-            notes.append(f"note: {file}: has {questions:,} questions; the official file has {official:,}")
+            notes.append(f"note: {file}: this file has {questions:,} questions; the official file has {official:,}")
     return "\n".join([Table("", rows).printed("simple"), *notes])

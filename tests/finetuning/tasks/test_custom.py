@@ -448,7 +448,7 @@ def test_what_a_model_does_not_read_is_counted_in_the_table_and_the_report(cut_s
 
 def test_a_development_set_of_one_class_is_named_beside_its_score(cut_short, tmp_path):
     folder, said = cut_short
-    sentence = "long: all 3 rows of dev.tsv have the label 'calm', so scores on them say nothing"
+    sentence = "long: all 3 rows of dev.tsv have the label 'calm', so scores on them are meaningless"
     markdown = (folder / "out" / "report" / "long.md").read_text()
     assert f"note: {sentence}\n" in said and f"- {sentence}\n" in markdown and f"- {sentence}\n" in said
     assert len(re.findall(r"\| m .* \d+\.\d\d \(one class\) ", said)) == 4, "in both tables, of every metric"

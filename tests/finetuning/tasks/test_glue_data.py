@@ -112,7 +112,7 @@ def test_short_rows_and_missing_files_are_reported_and_the_rest_is_read(copied):
     assert (counts["rows"], counts["short_rows"], counts["short_lines"]) == (64, 2, [4, 67])
     assert "2 rows with too few fields, skipped (line 4, 67)" in glue_task.remarks(qqp)[0]
     assert glue_task.remarks(qnli)[0] == f"{wanted.data}/QNLI/train.tsv does not exist"
-    with pytest.raises(UserError, match="train.tsv was not there when QNLI was prepared"):
+    with pytest.raises(UserError, match="train.tsv did not exist when QNLI was prepared"):
         qnli.read("train", None, 2)
 
 
@@ -123,11 +123,11 @@ def test_a_second_time_it_is_reused_or_refused(copied):
     before = manifest.stat()
     glue_task.prepare_tasks(wanted)
     assert (manifest.stat().st_ino, manifest.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    with pytest.raises(UserError, match="RTE: was prepared before with other max length"):
+    with pytest.raises(UserError, match="RTE: already prepared with different max length"):
         glue_task.prepare_tasks(replace(wanted, max_length=50))
     with (wanted.data / "CoLA" / "dev.tsv").open("a") as file:
         file.write("toy\t1\t\tthe garden\n")
-    with pytest.raises(UserError, match="CoLA: was prepared before with other files"):
+    with pytest.raises(UserError, match="CoLA: already prepared with different files"):
         glue_task.prepare_tasks(wanted)
 
 

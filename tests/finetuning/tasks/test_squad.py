@@ -147,7 +147,7 @@ def test_prepared_data_are_the_same_batches(config, folders, tmp_path):
     with pytest.raises(UserError, match="was prepared with .*15.*, but the options require .*32"):
         setup_task(config("--tokens-per-sample", 32, data=prepared.folder).task)
     (prepared.folder / "valid.npz").write_bytes((prepared.folder / "train.npz").read_bytes())
-    with pytest.raises(UserError, match="valid.npz: is missing, or not the file that manifest.json names"):
+    with pytest.raises(UserError, match="valid.npz: this file is missing or does not match manifest.json"):
         prepared_squad.PreparedSquad.load(prepared.folder).read("valid")
 
 
@@ -250,15 +250,17 @@ def test_half_a_file_other_folders_and_splits_are_refused(on_disk, folders, tmp_
         whole = path.read_bytes()
         for damage in (lambda path=path, whole=whole: path.write_bytes(whole[:-1]), path.unlink):
             damage()
-            with pytest.raises(UserError, match=f"{name}: is missing, or not the file.*; remove .*prepared and run"):
+            with pytest.raises(
+                UserError, match=f"{name}: this file is missing or does not .*; remove .*prepared and run"
+            ):
                 on_disk.read("train")
         path.write_bytes(whole)
-    with pytest.raises(UserError, match="has no split 'valid', only train"):
+    with pytest.raises(UserError, match="there is no split 'valid', only train"):
         on_disk.read("valid")
     path = on_disk.folder / "manifest.json"
     manifest = json.loads(path.read_text())
     for change, words in (
-        ({"format": "lazyformer glue task"}, "is not the manifest of prepared SQuAD"),
+        ({"format": "lazyformer glue task"}, "not a manifest of prepared SQuAD"),
         ({"format_version": 9}, "format version 9, but this program reads 1"),
         ({"splits": {"../train": {}}}, "damaged"),
         ({"max_length": "long"}, "damaged"),
@@ -281,11 +283,11 @@ def test_counts_are_printed_and_the_second_time_nothing_is_made(toy_squad, tmp_p
     train = next(line for line in text.splitlines() if line.startswith("train-v1.1.json"))
     assert train.split()[1:4] == ["16", "48", "0"]
     assert prepared.facts("train", 64).warnings() == []
-    assert "note: dev-v1.1.json: has 12 questions; the official file has 10,570" in text
+    assert "note: dev-v1.1.json: this file has 12 questions; the official file has 10,570" in text
     before = (tmp_path / "data" / "manifest.json").stat().st_mtime_ns
     assert BENCHMARK.prepare(wanted(toy_squad, tmp_path)) == text
     assert (tmp_path / "data" / "manifest.json").stat().st_mtime_ns == before
-    with pytest.raises(UserError, match="was prepared before with other max length"):
+    with pytest.raises(UserError, match="already prepared with different max length"):
         BENCHMARK.prepare(wanted(toy_squad, tmp_path, max_length=80))
 
 
@@ -312,7 +314,7 @@ def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):
     assert not (tmp_path / "out").exists()
     text = BENCHMARK.prepare(wanted(tmp_path / "files", tmp_path / "out", skip_mistakes=True))
     prepared = prepared_squad.PreparedSquad.load(tmp_path / "out" / "data")
-    assert text.count("left out: article ") == 9
+    assert text.count("skipped: article ") == 9
     assert "(id Article 6-0-1)" in text and text.count("has no answer") == 2
     assert [len(prepared.read(split).file.questions) for split in ("train", "valid")] == [40, 11]
     with pytest.raises(UserError, match="no room for a context"):

@@ -279,7 +279,7 @@ def test_rows_and_dropout_are_those_that_options_ask_for_and_one_tag_alone_is_ma
     write(tmp_path / "names" / "train.conll", *sentences(16, seed=1))
     write(tmp_path / "names" / "dev.conll", [("anna", "O"), ("sees", "O")], [("ben", "O")])
     said = fine_tuned(tmp_path, *"--epochs 1 --max-train-rows 8 --glue-head linear:0.3".split())
-    sentence = "names: all words of dev.conll have the tag 'O', so scores on them say nothing"
+    sentence = "names: all words of dev.conll have the tag 'O', so scores on them are meaningless"
     assert f"note: {sentence}" in said and f"- {sentence}\n" in said
     assert re.search(r"\| m .* \d+\.\d\d \(one class\) ", said)
     (path,) = (tmp_path / "out").rglob("result.json")

@@ -1,13 +1,13 @@
-"""LazyFormer and PAR encoders, for ``fairseq-train --user-dir lazyformer_fairseq`` and for use without fairseq.
+"""LazyFormer and PAR encoders for ``fairseq-train --user-dir lazyformer_fairseq`` or for use without fairseq.
 
-``load(folder)`` returns a trained model with its tokenizer, and ``build("bert_base", vocab_size=32768)`` returns one
-with fresh weights. ``LazyFormerForMaskedLM(LazyFormerConfig(...))`` and the other ``LazyFormerFor...`` classes are
-transformers models. `LazyFormerModel` is the fairseq model, whose ``from_pretrained`` is ``load``; the bare encoder for
-transformers is ``huggingface.LazyFormerModel``.
+``load(folder)`` returns a trained model with its tokenizer, and ``build("bert_base", vocab_size=32768)`` returns a
+randomly initialized one. ``LazyFormerForMaskedLM(LazyFormerConfig(...))`` and the other ``LazyFormerFor...`` classes
+are transformers models. `LazyFormerModel` is the fairseq model (its ``from_pretrained`` is ``load``); the bare encoder
+for transformers is ``huggingface.LazyFormerModel``.
 
-Importing the package is light. Where fairseq is loaded already, as under ``--user-dir``, the import registers the
-package's models, tasks, criterions, optimizer and schedule with it; otherwise that happens as soon as fairseq is
-loaded. :func:`register` loads fairseq, and so does accessing a public name that is a fairseq model.
+Importing the package is cheap. If fairseq is already loaded, as under ``--user-dir``, the import registers the
+package's models, tasks, criterions, optimizer and schedule with it; otherwise they are registered as soon as fairseq is
+loaded. Calling :func:`register` or accessing a public name that is a fairseq model loads fairseq.
 """
 
 import importlib
@@ -20,8 +20,8 @@ from lazyformer_fairseq.fairseq_plugin.registration import register
 
 __version__ = "1.0.0.dev0"
 
-# The path for --user-dir. It is not resolved, because fairseq compares it with the path of the imported package, links
-# included.
+# The path for --user-dir. Symlinks are not resolved, because fairseq compares this path with that of the imported
+# package.
 USER_DIR = Path(__file__).absolute().parent
 
 _OF_TRANSFORMERS = (
@@ -33,7 +33,7 @@ _OF_TRANSFORMERS = (
     "LazyFormerForSequenceClassification",
     "LazyFormerForTokenClassification",
 )
-# Public names and the modules that define them; a module is loaded when its name is first used.
+# Public names and the modules that define them, which are imported on first access.
 PUBLIC = {
     "build": "modules.networks.named",
     "load": "evaluation.loading",
@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return all names of the module, including the public ones that are loaded on first use."""
+    """Return the module's names, including the public ones that are imported on first access."""
     return sorted({*globals(), *__all__})
 
 

@@ -1,4 +1,4 @@
-"""Argument types and helpers for commands: existing paths, checkpoints and fairseq-train options as words."""
+"""Argument types and helpers for commands: path checks, checkpoint lookup, and parsing of fairseq-train options."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ class ExistingPath(click.Path):
     """A path that must exist, checked before the command imports its dependencies.
 
     Args:
-        missing: the text of the error after the path.
+        missing: the error message that follows the path.
         holds: the name of a file that the folder must contain.
         is_file: accept only a file.
     """
@@ -41,7 +41,7 @@ class ExistingPath(click.Path):
 
 
 def find_config(name: str) -> Path:
-    """Find a YAML file: the user's own, or else the pre-training config of that name in this package.
+    """Find a YAML config by name: the user's own file, or else one that ships with this package.
 
     Raises:
         UserError: there is no such file; the message suggests similar names.
@@ -54,22 +54,22 @@ def find_config(name: str) -> Path:
     raise UserError(f"{name}: no such file, neither here nor in {' or '.join(map(str, folders))}{known}")
 
 
-# File names of a folder's checkpoint; the first that exists is used.
+# Checkpoint file names to look for in a folder; the first one that exists is used.
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "model.safetensors")
 
 
 def checkpoint_at(path: Path) -> Path:
-    """Return the checkpoint at a path, which may be its folder; raise a UserError if there is none."""
+    """Return the checkpoint file at a path, which may also be a folder; raise a UserError if there is none."""
     if path.is_file():
         if path.suffix not in (".pt", ".safetensors"):
-            raise UserError(f"{path}: is not a checkpoint; give a file that ends in .pt or .safetensors, or its folder")
+            raise UserError(f"{path}: is not a checkpoint; pass a .pt or .safetensors file, or its folder")
         return path
     if not path.is_dir():
-        raise UserError(f"{path}: no such file or folder; give a checkpoint, or a folder of checkpoints")
+        raise UserError(f"{path}: no such file or folder; pass a checkpoint or a folder of checkpoints")
     found = [path / name for name in CHECKPOINTS if (path / name).is_file()]
     if not found:
         raise UserError(
-            f"{path}: contains no {' or '.join(CHECKPOINTS)}; give a checkpoint, or a folder of checkpoints"
+            f"{path}: contains no {' or '.join(CHECKPOINTS)}; pass a checkpoint or a folder of checkpoints"
         )
     return found[0]
 
@@ -77,7 +77,7 @@ def checkpoint_at(path: Path) -> Path:
 def named_path(text: str) -> tuple[Optional[str], Path]:
     """Split ``NAME=PATH`` into name and path.
 
-    If the whole text is an existing path, as a folder ``lr=1e-4`` may be, the name is None.
+    If the whole text is an existing path, such as a folder called ``lr=1e-4``, the name is None.
     """
     name, _, path = text.partition("=")
     if path and not Path(text).exists():
@@ -86,14 +86,14 @@ def named_path(text: str) -> tuple[Optional[str], Path]:
 
 
 def refuse_missing(*paths: Optional[Path]) -> None:
-    """Raise a UserError if one of the given paths does not exist; None is skipped."""
+    """Raise a UserError if any of the paths does not exist; None is skipped."""
     for path in paths:
         if path is not None and not path.exists():
             raise UserError(f"{path}: no such file or folder")
 
 
 def refuse_missing_folders(data: str) -> None:
-    """Raise a UserError unless fairseq's ``FOLDER:FOLDER...`` exist, and the first one holds binarised data."""
+    """Raise a UserError unless all folders of ``FOLDER:FOLDER...`` exist and the first contains binarized data."""
     folders = data.split(":")
     for folder in folders:
         if not folder or not Path(folder).is_dir():
@@ -103,21 +103,21 @@ def refuse_missing_folders(data: str) -> None:
                 remedy = f"; {_if_raw_text(folder)}"
             raise UserError(f"{where}{folder or 'an empty name'} is not a folder{remedy}")
     if not any((Path(folders[0]) / name).is_file() for name in ("dict.txt", "shard0/dict.txt")):
-        raise UserError(f"{folders[0]}: contains no dict.txt, so it is no binarised data; {_if_raw_text(folders[0])}")
+        raise UserError(f"{folders[0]}: contains no dict.txt, so it is not binarized; {_if_raw_text(folders[0])}")
 
 
 def _if_raw_text(path: str) -> str:
     return (
-        f"if it is raw text, run `lazyformer corpus {shlex.quote(path)} data` first (`lazyformer lm prepare` for a "
-        "causal model), and give data"
+        f"if it is raw text, run `lazyformer corpus {shlex.quote(path)} data` first (for a causal model, `lazyformer "
+        "lm prepare`), then pass data"
     )
 
 
 def options_by_name(words: Sequence[str]) -> dict[str, str]:
-    """Return the options on a command line, keyed by name with underscores.
+    """Parse the options on a command line into a dictionary, keyed by name with underscores.
 
-    ``--name value``, ``--name=value`` and ``part.name=value`` are understood. The last occurrence of a name counts.
-    ``--name`` alone has the value ``""``.
+    Options may be written as ``--name value``, ``--name=value`` or ``part.name=value``. If a name occurs several times,
+    its last value is used. A bare ``--name`` has the value ``""``.
     """
     found: dict[str, str] = {}
     name = ""
@@ -135,10 +135,10 @@ def options_by_name(words: Sequence[str]) -> dict[str, str]:
 
 
 def as_words(options: Mapping[str, Any]) -> list[str]:
-    """Return options, keyed by name with underscores, as words for fairseq-train, omitting those that are False."""
+    """Convert options, keyed by name with underscores, to fairseq-train arguments; options set to False are omitted."""
     words = []
     for name, option in options.items():
-        value = getattr(option, "value", option)  # fairseq's enumerations
+        value = getattr(option, "value", option)  # unwraps fairseq's enums
         if value is False:
             continue
         words.append(flag_named(name))
@@ -148,7 +148,7 @@ def as_words(options: Mapping[str, Any]) -> list[str]:
 
 
 def words_of(text: str, option: str) -> list[str]:
-    """Split the value of an option that contains further options into words.
+    """Split an option's value that itself consists of command-line options into arguments.
 
     Raises:
         UserError: a quote is not closed.
@@ -160,7 +160,7 @@ def words_of(text: str, option: str) -> list[str]:
 
 
 def separated(_ctx: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Split the values of an option at commas; a click callback."""
+    """Split an option's values at commas (a click callback)."""
     return tuple(part for value in values for part in divided(value))
 
 
@@ -170,14 +170,14 @@ def some_of(names: Sequence[str]) -> Callable[..., tuple[str, ...]]:
     def callback(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
         given = separated(ctx, option, values)
         if wrong := [each for each in given or ("",) if each not in names]:
-            raise UserError(f"{option.opts[0]} {wrong[0]}: give one or more of {', '.join(names)}")
+            raise UserError(f"{option.opts[0]} {wrong[0]}: choose one or more of {', '.join(names)}")
         return given
 
     return callback
 
 
 def named(example: str) -> Callable[..., dict[str, str]]:
-    """Return a click callback that reads ``NAME=VALUE`` options into a dictionary and rejects a name given twice.
+    """Return a click callback that parses ``NAME=VALUE`` options into a dictionary and rejects duplicate names.
 
     Args:
         example: a valid value, quoted in the error message.
@@ -190,7 +190,7 @@ def named(example: str) -> Callable[..., dict[str, str]]:
             if not content or not re.fullmatch(r"[\w.+ -]+", name):
                 raise click.BadParameter(f"{value!r} is not a {option.metavar}, such as {example}")
             if name in found:
-                raise click.BadParameter(f"{name} is given twice")
+                raise click.BadParameter(f"{name} is specified twice")
             found[name] = content
         return found
 

@@ -1,4 +1,4 @@
-"""Signal handling and shutdown of processes that work for a parent process."""
+"""Signal handling and clean shutdown for parent and child processes."""
 
 import ctypes
 import logging
@@ -26,10 +26,10 @@ STOPPED = 128 + signal.SIGINT  # the exit code that shells report for a command 
 def stoppable(said: str = "stopped; rerun to resume") -> Iterator[None]:
     """Exit with code 130 and a message on Ctrl-C or SIGTERM, both of which raise KeyboardInterrupt in the body.
 
-    A second SIGTERM is ignored, so that it does not disturb the cleanup.
+    A second SIGTERM is ignored so that it cannot interrupt the cleanup.
 
     Args:
-        said: the message on standard error.
+        said: the message to print to standard error.
     """
 
     def stop(_number: int, _frame: object) -> None:
@@ -48,8 +48,8 @@ def stoppable(said: str = "stopped; rerun to resume") -> Iterator[None]:
 
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """Defer Ctrl-C until the body is done, and shield the processes started in the body from it."""
-    resource_tracker.ensure_running()  # starting it later would lift the block
+    """Defer Ctrl-C until the end of the body, and block it in processes started there."""
+    resource_tracker.ensure_running()  # starting the tracker later would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -58,7 +58,7 @@ def interrupts_held_back() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Make a child process ignore Ctrl-C and exit when its parent dies or terminates it; call it in the child."""
+    """Make this child process ignore Ctrl-C, and exit when its parent dies or terminates it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -80,10 +80,10 @@ class Ended(NamedTuple):
 
 
 def run_to_its_end(command: Sequence[str]) -> Ended:
-    """Run a command and forward Ctrl-C, SIGTERM and SIGUSR1 to it, so that a training run saves before it exits.
+    """Run a command and forward Ctrl-C, SIGTERM and SIGUSR1 to it, so that a training run can save before it exits.
 
-    If this process is killed, the command receives SIGTERM (on Linux; elsewhere it keeps running). The command has its
-    own process group; otherwise it would receive a Ctrl-C from the terminal twice.
+    If this process is killed, the command receives SIGTERM (on Linux; elsewhere it keeps running). The command runs in
+    its own process group; otherwise it would receive a Ctrl-C from the terminal twice.
     """
     end_too = None
     if sys.platform == "linux":
@@ -100,7 +100,7 @@ def run_to_its_end(command: Sequence[str]) -> Ended:
     try:
         process = subprocess.Popen(command, process_group=0, preexec_fn=end_too)  # noqa: PLW1509  (one system call)
         with process:
-            for number in heard:  # signals from before the process existed
+            for number in heard:  # signals received before the process existed
                 process.send_signal(number)
             process.wait()
     finally:
@@ -113,7 +113,7 @@ def run_to_its_end(command: Sequence[str]) -> Ended:
 def output_to(path: Path) -> Iterator[None]:
     """Append everything that this process logs or prints in the body to a file.
 
-    That includes the traceback of an exception and the output of code outside Python.
+    This includes tracebacks and the output of native code.
     """
     root = logging.getLogger()
     handlers = root.handlers

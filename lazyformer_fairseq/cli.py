@@ -1,4 +1,4 @@
-"""The command line ``lazyformer``."""
+"""The ``lazyformer`` command line."""
 
 import logging
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ from lazyformer_fairseq.zero_shot.commands import evaluate
 
 
 class Program(Group):
-    """The top-level group of commands."""
+    """The top-level command group."""
 
     def main(self, *args: Any, **more: Any) -> Any:
-        """Run the command line, printing the package's errors without a traceback, including those of parsing."""
+        """Run the command line, and print the package's errors, including parse errors, without a traceback."""
         replacements.install(Stage.COMMAND_LINE)
         return super().main(*args, **more)
 
@@ -43,7 +43,7 @@ class Program(Group):
 @click.version_option(package_name="lazyformer_fairseq")
 def main() -> None:
     """Pre-train, fine-tune and compare LazyFormer and PAR encoders, from raw text to a table of results."""
-    # Without this, importing fairseq_cli would configure logging itself: every level, to stdout.
+    # Without this, importing fairseq_cli would configure logging: all levels, to stdout.
     logging.basicConfig(format="%(levelname)s: %(message)s")
     registration.after_registration(replacements.start_run)
 
@@ -68,11 +68,11 @@ class ExportSettings:
     )
     form: Optional[str] = option(
         None,
-        "With --to huggingface or hub: write transformers' own BERT or ModernBERT, or a custom model that includes its "
+        "With --to huggingface or hub: export as transformers' BERT or ModernBERT, or as a custom model with its own "
         "code.",
         "--as",
         choices=("auto", "bert", "modernbert", "custom"),
-        shown="auto: one of transformers' models where the encoder is equivalent",
+        shown="auto: BERT or ModernBERT if the encoder is equivalent to one",
     )
     head: Optional[str] = option(
         None,
@@ -87,18 +87,18 @@ class ExportSettings:
 @click.argument("out", type=click.Path(path_type=Path))
 @takes(ExportSettings)
 def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
-    """Export a pre-trained or fine-tuned encoder to safetensors, which run no code when they are loaded.
+    """Export a pre-trained or fine-tuned encoder to safetensors, a format that runs no code on loading.
 
-    CHECKPOINT is a file, a folder of checkpoints, or a folder written by `lazyformer finetune`, of which the best run
-    is exported. OUT receives model.safetensors, config.json and the tokenizer. lazyformer_fairseq.load reads it, and
-    fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
+    CHECKPOINT is a file, a folder of checkpoints, or a folder written by `lazyformer finetune`; in the last case, the
+    best run is exported. OUT will contain model.safetensors, config.json and the tokenizer. Load it with
+    lazyformer_fairseq.load, or start training from it with fairseq-train --finetune-from-model OUT/model.safetensors.
 
-    With --to huggingface, the AutoModel, AutoTokenizer and pipeline of transformers read it. A model that is neither a
-    BERT nor a ModernBERT brings the code that it needs; a causal language model needs lazyformer_fairseq to be
-    installed.
+    With --to huggingface, OUT can be loaded with transformers' AutoModel, AutoTokenizer and pipeline. A model that is
+    neither a BERT nor a ModernBERT includes the code that it needs; a causal language model requires
+    lazyformer_fairseq to be installed.
 
-    With --to hub, OUT is the name of a repository, such as USER/MODEL. The newest checkpoint goes to its branch main,
-    and each checkpoint that was kept by --checkpoint-words to a branch such as chck_10M.
+    With --to hub, OUT is the name of a repository, such as USER/MODEL. The newest checkpoint is uploaded to its branch
+    main, and each checkpoint kept by --checkpoint-words to a branch such as chck_10M.
     """
     if settings.target != "hub":
         refuse_filled_folder(out)
@@ -129,21 +129,21 @@ def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
 
     chosen = export_to_huggingface(checkpoints, out, form, settings.head)
     theirs = {
-        "bert": "a BERT of transformers",
-        "modernbert": "a ModernBERT of transformers",
-        "causal": "a LazyFormerForCausalLM of lazyformer_fairseq, with generate",
+        "bert": "a transformers BERT",
+        "modernbert": "a transformers ModernBERT",
+        "causal": "a LazyFormerForCausalLM from lazyformer_fairseq, with generate",
     }
-    click.echo(f"written: {out}, {theirs.get(chosen, 'with code of its own')}")
+    click.echo(f"written: {out}, {theirs.get(chosen, 'a custom model with its own code')}")
     if not (out / "tokenizer.json").is_file():
         click.echo(
-            "The folder has no tokenizer. To add one, put the dict.txt of the model's data beside its checkpoint and "
-            "export again; models of images need none."
+            "The folder has no tokenizer. To add one, copy the dict.txt of the model's data next to its checkpoint and "
+            "export again; image models need none."
         )
 
 
 @main.command()
 def where() -> None:
-    """Print the folders that fairseq's own commands need: for --user-dir, and for --config-dir."""
+    """Print the folders to pass to fairseq's own commands as --user-dir and --config-dir."""
     click.echo(f"user-dir: {PACKAGE_FOLDER}")
     click.echo(f"config-dir: {CONFIGS / 'pretraining'}")
 

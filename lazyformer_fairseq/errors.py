@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Optional
 
-MOST_DIGITS = 18  # of a number that surely fits into 64 bits
+MOST_DIGITS = 18  # any number this short fits into 64 bits
 
 
 class UserError(ValueError):
@@ -17,7 +17,7 @@ class UserError(ValueError):
 def whole_number(text: str) -> Optional[int]:
     """Parse a whole number in ASCII digits; return None for any other text and for numbers with too many digits.
 
-    ``str.isdigit`` accepts superscripts, on which ``int`` fails, and ``int`` rejects very long numbers such as 5,000
+    ``str.isdigit`` accepts superscripts, which ``int`` rejects, and ``int`` also rejects numbers with thousands of
     digits.
     """
     is_number = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS

@@ -1,4 +1,4 @@
-"""Checks, made before a command starts, for optional packages that it needs."""
+"""Checks, made before a command starts, for the optional packages that it needs."""
 
 import platform
 import re
@@ -14,7 +14,7 @@ FAIRSEQ = "fairseq-fixed==0.12.3.1"  # as in setup.py
 
 
 def missing_packages(extra: str) -> list[str]:
-    """Return the packages of an extra that are not installed; empty if this package runs uninstalled from a folder."""
+    """Return the packages in an extra that are not installed; empty if this package itself is not installed."""
     try:
         required = metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:
@@ -24,23 +24,23 @@ def missing_packages(extra: str) -> list[str]:
 
 
 def refuse_without_extra(extra: str, what: str) -> None:
-    """Raise a UserError if a package of an extra is missing.
+    """Raise a UserError if any package in an extra is missing.
 
     Args:
-        extra: the extra of this package.
-        what: the user's words for the thing that needs the extra.
+        extra: name of one of this package's extras.
+        what: the command or feature that needs the extra, for the message.
     """
     if missing := missing_packages(extra):
         raise UserError(_lack_of(missing, extra, what))
 
 
 def needs_transformers(what: str) -> None:
-    """Raise a UserError if transformers, which `what` (the user's words) needs, is missing."""
+    """Raise a UserError, saying that `what` needs transformers, if transformers is missing."""
     needs_package("transformers", "huggingface", what)
 
 
 def needs_package(package: str, extra: str, what: str) -> None:
-    """Raise a UserError if a package of an extra, which `what` (the user's words) needs, is missing."""
+    """Raise a UserError, saying that `what` needs a package from an extra, if the package is missing."""
     if find_spec(package) is None:
         raise UserError(_lack_of([package], extra, what))
 
@@ -56,7 +56,7 @@ def needs_fairseq(what: str, without: str = "") -> None:
     """Raise a UserError if fairseq is missing.
 
     Args:
-        what: the user's words for the thing that needs fairseq.
+        what: the command or feature that needs fairseq, for the message.
         without: an alternative that works without fairseq.
     """
     if not has_fairseq():
@@ -72,7 +72,7 @@ def has_fairseq() -> bool:
 
 
 def lack_of_fairseq(what: str) -> str:
-    """Return the message for a missing fairseq, which says that `what` needs it and how to install it."""
+    """Return an error message for a missing fairseq, saying that `what` needs it and how to install it."""
     mend = f"make setup, or pip install {FAIRSEQ}"
     if sys.version_info >= (3, 13):
         mend = "fairseq runs on Python 3.11 and 3.12: make setup PYTHON=python3.12 VENV=.venv-3.12"
@@ -80,7 +80,7 @@ def lack_of_fairseq(what: str) -> str:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of Python and of those packages that are installed, for a report."""
+    """Return the versions of Python and of every listed package that is installed, for a report."""
     found = filter(_is_installed, packages)
     return {"python": platform.python_version(), **{package: metadata.version(package) for package in found}}
 

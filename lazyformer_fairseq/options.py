@@ -1,7 +1,7 @@
-"""Command options as fields of settings dataclasses: each option is written once.
+"""Command-line options as fields of settings dataclasses, so that each option is defined only once.
 
-A field holds the option's name, type, default, bounds and help. The click option with its ``--help`` is derived from it
-(:func:`takes`), and so is the check of values from command lines, files and Python (:func:`check`). All commands use
+A field defines an option's name, type, default, bounds and help. :func:`takes` derives the click option and its
+``--help`` from the field, and :func:`check` validates values from command lines, files and Python. All commands use
 :class:`Command` and :class:`Group`.
 """
 
@@ -22,25 +22,25 @@ import click
 from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.storage.atomic import refuse_unwritable
 
-OUTPUTS = ("out", "output", "json")  # arguments and options that name a path to write
+OUTPUTS = ("out", "output", "json")  # arguments and options that name an output path
 COUNT_UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 MOST_GPUS = 10**6
 LONGEST = 10**7
 MOST = 10**9
-TOO_LARGE = 2**32  # exceeds every sensible whole number
+TOO_LARGE = 2**32  # larger than any sensible whole number
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The finite numbers that an option accepts: from `low` to `high`, both included, and less than `below`.
+    """The range of finite numbers that an option accepts: from `low` to `high` inclusive, and less than `below`.
 
     Attributes:
-        low: the smallest number.
-        high: the largest number.
+        low: lower bound.
+        high: inclusive upper bound.
         is_open: whether `low` itself is excluded.
-        below: an exclusive upper limit.
-        is_whole: whether fractions are excluded.
+        below: exclusive upper bound.
+        is_whole: whether only whole numbers are accepted.
     """
 
     low: float = -math.inf
@@ -50,7 +50,7 @@ class Bounds:
     is_whole: bool = False
 
     def refusal(self, value: float) -> str:
-        """Return what the value must be instead, in words; an empty string if it is within the bounds."""
+        """Describe the accepted values if `value` is out of bounds; otherwise return an empty string."""
         is_number = not math.isnan(value) and not (self.is_whole and value % 1)
         if is_number and value >= self.below > 1 and self.high == math.inf:
             return f"below {self.below:,}"
@@ -83,17 +83,17 @@ PROPORTION_OR_ALL = Bounds(0, high=1)
 
 @dataclass(frozen=True)
 class Option:
-    """The description of an option; its name, type and default are those of its field.
+    """The description of an option, in addition to its field's name, type and default.
 
     Attributes:
-        help: the help text; the default is appended.
+        help: help text, to which the default is appended.
         flags: flags that replace ``--name-of-the-field``; ``--yes/--no`` for a switch with two names.
-        bounds: the bounds of a number; a field of type int also excludes fractions.
-        choices: the words that are accepted.
-        parse: a function that turns the text into the value or raises a UserError; it replaces the parser of the type.
-        metavar: the placeholder for the value in ``--help``.
-        section: the section of ``--help``.
-        shown: a description of the default, for one that is determined later.
+        bounds: bounds of a number; fields of type int also reject fractions.
+        choices: accepted values.
+        parse: function that converts the text to a value or raises a UserError, instead of the type's own parser.
+        metavar: placeholder for the value in ``--help``.
+        section: heading under which ``--help`` lists the option.
+        shown: description of the default, if it is determined later.
     """
 
     help: str
@@ -107,13 +107,13 @@ class Option:
 
 
 def option(default: Any, help: str, *flags: str, **more: Any) -> Any:
-    """Return a field of a settings dataclass that is an option; the default MISSING makes it required.
+    """Return a settings dataclass field that defines an option; the default MISSING makes the option required.
 
     Args:
-        default: the default of the field.
+        default: the field's default.
         help: the help text.
         flags: see :class:`Option`.
-        more: other attributes of :class:`Option`; `low`, `high` and `is_open` may be given instead of `bounds`.
+        more: other attributes of :class:`Option`; `low`, `high` and `is_open` may be passed instead of `bounds`.
     """
     ends = {name: more.pop(name) for name in ("low", "high", "is_open") if name in more}
     described = Option(help, flags, **{"bounds": Bounds(**ends), **more})
@@ -123,21 +123,20 @@ def option(default: Any, help: str, *flags: str, **more: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-# Options that several commands share, used as `device: Optional[str] = DEVICE()` or with changes, as
-# `DEVICE(help="...")`.
+# Options shared by several commands: `device: Optional[str] = DEVICE()` or, with changes, `DEVICE(help="...")`.
 DEVICE = partial(option, default=None, help="Device to run on.", choices=("cpu", "cuda"), shown="cuda if available")
 PRECISION = partial(
     option,
     default=None,
     help="Numeric precision of training and inference.",
     choices=("fp32", "bf16", "fp16"),
-    shown="bf16 on GPUs that all support it, else fp16; fp32 on a CPU",
+    shown="bf16 if all GPUs support it, else fp16; fp32 on a CPU",
 )
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """A number of GPUs, optionally with the bytes of memory of each, as in ``--gpus 8`` and ``--gpus 8x16GB``."""
+    """A number of GPUs and, optionally, the memory of each in bytes, as in ``--gpus 8`` and ``--gpus 8x16GB``."""
 
     count: int
     memory: Optional[int] = None
@@ -149,11 +148,11 @@ class Gpus:
 
 
 def read_gpus(text: str) -> Gpus:
-    """Read ``8`` or ``8x16GB``; raise a UserError for any other text."""
+    """Parse a number of GPUs such as ``8`` or ``8x16GB``; raise a UserError for any other text."""
     count, has_size, size = text.partition("x")
     number = whole_number(count)
     if number is None or not 1 <= number <= MOST_GPUS:
-        raise UserError(f"{text!r} is not a number of GPUs; write for example 8 or 8x16GB")
+        raise UserError(f"{text!r} is not a number of GPUs; use, for example, 8 or 8x16GB")
     memory = None
     if has_size:
         memory = read_size(size)
@@ -168,7 +167,7 @@ def read_size(text: str) -> int:
         thousand = 2**10 if found[3] else 10**3
         size = float(found[1]) * thousand ** {"m": 2, "g": 3}[found[2]]
     if not 0 < size < 2**60:
-        raise UserError(f"{text!r} is not a size; write for example 16GB, 16GiB or 800MB")
+        raise UserError(f"{text!r} is not a size; use, for example, 16GB, 16GiB or 800MB")
     return int(size)
 
 
@@ -176,11 +175,11 @@ def read_count(text: str) -> int:
     """Parse a count with an optional suffix k, M or B: ``10M`` is 10,000,000.
 
     Raises:
-        UserError: the text is not such a number.
+        UserError: the text is not such a count.
     """
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)([kMB]?)", text.strip())
     if found is None or float(found[1]) == 0:
-        raise UserError(f"{text}: give a number, such as 500k, 10M or 1B")
+        raise UserError(f"{text}: must be a number such as 500k, 10M or 1B")
     return round(float(found[1]) * COUNT_UNITS[found[2]])
 
 
@@ -188,40 +187,40 @@ def duration(text: str) -> float:
     """Parse a duration such as ``90s``, ``10min`` or ``1.5h`` into seconds; raise a UserError for any other text."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text)
     if not found or found[2] not in SECONDS or not float(found[1]):
-        raise UserError(f"{text!r} is not a duration; write for example 90s, 10min or 1.5h")
+        raise UserError(f"{text!r} is not a duration; use, for example, 90s, 10min or 1.5h")
     return float(found[1]) * SECONDS[found[2]]
 
 
 def divided(text: str) -> list[str]:
-    """Split a text at commas, but not at those in square brackets: ``a,b[c,d]`` has two parts."""
+    """Split a text at commas outside square brackets: ``a,b[c,d]`` has two parts."""
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
 
 
 def mask_shares(given: Any) -> tuple[float, float]:
-    """Parse ``--mask-prob`` into the shares of masked tokens in the first and in the last update.
+    """Parse ``--mask-prob`` into the masking rates of the first and the last update.
 
-    ``0.3:0.15`` gives both; a single number stands for both.
+    ``0.3:0.15`` sets both rates; a single number is used for both.
 
     Raises:
-        UserError: the text is neither.
+        UserError: the text has neither form.
     """
     first, colon, last = str(given).partition(":")
     try:
         return float(first), float(last if colon else first)
     except ValueError:
         raise UserError(
-            f"--mask-prob {given}: give a share such as 0.15, or the shares in the first and in the last update, as "
-            "0.3:0.15"
+            f"--mask-prob {given}: must be a masking rate such as 0.15, or the rates of the first and the last update, "
+            "such as 0.3:0.15"
         ) from None
 
 
 def computed_tokens(task: Mapping[str, Any], tokens: int, predicted: int) -> int:
-    """Return how many tokens an encoder computes for a text; with ``masked_permuted_lm`` predicted tokens are added.
+    """Return the number of tokens that an encoder processes for a text; ``masked_permuted_lm`` adds predicted tokens.
 
     Args:
-        task: fairseq's settings of the task, by name.
-        tokens: the number of tokens in the text.
-        predicted: how many of them are predicted.
+        task: fairseq's task settings, by name.
+        tokens: number of tokens in the text.
+        predicted: number of tokens to predict.
     """
     if task.get("_name") != "masked_permuted_lm":
         return tokens
@@ -231,7 +230,7 @@ def computed_tokens(task: Mapping[str, Any], tokens: int, predicted: int) -> int
 
 
 def flag_of(one: dataclasses.Field) -> str:
-    """Return the flag of a field: the first that it names, or ``--name-of-the-field``."""
+    """Return the command-line flag of a field: the first of its own flags, or ``--name-of-the-field``."""
     flags = one.metadata["option"].flags
     if flags:
         return flags[0]
@@ -247,12 +246,12 @@ def flag_named(name: str) -> str:
 
 
 def options_of(settings: type) -> list[dataclasses.Field]:
-    """Return those fields of a settings dataclass that are options."""
+    """Return the fields of a settings dataclass that are options."""
     return [one for one in dataclasses.fields(settings) if "option" in one.metadata]
 
 
 def bounds_of(*settings: type) -> dict[str, Bounds]:
-    """Return the bounds of all numeric options of these dataclasses, by name."""
+    """Return the bounds of all numeric options in these dataclasses, by name."""
     found: dict[str, Bounds] = {}
     for each in settings:
         hints = typing.get_type_hints(each)
@@ -279,12 +278,12 @@ def check(settings: Any, settings_class: Optional[type] = None) -> None:
 
 
 def check_values(settings_class: type, values: Mapping[str, Any]) -> None:
-    """Check values, keyed by name, as :func:`check` does; ignore names that are not options of `settings_class`."""
+    """Check values, keyed by name, as :func:`check` does; names that are not options are ignored."""
     bounds = bounds_of(settings_class)
     for one in options_of(settings_class):
         value = values.get(one.name)
         if value == () and one.default:
-            raise UserError(f"{flag_of(one)}: give at least one")
+            raise UserError(f"{flag_of(one)}: specify at least one")
         choices = one.metadata["option"].choices
         if choices and value is not None:
             for each in value if isinstance(value, (tuple, list)) else (value,):
@@ -296,11 +295,11 @@ def check_values(settings_class: type, values: Mapping[str, Any]) -> None:
 
 
 def refuse_out_of_bounds(options: Mapping[str, Any], bounds: Mapping[str, Bounds]) -> None:
-    """Raise a UserError for the first option that is out of its bounds.
+    """Raise a UserError for the first option that is out of bounds.
 
     Args:
-        options: options by name; a value may be a number, several numbers, or the text of either.
-        bounds: bounds by name of option.
+        options: values by option name; a value is a number, several numbers, or either of these as text.
+        bounds: bounds by option name.
     """
     for name, allowed in bounds.items():
         _refuse_outside(flag_named(name), options.get(name), allowed)
@@ -323,7 +322,7 @@ def _refuse_outside(flag: str, given: Any, bounds: Bounds) -> None:
 
 
 def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
-    """Raise a UserError for the first of these options that differs from its default."""
+    """Raise a UserError with the reason `why` for the first of these options that differs from its default."""
     for name in names:
         if getattr(settings, name) != getattr(type(settings), name):
             raise UserError(f"{flag_named(name)}: {why}")
@@ -337,8 +336,8 @@ def takes(settings: type, into: str = "settings") -> Callable:
 
     Args:
         settings: the dataclass.
-        into: the argument that receives the settings; with an empty string the command receives one argument per field,
-            so that it can determine some of them itself.
+        into: name of the argument that receives the settings; if empty, the command receives one argument per field and
+            can determine some of the values itself.
     """
     fields = options_of(settings)
     hints = typing.get_type_hints(settings)
@@ -361,10 +360,10 @@ def takes(settings: type, into: str = "settings") -> Callable:
 
 
 def read_words(words: Sequence[str], *settings: type) -> dict[str, Any]:
-    """Return the options, by name, that words such as ``--dropout 0.1`` give to these settings dataclasses.
+    """Parse arguments such as ``--dropout 0.1`` into options of these settings dataclasses, by name.
 
     Raises:
-        UserError: a word is not an option of theirs, or a value is not acceptable.
+        UserError: an argument is not one of their options, or a value is invalid.
     """
     known = click.Command("options", params=[])
     for each in settings:
@@ -383,7 +382,7 @@ def read_words(words: Sequence[str], *settings: type) -> dict[str, Any]:
 
 
 def chosen(settings: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those options, by name, that are fields of a settings dataclass."""
+    """Return the options, by name, that are fields of a settings dataclass."""
     return {one.name: options[one.name] for one in dataclasses.fields(settings) if one.name in options}
 
 
@@ -419,7 +418,7 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
     else:
         how["type"] = _click_type(described, value_type)
     if how["required"]:
-        del how["default"]  # click would take a default of None for a value
+        del how["default"]  # click would treat a default of None as a value
     return click.option(flag, *described.flags[1:], one.name, **how)
 
 
@@ -450,12 +449,12 @@ def _click_type(described: Option, value_type: type) -> Any:
 
 
 def _several(described: Option, value_type: type, is_optional: bool) -> Callable:
-    """Return a click callback that splits values at commas and rejects duplicates; ``''`` means no value at all."""
+    """Return a click callback that splits values at commas and rejects duplicates; ``''`` means no values."""
 
     def convert(_ctx: click.Context, _param: click.Parameter, given: Sequence[str]) -> Optional[tuple]:
         found = tuple(_read(word, described, value_type) for text in given for word in divided(text))
         if twice := [value for value in found if found.count(value) > 1]:
-            raise click.BadParameter(f"{twice[0]} is given twice")
+            raise click.BadParameter(f"{twice[0]} is specified twice")
         if given or not is_optional:
             return found
         return None
@@ -473,15 +472,15 @@ def _read(text: Any, described: Option, value_type: type) -> Any:
 
 
 class Choice(click.Choice):
-    """A choice of words whose error also names the nearest ones."""
+    """A click choice with an error message that also suggests the closest matches."""
 
     def get_invalid_choice_message(self, value: Any, ctx: Optional[click.Context]) -> str:
-        """Return the error for a word that is not among the choices."""
+        """Return the error message for a value that is not among the choices."""
         return super().get_invalid_choice_message(value, ctx).removesuffix(".") + nearest(value, self.choices)
 
 
 class OptionInSection(click.Option):
-    """An option that belongs to a section of its command's help."""
+    """A click option that is listed under a section of the command's help."""
 
     def __init__(self, *args: Any, section: str, **more: Any):
         super().__init__(*args, **more)
@@ -489,14 +488,14 @@ class OptionInSection(click.Option):
 
 
 def with_kept_lines(text: Optional[str]) -> Optional[str]:
-    r"""Replace ``\b`` in a raw docstring by click's marker, which keeps the line breaks of the paragraph below."""
+    r"""Replace ``\b`` in a raw docstring with click's marker, which preserves the line breaks of the next paragraph."""
     if text is None:
         return None
     return text.replace(r"\b", "\b")
 
 
 class Command(click.Command):
-    """A command whose help has sections, and that checks that its outputs can be written before it starts."""
+    """A command that groups its help into sections and, before it starts, checks that its outputs can be written."""
 
     def __init__(self, *args: Any, **more: Any):
         super().__init__(*args, **more)
@@ -521,10 +520,10 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group whose help lists each command with its whole first sentence, and shows the default command's own help.
+    """A command group that lists each command with its full first sentence, and includes the default command's help.
 
     Args:
-        default: the command to run if the first word is not the name of a command; the word becomes its argument.
+        default: name of the command to run if the first argument is not a command; it receives all arguments.
     """
 
     command_class = Command
@@ -536,7 +535,7 @@ class Group(click.Group):
         self.default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert the default command if the words do not begin with the name of a command, or a misspelt one."""
+        """Insert the default command unless the arguments start with the name of a command, even a misspelled one."""
         if self.default and args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             name = args[0]
             is_given = name.startswith("-") or Path(name).exists()  # an option, or the path of an argument
@@ -546,7 +545,7 @@ class Group(click.Group):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write usage, help and options of the default command, if there is one, and the list of commands."""
+        """Write the default command's usage, help and options, if any, followed by the list of commands."""
         if not self.default:
             super().format_options(ctx, formatter)
             return
@@ -554,7 +553,7 @@ class Group(click.Group):
         inner = click.Context(default, info_name=self.default, parent=ctx, **default.context_settings)
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text(f"`{ctx.command_path}` without COMMAND is `{inner.command_path}`:")
+            formatter.write_text(f"Without COMMAND, `{ctx.command_path}` runs `{inner.command_path}`:")
         formatter.write_paragraph()
         default.format_usage(inner, formatter)
         default.format_help_text(inner, formatter)
@@ -562,7 +561,7 @@ class Group(click.Group):
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the names of the commands, each with its first sentence."""
+        """Write the list of commands, each with the first sentence of its help."""
         rows = [
             (name, self.commands[name].get_short_help_str(limit=1000).removesuffix(".") + ".")
             for name in self.list_commands(ctx)

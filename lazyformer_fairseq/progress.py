@@ -1,4 +1,4 @@
-"""Progress reports of every command: a bar in a terminal, and one line per minute in a log or a pipe."""
+"""Progress reporting for all commands: a bar in a terminal, or one line per minute in a log or pipe."""
 
 import sys
 import time
@@ -6,15 +6,15 @@ from typing import Any, Optional
 
 from tqdm import tqdm
 
-SECONDS = 60.0  # between two lines of a log
+SECONDS = 60.0  # between two log lines
 LINE = "{desc}: {percentage:.0f}%, {n_fmt} of {total_fmt}{unit}, {elapsed} so far, {remaining} left{postfix}"
 WITHOUT_TOTAL = "{desc}: {n_fmt}{unit}, {elapsed} so far{postfix}"
 
 
 class Progress(tqdm):
-    """A tqdm bar, on standard error by default, which prints lines instead if the output is not a terminal.
+    """A tqdm bar, on standard error by default, that prints lines instead if the output is not a terminal.
 
-    Work that takes less than a minute prints no line.
+    If the work takes less than a minute, no lines are printed.
     """
 
     def __init__(self, iterable: Any = None, *args: Any, **options: Any):
@@ -25,18 +25,18 @@ class Progress(tqdm):
             total = options.get("total") or (len(iterable) if hasattr(iterable, "__len__") else None)
             options.setdefault("bar_format", WITHOUT_TOTAL if total is None else LINE)
         super().__init__(iterable, *args, **options)
-        # tqdm uses the wall clock. If that is set back by an hour, the bar stands still for an hour.
+        # tqdm uses the wall clock. If the clock is set back by an hour, the bar freezes for an hour.
         self._time = time.monotonic
         self.last_print_t = self.start_t = self._time()
 
     def __str__(self) -> str:
-        """Return the line, without the remaining time while it is unknown."""
+        """Return the progress line, omitting the remaining time while it is unknown."""
         return super().__str__().replace(", ? left", "")
 
     def update(self, n: float = 1) -> Optional[bool]:
-        """Advance by `n`, which may be 0 to show that time passes.
+        """Advance by `n`; 0 only refreshes the display.
 
-        tqdm ignores an update by 0 and would then underestimate the remaining time.
+        tqdm ignores updates by 0 and would therefore underestimate the remaining time.
         """
         if n or self.disable:
             return super().update(n)
@@ -55,7 +55,7 @@ class Progress(tqdm):
             super().clear(*args, **options)
 
     def close(self) -> None:
-        """Close the bar, or print a last line if any line has been printed."""
+        """Close the bar, or print a final line if any line has been printed."""
         if self.is_bar or self.disable:
             super().close()
             return

@@ -56,7 +56,7 @@ def test_a_script_is_its_command():
 def test_help_of_a_group_shows_what_it_does_without_a_command(name):
     group = main.commands[name]
     shown = help_of(name)
-    assert f"`main {name}` without COMMAND is `main {name} {group.default}`:" in shown
+    assert f"Without COMMAND, `main {name}` runs `main {name} {group.default}`:" in shown
     for param in group.commands[group.default].params:
         assert param.opts[0] in shown or isinstance(param, click.Argument), param.opts
     assert all(f" {command} " in shown.split("Commands:")[1] for command in group.commands)

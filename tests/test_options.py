@@ -73,8 +73,8 @@ def test_settings_come_from_words_and_their_defaults_from_the_fields(main):
         ("--updates 0", "0 is not in the range x>=1"),
         ("--lr 1,x", "'x' is not a valid float"),
         ("--lr 0", "0.0 is not in the range x>0"),
-        ("--lr 1,1.0", "1.0 is given twice"),
-        ("--budget 3", "'3' is not a duration; write for example 90s"),
+        ("--lr 1,1.0", "1.0 is specified twice"),
+        ("--budget 3", "'3' is not a duration; use, for example, 90s"),
         ("--way c", "'c' is not one of 'a', 'b'"),
     ],
 )

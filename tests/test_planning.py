@@ -250,7 +250,7 @@ def test_a_plan_takes_no_nonsense(option, value):
 @pytest.mark.parametrize(("text", "size"), [("16GB", 16 * 10**9), ("16GiB", 2**34), ("1.5gb", 15 * 10**8)])
 def test_sizes(text, size):
     assert read_size(text) == size
-    assert "'big' is not a size; write for example 16GB" in run("plan", "x", "--gpus", "8xbig").output
+    assert "'big' is not a size; use, for example, 16GB" in run("plan", "x", "--gpus", "8xbig").output
 
 
 @pytest.fixture
@@ -326,4 +326,4 @@ def test_gpus_that_are_not_here_can_be_planned_for(gpus, here, asked, batch, mem
 @pytest.mark.parametrize("wrong", ["0", "-1", "1e2", "8x", "x16GB", "8x16", "10000000", "8x0GB"])
 def test_what_is_no_number_of_gpus(wrong):
     for words in ("plan bert_base", "pretrain bert_base data"):
-        assert re.search("write for example (8 or 8x16GB|16GB)", refusal(*words.split(), f"--gpus={wrong}"))
+        assert re.search("use, for example, (8 or 8x16GB|16GB)", refusal(*words.split(), f"--gpus={wrong}"))

@@ -168,7 +168,7 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
     [
         ("bert_base", "Missing argument 'DATA'"),
         ("bert_base data --gpus", "'--gpus' requires an argument"),
-        ("bert_base data --gpus 0", "'0' is not a number of GPUs; write for example 8 or 8x16GB"),
+        ("bert_base data --gpus 0", "'0' is not a number of GPUs; use, for example, 8 or 8x16GB"),
         ("bert_base data --gpus 3", "error: 256 sequences per update cannot be divided equally among 3 processes"),
         ("bert_base.yaml data --without lr", "error: --without lr: works only with --recipe laptop"),
         ("bert_base.yaml data --distill data", "error: --distill: requires a trained model's folder, and bert_base"),
@@ -187,7 +187,7 @@ def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, word
         ("texts bert_base", "bert_base is the name of a model; it comes first: lazyformer pretrain bert_base texts"),
         ("M2x6 data", "error: M2x6: no such arch or folder; docs/patterns.md#named-models lists all archs"),
         ("bert_base text.txt", "if it is raw text, run `lazyformer corpus text.txt data` first"),
-        ("bert_base texts", "texts: contains no dict.txt, so it is no binarised data; if it is raw text, run `lazyf"),
+        ("bert_base texts", "texts: contains no dict.txt, so it is not binarized; if it is raw text, run `lazyf"),
         ("bert_base data --update-freq 4", "error: --update-freq: is derived from --sequences-per-update"),
         ("bert_base data --max-tokens=4096", "error: --max-tokens: use --batch-size, in sequences"),
         ("bert_base data --user-dir other", "error: --user-dir: leave it out"),

@@ -106,7 +106,7 @@ def test_selected_text_stays_whole_and_a_budget_of_words_is_kept(tmp_path):
     assert manifest["train"]["words"] + manifest["valid"]["words"] == words
     assert read_count("10M") == 10**7
     for wrong in ("", "ten", "-1", "0", "1e6", "²"):
-        with pytest.raises(UserError, match="give a number, such as 500k, 10M or 1B"):
+        with pytest.raises(UserError, match="must be a number such as 500k, 10M or 1B"):
             read_count(wrong)
 
 

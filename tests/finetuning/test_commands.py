@@ -69,7 +69,7 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
         ("--epochs 10 MNLI=3", "MNLI=3 is not a checkpoint; if it is a value of an option, put a comma before it"),
         ("--lrs 1e-5 2e-5", "2e-5 is not a checkpoint; if it is a value of an option, put a comma before it"),
         ("--lrs 2", "2.0 is not in the range"),
-        ("--seeds 1,1", "1 is given twice"),
+        ("--seeds 1,1", "1 is specified twice"),
         ("--seeds one", "'one' is not a valid int"),
         ("--task squad --data .", "train-v1.1.json: no such file"),
         ("--task squad --max-length 384", "has 64 positions, but inputs have up to 384 tokens"),

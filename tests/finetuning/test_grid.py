@@ -175,7 +175,7 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
             load_start_models(name_checkpoints(map(str, given)), START.parent / "tokenizer")
         return str(caught.value)
 
-    assert "no such file or folder; give a checkpoint" in message(tmp_path / "nowhere.pt")
+    assert "no such file or folder; pass a checkpoint" in message(tmp_path / "nowhere.pt")
     assert f"{tmp_path}: contains no checkpoint_best.pt or checkpoint_last.pt" in message(f"m={tmp_path}")
     assert "is also called m2x2" in message(START, START)
     assert "cannot name a model's folder" in message(f"../m={START}")

@@ -40,7 +40,7 @@ CHECKPOINTS = ROOT / "tests/fixtures/checkpoints"
 
 def test_a_pre_trained_model(tmp_path):
     printed = invoke("export", CHECKPOINTS / "encoder", tmp_path / "out", "--to", "huggingface")
-    assert "with code of its own" in printed
+    assert "a custom model with its own code" in printed
     ours = load(CHECKPOINTS / "encoder")
     model = heads.LazyFormerForMaskedLM.from_pretrained(tmp_path / "out")
     ids = ours.encode("anna sees ben near the house.", "the house of anna")
@@ -71,7 +71,7 @@ def test_a_fine_tuned_model_and_its_card(tmp_path):
 
 def test_a_causal_language_model_generates_there(tmp_path):
     printed = invoke("export", CHECKPOINTS / "language_model", tmp_path / "out", "--to", "huggingface")
-    assert "a LazyFormerForCausalLM of lazyformer_fairseq, with generate" in printed
+    assert "a LazyFormerForCausalLM from lazyformer_fairseq, with generate" in printed
     state = torch.load(CHECKPOINTS / "language_model" / "checkpoint_last.pt", weights_only=False)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     weights = model.state_dict()
@@ -109,7 +109,7 @@ def test_a_causal_export_has_the_tokenizer_of_its_own_dictionary_or_says_that_it
     printed = invoke("export", "lm", "out", "--to", "huggingface")
     is_there = where in ("beside", "in training")
     assert Path("out/tokenizer.json").is_file() == is_there
-    assert ("To add one, put the dict.txt" in printed) != is_there
+    assert ("To add one, copy the dict.txt" in printed) != is_there
     assert ("There is no tokenizer" in Path("out/README.md").read_text()) != is_there
 
 

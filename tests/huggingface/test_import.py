@@ -324,7 +324,7 @@ def modern(tmp_path_factory) -> Path:
 
 def test_a_modernbert_goes_there_and_back_bit_for_bit_and_both_speak_its_tokenizer(modern, tmp_path):
     printed = invoke("export", modern / "out", tmp_path / "back", "--to", "huggingface", "--as", "modernbert")
-    assert "back, a ModernBERT of transformers" in printed
+    assert "back, a transformers ModernBERT" in printed
     assert "plain ModernBERT" in (tmp_path / "back" / "README.md").read_text()
     folders = modern / "in", tmp_path / "back"
     assert_equal_state(*(load_file(folder / SAFE) for folder in folders))

@@ -89,8 +89,8 @@ def test_runs_in_one_picture_with_their_numbers_beside(tmp_path):
             "be compared (bert: validation loss, bits per masked token; causal: validation loss, bits per token)",
         ),
         ("bert copy/bert", "another run is already called bert; name this one with NAME=copy/bert"),
-        ("bert --against miles", "--against miles: give one or more of updates, tokens, hours, flops"),
-        ("bert --against=", "--against : give one or more of updates"),
+        ("bert --against miles", "--against miles: choose one or more of updates, tokens, hours, flops"),
+        ("bert --against=", "--against : choose one or more of updates"),
         ("bert --output c.pdf", "--output c.pdf: give a file name that ends in .png"),
     ],
 )

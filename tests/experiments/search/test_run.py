@@ -357,7 +357,7 @@ def test_a_recipe_sets_options_of_models_and_text_where_the_task_has_it(budgets,
     ("options", "message"),
     [
         ("--budgets 0.5,x", "'--budgets': 'x' is not a valid float"),
-        ("--budgets 0.5,0.5", "'--budgets': 0.5 is given twice"),
+        ("--budgets 0.5,0.5", "'--budgets': 0.5 is specified twice"),
         ("--budgets 0.01", "no pattern of .* of these candidates takes less"),
         ("--budgets 0.5 --rungs 4", "two of --max-updates 20; give --rungs 3, or --max-updates 54 or more"),
         ("--sublayers 0", "--sublayers 0"),

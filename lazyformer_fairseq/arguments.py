@@ -68,9 +68,7 @@ def checkpoint_at(path: Path) -> Path:
         raise UserError(f"{path}: no such file or folder; pass a checkpoint or a folder of checkpoints")
     found = [path / name for name in CHECKPOINTS if (path / name).is_file()]
     if not found:
-        raise UserError(
-            f"{path}: contains no {' or '.join(CHECKPOINTS)}; pass a checkpoint or a folder of checkpoints"
-        )
+        raise UserError(f"{path}: contains no {' or '.join(CHECKPOINTS)}; pass a checkpoint or a folder of checkpoints")
     return found[0]
 
 

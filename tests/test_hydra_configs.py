@@ -200,5 +200,5 @@ def test_a_user_error_is_printed_plainly(data_folder, tmp_path, warm_python):
 
 @pytest.mark.parametrize("config", ["pretraining/bert_base", "finetuning/cola"])
 def test_data_must_be_given(hydra_main, tmp_path, config):
-    with pytest.raises(ValueError, match="DATA.* no such folder|DATA is no folder"):
+    with pytest.raises(ValueError, match="DATA.* no such folder|DATA is not a folder"):
         hydra_main(config, *TINY, f"checkpoint.save_dir={tmp_path}")

@@ -417,8 +417,8 @@ def test_what_would_fail_after_the_start_is_refused_before(data_folder, tmp_path
 @pytest.mark.slow
 def test_missing_and_empty_data(data_folder, tmp_path, fairseq_train):
     missing = tmp_path / "missing"
-    assert f"{missing} is no folder" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
-    assert f"{missing} is no folder" in message_of(fairseq_train, f"{data_folder}:{missing}", TINY, tmp_path / "run")
+    assert f"{missing} is not a folder" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
+    assert f"{missing} is not a folder" in message_of(fairseq_train, f"{data_folder}:{missing}", TINY, tmp_path / "run")
 
     missing.mkdir()
     assert "dict.txt: cannot be read (No such file" in message_of(fairseq_train, missing, TINY, tmp_path / "run")

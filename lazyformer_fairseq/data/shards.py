@@ -1,4 +1,4 @@
-"""Folders of binarised data, such as the shards of a corpus, and the check that they are whole (:func:`check_data`)."""
+"""Folders of binarized data, such as a corpus's shards, and checks of their integrity (:func:`check_data`)."""
 
 import itertools
 import logging
@@ -29,16 +29,16 @@ def check_data(
     verify: str = "quick",
     tokenizer: Optional[Path] = None,
 ) -> None:
-    """Check a split in all folders from which it will be read, now rather than when their epoch comes.
+    """Check a split in all of its folders at startup, rather than when an epoch first reads them.
 
     Args:
-        folders: folders of binarised data, in the order in which a task reads them; the first one has the splits other
-            than ``train``.
+        folders: folders of binarized data, in the order in which a task reads them; splits other than ``train`` are in
+            the first one.
         split: ``train``, ``valid``, ...
-        dictionary: the dictionary of the ids.
-        verify: "quick" takes seconds, whatever the size of the data; "full" reads every id and shows a progress bar,
-            and the processes of a run share the work; "none" checks nothing.
-        tokenizer: folder of the tokenizer, if there is one; it must have the same dictionary.
+        dictionary: the dictionary that defines the ids.
+        verify: "quick" takes a few seconds for data of any size; "full" reads every id with a progress bar, and divides
+            the work among the processes of a run; "none" skips the check.
+        tokenizer: folder of the tokenizer, if any; it must have the same dictionary.
 
     Raises:
         UserError: a file is missing, damaged or from other data; the message names it and says what to do.
@@ -62,7 +62,8 @@ def check_data(
         prefix = Path(folder) / split
         if split == "train" and prefix.with_name("train1.idx").is_file():
             raise UserError(
-                f"{prefix}1.idx: further training files are not read; join them with train, or put each in a folder"
+                f"{prefix}1.idx: additional training files are not read; merge them into train, or place each one in a "
+                "separate folder"
             )
         tokens.append(check_items(prefix, len(dictionary), dictionary.eos(), how, part, parts))
     check_totals(folders, split, sum(tokens))
@@ -76,22 +77,22 @@ def check_data(
 
 
 def check_shards(folders: Sequence[str]) -> None:
-    """Raise a UserError if a shard of a corpus is missing, as its number or its manifest tells."""
+    """Raise a UserError if a shard of a corpus is missing, according to the shard numbers and the manifest."""
     for parent in dict.fromkeys(Path(folder).parent for folder in folders if SHARD.fullmatch(Path(folder).name)):
         there = shards_in(parent)
         wanted = _shards_of_manifest(parent) or 1 + max(there)
         missing = next(number for number in itertools.count() if number not in there)
         if missing < wanted:
             raise UserError(
-                f"{parent / f'shard{missing}'}: this shard is missing; {len(there)} of {wanted} are there. "
-                "Copy the corpus again, or name the shards to read, as in shard0:shard2"
+                f"{parent / f'shard{missing}'}: this shard is missing; found {len(there)} of {wanted}. "
+                "Copy the corpus again, or list the shards to read, such as shard0:shard2"
             )
         if left_out := sorted(number for number, path in there.items() if path not in map(Path, folders)):
             logger.warning("%s: shards %s are not read", parent, ", ".join(map(str, left_out)))
 
 
 def check_dictionaries(folders: Sequence[str], dictionary: Dictionary, tokenizer: Optional[Path] = None) -> None:
-    """Raise a UserError if a folder or the tokenizer has another dict.txt than the first folder."""
+    """Raise a UserError if the dict.txt of a folder or of the tokenizer differs from the first folder's."""
     first, *others = (Path(folder) / "dict.txt" for folder in folders)
     if tokenizer is not None:
         others.append(tokenizer / "dict.txt")
@@ -99,19 +100,19 @@ def check_dictionaries(folders: Sequence[str], dictionary: Dictionary, tokenizer
     for path in others:
         if path.is_file() and path.read_bytes() != first.read_bytes() and _symbols(path) != own:
             raise UserError(
-                f"{path}: is another dictionary than {first}, in which ids have other meanings. Take data, dict.txt "
-                "and tokenizer from the same corpus"
+                f"{path}: this dictionary differs from {first}, so ids have different meanings. Use the data, dict.txt "
+                "and tokenizer of the same corpus"
             )
-    assert dictionary.symbols[: len(own) - 4] == own[:-4], "the task's dictionary is the first folder's"
+    assert dictionary.symbols[: len(own) - 4] == own[:-4], "the task must use the first folder's dictionary"
 
 
 def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
-    """Raise a UserError if the shards of a corpus together do not have the number of tokens in its manifest.
+    """Raise a UserError if the total number of tokens in a corpus's shards differs from its manifest.
 
     Args:
-        folders: folders of binarised data.
+        folders: folders of binarized data.
         split: name of the split.
-        tokens: number of ids, without the ``</s>`` at the end of each item.
+        tokens: number of ids, excluding the ``</s>`` at the end of each item.
     """
     parent = Path(folders[0]).parent
     manifest = _manifest(parent)
@@ -122,18 +123,18 @@ def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
     counts = manifest.get(split)
     if isinstance(counts, dict) and isinstance(wanted := counts.get("tokens"), int) and wanted != tokens:
         raise UserError(
-            f"{parent}: its {split} files have {tokens:,} tokens, but {parent / 'manifest.json'} says {wanted:,}; a "
-            "file is from another corpus or another shard. Copy the corpus again"
+            f"{parent}: the {split} files have {tokens:,} tokens, but {parent / 'manifest.json'} lists {wanted:,}; one "
+            "of them is from another corpus or another shard. Copy the corpus again"
         )
 
 
 @dataclass(frozen=True)
 class WordCounts:
-    """The numbers of words in a corpus's training text, as the corpus counted them.
+    """Word counts of a corpus's training text, as recorded in its manifest.
 
     Attributes:
-        per_token: words per id, where the ids include the ends of sentences.
-        per_epoch: approximate number of words in a shard.
+        per_token: words per id, counting the ids of ``</s>``.
+        per_epoch: approximate number of words per shard.
     """
 
     per_token: float
@@ -155,11 +156,11 @@ def read_word_counts(data: str) -> WordCounts:
                 per_token=counts["words"] / (counts["tokens"] + counts["sentences"] + documents),
                 per_epoch=counts["words"] / (_shards_of_manifest(folder) or 1),
             )
-    raise UserError(f"{data}: has no manifest.json that counts words; give a folder that `lazyformer corpus` wrote")
+    raise UserError(f"{data}: no manifest.json with word counts found; use a folder written by `lazyformer corpus`")
 
 
 def _symbols(path: Path) -> list[str]:
-    """Return all symbols of a dictionary, followed by its symbols for begin, padding, end and unknown."""
+    """Return all symbols of a dictionary, followed by its bos, pad, eos and unk symbols."""
     dictionary = load_dictionary(path)
     special = (
         dictionary.bos(),
@@ -178,7 +179,7 @@ def _shards_of_manifest(corpus: Path) -> Optional[int]:
 
 
 def _manifest(corpus: Path) -> Optional[dict[str, Any]]:
-    """Return the manifest of a corpus, or None if it has none.
+    """Read the manifest of a corpus; return None if there is none.
 
     Raises:
         UserError: the manifest is damaged.
@@ -190,7 +191,7 @@ def _manifest(corpus: Path) -> Optional[dict[str, Any]]:
 
 
 def data_folders(data: str) -> list[str]:
-    """Return the folders of ``a:b:c``, with the shards of a corpus, in order, in place of the corpus.
+    """Split ``a:b:c`` into folders, replacing each corpus by its shards in order.
 
     Raises:
         UserError: a folder does not exist.
@@ -198,18 +199,18 @@ def data_folders(data: str) -> list[str]:
     folders = []
     for folder in data.split(os.pathsep):
         if not folder or not Path(folder).is_dir():
-            raise UserError(f"--data {data}: {folder or 'an empty name'} is no folder")
+            raise UserError(f"--data {data}: {folder or 'an empty name'} is not a folder")
         folders += [str(path) for _, path in sorted(shards_in(Path(folder)).items())] or [folder]
     return folders
 
 
 def shards_in(corpus: Path) -> dict[int, Path]:
-    """Return the shards of a corpus by number; a folder that is not a corpus has none."""
+    """Return the shard folders of a corpus by shard number; empty for a folder that is not a corpus."""
     return {int(path.name[5:]): path for path in corpus.glob("shard*") if SHARD.fullmatch(path.name)}
 
 
 def tokenizer_of(folder: str) -> Path:
-    """Return the tokenizer's folder, which is inside a data folder or, for a shard, beside it."""
+    """Return the path of the tokenizer, which is inside a data folder or, for a shard, next to it."""
     beside = Path(folder) / "tokenizer"
     if beside.is_dir():
         return beside
@@ -217,20 +218,20 @@ def tokenizer_of(folder: str) -> Path:
 
 
 def keep_tokenizer(tokenizer: Path, save_dir: Path) -> None:
-    """Copy the folder `tokenizer` to `save_dir`/tokenizer, so that users of the checkpoints need nothing else.
+    """Copy the folder `tokenizer` to `save_dir`/tokenizer, which makes the checkpoint folder self-contained.
 
-    Only the first process copies, and only if the folder is not there yet. Data that was binarised by other means has
-    no tokenizer; the log says so.
+    Only the first process copies it, and only if it does not exist yet. If the data has no tokenizer because it was
+    binarized by other means, a warning is logged.
     """
     if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
         return
     if not tokenizer.is_dir():
         logger.warning(
-            "%s: no tokenizer beside the data, so none is kept with the checkpoints",
+            "%s: there is no tokenizer next to the data, so none is saved with the checkpoints",
             tokenizer,
         )
         return
     target = save_dir / "tokenizer"
     if not target.exists():
         load_tokenizer(tokenizer).save(target)
-        logger.info("tokenizer kept with the checkpoints: %s", target)
+        logger.info("tokenizer saved with the checkpoints: %s", target)

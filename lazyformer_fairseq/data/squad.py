@@ -3,11 +3,11 @@
     {"version": "1.1", "data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
         {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": ...}]}]}]}]}
 
-``answer_start`` counts characters (Unicode code points) of the context (Rajpurkar et al., 2016, arXiv 1606.05250). The
-reader names the article, the paragraph and the question of each mistake.
+``answer_start`` is a character offset (in Unicode code points) into the context (Rajpurkar et al., 2016, arXiv
+1606.05250). The reader reports the article, paragraph and question of each mistake in a file.
 
-Exact match and F1 are those of the official evaluation (section 6.1). Both ignore case, ASCII punctuation, English
-articles and superfluous spaces. Other punctuation, such as a curly quote or a long dash, is compared.
+Exact match and F1 follow the official evaluation script (section 6.1). Both ignore case, ASCII punctuation, English
+articles and extra whitespace, but not other punctuation, such as curly quotes or em dashes.
 """
 
 import re
@@ -27,25 +27,25 @@ from lazyformer_fairseq.storage.json_files import read_as
 
 SPLITS: Mapping[str, str] = {"train": "train-v1.1.json", "valid": "dev-v1.1.json"}
 VERSIONS = ("1.1", "v1.1")
-SHOWN = 5  # mistakes that a message lists
+SHOWN = 5  # maximum number of mistakes listed in a message
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A span of a context: its text, and the character at which it starts."""
+    """An answer span: its text and its character offset in the context."""
 
     text: str
     answer_start: Count
 
     @property
     def end(self) -> int:
-        """The place after the last character."""
+        """Character offset of the end, exclusive."""
         return self.answer_start + len(self.text)
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its answers: at least three in the dev file, one in the training file."""
+    """A question with its answers; at least three in the dev file and one in the training file."""
 
     id: str
     question: str
@@ -84,12 +84,12 @@ class OfficialFile:
 
 @dataclass(frozen=True)
 class SquadFile:
-    """The content of a file, in its order.
+    """The contents of an official file, in file order.
 
     Attributes:
         path: path of the file.
-        paragraphs: the paragraphs of all articles, with those questions that have no mistake.
-        left_out: the mistakes for which questions were left out.
+        paragraphs: paragraphs of all articles, with their valid questions.
+        left_out: mistakes that caused questions to be skipped.
     """
 
     path: Path
@@ -108,31 +108,31 @@ class SquadFile:
 
     @cached_property
     def paragraph_of(self) -> np.ndarray:
-        """The number of each question's paragraph, int64 (questions,)."""
+        """Paragraph index of each question, int64 (questions,)."""
         counts = [len(paragraph.qas) for paragraph in self.paragraphs]
         return np.repeat(np.arange(len(counts)), counts)
 
 
 def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answers: bool = True) -> SquadFile:
-    """Read a file of the official layout, version 1.1.
+    """Read a file in the official format, version 1.1.
 
     Args:
         path: path of the file.
-        skip_mistakes: whether to leave out questions with mistakes; :attr:`SquadFile.left_out` has the reasons.
-        needs_answers: whether a question without answers is a mistake; if not, answers are read where there are any.
+        skip_mistakes: whether to skip questions with mistakes; :attr:`SquadFile.left_out` lists the reasons.
+        needs_answers: whether a question without answers is a mistake; if False, answers are optional.
 
     Raises:
-        UserError: the file does not exist, is not JSON, has another layout or version, or has no questions; or
-            questions have mistakes and are not skipped, in which case the message has their number and lists some.
+        UserError: the file does not exist, is not JSON, has another format or version, or has no questions; or
+            questions have mistakes and are not skipped, in which case the message counts them and lists a few.
     """
     path = Path(path)
-    official = read_as(OfficialFile, path, "give the official file, such as train-v1.1.json, as its authors publish it")
+    official = read_as(OfficialFile, path, "use an unmodified official file, such as train-v1.1.json")
     # An excerpt of the official file often has no version.
     if official.version is not None and official.version not in VERSIONS:
-        advice = "give a file of that version"
+        advice = "use a file of that version"
         if "2.0" in official.version:
-            advice = "this task has no questions without an answer"
-        raise UserError(f"{path}: is version {official.version[:20]!r} of SQuAD, but must be version 1.1; {advice}")
+            advice = "unanswerable questions are not supported"
+        raise UserError(f"{path}: this is SQuAD version {official.version[:20]!r}, but version 1.1 is needed; {advice}")
     place_of_id: dict[str, str] = {}
     mistakes: list[str] = []
 
@@ -142,7 +142,7 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
             where = f"{place}, question {number} (id {question.id})"
             mistake = mistake_of(question, paragraph.context, needs_answers)
             if question.id in place_of_id:
-                mistake = f"its id is also that of {place_of_id[question.id]}"
+                mistake = f"has the same id as {place_of_id[question.id]}"
             if mistake:
                 mistakes.append(f"{where}: {mistake}")
             else:
@@ -167,19 +167,19 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
         lines = "\n".join(f"  {mistake}" for mistake in mistakes[:SHOWN])
         if len(mistakes) > SHOWN:
             lines += f"\n  and {len(mistakes) - SHOWN:,} more"
-        raise UserError(f"{path}: {count}; correct the file, or leave these questions out (--skip-mistakes):\n{lines}")
+        raise UserError(f"{path}: {count}; correct the file, or skip these questions (--skip-mistakes):\n{lines}")
     file = SquadFile(path, paragraphs, mistakes)
     if not file.questions:
-        raise UserError(f"{path}: has no questions; download it again")
+        raise UserError(f"{path}: the file has no questions; download it again")
     return file
 
 
 def mistake_of(question: Question, context: str, needs_answers: bool) -> str:
-    """Return what is wrong with a question, or an empty string if nothing is."""
+    """Return a description of the mistake in a question, or an empty string if it is valid."""
     if not question.question.strip():
         return "its question is empty"
     if question.is_impossible:
-        return "is_impossible: a question of version 2.0 that the context does not answer"
+        return "is_impossible is set: unanswerable questions belong to version 2.0"
     if needs_answers and not question.answers:
         return "has no answer"
     for answer in question.answers:
@@ -191,8 +191,8 @@ def mistake_of(question: Question, context: str, needs_answers: bool) -> str:
             if answer.text in context:
                 hint = f"it is at {context.find(answer.text)}"
             return (
-                f"answer {answer.text[:40]!r} is not at character {answer.answer_start}, where {found[:40]!r} is; "
-                f"{hint}"
+                f"answer {answer.text[:40]!r} is not at character {answer.answer_start}, where {found[:40]!r} is "
+                f"found; {hint}"
             )
     return ""
 
@@ -202,20 +202,20 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(text: str) -> str:
-    """Convert a text to lower case, then remove punctuation, articles and superfluous spaces, in this order."""
+    """Lowercase a text, then remove punctuation, articles and extra whitespace, in this order."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1.0 if the prediction equals one of the answers after normalisation, else 0.0."""
+    """Return 1.0 if the prediction equals one of the answers after normalization, else 0.0."""
     return float(normalise(prediction) in map(normalise, answers))
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """Return the best F1 between the prediction's bag of words and that of an answer, or 0.0 if they share none.
+    """Return the maximum bag-of-words F1 between the prediction and the answers, or 0.0 without common words.
 
-    So two texts that consist only of articles match exactly but have an F1 of 0.0, as in the official evaluation of
-    version 1.1.
+    Consequently, two texts that consist only of articles match exactly but have an F1 of 0.0, as in the official
+    evaluation of version 1.1.
     """
     found = Counter(normalise(prediction).split())
     best = 0.0
@@ -237,8 +237,8 @@ def score(file: SquadFile, predictions: Mapping[str, str]) -> dict[str, float]:
     """Return the mean of each metric over a file's questions, from 0.0 to 1.0.
 
     Args:
-        file: the questions and their answers.
-        predictions: the predicted text by question id; a question without a prediction scores 0.0.
+        file: questions with their answers.
+        predictions: predicted texts by question id; a question without a prediction scores 0.0.
     """
     pairs = [(predictions.get(question.id), question.answer_texts) for question in file.questions]
     return {

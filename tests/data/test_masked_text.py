@@ -220,5 +220,5 @@ def test_word_embeddings_start_from_counts(three_shards):
 def test_options_that_cannot_be_are_refused(options, words, three_shards):
     with pytest.raises(UserError, match=words):
         open_masked_text(three_shards, **options)
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         open_masked_text(three_shards / "none")

@@ -194,20 +194,20 @@ MISTAKES = [
     (lambda file, part, asked: asked["answers"][0].update(text=" "), "an answer is empty"),
     (lambda file, part, asked: asked.update(answers=[]), "has no answer"),
     (lambda file, part, asked: asked.update(question=" "), "its question is empty"),
-    (lambda file, part, asked: asked.update(is_impossible=True, answers=[]), "is_impossible: a question of ver"),
+    (lambda file, part, asked: asked.update(is_impossible=True, answers=[]), "is_impossible is set: "),
 ]
 OTHERS = [
-    (lambda file, part, asked: asked.update(id="One-0-0"), r"question 2 \(id One-0-0\): its id is also that of a.*n 1"),
+    (lambda file, part, asked: asked.update(id="One-0-0"), r"question 2 \(id One-0-0\): has the same id as a.*n 1"),
     (lambda file, part, asked: asked["answers"][0].update(answer_start="10"), r"answers.0.answer_start' is '10', must"),
     (lambda file, part, asked: asked["answers"][0].update(answer_start=-4), r"answers.0.answer_start' is -4, must be"),
     (lambda file, part, asked: asked.update(answers={"text": ["Ben"], "answer_start": [10]}), "qas.1.answers' is {'t"),
-    (lambda file, part, asked: asked.pop("id"), "has no field 'data.0.paragraphs.0.qas.1.id'; give the official file"),
+    (lambda file, part, asked: asked.pop("id"), "has no field 'data.0.paragraphs.0.qas.1.id'; use an unmodified"),
     (lambda file, part, asked: part.update(context=" "), "paragraph 1: has no context"),
     (lambda file, part, asked: part.pop("context"), "has no field 'data.0.paragraphs.0.context'"),
     (lambda file, part, asked: part.pop("qas"), "has no field 'data.0.paragraphs.0.qas'"),
     (lambda file, part, asked: file["data"].append([]), "field 'data.1' is .*, must be"),
     (lambda file, part, asked: part["qas"].append(3), "field 'data.0.paragraphs.0.qas.2' is 3, must be"),
-    (lambda file, part, asked: file.update(version="v2.0"), "version 'v2.0' of SQuAD, but must be version 1.1"),
+    (lambda file, part, asked: file.update(version="v2.0"), "SQuAD version 'v2.0', but version 1.1"),
     (
         lambda file, part, asked: file.update(data={"question": []}),
         "field 'data' is {'question': ..}, must be",
@@ -239,7 +239,7 @@ def test_many_mistakes_are_counted_and_what_is_no_json_is_refused(tmp_path):
         read_squad(path)
     assert len(read_squad(path, skip_mistakes=True).left_out) == 8  # all are listed on demand
     path.write_text("[")
-    with pytest.raises(UserError, match=r"train.json: cannot be read as JSON .*; give the official file"):
+    with pytest.raises(UserError, match=r"train.json: cannot be read as JSON .*; use an unmodified"):
         read_squad(path)
 
 

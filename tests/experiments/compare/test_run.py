@@ -533,7 +533,7 @@ def test_models_are_kept_by_words_read_and_a_budget_of_words_is_kept(data_folder
     found = compare(tiny(data, **timed, word_budget=most), tmp_path / "timed", [])
     assert found["models"]["bert"]["updates"] == 4, "a budget of time ends where that of words does"
     (data / "manifest.json").unlink()
-    with pytest.raises(UserError, match="has no manifest.json that counts words"):
+    with pytest.raises(UserError, match="no manifest.json with word counts found"):
         compare(tiny(data, **words, word_budget=most), tmp_path / "none", [])
 
 

@@ -87,7 +87,7 @@ DAMAGE = {
     r"shard0/train.bin: too long: [\d,]+ bytes, but [\d,]+ by train.idx": copy("shard0/valid.idx", "shard0/train.idx"),
     "shard0/train.bin: truncated.*, or put each beside its own": swap("shard0/train.bin", "shard0/valid.bin"),
     "shard0/train.bin: truncated.* put each beside its own": swap("shard0/train.bin", "shard2/train.bin"),
-    r"its train files have [\d,]+ tokens, but .*manifest.json says [\d,]+; a file is from another corpus": both(
+    r"the train files have [\d,]+ tokens, but .*manifest.json lists [\d,]+; one of them is from another": both(
         copy("shard0/valid.bin", "shard1/train.bin"), copy("shard0/valid.idx", "shard1/train.idx")
     ),
     r"shard1/train.bin: id 160 in item \d+, but dict.txt has 160 symbols": lambda c: with_id(c, 0.5, 160),
@@ -97,8 +97,8 @@ DAMAGE = {
     ),
     "shard1/train.bin: no such file, although tra": remove("shard1/train.bin"),
     "shard1/train.idx: no such file, although tra": remove("shard1/train.idx"),
-    "shard1: this shard is missing; 2 of 3 are there": remove("shard1"),
-    "shard2: this shard is missing; 2 of 3 are there": remove("shard2"),
+    "shard1: this shard is missing; found 2 of 3": remove("shard1"),
+    "shard2: this shard is missing; found 2 of 3": remove("shard2"),
     "shard0: this shard is missing": both(copy("shard0/dict.txt", "shard1/dict.txt"), remove("shard0")),
     # The type of the ids: of another width, not the file's, no integer.
     "shard0/train.bin: truncated|shard0/train.idx: damaged at item": put("shard0/train.idx", 17, b"\x04"),
@@ -109,10 +109,10 @@ DAMAGE = {
     "shard1/train.idx: not an index of fairseq's mm": rewrite("shard1/train.idx", lambda _: b"nothing " * 9),
     "shard0/train.idx: item 0 has -1 ids: damaged": put("shard0/train.idx", 26, b"\xff\xff\xff\xff"),
     r"train.idx: damaged at item \d+: items do not follow one another": put("shard0/train.idx", -20, b"\x01"),
-    "shard1/dict.txt: is another dictionary than .*shard0/dict.txt": rewrite(
+    "shard1/dict.txt: this dictionary differs from .*shard0/dict.txt": rewrite(
         "shard1/dict.txt", lambda data: data.replace(b" ", b"x ", 1)
     ),
-    "tokenizer/dict.txt: is another dictionary than .*shard0/dict.txt": both(
+    "tokenizer/dict.txt: this dictionary differs from .*shard0/dict.txt": both(
         *(rewrite(name, lambda data: b"new 1\n" + data) for name in DICTIONARIES)
     ),
     r"(not a dictionary|shard0/train.bin: id \d+ in item \d+, but dict.txt has \d+ symbols)": both(
@@ -177,7 +177,7 @@ def test_data_of_fairseq_preprocess_has_no_manifest(corpus, tmp_path):
     for kind in ("bin", "idx"):
         copy(f"shard1/train.{kind}", f"shard1/train1.{kind}")(corpus)
     both(remove("tokenizer"), remove("manifest.json"))(corpus)
-    with pytest.raises(UserError, match="train1.idx: further training files are not read"):
+    with pytest.raises(UserError, match="train1.idx: additional training files are not read"):
         check(corpus)
 
 
@@ -193,7 +193,7 @@ def test_a_run_names_the_damage_of_all_it_will_read_before_it_trains(corpus, tmp
     assert "shard0/valid.bin: truncated" in message
     fairseq_train(f"{corpus}/shard0:{corpus}/shard2", options, tmp_path / "other")
     assert "shards 1 are not read" in caplog.text, "no mistake, but said"
-    assert "an empty name is no folder" in message_of(fairseq_train, f"{corpus}:", options, tmp_path / "other")
+    assert "an empty name is not a folder" in message_of(fairseq_train, f"{corpus}:", options, tmp_path / "other")
 
 
 def write_sparse(prefix: Path, gigabytes: float, ids_an_item: int = 25) -> int:

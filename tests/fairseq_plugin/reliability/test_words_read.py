@@ -92,7 +92,7 @@ def test_words_that_cannot_be_counted_are_refused(data_folder, tmp_path, fairseq
         fairseq_train(data_folder, f"{OPTIONS} --lr-scheduler fixed --word-budget 9", tmp_path / "run")
     data = shutil.copytree(data_folder, tmp_path / "data")
     (data / "manifest.json").unlink()
-    with pytest.raises(UserError, match=r"has no manifest.json that counts words"):
+    with pytest.raises(UserError, match=r"no manifest.json with word counts found"):
         fairseq_train(data, f"{RUN} --checkpoint-words 1M", tmp_path / "run")
 
 

@@ -36,7 +36,7 @@ def test_a_corpus_stands_for_its_shards_in_order(tmp_path):
     assert data_folders(corpus) == shards
     assert data_folders(f"{corpus}:{plain}") == [*shards, plain]
     assert data_folders(shards[1]) == [shards[1]]
-    with pytest.raises(UserError, match="missing is no folder"):
+    with pytest.raises(UserError, match="missing is not a folder"):
         data_folders(f"{corpus}:missing")
 
 

@@ -79,7 +79,7 @@ def test_help_of_a_group_shows_what_it_does_without_a_command(name):
         ("corpus bok:. out", "; did you mean book?"),
         ("plan bert_bas", "bert_bas: no such arch; did you mean bert_base, "),
         ("pattern show --arch lazyformer_m2x6s", "no such arch; did you mean lazyformer_m2x6_s, "),
-        ("pattern show bert_base", "bert_base is the name of a model, not a pattern; give it as --arch bert_base"),
+        ("pattern show bert_base", "bert_base is the name of a model, not a pattern; use --arch bert_base"),
         ("finetune . --task squd --output out", "; did you mean squad?"),
     ],
 )

@@ -17,23 +17,23 @@ from lazyformer_fairseq.experiments.compare.settings import AXES, MODELS, TASKS,
 from lazyformer_fairseq.options import Group, OptionInSection, takes
 from lazyformer_fairseq.training.trackers import ReportOptions, refuse_missing_trackers
 
-BASELINE = "baseline"  # the value of --target that stands for the final value of the baseline
+BASELINE = "baseline"  # the value of --target that stands for the baseline's final value
 
 
 def _target(_ctx: click.Context, _option: click.Parameter, value: str) -> Any:
-    """Return the value of ``--target``: ``baseline`` or a number."""
+    """Parse the value of ``--target``, which is ``baseline`` or a number."""
     try:
         if value == BASELINE:
             return value
         return float(value)
     except ValueError:
-        raise UserError(f"--target {value}: give a number or `{BASELINE}`") from None
+        raise UserError(f"--target {value}: must be a number or `{BASELINE}`") from None
 
 
 def _refuse_taken(added: Mapping[str, str], models: Mapping[str, str]) -> None:
     taken = sorted(added.keys() & models.keys())
     if taken:
-        raise UserError(f"--model: there is already a model called {', '.join(taken)}; give another name")
+        raise UserError(f"--model: a model called {', '.join(taken)} already exists; choose another name")
 
 
 @click.group(cls=Group, default="run")
@@ -53,7 +53,7 @@ def compare() -> None:
     multiple=True,
     callback=named(EXAMPLE),
     metavar="NAME=SPEC",
-    help="A model to train. May be given several times.  [default: --presets]",
+    help="Model to train. May be repeated.  [default: --presets]",
 )
 @click.option(
     "--presets",
@@ -61,7 +61,7 @@ def compare() -> None:
     section=MODELS,
     type=int,
     metavar="SUBLAYERS",
-    help="Also train the task's preset models with this number of sublayers: "
+    help="Also train the task's preset models with this number of sublayers. Available: "
     f"{'; '.join(f'{task.name} has {sorted(task.presets)}' for task in TASKS)}.",
 )
 @click.option(
@@ -71,7 +71,7 @@ def compare() -> None:
     section=MODELS,
     type=click.IntRange(1, 10_000),
     metavar="N",
-    help="Also train N models whose sublayers are those of the baseline in random order, drawn with the first seed.",
+    help="Also train N models with the baseline's sublayers in random order, drawn with the first seed.",
 )
 @takes(CompareSettings, into="")
 @takes(Sizes, into="sizes")
@@ -92,14 +92,14 @@ def run(
     """Train models on DATA under equal conditions, and report to OUT how low each model's loss gets in a given time.
 
     DATA is a folder written by `lazyformer corpus` (for masked-lm) or by `lazyformer lm prepare` (for language-model).
-    The models of a seed take turns, update by update, on the same batches with the same masks. Only training time is
-    counted. The folder OUT receives results.json, which holds curves, times, memory, versions and checksums, as well as
-    tables, pictures and the trained models. You can stop the command at any time and rerun it to resume.
-    docs/compare.md has the details.
+    For each seed, the models' updates are interleaved, and all models train on the same batches with the same masks.
+    Only training time is counted. The command writes results.json, with curves, times, memory, versions and checksums,
+    to the folder OUT, along with tables, plots and the trained models. You can stop the command at any time and rerun
+    it to resume. See docs/compare.md for details.
 
     \b
-    SPEC is a pattern, a named arch of this package, fairseq:roberta_base, hf:bert or hf:modernbert, followed by
-    options for this model alone:
+    SPEC is a pattern, one of this package's named archs, fairseq:roberta_base, hf:bert or hf:modernbert, optionally
+    followed by options for this model only:
       '(sff)x4 f'    'M2x3; ffn=448'    'bert_base; sizes=own'    'fairseq:roberta_base; layers=6'
       '(sf)x7; norm=rms; lr=1e-2,2e-2'    '(sf)x7; without=local-heads,optimizer'
 
@@ -110,12 +110,12 @@ def run(
     """
     refuse_missing_trackers(report_to)
     row = find_task(given["task"])
-    for folder in map(Path, data.split(":")):  # before any slow import, so that a mistyped path is reported at once
+    for folder in map(Path, data.split(":")):  # before any slow import, so that a mistyped path is reported immediately
         if not (folder / row.holds).is_file() and not any(folder.glob(f"shard*/{row.holds}")):
-            raise UserError(f"{folder / row.holds}: no such file; give a folder that `{row.prepares}` wrote")
+            raise UserError(f"{folder / row.holds}: no such file; specify a folder written by `{row.prepares}`")
     if presets not in (None, *row.presets):
         raise UserError(
-            f"--presets {presets}: {row.name} has presets of {', '.join(map(str, sorted(row.presets)))} sublayers"
+            f"--presets {presets}: {row.name} has presets with {', '.join(map(str, sorted(row.presets)))} sublayers"
         )
     of_task = row.presets.get(presets, {})
     _refuse_taken(of_task, specs)
@@ -144,8 +144,8 @@ def run(
     default=BASELINE,
     callback=_target,
     metavar="baseline|NUMBER",
-    help="Value of the measure up to which each model is timed; `baseline` is the baseline's final value, as a median "
-    "over seeds.",
+    help="Metric value that each model is timed to; `baseline` is the baseline's final value, as the median over "
+    "seeds.",
 )
 @click.option(
     "--against",
@@ -154,27 +154,27 @@ def run(
     show_default=False,
     callback=some_of(AXES),
     metavar="A,B,...",
-    help=f"Costs to draw the curves in curves.png against, one panel each: {', '.join(AXES)}.  [default: all]",
+    help=f"Costs to plot the curves in curves.png against, one panel each: {', '.join(AXES)}.  [default: all]",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for tables and pictures.  [default: FOLDER, if only one is given]",
+    help="Folder for tables and plots.  [default: FOLDER, if there is only one]",
 )
 def report(folders: tuple[Path, ...], target: Any, against: tuple[str, ...], output: Optional[Path]) -> None:
-    """Rewrite the tables and pictures of finished comparisons, for another target if you like, without any training.
+    """Rewrite the tables and plots of finished comparisons without retraining, optionally for another target.
 
-    Each FOLDER is a folder written by `lazyformer compare`, or a copy of its results.json under any name. Several
-    comparisons are joined if they followed the same rules: the same data (by checksum), sequence lengths, masks and
-    measure. If they trained the same models with different seeds, the seeds are pooled. Otherwise each model is
-    compared with the baseline of its own folder.
+    Each FOLDER is a folder written by `lazyformer compare`, or a copy of its results.json under any name. Comparisons
+    can be joined if they used the same data (by checksum), sequence lengths, masks and metric. If they trained the same
+    models with different seeds, the seeds are pooled. Otherwise each model is compared with the baseline in its own
+    folder.
 
     \b
     lazyformer compare report results/compare --target 5.2
     lazyformer compare report results/first results/second --output results/both
     """
     if output is None and (len(folders) > 1 or folders[0].is_file()):
-        raise UserError("give the folder of the report with --output; only the report of a single folder has a default")
+        raise UserError("specify the report's folder with --output; there is a default only for a single folder")
     from lazyformer_fairseq.experiments.compare.report import write_report
     from lazyformer_fairseq.experiments.compare.results import read_folders
 

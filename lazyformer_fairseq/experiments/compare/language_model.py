@@ -1,4 +1,4 @@
-"""Causal language modelling as a task of a comparison, with perplexity over every token and latency at batch size 1."""
+"""Causal language modeling as a comparison task, with perplexity over every token and latency at batch size 1."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -32,15 +32,15 @@ ROWS = 64  # batch size of an evaluation
 
 
 class LanguageModel(ComparedTask):
-    """Causal language modelling on streams of text, with memory."""
+    """Causal language modeling on streams of text, with memory."""
 
     OPTIONS = (CausalLMOptions, StreamOptions)
 
     def network(self, spec: ModelSpec) -> Network:
-        """Return the builder of a model, pre-norm by default as in equations 1 and 2 of the PAR paper.
+        """Return a model's builder, pre-norm by default as in equations 1 and 2 of the PAR paper.
 
-        With post-norm and Adam, a model needs far more updates than a small comparison has before it learns more than
-        word frequencies.
+        With post-norm and Adam, a model takes far more updates than a small comparison allows to learn more than word
+        frequencies.
         """
         sizes = self.settings.sizes
         options = CausalLMOptions(
@@ -58,7 +58,7 @@ class LanguageModel(ComparedTask):
         return Network(replace(options, **self.given(CausalLMOptions, spec)))
 
     def training_text(self, spec: ModelSpec) -> dict[str, Any]:
-        """Return the options of streams of text."""
+        """Return the options for streams of text."""
         return {"tgt_len": self.settings.sizes["tgt_len"], **self.given(StreamOptions, spec)}
 
     def objective_of(
@@ -68,11 +68,11 @@ class LanguageModel(ComparedTask):
         seed: int,
         updates: int,  # noqa: ARG002
     ) -> StreamLMObjective:
-        """Return the language-modelling objective for any network and options of the training text."""
+        """Return the language-modeling objective for a network and training-text options."""
         return StreamLMObjective(network, self.settings.data, self.settings.sizes["batch_size"], seed, text)
 
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> CausalSizes:
-        """Return the sizes of a model for the formulas of parameters and FLOPs."""
+        """Return a model's sizes for the parameter and FLOP formulas."""
         return CausalSizes(
             vocab_size,
             spec.embed_dim,
@@ -83,7 +83,7 @@ class LanguageModel(ComparedTask):
         )
 
     def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:  # noqa: ARG002
-        """Return the FLOPs of an update on segments with a full memory, counting only the first band of the softmax."""
+        """Return the FLOPs of an update on segments with a full memory, counting only the softmax's first band."""
         sizes = self.settings.sizes
         return 3 * count_flops(
             spec.pattern,
@@ -94,14 +94,14 @@ class LanguageModel(ComparedTask):
         )
 
     def measure(self, training: TrainingLoop) -> dict[str, float]:
-        """Return `perplexity` and `loss`, in bits per token, over the start of the validation split."""
+        """Compute `perplexity` and `loss`, in bits per token, on the start of the validation split."""
         found = self._evaluate(training, "valid", self.settings.validation_tokens)
         return {"perplexity": found.perplexity, "loss": found.bits}
 
     def final(self, training: Training) -> dict[str, float]:
-        """Return the final measures over every token of the validation split and the test split.
+        """Compute the final metrics over every token of the validation and test splits.
 
-        The names of those of the test split begin with `test_`.
+        The names of test metrics begin with `test_`.
         """
         values = {}
         for split, prefix in (("valid", ""), ("test", "test_")):
@@ -112,7 +112,7 @@ class LanguageModel(ComparedTask):
         return values
 
     def describe_data(self) -> dict[str, Any]:
-        """Return the manifest of the data, its yardsticks, and the number of tokens in validation."""
+        """Return the data's manifest, its yardsticks, and the number of validation tokens."""
         folder = Path(self.settings.data)
         train = open_tokens(folder / "train")
         valid = open_tokens(folder / "valid")[None].astype(np.int64)
@@ -131,14 +131,14 @@ class LanguageModel(ComparedTask):
         }
 
     def unit(self) -> dict[str, str]:
-        """Return the unit of perplexity, which depends on the data, such as "per word" or "per character"."""
+        """Return the unit of perplexity, such as "per word" or "per character", which depends on the data."""
         return {"unit": f"per {read_manifest(Path(self.settings.data))['unit']}"}
 
     def costs_of_use(self, jobs: Mapping[str, CompareJob]) -> dict[str, dict[str, Any]]:
-        """Return the `flops` per segment and the `latency_milliseconds` at batch size 1 of each model, by name.
+        """Measure each model's `flops` per segment and `latency_milliseconds` at batch size 1, by name.
 
-        The latency is the time to score a segment of the test split with a full memory; the models take turns. Unlike
-        the FLOPs, it includes the words beyond the first band of the softmax.
+        Latency is the time to score a segment of the test split with a full memory; measurements of the models are
+        interleaved. Unlike the FLOPs, it includes words beyond the softmax's first band.
         """
         costs = {}
         scorings = {}
@@ -166,7 +166,7 @@ class LanguageModel(ComparedTask):
         return costs
 
     def _evaluate(self, training: TrainingLoop, split: str, most: int | None = None) -> Evaluation:
-        """Evaluate a split with the segment and memory lengths of training, on at most its first `most` tokens."""
+        """Evaluate a model on a split's first `most` tokens with the segment and memory lengths of training."""
         return evaluate(
             training.model,
             open_tokens(Path(self.settings.data) / split)[:most],

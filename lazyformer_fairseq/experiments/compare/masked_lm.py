@@ -1,4 +1,4 @@
-"""Masked language modelling as a task of a comparison, validated on fixed blocks with fixed masks."""
+"""Masked language modeling as a comparison task, validated on fixed blocks with fixed masks."""
 
 import math
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ from lazyformer_fairseq.training.objectives.interface import NOTHING_PREDICTED
 from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 from lazyformer_fairseq.training.objectives.network import Network
 
-SEED = 0  # of the masks in validation, independent of the seed of training
+SEED = 0  # of the validation masks, independent of the training seed
 BATCH = 32  # blocks per batch in validation
 
 
 class MaskedLM(ComparedTask):
-    """Masked language modelling on FULL-SENTENCES blocks."""
+    """Masked language modeling on FULL-SENTENCES blocks."""
 
     OPTIONS = (MaskedLMOptions, MaskedTextOptions)
 
@@ -42,11 +42,11 @@ class MaskedLM(ComparedTask):
         return self.settings.sizes["tokens_per_sample"]
 
     def objective_of(self, network: Network, text: Mapping[str, Any], seed: int, updates: int) -> MaskedLMObjective:
-        """Return the masked-LM objective for any network and options of the training text."""
+        """Return the masked-LM objective for a network and training-text options."""
         return MaskedLMObjective(network, self.settings.data, self.settings.sizes["batch_size"], seed, updates, text)
 
     def network(self, spec: ModelSpec) -> Network:
-        """Return the builder of a model: a `FairseqNetwork` for a model of fairseq, otherwise a `Network`."""
+        """Return a model's builder: a `FairseqNetwork` for fairseq's own models, otherwise a `Network`."""
         sizes = {
             "encoder_embed_dim": spec.embed_dim,
             "encoder_ffn_embed_dim": spec.ffn_embed_dim,
@@ -89,7 +89,7 @@ class MaskedLM(ComparedTask):
         return Network(read_options(MaskedLMOptions, options))
 
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> EncoderSizes:
-        """Return the sizes of a model for the formulas of parameters and FLOPs."""
+        """Return a model's sizes for the parameter and FLOP formulas."""
         options = {
             "encoder_embed_dim": spec.embed_dim,
             "encoder_ffn_embed_dim": spec.ffn_embed_dim,
@@ -109,7 +109,7 @@ class MaskedLM(ComparedTask):
         return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), length, batch=batch, predicted=predicted)
 
     def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
-        """Return the lengths of the model's length schedule, each with the share of the updates at which it ends."""
+        """Return the lengths in the model's length schedule, each with the fraction of the updates at which it ends."""
         schedule = MaskedTextOptions(**self.training_text(spec)).length_schedule
         return (*lengths_of(schedule, self.longest), (self.longest, 1.0))
 
@@ -118,12 +118,12 @@ class MaskedLM(ComparedTask):
         return max(1, round(length * mask_shares(MaskedTextOptions(**self.training_text(spec)).mask_prob)[0]))
 
     def training_text(self, spec: ModelSpec) -> dict[str, Any]:
-        """Return the options of masked text from the recipe and the user."""
+        """Return the masked-text options from the recipe and the user."""
         of_recipe = self._options(MaskedTextOptions, spec, self.settings.recipe_of(spec).options)
         return {"tokens_per_sample": self.longest, **of_recipe}
 
     def measure(self, training: TrainingLoop) -> dict[str, float]:
-        """Return `loss`, in bits per masked token, and `accuracy`, in percent."""
+        """Compute `loss`, in bits per masked token, and `accuracy`, in percent."""
         model = training.model
         pad = self._text.special.pad
         was_training = model.training
@@ -136,7 +136,7 @@ class MaskedLM(ComparedTask):
                 sample = moved(batch, training.device)
                 is_masked = sample["target"].ne(pad)
                 targets = sample["target"][is_masked]
-                # As in training, fairseq's own models take a mask; ours and those of transformers take positions.
+                # As in training, fairseq's own models take a mask; our models and transformers' take positions.
                 if getattr(model, "takes_positions", False):
                     masked = sample["masked_positions"]
                 else:
@@ -151,7 +151,7 @@ class MaskedLM(ComparedTask):
         return {"loss": nats / predicted / math.log(2), "accuracy": 100 * right / predicted}
 
     def describe_data(self) -> dict[str, Any]:
-        """Return the yardsticks for the tokens that validation predicts, and the numbers of these and of all tokens."""
+        """Return the yardsticks for the predicted validation tokens, and the numbers of predicted and of all tokens."""
         pad = self._text.special.pad
         return {
             "yardsticks": asdict(yardsticks_of(self._text, self._batches)),
@@ -164,13 +164,13 @@ class MaskedLM(ComparedTask):
 
     @cached_property
     def _text(self) -> MaskedText:
-        """The text on which all trainings are validated, with masks that no recipe changes."""
+        """The text that all runs are validated on, with masks that no recipe changes."""
         text = {"tokens_per_sample": self.longest, **self.given(MaskedTextOptions)}
         return open_masked_text(self.settings.data, SEED, max_update=1, **text)
 
     @cached_property
     def _batches(self) -> list[dict]:
-        """Batches of evenly spaced blocks of the validation split with about `validation_tokens` tokens in total.
+        """Batches of evenly spaced validation blocks with about `validation_tokens` tokens in total.
 
         Their masks never change.
         """
@@ -188,14 +188,14 @@ class MaskedLM(ComparedTask):
         return self.settings.normalize_before and "encoder_normalize_before" not in spec.without
 
     def _buckets(self, spec: ModelSpec) -> int:
-        """Return the number of buckets of T5's relative positions, which external models do not have."""
+        """Return the number of buckets of T5's relative position bias, which external models do not have."""
         given = self.settings.sizes["relative_position_buckets"]
         if spec.is_external or "relative_position_buckets" in spec.without:
             given = 0
         return self._own_options(spec).get("relative_position_buckets", given)
 
     def _parts(self, spec: ModelSpec) -> dict[str, Any]:
-        """Return the options of norms, biases, positions and head that come from an arch's own sizes or the user."""
+        """Return the options for norms, biases, positions and head that come from an arch's own sizes or the user."""
         options = {**self._own_options(spec), **self.given(MaskedLMOptions, spec)}
         return {name: value for name, value in options.items() if name in PARTS}
 

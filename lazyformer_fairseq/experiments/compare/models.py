@@ -1,4 +1,4 @@
-"""The models of ``--model NAME=SPEC``: patterns, named archs, and external models, each with options of its own."""
+"""The models of ``--model NAME=SPEC``: patterns, named archs and external models, each with its own options."""
 
 import random
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCH
 from lazyformer_fairseq.patterns.grammar import expand, is_possible, plan, split_sublayers
 from lazyformer_fairseq.patterns.kinds import ENCODER
 
-# The prefix of an external model's SPEC: "fairseq:" is followed by an --arch of fairseq, "hf:" by a model of
-# transformers. For each model, the table gives the pattern of one layer, from which its FLOPs are counted.
+# The prefix of an external model's SPEC: "fairseq:" is followed by one of fairseq's --arch names, "hf:" by a model from
+# transformers. For each model, the table has the pattern of one layer, which is used to count its FLOPs.
 EXTERNALS = {
     "fairseq": ("fairseq", {"roberta_base": "sf"}),
     "hf": ("huggingface", {"bert": "sf", "modernbert": "sf[gate=gelu]"}),
@@ -27,8 +27,8 @@ class ModelSpec:
     """A model to compare.
 
     Attributes:
-        name: the name in tables, without a share.
-        what: the kind of model: ``pattern``, ``arch``, ``fairseq`` or ``huggingface``.
+        name: the name in tables, without a fraction of the training time.
+        what: the kind of SPEC: ``pattern``, ``arch``, ``fairseq`` or ``huggingface``.
         pattern: the pattern of its sublayers; for an external model, one with the same FLOPs.
         arch: the name of an arch or an external model; None for a pattern.
         embed_dim: the embedding dimension.
@@ -36,9 +36,9 @@ class ModelSpec:
         heads: the number of attention heads.
         own_sizes: whether an arch keeps its own widths and heads and, for encoders, its own positions and attention
             dropout.
-        without: the names of the parts of the recipe that it leaves out.
-        rates: its own learning rates, which replace those of the comparison; empty for none.
-        options: further options of its model, text, optimizer and schedule, as words.
+        without: the names of the recipe parts that the model leaves out.
+        rates: the model's own learning rates, which replace the comparison's; empty for none.
+        options: further command-line options of the model, text, optimizer and schedule.
     """
 
     name: str
@@ -65,23 +65,26 @@ class ModelSpec:
 
 
 def layers_in(pattern: str) -> int:
-    """Return the number of layers in a pattern, counting two sublayers as a layer."""
+    """Return the number of layers in a pattern, counting two sublayers as one layer."""
     return len(split_sublayers(expand(pattern))) // 2
 
 
 def read_models(specs: Mapping[str, str], task: Any, sizes: Mapping[str, Any]) -> dict[str, ModelSpec]:
-    """Return the models by name, in the order given.
+    """Parse the models, in order.
 
-    Unless its SPEC gives ``layers=N``, an external model has half as many layers as the first model of this package
-    has sublayers.
+    Unless its SPEC sets ``layers=N``, an external model has half as many layers as this package's first model has
+    sublayers.
 
     Args:
-        specs: the SPEC of each model, by NAME.
-        task: the row of the task in the table of tasks.
-        sizes: the `embed_dim`, `ffn_embed_dim` and `heads` of models that do not set their own.
+        specs: each model's SPEC by NAME.
+        task: the task's row in the table of tasks.
+        sizes: the default `embed_dim`, `ffn_embed_dim` and `heads` for models that do not set their own.
+
+    Returns:
+        The models by name.
 
     Raises:
-        UserError: a SPEC cannot be parsed, a pattern is not valid, or an arch is unknown.
+        UserError: a SPEC cannot be parsed, a pattern is invalid, or an arch is unknown.
     """
     ours = {name: spec for name, spec in specs.items() if spec.partition(":")[0].strip() not in EXTERNALS}
     found = {name: _ours(name, spec, task.direction, sizes) for name, spec in ours.items()}
@@ -110,7 +113,7 @@ def random_orders(pattern: str, count: int, seed: int, direction: str) -> dict[s
         if len(orders) < count and order != expand(pattern) and is_possible(order, direction):
             orders[order] = None
     if len(orders) < count:
-        raise UserError(f"--random-orders {count}: only {len(orders)} orders of {pattern} were found; ask for fewer")
+        raise UserError(f"--random-orders {count}: only {len(orders)} orders of {pattern} were found; request fewer")
     return {f"random_{number}": order for number, order in enumerate(orders, 1)}
 
 
@@ -118,7 +121,7 @@ def _split(name: str, spec: str) -> tuple[str, dict[str, int], dict[str, Any]]:
     """Split a SPEC such as ``PATTERN; ffn=896; norm=rms``.
 
     Returns:
-        The part before the first semicolon, the model's own sizes, and further fields of its ModelSpec.
+        The part before the first semicolon, the model's own sizes, and the other fields of its ModelSpec.
     """
     what, *options = (part.strip() for part in spec.split(";"))
     own = {}
@@ -126,7 +129,7 @@ def _split(name: str, spec: str) -> tuple[str, dict[str, int], dict[str, Any]]:
     for option in options:
         key, equals, value = (part.strip() for part in option.partition("="))
         if not key or (equals and not value):
-            raise UserError(f"--model {name}={spec}: {option!r} is not of the form NAME=VALUE; write, say, {EXAMPLE}")
+            raise UserError(f"--model {name}={spec}: {option!r} is not of the form NAME=VALUE; examples: {EXAMPLE}")
         if key == "sizes":
             others["own_sizes"] = True
             if value != "own":
@@ -141,7 +144,7 @@ def _split(name: str, spec: str) -> tuple[str, dict[str, int], dict[str, Any]]:
                 words.append(value)
             others["options"] = (*others.get("options", ()), *words)
         elif not whole_number(value):
-            raise UserError(f"--model {name}={spec}: {key}={value} is not a whole number above 0")
+            raise UserError(f"--model {name}={spec}: {key}={value} is not a positive integer")
         else:
             own[OWN[key]] = int(value)
     return what, own, others
@@ -153,7 +156,7 @@ def _rate(text: str, name: str, spec: str) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found <= 1:
-        raise UserError(f"--model {name}={spec}: lr={text} is not a number above 0 and at most 1")
+        raise UserError(f"--model {name}={spec}: lr={text} must be above 0 and at most 1")
     return found
 
 
@@ -168,10 +171,10 @@ def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Mod
     row = rows.get(what)
     if "layers" in own:
         raise UserError(
-            f"--model {name}={spec}: layers is only for fairseq: and hf: models; a pattern determines the number itself"
+            f"--model {name}={spec}: layers works only with fairseq: and hf: models; a pattern has its own number"
         )
     if keeps and row is None:
-        raise UserError(f"--model {name}={spec}: sizes=own works only with a named arch, whose own widths it keeps")
+        raise UserError(f"--model {name}={spec}: sizes=own works only with a named arch and keeps that arch's widths")
     named_by = "pattern"
     arch = None
     pattern = what
@@ -202,7 +205,7 @@ def _elsewhere(name: str, spec: str, sizes: Mapping[str, Any], first: Optional[M
         raise UserError(f"--model {name}={spec}: choose from {known}; embed=, ffn=, heads= and layers= may follow")
     layers = own.pop("layers", None) or (first and max(1, layers_in(first.pattern)))
     if not layers:
-        raise UserError(f"--model {name}={spec}: give its number of layers, as in '{name}={whole}; layers=6'")
+        raise UserError(f"--model {name}={spec}: specify its number of layers, as in '{name}={whole}; layers=6'")
     widths = {size: own.get(size, sizes[size]) for size in WIDTHS}
     pattern = f"({archs[called]})x{layers}"
     return ModelSpec(name=name, what=what, pattern=pattern, arch=called, **widths, **others)

@@ -1,4 +1,4 @@
-"""The report of a comparison, made from its results.json alone: a verdict, two tables, notes and a picture."""
+"""The report on a comparison, generated from results.json alone: a verdict, two tables, notes and a plot."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,8 +18,8 @@ from lazyformer_fairseq.report.tables import Table
 
 NOT_REACHED = "not reached"
 NAMES_OF_OTHERS = {"fairseq": "fairseq's own model", "huggingface": "Hugging Face's own model"}
-AS_PLANNED = 0.2  # the share of the budget by which trainings may miss it without a note
-EQUAL = 0.02  # parameter counts within this share are equal: widths are whole numbers, so they cannot match exactly
+AS_PLANNED = 0.2  # runs that miss the budget by a larger fraction than this get a note
+EQUAL = 0.02  # parameter counts within this fraction are equal: widths are integers, so they cannot match exactly
 
 
 def write_report(
@@ -28,13 +28,13 @@ def write_report(
     target: results.Target = results.BASELINE,
     against: Sequence[str] = AXES,
 ) -> str:
-    """Write `table.md` and `curves.png` atomically, and return the text of the report for the screen, in Markdown.
+    """Write `table.md` and `curves.png` atomically, and return the report as Markdown for the terminal.
 
     Args:
-        comparison: the comparison of all models.
-        folder: the folder of the files.
-        target: a value of the measure, or ``baseline`` for the final value of each model's baseline.
-        against: the horizontal axes of the panels of the curves, of AXES.
+        comparison: the comparison.
+        folder: the folder to write to.
+        target: a metric value, or ``baseline`` for the final value of each model's baseline.
+        against: the horizontal axes of the plot's panels, from AXES.
     """
     times = results.times_to_target(comparison, target)
     draw_curves(comparison, times, folder / "curves.png", against)
@@ -50,7 +50,7 @@ def write_report(
 
 
 def describe(comparison: results.Comparison) -> str:
-    """Return a description of the sizes, seeds and device that all models shared, for the title of a picture."""
+    """Describe the sizes, seeds and device that all models have in common, for a plot title."""
     sizes = comparison.facts["settings"].get("sizes", {})
     parts = []
     for name, label in (("embed_dim", "width"), ("tokens_per_sample", "n ="), ("tgt_len", "n =")):
@@ -63,22 +63,22 @@ def describe(comparison: results.Comparison) -> str:
 
 
 def verdict(comparison: results.Comparison, times: Sequence[results.TimeToTarget], baseline: str) -> str:
-    """Return a sentence that states the target and the time in which each model reached it, relative to `baseline`."""
+    """Return a sentence with the target and each model's time to reach it relative to `baseline`."""
     found = []
     target = 0.0
     for time in times:
         if time.model == baseline:
             target = time.target
         elif comparison.longest(time.model).baseline == baseline:
-            found.append(f"{time.model} {_ratio_with_range(time.ratios.get('seconds'))} (clock {time.clock})")
+            found.append(f"{time.model} {_ratio_with_range(time.ratios.get('seconds'))} ({time.clock} clock)")
     model = comparison.longest(baseline)
     seconds = float(np.median(model.wholes("seconds")))
     sentence = (
-        f"Target: {target:.4f} ({comparison.measure.label}); {baseline} trained for {seconds:,.1f} s, the median of "
-        f"its seeds ({len(model.runs)})."
+        f"Target: {target:.4f} ({comparison.measure.label}); {baseline} trained for {seconds:,.1f} s (median; seeds: "
+        f"{len(model.runs)})."
     )
     if found:
-        sentence += f" Seconds to the target, relative to {baseline}: {'; '.join(found)}."
+        sentence += f" Time to the target, relative to {baseline}: {'; '.join(found)}."
     return sentence
 
 
@@ -92,7 +92,7 @@ def _patterns(comparison: results.Comparison) -> Iterator[str]:
 
 
 def cost_table(comparison: results.Comparison) -> Table:
-    """Return the table of each model's size, its training costs, and its final measures."""
+    """Return the table of model sizes, training costs and final metrics."""
     measure = comparison.measure
     rows = []
     for model in comparison.models.values():
@@ -117,7 +117,7 @@ def cost_table(comparison: results.Comparison) -> Table:
 
 
 def time_table(times: Sequence[results.TimeToTarget]) -> Table:
-    """Return the table of the costs of reaching the target, with their ratios to the baseline."""
+    """Return the table of costs of reaching the target and their ratios to the baseline."""
     rows = []
     for time in times:
         seconds = time.median("seconds")
@@ -162,7 +162,7 @@ def _ratio_with_range(ratio: Optional[results.Ratio]) -> str:
 
 
 def notes(comparison: results.Comparison) -> Iterator[str]:
-    """Yield the notes that a reader needs besides the tables."""
+    """Yield the notes that are needed to interpret the tables."""
     yield from _of_yardsticks(comparison)
     yield from _of_budget(comparison)
     yield from noise_warning({name: of.facts["milliseconds_per_update"] for name, of in comparison.models.items()})
@@ -196,7 +196,7 @@ def _of_yardsticks(comparison: results.Comparison) -> Iterator[str]:
 
 
 def _of_budget(comparison: results.Comparison) -> Iterator[str]:
-    """Name the trainings that took clearly more or less than their budget, which a trial translated into updates."""
+    """Name the runs that took clearly more or less time than their budget, which a trial converted to updates."""
     budget = comparison.facts["settings"].get("budget")
     if budget is None:
         return
@@ -208,9 +208,9 @@ def _of_budget(comparison: results.Comparison) -> Iterator[str]:
             odd.append(f"{name} took {took:,.1f} s instead of {wanted:,.1f} s")
     if odd:
         yield (
-            f"Some trainings did not take their share of the budget of {budget:,.1f} s: {'; '.join(odd)}. The numbers "
-            "of updates come from a trial before training, and the load of the machine has changed since then. To use "
-            "the budget exactly, run the comparison again in another folder, with nothing else running."
+            f"Some runs missed their part of the budget of {budget:,.1f} s: {'; '.join(odd)}. The numbers of updates "
+            "come from a trial before training, and the load on the machine has changed since then. To use the budget "
+            "exactly, run the comparison again in another folder with nothing else running on the machine."
         )
 
 
@@ -228,7 +228,7 @@ def _of_parameters(comparison: results.Comparison) -> Iterator[str]:
 
 
 def _of_rates(comparison: results.Comparison) -> Iterator[str]:
-    """Describe the learning rates of each family's longest training, which its shorter ones share."""
+    """Describe the learning rates of each family's longest run, which its shorter runs use too."""
     described = []
     counts = []
     at_edge = []
@@ -243,18 +243,18 @@ def _of_rates(comparison: results.Comparison) -> Iterator[str]:
                 at_edge.append(f"{family} {facts['rate']:g}")
     yield f"Learning rates: {'; '.join(described)}."
     if len(set(counts)) > 1:
-        yield "Not all models tried the same number of learning rates, so their ratios are not on equal terms."
+        yield "Not all models tried the same number of learning rates, so their ratios are not strictly comparable."
     if at_edge:
         yield (
-            "The best learning rate lies at the edge of those tried, so one beyond it may be better: "
+            "The best learning rate is at the edge of the grid, so a rate beyond it may be better: "
             f"{', '.join(at_edge)}."
         )
 
 
 # --- The picture
 
-BEGINNING = 0.2  # share of a training; higher losses from before this point are cut off, or they would flatten the rest
-HOLLOW = {"markerfacecolor": "white"}  # marks a shorter training
+BEGINNING = 0.2  # fraction of a run; higher losses before this point are cut off because they would flatten the rest
+HOLLOW = {"markerfacecolor": "white"}  # marks a shorter run
 DASHED = {"color": "0.3", "linestyle": "--", "linewidth": 0.9}
 
 
@@ -264,15 +264,15 @@ def draw_curves(
     path: Path,
     against: Sequence[str] = AXES,
 ) -> None:
-    """Draw the measure against costs, one panel each, as medians over seeds in bands from the lowest to the highest.
+    """Plot the metric against each cost in its own panel, with medians over seeds and bands from lowest to highest.
 
-    A dashed line shows the target, and a hollow mark the end of a shorter training.
+    A dashed line shows the target; a hollow marker shows the end of a shorter run.
 
     Args:
-        comparison: the comparison of all models.
+        comparison: the comparison.
         times: the times to the target.
         path: the PNG file.
-        against: the horizontal axes of the panels, of AXES.
+        against: the horizontal axes of the panels, from AXES.
     """
     style_of = styles(comparison.families)
     measure = comparison.measure
@@ -280,7 +280,7 @@ def draw_curves(
     legend = [*handles(style_of), Line2D([], [], label="target", **DASHED)]
     if any(len(models) > 1 for models in comparison.families.values()):
         mark = {"marker": "o", "linestyle": "", "color": "0.4", "markersize": 6, **HOLLOW}
-        legend.append(Line2D([], [], label="end of a shorter training", **mark))
+        legend.append(Line2D([], [], label="end of a shorter run", **mark))
     size = (4.1 + 2 / len(against), 4.2)
     with picture(path, 1, len(against), size, describe(comparison), legend, sharey=True) as (panels,):
         for cost, axis in zip(against, panels, strict=True):
@@ -298,9 +298,9 @@ def draw_curves(
 
 
 def typical(model: results.Model, cost: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the median cost over seeds at each point, (E,), and the measure of each seed at each point, (seeds, E).
+    """Return the median cost over seeds, (E,), and each seed's metric, (seeds, E), at each point.
 
-    The points are the updates at which any seed was evaluated, within the range that all seeds cover.
+    The points are the updates at which any seed was evaluated, within the range covered by all seeds.
     """
     curves = [run.curve for run in model.runs.values()]
     first = max(curve["updates"][0] for curve in curves)
@@ -312,7 +312,7 @@ def typical(model: results.Model, cost: str, measure: str) -> tuple[np.ndarray, 
 
 
 def _limits(comparison: results.Comparison, targets: Sequence[float]) -> tuple[float, float]:
-    """Return the limits of the measure's axis: from the best value to the worst one after the start of training."""
+    """Return the limits of the metric's axis: the best value, and the worst one after the start of training."""
     seen = list(targets)
     for models in comparison.families.values():
         for model in models:

@@ -1,14 +1,14 @@
-"""The models, runs and curves in the results.json of one comparison or of several joined ones, as objects.
+"""The models, runs and curves in the results.json of one comparison, or of several joined ones, as objects.
 
-From these, the module computes the time that each model takes to reach a target, and its ratio to the baseline's time.
-There are two clocks:
+From these, the module computes each model's time to a target and its ratio to the baseline's time. There are two
+clocks:
 
-The *curve* clock stops when the validation of a run is first as good as the target, interpolated linearly between the
-two evaluations around that point. While the learning rate is still high, the loss is higher than what the model has
-learned allows, so this clock disadvantages every model except the baseline, whose own time is its whole training.
+The *curve* clock stops when a run's validation metric first reaches the target, interpolated linearly between the two
+evaluations around that point. Losses are inflated while the learning rate is still high, so this clock puts every model
+at a disadvantage except the baseline, which is timed over its whole run.
 
-The *whole* clock is the time of the shortest training (``NAME``, ``NAME@0.7``, ...) whose final value is as good as the
-target. Each of these trainings completed its schedule, so nothing is interpolated; the resolution is that of the shares
+The *whole* clock is the time of the shortest run (``NAME``, ``NAME@0.7``, ...) that ends at least as good as the
+target. All of these runs completed their schedules, so nothing is interpolated; the resolution depends on the fractions
 that were trained.
 """
 
@@ -27,17 +27,17 @@ from lazyformer_fairseq.experiments.folder import RESULTS
 from lazyformer_fairseq.report.numbers import mean_bounds
 from lazyformer_fairseq.storage.json_files import read_json
 
-# The costs that a curve may be drawn against, by their names in results.json.
+# The costs that a curve may be plotted against, by their names in results.json.
 COSTS = ("seconds", "updates", "tokens", "flops")
-BASELINE = "baseline"  # the target that stands for the final value of the baseline
-# Settings that comparisons must share in order to be joined. The others (models, lengths, tries and place) may differ,
-# because each model is compared with the baseline of its own folder.
+BASELINE = "baseline"  # the target that stands for the baseline's final value
+# Settings that comparisons must share in order to be joined. The others (models, lengths, trials and place) may differ,
+# because each model is compared with the baseline in its own folder.
 RULES = ("recipe", "normalize_before", "precision", "fairseq_options")
 
 
 @dataclass(frozen=True)
 class Measure:
-    """The measure on held-out data by which models are compared, with its name in curves and final results."""
+    """The held-out metric that models are compared by, with its name in curves and final results."""
 
     name: str
     unit: str
@@ -59,13 +59,13 @@ class Measure:
 
 @dataclass(frozen=True)
 class Run:
-    """One training of a model.
+    """One training run of a model.
 
     Attributes:
-        seed: the seed of the training.
+        seed: the run's seed.
         curve: arrays of shape (E,), with one entry per evaluation on held-out data: each of COSTS, counted from the
-            start of this training and for this training alone, and the measures.
-        final: the measures of the trained model.
+            start of this run and for this run alone, and the metrics.
+        final: the trained model's metrics.
     """
 
     seed: int
@@ -73,20 +73,20 @@ class Run:
     final: Mapping[str, float]
 
     def wholes(self) -> dict[str, float]:
-        """Return the costs of the whole training, by name."""
+        """Return the costs of the whole run, by name."""
         return {cost: float(self.curve[cost][-1]) for cost in COSTS}
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model of a comparison.
+    """A model in a comparison.
 
     Attributes:
-        name: ``NAME``, or ``NAME@0.7`` for a model that was trained for this share of the baseline's time.
-        family: the NAME, which trainings of different lengths share.
-        share: the share of the baseline's training time; 1 for all of it.
-        baseline: the family that it is compared with.
-        facts: its entry in results.json, without the runs.
+        name: ``NAME``, or ``NAME@0.7`` for a model that was trained for this fraction of the baseline's time.
+        family: the NAME, which runs of different lengths have in common.
+        share: the fraction of the baseline's training time; 1 for all of it.
+        baseline: the family that the model is compared with.
+        facts: the model's entry in results.json, without the runs.
         runs: the runs by seed.
     """
 
@@ -98,11 +98,11 @@ class Model:
     runs: Mapping[int, Run]
 
     def finals(self, measure: str) -> list[float]:
-        """Return the final values of a measure in the runs that have it, in the order of seeds."""
+        """Return a metric's final values, in seed order, for the runs that have it."""
         return [run.final[measure] for run in self.runs.values() if measure in run.final]
 
     def wholes(self, cost: str) -> list[float]:
-        """Return one of the costs of the whole training for each seed."""
+        """Return one of the costs of the whole run for each seed."""
         return [run.wholes()[cost] for run in self.runs.values()]
 
 
@@ -111,7 +111,7 @@ class Comparison:
     """The results of a comparison, or of several that were joined.
 
     Attributes:
-        measure: the measure by which models are compared.
+        measure: the metric that models are compared by.
         models: the models by name.
         facts: the rest of results.json, which applies to all models.
     """
@@ -122,7 +122,7 @@ class Comparison:
 
     @cached_property
     def families(self) -> dict[str, list[Model]]:
-        """The models of each family, the shortest training first."""
+        """The models of each family, in order of increasing run length."""
         found: dict[str, list[Model]] = {}
         for model in self.models.values():
             found.setdefault(model.family, []).append(model)
@@ -134,7 +134,7 @@ class Comparison:
         return list(dict.fromkeys(model.baseline for model in self.models.values()))
 
     def longest(self, family: str) -> Model:
-        """Return the model of a family that was trained the longest."""
+        """Return the family's model that was trained the longest."""
         return self.families[family][-1]
 
 
@@ -142,13 +142,13 @@ def read_folders(folders: Sequence[Path]) -> Comparison:
     """Read the comparison in a folder, or read several and join them.
 
     Raises:
-        UserError: a folder has no results of a comparison, or two comparisons followed different rules.
+        UserError: a folder has no comparison results, or two comparisons followed different rules.
     """
     names = [folder.name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
     if len(set(names)) < len(names):
-        raise UserError(f"{', '.join(names)}: the same folder is given twice; give it only once")
+        raise UserError(f"{', '.join(names)}: the same folder is specified twice; list it only once")
     return join({name: read_folder(folder) for name, folder in zip(names, folders, strict=True)})
 
 
@@ -156,26 +156,26 @@ def read_folder(folder: Path) -> Comparison:
     """Read the comparison in a folder, or in a copy of its results.json under any name.
 
     Raises:
-        UserError: there is no such file, or it does not hold the results of a comparison.
+        UserError: there is no such file, or it does not contain the results of a comparison.
     """
     path = folder
     if not folder.is_file():
         path = folder / RESULTS
     if not path.is_file():
-        raise UserError(f"{path}: no such file; give folders of finished runs of `lazyformer compare`")
-    remedy = "run the comparison again; it does not repeat finished trainings"
+        raise UserError(f"{path}: no such file; specify folders of finished `lazyformer compare` runs")
+    remedy = "run the comparison again; finished runs are not repeated"
     try:
         return comparison_of(read_json(path, remedy))
     except UserError:
         raise
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
         raise UserError(
-            f"{path}: does not hold the results of a comparison ({type(error).__name__}: {error}); {remedy}"
+            f"{path}: does not contain the results of a comparison ({type(error).__name__}: {error}); {remedy}"
         ) from error
 
 
 def comparison_of(results: Mapping[str, Any]) -> Comparison:
-    """Return the comparison in the content of a results.json, leaving out models that have no finished run.
+    """Build a comparison from the contents of a results.json, leaving out models that have no finished run.
 
     Raises:
         UserError: the baseline has no finished run.
@@ -201,19 +201,19 @@ def comparison_of(results: Mapping[str, Any]) -> Comparison:
 def _run(seed: int, run: Mapping[str, Any], measure: Measure) -> Run:
     curve = {name: np.array(run["curve"][name], dtype=float) for name in (*COSTS, measure.name)}
     if len({len(values) for values in curve.values()}) != 1 or not len(curve[measure.name]):
-        raise IndexError(f"the curve of seed {seed} is empty, or its columns differ in length")
+        raise IndexError(f"the curve for seed {seed} is empty, or its columns differ in length")
     return Run(seed, curve, {measure.name: curve[measure.name][-1], **run["final"]})
 
 
 def join(comparisons: Mapping[str, Comparison]) -> Comparison:
-    """Join comparisons that followed the same rules, given by name.
+    """Join comparisons, passed by name, that followed the same rules.
 
     If the comparisons trained the same models with different seeds, their runs are pooled. Otherwise each model is
-    compared with the baseline of its own comparison, and a name that occurs in several comparisons is followed by that
-    of the comparison, as in ``bert [first]``.
+    compared with the baseline of its own comparison, and the comparison's name is appended to model names that occur
+    more than once, as in ``bert [first]``.
 
     Raises:
-        UserError: the comparisons followed different rules. The message names the first rule that differs.
+        UserError: the comparisons followed different rules. The message names the first one that differs.
     """
     (first_name, first), *others = comparisons.items()
     rules = _rules(first)
@@ -240,7 +240,7 @@ def join(comparisons: Mapping[str, Comparison]) -> Comparison:
 
 
 def _rules(comparison: Comparison) -> dict[str, Any]:
-    """Return the facts and settings that joined comparisons must share, by the name that a message gives them."""
+    """Return the facts and settings that joined comparisons must share, by their name in error messages."""
     facts = comparison.facts
     settings = facts["settings"]
     rules = {
@@ -255,7 +255,7 @@ def _rules(comparison: Comparison) -> dict[str, Any]:
 
 
 def _differ_in_seeds_alone(comparisons: Sequence[Comparison]) -> bool:
-    """Return whether all comparisons trained the same models, at the same rates, on one machine, with other seeds."""
+    """Return whether all comparisons trained the same models at the same rates on one machine with different seeds."""
     seeds: list[int] = []
     described = []
     for one in comparisons:
@@ -270,7 +270,7 @@ def _differ_in_seeds_alone(comparisons: Sequence[Comparison]) -> bool:
 
 
 def _side_by_side(comparisons: Mapping[str, Comparison]) -> dict[str, Model]:
-    """Return the models of all comparisons, with that of the comparison appended to names that occur more than once."""
+    """Return the models of all comparisons, appending the comparison's name to names that occur more than once."""
     counts = Counter(family for one in comparisons.values() for family in one.families)
     models = {}
     for label, one in comparisons.items():
@@ -287,8 +287,8 @@ def _side_by_side(comparisons: Mapping[str, Comparison]) -> dict[str, Model]:
 
 
 CLOCKS = ("curve", "whole")
-NEVER = math.inf  # the time to a target that was not reached
-Target = Union[float, str]  # a value of the measure, or BASELINE
+NEVER = math.inf  # the cost of a target that was not reached
+Target = Union[float, str]  # a metric value, or BASELINE
 Times = Mapping[int, Mapping[str, float]]  # by seed, then by cost
 FEWEST_FOR_BOUNDS = 3
 MEBIBYTE = 2**20
@@ -299,7 +299,7 @@ class Ratio:
     """The ratio of a model's time to its baseline's.
 
     Attributes:
-        by_seed: the ratio between the runs of each seed; NEVER if the model did not reach the target.
+        by_seed: the ratio for each seed; NEVER if the model did not reach the target.
     """
 
     by_seed: Mapping[int, float]
@@ -311,12 +311,12 @@ class Ratio:
 
     @property
     def low(self) -> float:
-        """The lowest ratio of all seeds."""
+        """The lowest ratio of any seed."""
         return min(self.by_seed.values())
 
     @property
     def high(self) -> float:
-        """The highest ratio of all seeds."""
+        """The highest ratio of any seed."""
         return max(self.by_seed.values())
 
     @property
@@ -339,14 +339,14 @@ class Ratio:
 
 @dataclass(frozen=True)
 class TimeToTarget:
-    """The costs at which the models of a family reached a target.
+    """The costs at which a family's models reached a target.
 
     Attributes:
-        model: the name of the family.
+        model: the family's name.
         clock: one of CLOCKS.
-        target: a value of the measure.
-        times: the cost of reaching the target, by seed and by name of the cost.
-        ratios: the ratios to the baseline, by cost; costs at which the baseline did not reach the target are missing.
+        target: a metric value.
+        times: the costs of reaching the target, by seed and then by name.
+        ratios: the ratios to the baseline by cost, except for costs at which the baseline did not reach the target.
     """
 
     model: str
@@ -356,18 +356,18 @@ class TimeToTarget:
     ratios: Mapping[str, Ratio]
 
     def median(self, cost: str) -> float:
-        """Return the median of a cost over seeds."""
+        """Return the median of one of the costs over seeds."""
         return float(np.median([costs[cost] for costs in self.times.values()]))
 
 
 def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[TimeToTarget]:
-    """Return the time of each family to the target, by each clock.
+    """Return each family's time to the target, by each clock.
 
-    The *whole* clock only applies to families that were trained for several lengths.
+    The *whole* clock applies only to families with runs of several lengths.
 
     Args:
-        comparison: the comparison of all models.
-        target: a value of the measure, or BASELINE for the final value of each model's baseline (median over seeds).
+        comparison: the comparison.
+        target: a metric value, or BASELINE for the final value of each model's baseline (median over seeds).
     """
     found = []
     measure = comparison.measure
@@ -382,7 +382,7 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
             clocks = ("curve",)
         for clock in clocks:
             own = _times(comparison.families[baseline], clock, value, measure)
-            if target == BASELINE:  # the baseline counts as reaching its own final value at its end, not earlier
+            if target == BASELINE:  # by definition, the baseline reaches its own final value at its end, not earlier
                 own = {seed: run.wholes() for seed, run in longest.runs.items()}
             times = own
             if family != baseline:
@@ -400,10 +400,10 @@ def _times(models: Sequence[Model], clock: str, target: float, measure: Measure)
     """Return the costs at which each seed reached the target; NEVER if it did not.
 
     Args:
-        models: the models of a family, the shortest training first.
+        models: a family's models, in order of increasing run length.
         clock: one of CLOCKS.
-        target: a value of the measure.
-        measure: the measure, which knows whether lower values are better.
+        target: a metric value.
+        measure: the metric, including whether lower values are better.
     """
     times = {}
     if clock == "curve":
@@ -420,14 +420,13 @@ def _times(models: Sequence[Model], clock: str, target: float, measure: Measure)
 
 
 def first_crossing(spent: np.ndarray, values: np.ndarray, target: float, measure: Measure) -> float:
-    """Return the cost at which a curve first was as good as the target; NEVER if it never was.
+    """Return the cost at which a curve first reached the target, or NEVER if it did not.
 
     Args:
         spent: the cost spent at each evaluation, increasing, (E,).
-        values: the value of the measure at each evaluation, (E,). There is no interpolation from a value that is not
-            finite.
-        target: a value of the measure.
-        measure: the measure, which knows whether lower values are better.
+        values: the metric at each evaluation, (E,). Values that are not finite are not interpolated from.
+        target: a metric value.
+        measure: the metric, including whether lower values are better.
     """
     for place, value in enumerate(values):
         if measure.reaches(value, target):
@@ -440,9 +439,9 @@ def first_crossing(spent: np.ndarray, values: np.ndarray, target: float, measure
 
 
 def _ratio(times: Times, own: Times, cost: str) -> Optional[Ratio]:
-    """Return the ratio of a model's times to its baseline's times over the seeds that both have.
+    """Return the ratio of a model's times to its baseline's for the seeds that both have.
 
-    It is None if there are no such seeds, or if the baseline does not reach the target with one of them.
+    It is None if there are no such seeds, or if the baseline misses the target with any of them.
     """
     seeds = [seed for seed in times if seed in own]
     if not seeds or any(not 0 < own[seed][cost] < NEVER for seed in seeds):

@@ -1,6 +1,6 @@
-"""`lazyformer compare`: train and measure models that differ in their patterns or in options of their own.
+"""`lazyformer compare`: train and measure models that differ in their patterns or other options.
 
-The lengths of the trainings are determined once and stored in the folder, so that a resumed comparison keeps them.
+Run lengths are determined once and stored in the folder, so a resumed comparison uses the same ones.
 """
 
 import math
@@ -34,8 +34,8 @@ from lazyformer_fairseq.training.loop import CHECKPOINT, TrainingLoop
 
 LENGTHS = "lengths.json"
 COSTS = "costs.json"
-UPDATES_MEASURED = 2  # for peak memory: in the second one, the optimizer's state exists
-LONG = 1_000_000  # updates of a training that is long enough for any warm-up and decay
+UPDATES_MEASURED = 2  # for peak memory: the optimizer state exists only from the second update on
+LONG = 1_000_000  # updates; long enough for any warm-up and decay
 
 Runs = Mapping[str, Mapping[int, CompareJob]]  # by name in the results, then by seed
 
@@ -47,20 +47,20 @@ def compare(
     place: ExecutorOptions = ExecutorOptions(),  # noqa: B008 (frozen)
     report_to: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Run or resume the comparison in `folder`, write its `results.json`, and return the content of that file.
+    """Run or resume the comparison in `folder`, write its `results.json`, and return the file's contents.
 
-    The trained models are kept in the subfolder `runs`, and shorter tries of learning rates in `tries`.
+    The trained models are kept in the subfolder `runs`, and shorter learning-rate trials in `tries`.
 
     Args:
-        settings: the settings of the comparison.
-        folder: the folder of the comparison.
+        settings: the comparison's settings.
+        folder: the comparison's folder.
         command: the command line, which is stored in the results.
-        place: where trainings run if they do not take turns in this process.
+        place: where runs execute if they are not interleaved in this process.
         report_to: names of experiment trackers.
 
     Raises:
-        UserError: the folder holds a comparison with other settings or other data, the data or a size does not fit, or
-            a training process died.
+        UserError: the folder contains a comparison with other settings or other data, the data or a size is unsuitable,
+            or a training process died.
     """
     compared = settings.row.load(settings)
     compared.train_at(place)
@@ -106,13 +106,13 @@ def compare(
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a comparison.
+    """A comparison's jobs.
 
     Attributes:
-        compared: the task of the comparison.
-        folder: the folder of the comparison.
+        compared: the comparison's task.
+        folder: the comparison's folder.
         specs: the models by name, with their final feed-forward widths.
-        lengths: the model's own name and the number of updates of each training, by its name in the results, such as
+        lengths: the model's own name and the number of updates of each run, by the run's name in the results, such as
             ``mine@0.7``.
     """
 
@@ -122,13 +122,13 @@ class Jobs:
     lengths: Mapping[str, tuple[str, int]]
 
     def job(self, name: str, seed: int, rate: float, is_try: bool = False) -> CompareJob:
-        """Return the job of a run, or of a try of a learning rate, which may be shorter than a run.
+        """Return the job for a run or for a learning-rate trial, which may be shorter than a run.
 
         Args:
-            name: the name of the training in the results.
+            name: the run's name in the results.
             seed: the seed.
-            rate: the highest learning rate.
-            is_try: whether the job tries a learning rate.
+            rate: the peak learning rate.
+            is_try: whether the job is a learning-rate trial.
         """
         own, updates = self.lengths[name]
         most = self.compared.settings.rate_updates
@@ -151,10 +151,10 @@ class Jobs:
         )
 
     def tries(self) -> dict[str, list[CompareJob]]:
-        """Return the jobs that try learning rates, by model, for each model that has several of them.
+        """Return the learning-rate trials of each model that has several learning rates, by model.
 
-        Tries use the first seed and the model's longest training, unless the settings shorten them. A try that is not
-        shortened is identical to the run of its seed and rate.
+        Trials use the first seed and the length of the model's longest run, unless the settings shorten them. A trial
+        that is not shortened is identical to the run with its seed and rate.
         """
         settings = self.compared.settings
         longest = {}
@@ -170,13 +170,13 @@ class Jobs:
 
 
 def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[CompareJob]]) -> dict[str, dict[str, Any]]:
-    """Return each model's `rate`, which is the best one of its finished tries, and a description of its `tries`.
+    """Return each model's `rate`, which is the best one among its finished trials, and a description of its `tries`.
 
-    The best rate has the lowest validation loss at the end; of equal losses, the lowest rate wins. Each entry of
-    `tries` has the rate, the seed, the number of updates and the final validation loss.
+    The best rate has the lowest final validation loss; ties go to the lowest rate. Each entry of `tries` has the rate,
+    the seed, the number of updates and the final validation loss.
 
     Raises:
-        UserError: all tries of a model diverged.
+        UserError: all of a model's trials diverged.
     """
     found = {name: {"rate": settings.rates_of(spec)[0], "tries": []} for name, spec in settings.specs.items()}
     for name, jobs in tried.items():
@@ -184,7 +184,7 @@ def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[Compare
         numbers = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
         if not numbers:
             rates = ", ".join(f"{rate:g}" for rate in losses)
-            raise UserError(f"{name}: training diverged at every learning rate ({rates}); give lower ones with --lr")
+            raise UserError(f"{name}: training diverged at every learning rate ({rates}); try lower ones with --lr")
         best = min(numbers, key=lambda rate: (numbers[rate], rate))
         tries = [{"rate": job.rate, "seed": job.seed, "loss": losses[job.rate], "updates": job.updates} for job in jobs]
         found[name] = {"rate": best, "tries": tries}
@@ -192,7 +192,7 @@ def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[Compare
 
 
 def measure_costs(compared: ComparedTask, runs: Runs) -> dict[str, dict[str, Any]]:
-    """Return the costs of training and the task's `costs_of_use` for finished runs, by name in the results."""
+    """Measure training costs and the task's `costs_of_use` for finished runs, by name in the results."""
     last = {name: of_seeds[compared.settings.seeds[-1]] for name, of_seeds in runs.items()}
     specs = {job.spec.name: job.spec for job in last.values()}
     of_training = {}
@@ -203,10 +203,10 @@ def measure_costs(compared: ComparedTask, runs: Runs) -> dict[str, dict[str, Any
 
 
 def _costs_of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
-    """Return `parameters`, `parameters_without_embeddings`, `flops_per_update` and `peak_memory_bytes` of a model.
+    """Return a model's `parameters`, `parameters_without_embeddings`, `flops_per_update` and `peak_memory_bytes`.
 
-    The peak memory is measured over two updates and includes weights, gradients, the optimizer's state, and activations
-    kept for the backward pass.
+    Peak memory is measured over two updates and includes weights, gradients, optimizer state, and activations saved for
+    the backward pass.
     """
     made: list[TrainingLoop] = []
 
@@ -227,16 +227,16 @@ def _costs_of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any
 
 
 def _training(compared: ComparedTask, spec: ModelSpec, updates: int, folder: Path) -> TrainingLoop:
-    """Return a training for measurements alone, whose result is thrown away."""
+    """Return a training loop that is used only for measurements and then discarded."""
     seed = compared.settings.seeds[0]
     rate = compared.settings.rates_of(spec)[0]
     return TrainingLoop(compared.objective(spec, seed, updates), compared.optimization(spec, seed, rate, LONG), folder)
 
 
 def _in_embeddings(model: nn.Module) -> int:
-    """Return the number of parameters in embedding tables: of words, positions and token types.
+    """Return the number of parameters in word, position and token-type embeddings.
 
-    A table of words that the head shares counts too.
+    Word embeddings that are tied to the head are included.
     """
     found = {}
     for module in model.modules():
@@ -246,7 +246,7 @@ def _in_embeddings(model: nn.Module) -> int:
 
 
 def _describe(jobs: Mapping[int, CompareJob]) -> dict[str, Any]:
-    """Return the entry of a model in results.json, given its jobs by seed."""
+    """Return a model's entry in results.json from its jobs by seed."""
     job = next(iter(jobs.values()))
     runs = {}
     seconds: list[float] = []
@@ -274,15 +274,15 @@ def _describe(jobs: Mapping[int, CompareJob]) -> dict[str, Any]:
 
 TRIAL_WARM_UP = 5
 TRIAL_UPDATES = 20
-STEP = 8  # feed-forward widths are multiples of it
+STEP = 8  # feed-forward widths are multiples of this
 
 
 def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, Any]:
-    """Determine the lengths of all trainings, with a trial unless the settings give only a number of updates.
+    """Determine the lengths of all runs, using a trial run unless the settings specify only a number of updates.
 
     Returns:
-        `entries`, which hold the model's own name and the number of updates of each training, by its name in the
-        results; and `milliseconds`, the time per update of each model in the trial, empty without a trial.
+        `entries`: the model's own name and the number of updates of each run, by the run's name in the results; and
+        `milliseconds`: each model's time per update in the trial, empty without a trial.
     """
     settings = compared.settings
     trained = settings.trained()
@@ -302,13 +302,13 @@ def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict
 
 
 def refuse_too_short(compared: ComparedTask, spec: ModelSpec, name: str, updates: int) -> None:
-    """Raise a UserError if a model's learning-rate schedule does not fit into its training or into a try of a rate.
+    """Raise a UserError if a model's learning-rate schedule does not fit into its run or its learning-rate trials.
 
     Args:
         compared: the task.
         spec: the model.
-        name: the name of the training in the results.
-        updates: the length of the training.
+        name: the run's name in the results.
+        updates: the run's length.
     """
     settings = compared.settings
     given = f"--updates {settings.updates}"
@@ -330,17 +330,17 @@ def refuse_too_short(compared: ComparedTask, spec: ModelSpec, name: str, updates
         return True
 
     for option, length in lengths.items():
-        if not fits(length) and fits(LONG):  # if LONG does not fit either, the options of the schedule are wrong
+        if not fits(length) and fits(LONG):  # if LONG does not fit either, the schedule's options are wrong
             least = bisect_left(range(LONG), True, lo=length, key=fits)
             noun = "update" if length == 1 else "updates"
             raise UserError(
-                f"{option}: has room for {length:,} {noun} of {name}, but its learning-rate schedule needs at least "
-                f"{least:,}; give more"
+                f"{option}: allows only {length:,} {noun} of {name}, but its learning-rate schedule needs at least "
+                f"{least:,}; use a larger value"
             )
 
 
 def _trial(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, float]:
-    """Measure the milliseconds per update of each model in short trainings that take turns and are thrown away."""
+    """Measure each model's milliseconds per update in short interleaved runs, which are then discarded."""
     updates = TRIAL_WARM_UP + TRIAL_UPDATES
     with TemporaryDirectory() as folder:
         trainings = {name: _training(compared, spec, updates, Path(folder) / name) for name, spec in specs.items()}
@@ -351,9 +351,10 @@ def _trial(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, 
 
 
 def _mean_of_medians(compared: ComparedTask, spec: ModelSpec, seconds: Sequence[float]) -> float:
-    """Return the expected seconds per update of a whole training, from the seconds of each update of a trial.
+    """Estimate the seconds per update of a whole run from the seconds of each update in a trial.
 
-    This is the mean of the median times at each length of inputs, weighted by the lengths' shares of a training.
+    The estimate is the mean of the median times at each input length, weighted by the fraction of updates at that
+    length.
     """
     total = 0.0
     measured = 0.0
@@ -368,10 +369,10 @@ def _mean_of_medians(compared: ComparedTask, spec: ModelSpec, seconds: Sequence[
 
 
 def with_equal_parameters(compared: ComparedTask) -> dict[str, ModelSpec]:
-    """Return the models by name, with feed-forward widths adjusted to the baseline's size if the settings ask for it.
+    """Return the models by name, with feed-forward widths adjusted to the baseline's size if the settings say so.
 
-    Each model then gets the width at which the number of parameters in its sublayers, without embeddings and head, is
-    closest to the baseline's. External models and models that set their own width keep theirs.
+    Each model then gets the width at which its number of sublayer parameters, without embeddings and head, is closest
+    to the baseline's. External models and models that set their own width keep it.
 
     Raises:
         UserError: a pattern has no sublayer with a width, or has too many parameters at any width.
@@ -389,12 +390,12 @@ def with_equal_parameters(compared: ComparedTask) -> dict[str, ModelSpec]:
 
 
 def parameters_of_sublayers(compared: ComparedTask, spec: ModelSpec, width: Optional[int] = None) -> int:
-    """Return the number of parameters of a model without embeddings, head and biases that sublayers share.
+    """Return a model's number of parameters without embeddings, head and biases that sublayers share.
 
     Args:
         compared: the task.
         spec: the model.
-        width: a width of the feed-forward sublayers that replaces the model's own.
+        width: a feed-forward width that replaces the model's own.
     """
     if width is not None:
         spec = replace(spec, ffn_embed_dim=width)
@@ -403,7 +404,7 @@ def parameters_of_sublayers(compared: ComparedTask, spec: ModelSpec, width: Opti
 
 
 def _width(compared: ComparedTask, spec: ModelSpec, wanted: int) -> int:
-    """Return the multiple of STEP at which the number of parameters, linear in the width, is closest to `wanted`."""
+    """Return the multiple of STEP at which the parameter count, linear in the width, is closest to `wanted`."""
 
     def surplus(steps: int) -> int:
         return parameters_of_sublayers(compared, spec, steps * STEP) - wanted
@@ -417,7 +418,7 @@ def _width(compared: ComparedTask, spec: ModelSpec, wanted: int) -> int:
     if least > 0:
         raise UserError(
             f"--equal-parameters: {spec.name}, {spec.pattern}, has {least:,} more parameters than the baseline even at "
-            f"a feed-forward width of {STEP}; give fewer sublayers"
+            f"a feed-forward width of {STEP}; use fewer sublayers"
         )
     below = 1 + -least // growth
     return STEP * min(below, below + 1, key=lambda steps: abs(surplus(steps)))

@@ -1,4 +1,4 @@
-"""Everything that determines the result of a comparison: the table of tasks, the recipes, and the user's settings."""
+"""Everything that determines a comparison's result: the table of tasks, the recipes, and the user's settings."""
 
 import pkgutil
 from collections.abc import Mapping, Sequence
@@ -20,23 +20,22 @@ Size = Union[int, float, bool, tuple[int, ...], None]
 
 @dataclass(frozen=True)
 class Task:
-    """A task on which models are compared, with its defaults.
+    """A task that models are compared on, with its defaults.
 
     Attributes:
         name: the value of ``--task``.
-        direction: the direction of the models, ENCODER or CAUSAL.
-        implementation: the `ComparedTask` of the task, as ``MODULE:CLASS`` in this folder.
-        measure: the name, the unit and the direction of the measure of the curves.
-        holds: the name of a file by which a folder of the task's data is recognized.
+        direction: the models' direction, ENCODER or CAUSAL.
+        implementation: the task's `ComparedTask`, as ``MODULE:CLASS`` in this folder.
+        measure: the name, unit and direction of the metric plotted in the curves.
+        holds: the name of a file that identifies a folder as data for this task.
         prepares: the command that writes such a folder.
-        presets: the models that are compared if the user gives none, by their number of sublayers; the baseline is
-            first.
-        sizes: the defaults of the options that set the sizes of models and data, by name.
+        presets: the default models to compare, by their number of sublayers; the baseline comes first.
+        sizes: the default model and data sizes, by option name.
         rates: the default learning rate for each recipe.
-        clip_norm: the norm to which gradients are clipped, unless the recipe sets another one.
-        updates: the default length of a training in updates; None if the default is a budget.
-        budget: the default length of a training in seconds; None if the default is a number of updates.
-        takes_externals: whether models of fairseq and transformers can be trained on the task.
+        clip_norm: the maximum gradient norm, unless the recipe sets another one.
+        updates: the default length of a run in updates; None if the default is a budget.
+        budget: the default length of a run in seconds; None if the default is a number of updates.
+        takes_externals: whether fairseq's and transformers' models can be trained on the task.
     """
 
     name: str
@@ -54,7 +53,7 @@ class Task:
     takes_externals: bool = False
 
     def load(self, settings: Any) -> Any:
-        """Return the task as a :class:`~lazyformer_fairseq.experiments.compare.task.ComparedTask` with these settings.
+        """Load the task as a :class:`~lazyformer_fairseq.experiments.compare.task.ComparedTask` with these settings.
 
         This imports torch.
         """
@@ -94,7 +93,7 @@ LANGUAGE_MODEL = Task(
     measure={"name": "perplexity", "unit": "per token", "lower_is_better": True},
     holds="manifest.json",
     prepares="lazyformer lm prepare",
-    # The base models, which have 32 sublayers, and versions of 16 sublayers with the same proportions.
+    # The base models, which have 32 sublayers, and 16-sublayer versions with the same proportions.
     presets={
         16: {
             "transformer_xl": "(sf)x8",
@@ -122,7 +121,7 @@ TASKS = (MASKED_LM, LANGUAGE_MODEL)
 
 
 def find_task(name: str) -> Task:
-    """Return the task of the given name.
+    """Return the task with the given name.
 
     Raises:
         UserError: no task has this name.
@@ -135,14 +134,14 @@ def find_task(name: str) -> Task:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe: an optimizer, a learning-rate schedule, and further options of training.
+    """A training recipe: an optimizer, a learning-rate schedule, and further options.
 
     Attributes:
-        help: a description for ``--help``, in one line.
-        warmup_ratio: the share of the updates in which the learning rate rises to its highest value.
-        decayed_to: the final learning rate as a share of the highest one.
-        optimizer: the optimizer, by its name in fairseq-train.
-        options: further options by their names in fairseq-train, of the optimizer, models, text and schedule.
+        help: a one-line description for ``--help``.
+        warmup_ratio: the fraction of the updates spent warming up to the peak learning rate.
+        decayed_to: the final learning rate as a fraction of the peak.
+        optimizer: the optimizer's name in fairseq-train.
+        options: further options for the optimizer, models, text and schedule, by their names in fairseq-train.
     """
 
     help: str
@@ -152,7 +151,7 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def schedule(self, rate: float, updates: int) -> tuple[str, dict[str, Any]]:
-        """Return the name and the options of the learning-rate schedule for a training of `updates` updates."""
+        """Return the name and the options of the learning-rate schedule for a run of `updates` updates."""
         if "lr_scheduler" in self.options:
             return self.options["lr_scheduler"], dict(self.options)
         if not self.decayed_to:
@@ -174,11 +173,11 @@ RECIPES = {
 LAPTOP_SIZES = {"tokens_per_sample": PRETRAINING["laptop"].tokens, "batch_size": PRETRAINING["laptop"].sequences}
 
 
-# Costs and tables are computed from these options, so they cannot be changed by options of fairseq-train.
+# Costs and tables are computed from these options, so fairseq-train's options must not change them.
 COUNTED = {
-    "sublayer_pattern": "give the pattern as its SPEC",
+    "sublayer_pattern": "specify the pattern as the model's SPEC",
     **{
-        f"{part}_{theirs}": f"give --{ours.replace('_', '-')} before `--`, or {own}=N in its SPEC"
+        f"{part}_{theirs}": f"set --{ours.replace('_', '-')} before `--`, or {own}=N in the model's SPEC"
         for part in ("encoder", "decoder")
         for theirs, ours, own in (
             ("embed_dim", "embed_dim", "embed"),
@@ -188,7 +187,7 @@ COUNTED = {
     },
     **dict.fromkeys(
         ("tokens_per_sample", "tgt_len", "mem_len", "adaptive_softmax_cutoff"),
-        "give it before `--`, for all models",
+        "set it before `--`, for all models",
     ),
 }
 
@@ -201,7 +200,7 @@ of_place = partial(option, section="Device and order of training")
 
 
 def size(name: str, help_text: str, **more: Any) -> Any:
-    """Return the option of a size, whose help shows the default for each task that has this size."""
+    """Return the option for a size; its help shows the default of each task that has this size."""
     defaults = {task.name: task.sizes[name] for task in TASKS if name in task.sizes}
     for task, value in defaults.items():
         if isinstance(value, tuple):
@@ -215,30 +214,30 @@ def size(name: str, help_text: str, **more: Any) -> Any:
 
 
 def by_task(values: Mapping[str, Any]) -> str:
-    """Return the values that are not None, with the task of each, as in ``75 for masked-lm, ...``."""
+    """Format the values that are not None with their tasks, as in ``75 for masked-lm, ...``."""
     return ", ".join(f"{value} for {name}" for name, value in values.items() if value is not None)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The options for the sizes of models and batches; options that are not given default to the task's values."""
+    """The options for model and batch sizes; each defaults to the task's value."""
 
     embed_dim: Optional[int] = size("embed_dim", "Embedding dimension.", low=1)
     ffn_embed_dim: Optional[int] = size("ffn_embed_dim", "Width of the feed-forward sublayers.", low=1)
     heads: Optional[int] = size("heads", "Number of attention heads.", low=1)
     dropout: Optional[float] = size("dropout", "Dropout on embeddings and sublayer outputs.", low=0, high=0.999)
-    batch_size: Optional[int] = size("batch_size", "Number of sequences, or of streams of text, per update.", low=1)
+    batch_size: Optional[int] = size("batch_size", "Number of sequences (or streams of text) per update.", low=1)
     tokens_per_sample: Optional[int] = size("tokens_per_sample", "Tokens in the longest block.", low=1)
     relative_position_buckets: Optional[int] = size(
         "relative_position_buckets",
-        "Number of buckets of T5's relative positions, in models of this package; 0 for no relative positions.",
+        "Number of buckets of T5's relative position bias in this package's models; 0 for no bias.",
         low=0,
     )
     tgt_len: Optional[int] = size("tgt_len", "Tokens per segment.", low=1)
     mem_len: Optional[int] = size("mem_len", "Tokens in the memory.", low=0)
     adaptive_softmax_cutoff: Optional[tuple[int, ...]] = size(
         "adaptive_softmax_cutoff",
-        "Word ids at which a new band of the adaptive softmax starts; '' for a single band.",
+        "Word ids at which new bands of the adaptive softmax start; '' for a single band.",
         low=0,
         metavar="N,N,...",
     )
@@ -246,22 +245,22 @@ class Sizes:
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """The user's settings, completed by the defaults of task and recipe; the folder of the comparison stores them.
+    """The user's settings, completed with the defaults of task and recipe; the comparison's folder stores them.
 
     Attributes:
-        models: the SPEC of each model by NAME; empty for the task's smallest presets.
-        sizes: the values of the sizes that the task has, by name.
-        updates: the number of updates of each model; None if `budget` is given.
-        budget: the training time of each model in seconds; None if `updates` is given.
-        shares: shares of the baseline's training time, for each of which the other models train once. If empty, they
-            train once, for `updates` or `budget`.
-        fairseq_options: further options, in words, that apply to every model.
+        models: each model's SPEC by NAME; empty for the task's smallest presets.
+        sizes: the task's sizes by name.
+        updates: the number of updates per model; None if `budget` is set.
+        budget: the training time per model in seconds; None if `updates` is set.
+        shares: fractions of the baseline's training time; the other models are trained once for each fraction. If
+            empty, they are trained once, for `updates` or `budget`.
+        fairseq_options: further command-line options that apply to every model.
 
     Raises:
         UserError: settings conflict, or a model cannot be parsed.
     """
 
-    task: str = of_models(MISSING, "Task that the models learn from DATA.", choices=[task.name for task in TASKS])
+    task: str = of_models(MISSING, "Task to train the models on.", choices=[task.name for task in TASKS])
     data: str
     models: Mapping[str, str] = field(default_factory=dict)
     baseline: Optional[str] = of_models(
@@ -269,28 +268,28 @@ class CompareSettings:
     )
     equal_parameters: bool = of_models(
         False,
-        "Give each other model the feed-forward width, a multiple of 8, that brings its number of parameters without "
-        "embeddings closest to the baseline's.",
+        "Set every other model's feed-forward width to the multiple of 8 at which its parameter count without "
+        "embeddings is closest to the baseline's.",
     )
     updates: Optional[int] = of_length(
         None,
-        "Number of updates for each model and seed, on the same batches.",
+        "Number of updates per model and seed, on the same batches.",
         low=1,
         shown=by_task({task.name: task.updates for task in TASKS}),
     )
     budget: Optional[float] = of_length(
         None,
-        "Training time of each model, such as 90s or 10min, in place of --updates. A short trial beforehand determines "
-        "how many updates each model makes in this time.",
+        "Training time per model, such as 90s or 10min, instead of --updates. A short trial run first determines how "
+        "many updates each model makes in this time.",
         parse=duration,
         metavar="TIME",
         shown=by_task({task.name: task.budget and f"{task.budget:g}s" for task in TASKS}),
     )
     shares: tuple[float, ...] = of_length(
         (),
-        "Train every other model once for each of these shares of the baseline's training time, under the name NAME@X. "
-        "This shows in what time a model reaches the baseline's loss, because a learning-rate schedule must end within "
-        "that time.",
+        "Train every other model once for each of these fractions of the baseline's training time, under the name "
+        "NAME@X. This shows how long a model takes to reach the baseline's loss, because its learning-rate schedule "
+        "must end within that time.",
         "--time-fractions",
         low=0,
         is_open=True,
@@ -299,14 +298,14 @@ class CompareSettings:
     )
     checkpoint_words: tuple[int, ...] = of_length(
         (),
-        "Also save each model, without its optimizer, when it has read about these numbers of words, such as 1M,2M,5M.",
+        "Also save each model, without optimizer state, after about these numbers of words, such as 1M,2M,5M.",
         parse=read_count,
         metavar="N,N,...",
     )
     word_budget: Optional[int] = of_length(
         None,
-        "Largest number of words that a training may read, counting repetitions, such as 100M. With --budget, training "
-        "ends there at the latest; --updates that would read more are rejected.",
+        "Maximum number of words that a run may read, counting repetitions, such as 100M. With --budget, training "
+        "stops there at the latest; a value of --updates that would read more is rejected.",
         parse=read_count,
         metavar="N",
     )
@@ -315,8 +314,8 @@ class CompareSettings:
     )
     rates: tuple[float, ...] = of_optimization(
         (),
-        "Highest learning rate of the schedule. If several are given, every model tries each of them with the first "
-        "seed and then uses its best one.",
+        "Peak learning rate. If there are several, each model tries all of them with the first seed and then uses its "
+        "best one.",
         "--lr",
         low=0,
         is_open=True,
@@ -325,7 +324,7 @@ class CompareSettings:
         shown="one rate, which depends on task and recipe",
     )
     rate_updates: Optional[int] = of_optimization(
-        None, "Number of updates when a learning rate is tried.", low=1, shown="the full length"
+        None, "Number of updates per learning-rate trial.", low=1, shown="the full length"
     )
     recipe: str = of_optimization(
         "adam",
@@ -334,22 +333,22 @@ class CompareSettings:
     )
     normalize_before: bool = option(
         True,
-        "Put the LayerNorms before the sublayers, or after them.",
+        "Place LayerNorm before or after each sublayer.",
         "--pre-norm/--post-norm",
         section=SIZES,
     )
     sizes: Mapping[str, Any] = field(default_factory=dict)
     validation_tokens: int = option(
         16_384,
-        "Number of tokens on which each point of a curve is measured. Text and masks are the same for all models, "
-        "seeds and points.",
+        "Number of tokens to evaluate at each point of a curve. Text and masks are the same for all models, seeds and "
+        "points.",
         low=1,
         section=VALIDATION,
     )
     in_turn: Optional[bool] = of_place(
         None,
-        "Let the models take turns in one process, update by update, or train each alone in its own process: one per "
-        "GPU, or on CPUs as many at a time as OMP_NUM_THREADS leaves cores for.",
+        "Interleave the models' updates in one process, or train each model in a separate process: one per GPU, or on "
+        "CPUs as many at once as there are cores for OMP_NUM_THREADS threads each.",
         "--in-turn/--alone",
         shown="alone if there are several GPUs",
     )
@@ -360,35 +359,35 @@ class CompareSettings:
         None,
         "Numeric precision of training.",
         choices=("fp32", "bf16", "fp16"),
-        shown="on GPUs bf16 if all of them support it, otherwise fp16; on a CPU fp32",
+        shown="on GPUs bf16 if all of them support it, otherwise fp16; on CPUs fp32",
     )
     fairseq_options: Sequence[str] = ()
 
     def __post_init__(self):
         if self.updates and self.budget:
-            raise UserError("--updates and --budget: give only one of them")
+            raise UserError("--updates and --budget: specify only one of them")
         for name, value in self._completed().items():
             object.__setattr__(self, name, value)
         check(self)
         if self.baseline not in self.models:
-            raise UserError(f"--baseline {self.baseline}: give one of the models, which are {', '.join(self.models)}")
+            raise UserError(f"--baseline {self.baseline}: not one of the models; choose from {', '.join(self.models)}")
         for name in self.models:
             if not name or "/" in name or "@" in name:
                 raise UserError(
-                    f"--model {name}=...: give a name that is not empty and contains neither / nor @, which marks a "
-                    "share of the training time"
+                    f"--model {name}=...: the name must not be empty or contain / or @, which marks a fraction of the "
+                    "training time"
                 )
         for spec in self.specs.values():
             self.recipe_of(spec)
 
     def _completed(self) -> dict[str, Any]:
-        """Return the settings whose defaults depend on other settings or on the machine, with those filled in."""
+        """Return the settings that depend on other settings or on the machine, with their defaults filled in."""
         from lazyformer_fairseq.evaluation.costs.machine import device_named
         from lazyformer_fairseq.executors.nvidia_smi import count_gpus, precision_on
 
         row = self.row
         if self.recipe not in row.rates:
-            raise UserError(f"--recipe {self.recipe}: is not for --task {self.task}; choose {' or '.join(row.rates)}")
+            raise UserError(f"--recipe {self.recipe}: not for --task {self.task}; choose {' or '.join(row.rates)}")
         given = {name: value for name, value in self.sizes.items() if value is not None}
         foreign = sorted(given.keys() - row.sizes.keys())
         if foreign:
@@ -413,11 +412,11 @@ class CompareSettings:
 
     @property
     def row(self) -> Task:
-        """The row of the chosen task in the table of tasks."""
+        """The chosen task's row in the table of tasks."""
         return find_task(self.task)
 
     def recipe_of(self, spec: Optional[ModelSpec] = None) -> Recipe:
-        """Return the recipe of a model, without the parts that the model leaves out.
+        """Return a model's recipe, without the parts that the model leaves out.
 
         Raises:
             UserError: the recipe does not have such a part.
@@ -434,7 +433,7 @@ class CompareSettings:
         return replace(RECIPES["laptop"], optimizer=found.get("optimizer", ""), options=found)
 
     def words_of(self, spec: Optional[ModelSpec] = None) -> list[str]:
-        """Return further options, as words: those for all models, followed by those of one model."""
+        """Return the further command-line options for all models, followed by the model's own options."""
         words = list(self.fairseq_options)
         if spec:
             words += spec.options
@@ -443,20 +442,20 @@ class CompareSettings:
     def rates_of(self, spec: ModelSpec) -> tuple[float, ...]:
         """Return the learning rates that a model tries.
 
-        They are the model's own rates, or else those of the comparison, or else the rate of the recipe. A model that
+        These are the model's own rates if it has any, otherwise the comparison's, otherwise the recipe's. A model that
         leaves out or replaces the optimizer of the recipe laptop gets the recipe's rate for Adam.
         """
         return spec.rates or self.rates or (self.recipe_of(spec).options.get("lr", self.row.rates[self.recipe]),)
 
     @cached_property
     def specs(self) -> dict[str, ModelSpec]:
-        """The models by name, before feed-forward widths are adjusted for equal parameters."""
+        """The models by name, before feed-forward widths are adjusted to equalize parameters."""
         return read_models(self.models, self.row, self.sizes)
 
     def trained(self) -> dict[str, tuple[str, float]]:
-        """Return the trainings by their name in the results, NAME or NAME@SHARE.
+        """Return the runs by their name in the results, NAME or NAME@FRACTION.
 
-        Each is a pair of the model's own name and its share of the baseline's training time.
+        Each is a pair of the model's own name and its fraction of the baseline's training time.
         """
         found = {}
         for name in self.models:

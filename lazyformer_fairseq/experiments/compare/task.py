@@ -1,4 +1,4 @@
-"""The base class of the tasks that models are compared on, and the training of one compared model."""
+"""The base class of the tasks that models are compared on, and the training loop for one compared model."""
 
 import math
 from abc import ABC, abstractmethod
@@ -29,21 +29,21 @@ from lazyformer_fairseq.training.words_read import WordCounter, refuse_too_many_
 
 DATA_FILES = ("dict.txt", "train.", "valid.", "test.")
 POINTS = 10  # of a curve
-POINTS_OF_TRY = 2  # when a rate is tried; only the last counts, the other lets an interrupted try resume
-POINTS_LEAN = 1.5  # exponent; above 1, points are denser at the start of a curve, where it is steep
+POINTS_OF_TRY = 2  # of a learning-rate trial; only the last counts, and the other lets an interrupted trial resume
+POINTS_LEAN = 1.5  # exponent; above 1, points are denser at the steep start of a curve
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareJob(Job):
-    """The training of one model with one seed and one learning rate.
+    """The training run of one model with one seed and one learning rate.
 
-    Its name is that of the model in the results, such as ``mine@0.7``.
+    The job is named like the model in the results, such as ``mine@0.7``.
 
     Attributes:
         spec: the model.
-        seed: the seed of the initial weights, the order of the data, and dropout.
-        rate: the highest learning rate of the schedule.
-        is_try: whether the job tries a learning rate in fewer updates than a run has.
+        seed: the seed of the initial weights, the data order, and dropout.
+        rate: the peak learning rate.
+        is_try: whether the job is a learning-rate trial that is shorter than a run.
     """
 
     spec: ModelSpec
@@ -57,7 +57,7 @@ class CompareJob(Job):
 
 @dataclass
 class Chosen:
-    """The options of a recipe that a user may override."""
+    """The recipe options that a user may override."""
 
     optimizer: str = option(None, "", choices=tuple(OPTIMIZERS))
     lr_scheduler: str = option(None, "", choices=tuple(SCHEDULES))
@@ -65,14 +65,14 @@ class Chosen:
 
 
 class ComparedTask(ABC):
-    """A task on which the models of a comparison are trained and measured.
+    """A task that the models in a comparison are trained and evaluated on.
 
     Args:
-        settings: the settings of the comparison.
+        settings: the comparison's settings.
 
     Attributes:
-        place: where trainings run if they do not take turns in this process.
-        report_to: names of the experiment trackers of all trainings.
+        place: where runs execute if they are not interleaved in this process.
+        report_to: names of the experiment trackers for all runs.
         OPTIONS: dataclasses with the options of the task's models and text, named as in fairseq-train.
     """
 
@@ -84,29 +84,29 @@ class ComparedTask(ABC):
         self.report_to: tuple[str, ...] = ()
 
     def __reduce__(self) -> tuple:
-        """Pickle the settings alone, so that loaded data does not travel to other processes."""
+        """Pickle only the settings, so that loaded data is not sent to other processes."""
         return type(self), (self.settings,)
 
     def train_at(self, place: ExecutorOptions) -> None:
-        """Set where trainings run.
+        """Set where runs execute.
 
         Raises:
-            UserError: the options choose a place, but the trainings take turns in this process.
+            UserError: the options select an executor, but the runs are interleaved in this process.
         """
         if self.settings.in_turn and place != ExecutorOptions():
             raise UserError(
-                "--executor, --workers and --slurm choose where trainings run that have processes of their own, but "
-                "these trainings take turns in one process; add --alone, or leave these options out"
+                "--executor, --workers and --slurm apply only to runs in separate processes, but these runs are "
+                "interleaved in one process; add --alone, or leave these options out"
             )
         self.place = place
 
     def train(self, jobs: Sequence[Job], description: str, training_class: Optional[type[Training]] = None) -> None:
-        """Run the jobs that have no result yet, in turns or in processes of their own as the settings say.
+        """Run the jobs that have no result yet, interleaved or in separate processes depending on the settings.
 
         Args:
-            jobs: the trainings of models on this task.
+            jobs: the jobs that train models on this task.
             description: the label of the progress bar.
-            training_class: the class of the trainings; :class:`ComparedTraining` by default.
+            training_class: the training loop's class; :class:`ComparedTraining` by default.
         """
         if not jobs:
             return
@@ -123,24 +123,24 @@ class ComparedTask(ABC):
         train(jobs, partial(training_class or ComparedTraining, self), description, executor, threads)
 
     def objective(self, spec: ModelSpec, seed: int, updates: int) -> Objective:
-        """Return the objective of a model for a training of `updates` updates."""
+        """Return a model's objective for a run of `updates` updates."""
         return self.objective_of(self.network(spec), self.training_text(spec), seed, updates)
 
     @abstractmethod
     def network(self, spec: ModelSpec) -> Network:
-        """Return the part of the objective that builds the model of `spec`."""
+        """Return the builder of the model described by `spec`."""
 
     @abstractmethod
     def training_text(self, spec: ModelSpec) -> dict[str, Any]:
-        """Return the options, by name, that determine how a model reads the training text."""
+        """Return the options for reading a model's training text, by name."""
 
     @abstractmethod
     def objective_of(self, network: Network, text: Mapping[str, Any], seed: int, updates: int) -> Objective:
-        """Return the objective for any network and options of the training text, for `updates` updates."""
+        """Return the objective for a network, training-text options and a run of `updates` updates."""
 
     @abstractmethod
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> Sizes:
-        """Return the sizes of a model for the formulas of parameters and FLOPs.
+        """Return a model's sizes for the parameter and FLOP formulas.
 
         Comparisons between two models do not depend on `vocab_size`.
         """
@@ -150,11 +150,11 @@ class ComparedTask(ABC):
         """Return the FLOPs of an update on inputs of `length` tokens; a backward pass counts as two forward passes."""
 
     def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:  # noqa: ARG002
-        """Return the successive lengths of inputs, each with the share of the updates at which it ends."""
+        """Return the successive input lengths, each with the fraction of the updates at which it ends."""
         return ((0, 1.0),)
 
     def phases(self, spec: ModelSpec, updates: int, begin: int = 0) -> list[tuple[int, range]]:
-        """Return the lengths of inputs in a training, each with the range of updates that use it, from `begin` on."""
+        """Return a run's input lengths, each with the range of updates that use it, starting at `begin`."""
         phases = []
         for length, end in self.lengths(spec):
             last = max(begin, math.ceil(end * updates))
@@ -163,7 +163,7 @@ class ComparedTask(ABC):
         return phases
 
     def mean_flops(self, spec: ModelSpec, vocab_size: int) -> int:
-        """Return the FLOPs per update, averaged over a training."""
+        """Return the FLOPs per update, averaged over a run."""
         mean = 0.0
         begin = 0.0
         for length, end in self.lengths(spec):
@@ -173,29 +173,29 @@ class ComparedTask(ABC):
 
     @abstractmethod
     def measure(self, training: TrainingLoop) -> dict[str, float]:
-        """Return the measures of a point of the curve, including `loss`.
+        """Compute the metrics for one point of the curve, including `loss`.
 
-        All models, seeds and points are measured on the same text.
+        All models, seeds and points are evaluated on the same text.
         """
 
     def final(self, training: Training) -> dict[str, float]:
-        """Return the final measures of a run, which are those of the last point of its curve."""
+        """Return a run's final metrics, by default the metrics at the last point of its curve."""
         return {name: training.curve[name][-1] for name in ("loss", "accuracy")}
 
     @abstractmethod
     def describe_data(self) -> dict[str, Any]:
-        """Return facts about the data for the results: the yardsticks, and the size of the validation text."""
+        """Return facts about the data for the results: the yardsticks and the size of the validation text."""
 
     def unit(self) -> dict[str, str]:
-        """Return the measure's `unit` if the data determines it, or nothing."""
+        """Return the metric's `unit` if it depends on the data, otherwise an empty dictionary."""
         return {}
 
     def costs_of_use(self, jobs: Mapping[str, CompareJob]) -> dict[str, dict[str, Any]]:  # noqa: ARG002
-        """Measure the costs of using the models that the jobs have trained, by name; none by default."""
+        """Measure inference costs of the jobs' trained models, by name; empty by default."""
         return {}
 
     def optimization(self, spec: ModelSpec, seed: int, rate: float, updates: int) -> OptimizationConfig:
-        """Return the optimization of a model for `updates` updates, from the recipe and the user's further options."""
+        """Return a model's optimization for `updates` updates, from the recipe and the user's further options."""
         settings = self.settings
         recipe = settings.recipe_of(spec)
         schedule, schedule_options = recipe.schedule(rate, updates)
@@ -217,14 +217,14 @@ class ComparedTask(ABC):
         )
 
     def _options(self, options_class: type, spec: ModelSpec, of_recipe: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe's values for the options of a dataclass, overridden by the user's further options."""
+        """Return a dataclass's options with the recipe's values, overridden by the user's further options."""
         return {**chosen(options_class, of_recipe), **self.given(options_class, spec)}
 
     def given(self, options_class: type, spec: Optional[ModelSpec] = None) -> dict[str, Any]:
-        """Return the user's further options that belong to a dataclass, by name, for all models and for this one.
+        """Return the user's further options that are fields of a dataclass, for all models and for this one, by name.
 
         Raises:
-            UserError: an option belongs neither to the models, nor to the text, optimizer or schedule.
+            UserError: an option does not belong to the models, text, optimizer or schedule.
         """
         words = self.settings.words_of(spec)
         parts: list[str] = []
@@ -243,22 +243,22 @@ class ComparedTask(ABC):
 
     @cached_property
     def words_per_token(self) -> float:
-        """The approximate number of words per token of the training text, without the tokens that begin blocks."""
+        """The approximate number of words per token in the training text, excluding tokens that begin blocks."""
         return read_word_counts(self.settings.data).per_token
 
     @property
     def words_per_update(self) -> float:
-        """The approximate number of words of the training text per update."""
+        """The approximate number of words per update."""
         sizes = self.settings.sizes
         longest = sizes.get("tokens_per_sample") or sizes["tgt_len"]
         return sizes["batch_size"] * longest * self.words_per_token
 
     def refuse_too_many_words(self, name: str, updates: int) -> None:
-        """Raise a UserError if a training would read more words than the word budget allows.
+        """Raise a UserError if a run would read more words than the word budget allows.
 
         Args:
-            name: the name of the training for the message.
-            updates: the length of the training.
+            name: the run's name for the message.
+            updates: the run's length.
         """
         budget = self.settings.word_budget
         if budget is None:
@@ -272,7 +272,7 @@ class ComparedTask(ABC):
         )
 
     def hash_data(self) -> dict[str, str]:
-        """Return the SHA-256 of each file that the models read, by a name that does not depend on its location."""
+        """Return the SHA-256 checksum of each file that the models read, by a location-independent name."""
         folders = [Path(folder) for folder in data_folders(self.settings.data)]
         found = {}
         for number, folder in enumerate(folders):
@@ -287,7 +287,7 @@ class ComparedTask(ABC):
 
 
 class ComparedTraining(Training):
-    """The training of a compared model, with tokens and FLOPs at each point of its curve."""
+    """The training loop of a compared model, with tokens and FLOPs at each point of its curve."""
 
     may_diverge = True
 
@@ -307,7 +307,7 @@ class ComparedTraining(Training):
         self.flops = [(compared.flops_of_update(job.spec, symbols, length), updates) for length, updates in phases]
 
     def measure(self) -> Mapping[str, float]:
-        """Return the measures of the task, and the tokens and FLOPs spent so far."""
+        """Return the task's metrics, and the tokens and FLOPs spent so far."""
         found = self.compared.measure(self)
         spent = 0
         for flops, updates in self.flops:
@@ -315,25 +315,25 @@ class ComparedTraining(Training):
         return {**found, "tokens": sum(self.tokens), "flops": spent}
 
     def update(self) -> int:
-        """Train on one batch, and save the model if it has now read one of the requested numbers of words."""
+        """Train on one batch, and save the model if it has just reached one of the requested word counts."""
         tokens = super().update()
         for name in self.words_read.add(tokens):
             self.save(with_optimizer=False, name=f"{name}.pt")
         return tokens
 
     def is_due(self) -> bool:
-        """Return whether the curve has a point at this update."""
+        """Return whether to validate and save after this update."""
         return self.updates in self.points
 
     def result(self) -> dict[str, Any]:
-        """Return the learning rate, the curve, the final measures, and the seconds of each update."""
+        """Return the learning rate, the curve, the final metrics, and the seconds per update."""
         final = self.compared.final(self)
         return {"rate": self.job.rate, "curve": self.curve, "final": final, "seconds": self.seconds}
 
 
 def points(total: int, count: int) -> list[int]:
-    """Return the `count` updates, out of `total`, at which a training is validated.
+    """Return the `count` updates, out of `total`, at which a run is validated.
 
-    They are denser at the start, and the last one is the end of the training.
+    They are denser at the start, and the last one is the end of the run.
     """
     return sorted({max(1, round(total * (number / count) ** POINTS_LEAN)) for number in range(1, count + 1)})

@@ -19,7 +19,7 @@ AXES = ("updates", "tokens", "hours", "flops")
     default=["updates"],
     callback=some_of(AXES),
     metavar="A,B,...",
-    help=f"Quantities to draw the loss against, one panel each: {', '.join(AXES)}.",
+    help=f"Quantities to plot the loss against, one panel each: {', '.join(AXES)}.",
 )
 @click.option(
     "--output",
@@ -27,21 +27,21 @@ AXES = ("updates", "tokens", "hours", "flops")
     default=Path("curves.png"),
     help="PNG file to write.",
 )
-@click.option("--training", is_flag=True, help="Draw the training loss too.")
+@click.option("--training", is_flag=True, help="Also plot the training loss.")
 def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, training: bool) -> None:
-    """Draw the validation losses of several runs in one picture, and print a table of how each ended.
+    """Plot the validation losses of several runs in one figure, and print a table of their final losses and costs.
 
-    A RUN is a folder of checkpoints that also holds the run's record: run.json and metrics.jsonl. A folder with
-    subfolders phase1, phase2, ... is drawn as one run of these phases, with a thin line where a phase ends. Hours count
-    only work that led to the final weights, including validation and saving. FLOPs are computed from the model, with
-    three forward passes per update.
+    A RUN is a folder of checkpoints that also contains the run's record: run.json and metrics.jsonl. A folder with
+    subfolders phase1, phase2, ... is plotted as one run with these phases, with a thin line where a phase ends. Hours
+    include only work that led to the final weights, including validation and saving. FLOPs are computed from the model;
+    an update counts as three forward passes.
 
     \b
     lazyformer curves checkpoints/bert_base checkpoints/lazyformer_m2x6_s --against updates,hours
     lazyformer curves bert=results/bert/run lazy=results/lazy/run --output results/loss.png
     """
     if output.suffix != ".png":
-        raise UserError(f"--output {output}: give a file name that ends in .png")
+        raise UserError(f"--output {output}: the file name must end in .png")
     from lazyformer_fairseq.experiments.curves import report
 
     shown, silent = report.read_histories(report.find_runs(runs))

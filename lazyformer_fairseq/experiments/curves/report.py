@@ -1,4 +1,4 @@
-"""The table and the picture of validation losses against updates, tokens, hours and FLOPs, from the records of runs."""
+"""The table and the plot of validation losses against updates, tokens, hours and FLOPs, from the runs' records."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,16 +31,16 @@ Losses = dict[int, float]  # by update; NaN where the loss was not finite
 
 @dataclass
 class History:
-    """The history of a run of one or more consecutive phases; updates are counted on from phase to phase.
+    """The history of a run with one or more consecutive phases; the update count continues across phases.
 
     Attributes:
-        pattern: the pattern of the first phase.
-        measure: the loss and its unit, in words.
-        splits: the losses of each held-out split.
-        training: training losses, each the mean over the updates since the previous line of the record.
+        pattern: the first phase's pattern.
+        measure: a description of the loss and its unit.
+        splits: the losses on each held-out split.
+        training: training losses, each averaged over the updates since the record's previous line.
         borders: the updates at which one phase ends and the next begins.
-        spent: for each axis, the amount spent by certain updates.
-        why_no_flops: the reason why the FLOPs of a phase cannot be counted; empty if they can.
+        spent: for each axis, the cumulative amount spent at recorded updates.
+        why_no_flops: the reason why a phase's FLOPs cannot be counted; empty if they can.
     """
 
     pattern: str
@@ -53,19 +53,19 @@ class History:
 
     @property
     def losses(self) -> Losses:
-        """The losses of the split ``valid`` or, if there is none, of the first split that was validated."""
+        """The losses on the split ``valid``, or on the first validated split if there is no ``valid``."""
         return self.splits.get("valid") or next(iter(self.splits.values()), {})
 
     @property
     def last_update(self) -> int:
-        """The last update that the records mention."""
+        """The last update in the records."""
         return max(self.spent["hours"])
 
     def at(self, axis: str, updates: Iterable[int]) -> np.ndarray:
-        """Return the positions of updates on one of AXES, interpolated linearly between the lines of the record.
+        """Return the positions of updates on one of AXES, interpolated linearly between the record's lines.
 
-        Beyond the last line they are extrapolated from the last two lines. They are NaN if the record does not
-        determine them.
+        Positions beyond the last line are extrapolated from the last two lines. Positions are NaN if the record does
+        not determine them.
         """
         wanted = np.array(list(updates), dtype=float)
         if axis == "updates":
@@ -78,7 +78,7 @@ class History:
         return np.interp(wanted, known[:, 0], known[:, 1]) + beyond
 
     def add_phase(self, record: RunRecord, lines: Sequence[MetricsLine]) -> None:
-        """Append the record of a phase, whose updates, seconds and tokens are counted from its own start."""
+        """Append a phase's record; its updates, seconds and tokens are counted from the start of the phase."""
         start = self.last_update
         spent = {axis: self.at(axis, [start])[0] for axis in AXES}
         if start:
@@ -103,7 +103,7 @@ class History:
                 loss = nan
             self.spent["hours"].setdefault(updates, hours + line.seconds / 3600)
             if line.split != "train":
-                # The weights at the start of a phase are those at the end of the phase before, which has their loss.
+                # A phase starts with the previous phase's final weights, and their loss is already recorded there.
                 is_another = updates > start or not start
                 if is_another and "loss" in line.values:
                     self.splits.setdefault(line.split, {})[updates] = loss
@@ -116,7 +116,7 @@ class History:
 
 
 def read_history(phases: Sequence[Path]) -> History:
-    """Read the history of a run from the records in its folders, one per phase.
+    """Read a run's history from the records in its folders, one per phase.
 
     Raises:
         UserError: a record is missing or damaged.
@@ -127,7 +127,7 @@ def read_history(phases: Sequence[Path]) -> History:
     history = History(str(model.get("sublayer_pattern", "")), measure)
     for folder, record in zip(phases, records, strict=True):
         lines = []
-        if (folder / METRICS).exists():  # a run that has just begun has not measured anything yet
+        if (folder / METRICS).exists():  # a run that has just started has no measurements yet
             lines = read_metrics(folder)
         history.add_phase(record, lines)
     return history
@@ -137,7 +137,7 @@ def count_flops_per_token(record: RunRecord) -> float:
     """Return the FLOPs per token of a forward and a backward pass, averaged over a sequence.
 
     Raises:
-        KeyError, ValueError: the model or the task comes from another package.
+        KeyError, ValueError: the model or the task belongs to another package.
     """
     model = record.model
     task = {**record.task, "_name": record.task["name"]}
@@ -159,10 +159,10 @@ Runs = Mapping[str, History]  # by name
 
 
 def find_runs(given: Iterable[str]) -> dict[str, list[Path]]:
-    """Return the folders of each run's phases by the run's name, from arguments of the form ``[NAME=]FOLDER``.
+    """Find the folders of each run's phases, by the run's name, from arguments of the form ``[NAME=]FOLDER``.
 
-    A folder that holds ``phase1``, ``phase2``, ... is a run of these phases. The default name of a run is that of its
-    folder.
+    A folder that contains ``phase1``, ``phase2``, ... is a run with these phases. A run is named after its folder by
+    default.
 
     Raises:
         UserError: a folder has no record, or two runs have the same name.
@@ -180,7 +180,7 @@ def find_runs(given: Iterable[str]) -> dict[str, list[Path]]:
         phases.sort(key=lambda path: int(path.name.removeprefix("phase")))
         if not phases and not (folder / RUN).is_file():
             raise UserError(
-                f"{folder}: holds no {RUN}; give a folder of checkpoints, in which runs of this package write that file"
+                f"{folder}: contains no {RUN}; specify a folder of checkpoints, where runs of this package write it"
             )
         if name in runs:
             raise UserError(f"{word}: another run is already called {name}; name this one with NAME={place}")
@@ -189,7 +189,7 @@ def find_runs(given: Iterable[str]) -> dict[str, list[Path]]:
 
 
 def read_histories(runs: Mapping[str, Sequence[Path]]) -> tuple[dict[str, History], list[str]]:
-    """Return the histories of the runs that were validated, by name, and a sentence about each run that was not.
+    """Read the histories of the validated runs, by name, and return a sentence about each run without validation.
 
     Raises:
         UserError: no run was validated, or their losses cannot be compared.
@@ -202,18 +202,18 @@ def read_histories(runs: Mapping[str, Sequence[Path]]) -> tuple[dict[str, Histor
             silent.append(f"{name}: not yet validated after {history.last_update:,} updates")
     if not shown:
         raise UserError(
-            f"nothing to draw: {'; '.join(silent)}. A run is validated when it saves (--save-interval-updates) and "
-            "every --validate-interval-updates, unless --disable-validation is given"
+            f"nothing to plot: {'; '.join(silent)}. A run is validated when it saves (--save-interval-updates) and "
+            "every --validate-interval-updates, unless --disable-validation is set"
         )
     measures = {history.measure: name for name, history in shown.items()}
     if len(measures) > 1:
         what = "; ".join(f"{name}: {measure}" for measure, name in measures.items())
-        raise UserError(f"these losses cannot be compared ({what}); draw one run at a time")
+        raise UserError(f"these losses cannot be compared ({what}); plot the runs separately")
     return shown, silent
 
 
 def table(shown: Runs) -> str:
-    """Return a Markdown table of each run's last and best validation losses and the costs up to the last validation."""
+    """Return a Markdown table of each run's last and best validation losses and its costs up to the last validation."""
     rows = []
     for name, history in shown.items():
         losses = history.losses
@@ -244,15 +244,15 @@ def _number(value: float, digits: str) -> str:
 
 
 def draw(shown: Runs, axes: Sequence[str], path: Path, training: bool = False) -> None:
-    """Draw the validation losses against each axis, one panel each, to a PNG file.
+    """Plot the validation losses against each axis in its own panel, and save the figure as a PNG file.
 
     A dashed vertical line marks the end of a phase.
 
     Args:
         shown: the runs.
-        axes: the horizontal axes, of AXES.
+        axes: the horizontal axes, from AXES.
         path: the PNG file.
-        training: whether to draw the training losses too, as thin lines.
+        training: whether to also plot the training losses, as thin lines.
     """
     style_of = styles(shown)
     drawn = {}
@@ -281,7 +281,7 @@ def draw(shown: Runs, axes: Sequence[str], path: Path, training: bool = False) -
 
 
 def left_out(shown: Runs, axes: Sequence[str]) -> list[str]:
-    """Return a sentence for each run that has no curve against FLOPs, with the reason."""
+    """Return a sentence for each run that cannot be plotted against FLOPs, with the reason."""
     sentences = []
     for name, history in shown.items():
         if "flops" in axes and history.why_no_flops:

@@ -1,1 +1,1 @@
-"""``lazyformer pattern``: the sublayers of a pattern, their costs, and the tokens that each of them looks at."""
+"""``lazyformer pattern``: a pattern's sublayers, their costs, and the tokens that each sublayer attends to."""

@@ -1,4 +1,4 @@
-"""The command group ``lazyformer pattern``, which shows sublayers, their costs, and the tokens that they look at."""
+"""The command group ``lazyformer pattern``, which shows sublayers, their costs, and the tokens they attend to."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +18,12 @@ OF_ARCH = "the arch's"
 
 @dataclass(frozen=True)
 class ShowSettings:
-    """The sizes of the model for which a pattern is shown, and the extent of the picture."""
+    """The model sizes that a pattern is shown for, and the extent of the picture."""
 
     arch: Optional[str] = option(
         None,
-        "Named model that gives the default sizes, and the pattern if no PATTERN is given. A causal one, such as "
-        "transformer_xl_base, makes the models causal.",
+        "Named model that supplies the default sizes, and the pattern if there is no PATTERN. With a causal one, such "
+        "as transformer_xl_base, patterns are built as causal models.",
         parse=arch_named,
         shown="bert_base",
     )
@@ -36,10 +36,10 @@ class ShowSettings:
         low=0,
         shown="the arch's; without --arch, 0 if an attention variant cannot have the bias",
     )
-    length: int = option(512, "Number of tokens in the sequence whose FLOPs are counted.", low=1)
+    length: int = option(512, "Sequence length, in tokens, for counting FLOPs.", low=1)
     tokens: int = option(32, "Number of tokens to draw.", low=1)
-    memory: int = option(0, "Number of earlier tokens that a causal model remembers.", low=0)
-    output: Optional[Path] = option(None, "PNG file to draw to, instead of drawing with characters.")
+    memory: int = option(0, "Number of earlier tokens in a causal model's memory.", low=0)
+    output: Optional[Path] = option(None, "PNG file for the picture, instead of drawing it as text.")
 
 
 @click.group(cls=Group)
@@ -51,10 +51,10 @@ def pattern() -> None:
 @click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 @takes(ShowSettings)
 def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
-    r"""Print the plan and the costs of each PATTERN, and draw which tokens its sublayers look at.
+    r"""Print the plan and costs of each PATTERN, and draw which tokens its sublayers attend to.
 
-    The costs are the parameters and FLOPs of each sublayer. The picture is computed by running the sublayers: it shows
-    how much the output at each token depends on each input token.
+    The costs are each sublayer's parameters and FLOPs. The picture is computed by running the sublayers; it shows how
+    much the output at each token depends on each input token.
 
     \b
     lazyformer pattern show 's[strided=8]f' --tokens 32
@@ -69,7 +69,7 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
     sizes = _sizes(arch, settings)
     for each in patterns:
         if each in (*ARCHITECTURES, *CAUSAL_ARCHITECTURES):
-            raise UserError(f"{each} is the name of a model, not a pattern; give it as --arch {each}")
+            raise UserError(f"{each} is the name of a model, not a pattern; use --arch {each}")
     patterns = patterns or (_row(arch).sublayer_pattern,)
     from lazyformer_fairseq.experiments.pattern import look
 
@@ -85,9 +85,9 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
             network = look.build_network(each, direction, sizes.num_heads, tokens, memory, bias_buckets)
             drawn += look.look(network, tokens, memory)
     if not can_draw:
-        click.echo(f"no picture: it has room for only {MOST_DRAWN} tokens, counting both --tokens and --memory")
+        click.echo(f"no picture: --tokens and --memory together exceed the limit of {MOST_DRAWN} tokens")
     elif not drawn:
-        click.echo("no sublayer looks at other tokens")
+        click.echo("no sublayer attends to other tokens")
     elif settings.output is None:
         click.echo("\n\n".join([*map(look.text_picture, drawn), look.LEGEND]))
     else:
@@ -98,9 +98,9 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
 @pattern.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path, dir_okay=False))
 def spans(checkpoint: Path) -> None:
-    """Print how far each attention head of CHECKPOINT looks.
+    """Print the learned attention span of each head in CHECKPOINT.
 
-    The model must have sublayers such as s[span=1024], whose heads learn their spans.
+    The model must have sublayers with learned spans, such as s[span=1024].
     """
     from lazyformer_fairseq.experiments.pattern.look import read_spans, spans_table
 
@@ -114,25 +114,25 @@ def _row(arch: str) -> Architecture:
 
 
 def _check(direction: str, settings: ShowSettings) -> None:
-    """Raise a UserError for options that do not apply to this direction, and for more tokens than a picture holds."""
+    """Raise a UserError for options that do not apply to this direction, and for too many tokens to draw."""
     tokens = settings.tokens
     memory = settings.memory
     buckets = settings.relative_position_buckets
     if memory and direction == ENCODER:
-        raise UserError(f"--memory {memory}: encoders have no memory; give a causal --arch, or leave --memory out")
+        raise UserError(f"--memory {memory}: encoders have no memory; use a causal --arch, or leave --memory out")
     if buckets and direction == CAUSAL:
         raise UserError(f"--relative-position-buckets {buckets}: causal models have no T5 bias; leave the option out")
     if settings.output and tokens + memory > MOST_DRAWN:
         raise UserError(
-            f"--tokens {tokens}, --memory {memory}: a picture holds at most {MOST_DRAWN} tokens in total; lower them, "
-            "or leave --output out to print only the costs"
+            f"--tokens {tokens}, --memory {memory}: a picture has room for at most {MOST_DRAWN} tokens in total; "
+            "lower them, or leave --output out to print only the costs"
         )
 
 
 def _sizes(arch: str, settings: ShowSettings) -> Sizes:
-    """Return the sizes of the arch, overridden by the settings that are given.
+    """Return the arch's sizes, overridden by the user's settings.
 
-    The number of positions of an encoder is raised to fit the longest input.
+    An encoder's number of positions is raised to fit the longest input.
     """
     options = _row(arch).options()
     part = "encoder" if arch in ARCHITECTURES else "decoder"

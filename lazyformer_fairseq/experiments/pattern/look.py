@@ -1,7 +1,7 @@
-"""The tables and pictures of ``lazyformer pattern``: plans with costs, the tokens sublayers look at, learned spans.
+"""The tables and pictures of ``lazyformer pattern``: plans with costs, attended tokens, and learned spans.
 
-The tokens that a sublayer looks at are found by running it. A kind does not describe its own picture, so the picture
-cannot be wrong about the code.
+The tokens that a sublayer attends to are found by running it rather than from a description, so the picture always
+agrees with the code.
 """
 
 import math
@@ -26,7 +26,7 @@ from lazyformer_fairseq.patterns.grammar import places_read, plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER, Sizes
 from lazyformer_fairseq.report.tables import markdown_table
 
-COLUMNS = 5  # the largest number of panels in a row
+COLUMNS = 5  # maximum number of panels in a row
 SHARES = ".inner.choices.span.shares"
 SEEN = "■"
 FAINT = "□"
@@ -36,22 +36,22 @@ LEGEND = (
     f"{FAINT} seen with less than half of the row's largest weight, {UNSEEN} not seen"
 )
 HEAD_SIZE = 8
-# With weights this small the scores are nearly equal, so the weight of a key comes from the kind of sublayer alone.
+# With weights this small the scores are nearly equal, so a key's weight depends only on the kind of sublayer.
 STD = 1e-3
-# Relative to the most important token of a query; a smaller dependence comes from the query itself, not from a key.
+# Relative to a query's most important token; a smaller dependence comes from the query itself, not from a key.
 NOTICEABLE = 1e-3
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The tokens that one sublayer looks at.
+    """The tokens that one sublayer attends to.
 
     Attributes:
-        title: the text of the sublayer and of the sublayer that it reads, if any.
-        by_heads: pairs (heads, weights), one for each group of neighbouring heads that look at the same tokens. Weights
-            have the shape (T, K) and say how much the output at each token depends on the input at each other one,
-            relative to the largest value of the row; they are 0 for tokens that are not seen. K is M + T; the memory
-            of a causal model comes first.
+        title: the sublayer's text and that of the sublayer it reads, if any.
+        by_heads: pairs (heads, weights), one for each group of adjacent heads that attend to the same tokens. The
+            weights, (T, K), are the dependence of the output at each token on the input at each token, relative to the
+            row's largest value; they are 0 for tokens that are not attended to. K is M + T; a causal model's memory
+            comes first.
     """
 
     title: str
@@ -71,14 +71,14 @@ def build_network(
     memory: int = 0,
     bias_buckets: int = 0,
 ) -> Stack:
-    """Return a narrow network of a pattern for :func:`look`, in double precision and with very small random weights.
+    """Build a narrow network for :func:`look` from a pattern, in double precision and with very small random weights.
 
     Args:
-        pattern: the pattern of its sublayers.
+        pattern: the pattern of the network's sublayers.
         direction: ENCODER or CAUSAL.
         num_heads: the number of attention heads, N.
-        tokens: the longest input of an encoder.
-        memory: the number of tokens that a causal model remembers, M.
+        tokens: an encoder's maximum input length.
+        memory: the number of positions in a causal model's memory, M.
         bias_buckets: the number of buckets of T5's bias in an encoder. The bias is zero and does not show in the
             picture, but sublayers that cannot be combined with it are rejected.
 
@@ -110,16 +110,16 @@ def build_network(
 
 
 def look(network: Stack, tokens: int, memory: int = 0) -> list[Seen]:
-    """Return the tokens that the sublayers of a network look at, from the lowest sublayer to the highest.
+    """Find the tokens that a network's sublayers attend to, from the lowest sublayer to the highest.
 
-    Each sublayer is run on random vectors, and the gradients of the outputs of its heads tell how much they depend on
-    each token. Sublayers of the same kind with the same settings appear once. An ``l`` looks at the same tokens as its
+    Each sublayer is run on random vectors, and the gradients of its heads' outputs show how much they depend on each
+    token. Sublayers of the same kind with the same settings appear once. An ``l`` attends to the same tokens as its
     ``s`` and is left out.
 
     Args:
         network: a network built by :func:`build_network`.
         tokens: the number of input tokens, T.
-        memory: the number of positions that a causal model remembers, M.
+        memory: the number of positions in a causal model's memory, M.
     """
     found: dict[str, Seen] = {}
     below: SharedState = {}
@@ -148,9 +148,9 @@ def _run(
     shared: Context,
     memory_BMC: Tensor | None,
 ) -> tuple[Tensor, SharedState]:
-    """Return the outputs of the heads, (T, N, D), and the state that the sublayer shares with those above it.
+    """Return the heads' outputs, (T, N, D), and the state that the sublayer shares with the sublayers above it.
 
-    The inputs are made to require gradients.
+    This sets ``requires_grad`` on the inputs.
     """
     for part in (x_BTC, memory_BMC):
         if part is not None:
@@ -169,7 +169,7 @@ def _run(
 
 
 def _dependence(heads_TND: Tensor, inputs: list[Tensor]) -> Tensor:
-    """Return how much each output depends on each input token, relative to the largest value of the row: (N, T, K).
+    """Compute how much each output depends on each input token, relative to the row's largest value, (N, T, K).
 
     The dependence is the norm of the gradient of a random projection of a head's output with respect to the token.
     """
@@ -187,7 +187,7 @@ def _dependence(heads_TND: Tensor, inputs: list[Tensor]) -> Tensor:
 
 
 def _groups(dependence_NTK: Tensor) -> Iterator[tuple[range, Tensor]]:
-    """Yield the groups of neighbouring heads that see the same tokens, each with the mean of its weights, (T, K)."""
+    """Yield the groups of adjacent heads that attend to the same tokens, each with its mean weights, (T, K)."""
     first = 0
     for head in range(1, len(dependence_NTK) + 1):
         if head == len(dependence_NTK) or not torch.equal(dependence_NTK[head] > 0, dependence_NTK[first] > 0):
@@ -196,16 +196,16 @@ def _groups(dependence_NTK: Tensor) -> Iterator[tuple[range, Tensor]]:
 
 
 def plan_table(pattern: str, sizes: Sizes, time: int, memory: int = 0) -> str:
-    """Return a Markdown table of costs: a row per sublayer, one for the rest of the model, and one for the total.
+    """Return a Markdown table of costs: one row per sublayer, one for the rest of the model, and one for the total.
 
     Args:
-        pattern: the pattern of the sublayers.
-        sizes: the sizes of the model, including its direction.
-        time: the length of the sequence whose FLOPs are counted, T; the head predicts all of its tokens.
-        memory: the number of positions that a causal model remembers, M.
+        pattern: the pattern.
+        sizes: the model's sizes, including its direction.
+        time: the sequence length for counting FLOPs, T; the head predicts every token.
+        memory: the number of positions in a causal model's memory, M.
 
     Raises:
-        UserError: the pattern cannot be parsed, or is not valid for this direction.
+        UserError: the pattern cannot be parsed, or is invalid for this direction.
     """
     sublayers = plan(pattern, sizes.direction)
     parameters = costs.count_parameters(pattern, sizes)
@@ -233,7 +233,7 @@ def _costs(parameters: int, flops: int) -> dict[str, str]:
 
 
 def text_picture(seen: Seen) -> str:
-    """Return a text picture of the tokens that a sublayer looks at, with one line per query."""
+    """Draw the tokens that a sublayer attends to as text, with one line per query."""
     blocks = []
     for heads, weights_TK in seen.by_heads:
         title = seen.title
@@ -253,14 +253,14 @@ def _sign(weight: float) -> str:
 
 
 def name_heads(heads: range) -> str:
-    """Return ``head 1`` or ``heads 1 to 8``."""
+    """Format a range of heads as ``head 1`` or ``heads 1 to 8``."""
     if len(heads) == 1:
         return f"head {heads.start + 1}"
     return f"heads {heads.start + 1} to {heads.stop}"
 
 
 def draw_seen(all_seen: Sequence[Seen], path: Path) -> None:
-    """Draw one panel per sublayer and group of heads; rows are queries, columns are keys, larger weights are darker."""
+    """Draw one panel per sublayer and group of heads: rows are queries, columns are keys, darker is larger."""
     panels = [
         (seen.title if len(seen.by_heads) == 1 else f"{seen.title}\n{name_heads(heads)}", weights)
         for seen in all_seen
@@ -288,9 +288,9 @@ class Spans(NamedTuple):
     """The learned attention spans of one sublayer.
 
     Attributes:
-        number: the number of the sublayer, counted from 1 at the lowest sublayer.
+        number: the sublayer's number, counted from 1 at the lowest sublayer.
         ramp: the number of tokens beyond the span over which the weights fall to zero.
-        tokens: the span of each head, z, in tokens.
+        tokens: each head's span, z, in tokens.
     """
 
     number: int
@@ -299,21 +299,21 @@ class Spans(NamedTuple):
 
 
 def read_spans(checkpoint: Path) -> list[Spans]:
-    """Return the learned spans in a checkpoint of a model of this package, from the lowest sublayer to the highest.
+    """Read the learned spans from a checkpoint of one of this package's models, in order from the lowest sublayer.
 
     Raises:
-        UserError: the file is not a checkpoint, or its model learns no spans.
+        UserError: the file is not a checkpoint, or its model has no learned spans.
     """
     from lazyformer_fairseq.evaluation import checkpoints
 
     state = checkpoints.load(checkpoint)
     pattern = (state["cfg"].get("model") or {}).get("sublayer_pattern")
     if pattern is None:
-        raise UserError(f"{checkpoint}: is not a checkpoint of a model of this package")
+        raise UserError(f"{checkpoint}: is not a checkpoint of one of this package's models")
     weights: dict[str, Tensor] = {name: weight for name, weight in state["model"].items() if name.endswith(SHARES)}
     if not weights:
         raise UserError(
-            f"{checkpoint}: its sublayers ({pattern}) learn no spans; only sublayers such as s[span=1024] do"
+            f"{checkpoint}: its sublayers ({pattern}) have no learned spans; only sublayers such as s[span=1024] do"
         )
     found = []
     for name, shares in weights.items():
@@ -325,7 +325,7 @@ def read_spans(checkpoint: Path) -> list[Spans]:
 
 
 def spans_table(found: list[Spans]) -> str:
-    """Return a text table with one line per sublayer: its ramp, its mean span and the span of each head."""
+    """Return a text table with one line per sublayer: its ramp, its mean span and each head's span."""
     lines = [
         f"{'sublayer':>8} {'ramp':>8} {'mean':>8}   each head's span in tokens; beyond it, weights fall over the ramp"
     ]

@@ -33,9 +33,9 @@ def test_tables_fit_a_screen_and_a_verdict_leads(written):
     assert re.search(r"hf:bert .*not reached \| +not reached \| +- \| +- .* 0 of 3 \|", markdown)
     verdict = markdown.splitlines()[0]
     assert verdict.startswith(
-        "Target: 7.5000 (loss, bits); bert trained for 50.0 s, the median of its seeds (3). Seconds"
+        "Target: 7.5000 (loss, bits); bert trained for 50.0 s (median; seeds: 3). Time"
     )
-    assert re.search(r"lazy_50% 0\.\d{3} \(0.\d{3} to 0.\d{3}\) \(clock whole\); hf:bert not reached", verdict)
+    assert re.search(r"lazy_50% 0\.\d{3} \(0.\d{3} to 0.\d{3}\) \(whole clock\); hf:bert not reached", verdict)
     assert "- lazy_50%: `(sflf)x1`" in markdown and "- hf:bert: Hugging Face's own model" in markdown
 
 
@@ -140,7 +140,7 @@ def test_notes_tell_what_is_not_equal():
         "Learning rates: bert 0.001 (of 0.0005, 0.001, 0.002); lazy_50% 0.002 (of" in told and "hf:bert 0.001." in told
     )
     assert "Not all models tried the same number of learning rates" in told
-    assert "rate lies at the edge of those tried, so one beyond it may be better: lazy_50% 0.002." in told
+    assert "rate is at the edge of the grid, so a rate beyond it may be better: lazy_50% 0.002." in told
 
 
 def test_the_command_joins_folders_and_files_and_writes_where_it_is_told(tmp_path):
@@ -157,13 +157,13 @@ def test_the_command_joins_folders_and_files_and_writes_where_it_is_told(tmp_pat
     invoke(*given, "--against", "updates", "--output", tmp_path / "narrow")
     three, one = (imread(tmp_path / folder / "curves.png").shape[1] for folder in ("both", "narrow"))
     assert one < three / 2
-    assert "the report with --output" in refusal(*given)
-    assert "the report with --output" in refusal("compare", "report", tmp_path / "two.json")
+    assert "the report's folder with --output" in refusal(*given)
+    assert "the report's folder with --output" in refusal("compare", "report", tmp_path / "two.json")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [("{0} --target low", "--target low: give a number or"), ("{0}/nowhere", "nowhere"), ("{0}", "no such file")],
+    [("{0} --target low", "--target low: must be a number or"), ("{0}/nowhere", "nowhere"), ("{0}", "no such file")],
 )
 def test_mistakes_of_the_command(tmp_path, options, words):
     assert words in refusal("compare", "report", *options.format(tmp_path).split())
@@ -225,8 +225,8 @@ def test_other_rules_are_not_joined(more, named):
     ("spoil", "message"),
     [
         (lambda found: found["models"]["bert"].update(runs={}), "the baseline, bert, has no finished run yet"),
-        (lambda found: found.pop("measure"), "results.json: does not hold the results of a comparison"),
-        (lambda found: found["models"]["bert"]["runs"]["1"]["curve"]["seconds"].pop(), "the curve of seed 1 is empty"),
+        (lambda found: found.pop("measure"), "results.json: does not contain the results of a comparison"),
+        (lambda found: found["models"]["bert"]["runs"]["1"]["curve"]["seconds"].pop(), "the curve for seed 1 is empty"),
     ],
 )
 def test_results_that_lack_something_or_are_of_something_else_are_refused(tmp_path, spoil, message):
@@ -235,7 +235,7 @@ def test_results_that_lack_something_or_are_of_something_else_are_refused(tmp_pa
     (tmp_path / "results.json").write_text(json.dumps(results))
     with pytest.raises(UserError, match=message):
         reading.read_folder(tmp_path)
-    with pytest.raises(UserError, match="the same folder is given twice"):
+    with pytest.raises(UserError, match="the same folder is specified twice"):
         reading.read_folders([tmp_path, tmp_path])
 
 

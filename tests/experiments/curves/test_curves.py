@@ -83,7 +83,7 @@ def test_runs_in_one_picture_with_their_numbers_beside(tmp_path):
     ("words", "message"),
     [
         ("nowhere", "nowhere: no such file or folder"),
-        ("silent", "nothing to draw: silent: not yet validated after 0 updates"),
+        ("silent", "nothing to plot: silent: not yet validated after 0 updates"),
         (
             "bert causal",
             "be compared (bert: validation loss, bits per masked token; causal: validation loss, bits per token)",
@@ -91,7 +91,7 @@ def test_runs_in_one_picture_with_their_numbers_beside(tmp_path):
         ("bert copy/bert", "another run is already called bert; name this one with NAME=copy/bert"),
         ("bert --against miles", "--against miles: choose one or more of updates, tokens, hours, flops"),
         ("bert --against=", "--against : choose one or more of updates"),
-        ("bert --output c.pdf", "--output c.pdf: give a file name that ends in .png"),
+        ("bert --output c.pdf", "--output c.pdf: the file name must end in .png"),
     ],
 )
 def test_mistakes_are_named(tmp_path, monkeypatch, words, message):

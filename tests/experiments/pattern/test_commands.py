@@ -88,7 +88,7 @@ def test_several_patterns_make_one_picture_and_one_looks_at_nothing(tmp_path):
     output = show("s[window=1]f", "s", "--tokens", "4", "--heads", "1", "--output", str(tmp_path / "seen.png"))
     assert (tmp_path / "seen.png").read_bytes().startswith(b"\x89PNG") and "written" in output
     assert SEEN not in output and len(re.findall("shared, embeddings, head", output)) == 2
-    assert "no sublayer looks at other tokens" in show("f", "--tokens", "2")
+    assert "no sublayer attends to other tokens" in show("f", "--tokens", "2")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_is_wrong_is_refused_in_words(arguments, why):
 def test_of_more_tokens_than_a_picture_holds_there_are_costs():
     with_memory = invoke("pattern", "show", "--arch", "transformer_xl_tiny", "--memory", 640)
     assert "MFLOP" in with_memory and with_memory.endswith(
-        "no picture: it has room for only 256 tokens, counting both --tokens and --memory\n"
+        "no picture: --tokens and --memory together exceed the limit of 256 tokens\n"
     )
 
 
@@ -140,5 +140,5 @@ def test_each_sublayers_spans_are_printed(tmp_path):
     _, first, second = invoke("pattern", "spans", tmp_path / "model.pt").splitlines()
     assert (first.split(), second.split()) == (["1", "32", "25.0", "0", "50"], ["4", "5", "15.0", "10", "20"])
     save("sf", tmp_path / "model.pt")
-    for name, why in (("model.pt", "learn no spans"), ("none.pt", "none.pt")):
+    for name, why in (("model.pt", "have no learned spans"), ("none.pt", "none.pt")):
         assert why in refusal("pattern", "spans", tmp_path / name)

@@ -1,1 +1,1 @@
-"""``lazyformer reproduce``: the tables and figures of LazyFormer and PAR Transformer, from raw text to one page."""
+"""``lazyformer reproduce``: the tables and figures of LazyFormer and PAR Transformer, from raw text to a report."""

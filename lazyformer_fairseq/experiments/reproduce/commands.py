@@ -18,26 +18,26 @@ OUT = click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 class ReproduceOptions:
     """The options that apply to every paper."""
 
-    tiny: bool = option(False, "Reproduce a miniature, which runs on two cores.")
+    tiny: bool = option(False, "Run a miniature version, which needs only two cores.")
     only: tuple[str, ...] = option(
         (),
-        "Run only these steps, such as 'bench_*', and those that they need; --plan lists all steps.",
+        "Run only these steps, such as 'bench_*', and the steps they depend on; --plan lists all steps.",
         "--steps",
         metavar="NAME,...",
         shown="all",
     )
-    plan: bool = option(False, "Print the cost, disk space, state and command of each step, without running any.")
+    plan: bool = option(False, "Print each step's cost, disk space, state and command without running anything.")
     teraflops: Optional[float] = option(
         None,
-        "Training speed of all devices together that --plan assumes, in TFLOP/s.",
+        "Total training speed of all devices that --plan assumes, in TFLOP/s.",
         low=0,
         is_open=True,
-        shown="21.4 per GPU, as for LazyFormer's V100; with --tiny 0.005",
+        shown="21.4 per GPU, as on LazyFormer's V100s; with --tiny 0.005",
     )
-    report: bool = option(False, "Write the report of the results so far, without running any step.")
+    report: bool = option(False, "Write the report on the results so far without running any step.")
 
     def carry_out(self, reproduction: Any, out: Path) -> None:
-        """Run a reproduction, print its plan, or write its report, as the options say."""
+        """Run a reproduction, print its plan, or write its report, depending on the options."""
         if self.plan:
             from lazyformer_fairseq.executors.nvidia_smi import count_gpus
 
@@ -57,7 +57,7 @@ class ReproduceOptions:
 
 @click.group(cls=Group, default="lazyformer")
 def reproduce() -> None:
-    """Reproduce the tables and figures of a paper, LazyFormer or PAR Transformer, from raw text to one page."""
+    """Reproduce the tables and figures of a paper, LazyFormer or PAR Transformer, from raw text to a report."""
 
 
 @reproduce.command()
@@ -69,8 +69,8 @@ def reproduce() -> None:
     multiple=True,
     callback=separated,
     metavar="ARCH,...",
-    help="Models to pre-train and fine-tune; `all` adds the five other models of Table 3, which are otherwise only "
-    "timed.  [default: those of Tables 1 and 4]",
+    help="Models to pre-train and fine-tune; `all` adds the other five models in Table 3, which are otherwise only "
+    "timed.  [default: the models in Tables 1 and 4]",
 )
 @click.option(
     "--tasks",
@@ -90,15 +90,15 @@ def lazyformer(
 ) -> None:
     """Reproduce Tables 1 to 4 and Figures 2 and 3 of LazyFormer, from text in RAW to OUT/report/report.md.
 
-    The command builds the corpus, times the models, and pre-trains six of them (or those of --models) for a million
-    updates. It fine-tunes on GLUE from six checkpoints of each model of Table 1 and from the last checkpoint of the
-    others. Finally it writes one page that shows the measured numbers beside the paper's. RAW is a folder: its
-    subfolder `glue` is GLUE's official download, `books` holds books, one per file, and everything else is text in any
-    format that `lazyformer corpus` reads. With --tiny, RAW may be the word demo, which stands for the English prose
-    that comes with Python. --executor says where the jobs of the corpus and of fine-tuning run.
+    The command builds the corpus, times the models, and pre-trains six of them (or the models set by --models) for a
+    million updates. It fine-tunes on GLUE from six checkpoints of each model in Table 1 and from the last checkpoint of
+    the other models. Finally, it writes a report with the measured numbers next to the paper's. RAW is a folder: its
+    subfolder `glue` is GLUE's official download, `books` contains books, one per file, and everything else is text in
+    any format that `lazyformer corpus` reads. With --tiny, RAW may be the word demo, which stands for the English prose
+    that ships with Python. --executor sets where the corpus and fine-tuning jobs run.
 
-    You can stop the command at any time and rerun it to resume. Look at --plan first: a full reproduction takes weeks
-    on eight GPUs.
+    You can stop the command at any time and rerun it to resume. Check --plan first: a full reproduction takes weeks on
+    eight GPUs.
 
     \b
     lazyformer reproduce lazyformer raw results/lazyformer --plan
@@ -126,13 +126,13 @@ def lazyformer(
 def par(raw: str, out: Path, options: ReproduceOptions) -> None:
     """Reproduce Tables 1, 2, 3, 6 and 7 and Figures 1 and 2 of PAR Transformer, from RAW to OUT/report/report.md.
 
-    The command runs the search, measures latencies, trains and evaluates all models of these tables, and writes one
-    page that shows the measured numbers beside the paper's. RAW is a folder whose subfolders `wikitext-103`, `enwik8`
-    and `text8` hold the texts as they are distributed, or as scripts/prepare_wikitext103.sh and the corresponding
-    scripts prepared them. With --tiny, RAW may be the word demo, which stands for the English prose that comes with
+    The command runs the search, measures latencies, trains and evaluates all models in these tables, and writes a
+    report with the measured numbers next to the paper's. RAW is a folder with the subfolders `wikitext-103`, `enwik8`
+    and `text8`, which contain the texts as distributed, or as prepared by scripts/prepare_wikitext103.sh and the
+    corresponding scripts. With --tiny, RAW may be the word demo, which stands for the English prose that ships with
     Python. For Table 4, PAR BERT, use scripts/pretrain_par_bert.sh.
 
-    You can stop the command at any time and rerun it to resume. Look at --plan first.
+    You can stop the command at any time and rerun it to resume. Check --plan first.
 
     \b
     lazyformer reproduce par raw results/par --plan

@@ -1,10 +1,10 @@
-"""The engine of reproductions: a table of steps, which are commands with their results, and a page about these results.
+"""The engine behind reproductions: a table of steps, which are commands with results, and a report on these results.
 
-Each step runs once, in a process of its own. A finished step has a record; a step that was stopped resumes.
+Each step runs once, in a separate process. A finished step has a record; a step that was stopped resumes.
 
-OUT/reproduction.json     the settings of the reproduction
-OUT/steps/NAME.json       the record of a step: its command, its duration in seconds, and when it ended
-OUT/report/report.md      the page
+OUT/reproduction.json     the reproduction's settings
+OUT/steps/NAME.json       a step's record: its command, its duration in seconds, and when it ended
+OUT/report/report.md      the report
 """
 
 import fnmatch
@@ -34,15 +34,15 @@ from lazyformer_fairseq.training.run_record import RUN
 CLI = "lazyformer_fairseq.cli"
 PYTHONS_PROSE = "demo"
 GB = 1e9
-BYTES_PER_PARAMETER = 16  # in a checkpoint: the weights, the optimizer's copy and two moments, in 32 bits each
+BYTES_PER_PARAMETER = 16  # in a checkpoint: the weights, the optimizer's copy and its two moments, 32 bits each
 
 
 def our_command(*words: Any, **options: Any) -> tuple[str, ...]:
-    """Return a `lazyformer` command for a step.
+    """Build a `lazyformer` command for a step.
 
     Args:
         words: the words after `lazyformer`.
-        options: the options by name, with underscores for dashes.
+        options: the options by name, with underscores instead of dashes.
     """
     command = [CLI, *map(str, words)]
     for name, value in options.items():
@@ -55,12 +55,12 @@ class Step:
     """A step of a reproduction.
 
     Attributes:
-        name: the name of the step and of its record.
+        name: the name of the step and its record.
         what: a description for the user.
-        command: a module for ``python -m`` and its arguments. If it is run again after a stop, it resumes.
-        makes: the file or folder that exists when the step is done.
-        needs: the names of the steps whose results it needs.
-        checkpoints: the number of checkpoints that a training keeps, for the plan.
+        command: a module for ``python -m`` and its arguments. The command resumes if it is rerun after a stop.
+        makes: the file or folder that exists once the step is done.
+        needs: the names of the steps that this one depends on.
+        checkpoints: the number of checkpoints that a training run keeps, for the plan.
         starts_anew: whether the folder of an unfinished result is removed first, because the command would reject it.
     """
 
@@ -73,14 +73,14 @@ class Step:
     starts_anew: bool = False
 
     def record(self, out: Path) -> Optional[dict[str, Any]]:
-        """Return the record of the step if it is done and its result still exists, else None."""
+        """Return the step's record if the step is done and its result still exists, otherwise None."""
         path = out / "steps" / f"{self.name}.json"
         if path.exists() and self.makes.exists():
             return read_json(path)
         return None
 
 
-WriteSection = Callable[[Path], str]  # takes the folder for pictures and returns the text of the section
+WriteSection = Callable[[Path], str]  # takes the folder for pictures and returns the section's text
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,14 @@ class Reproduction:
     """The reproduction of a paper.
 
     Attributes:
-        paper: the name of the paper.
+        paper: the paper's name.
         settings: the values that must stay the same when the reproduction resumes.
-        steps: the steps, in the order in which they run.
-        sections: the functions that write the sections of the page, by title.
-        introduction: the introduction of the page.
+        steps: the steps in execution order.
+        sections: the functions that write the report's sections, by title.
+        introduction: the report's introduction.
         note: a sentence for the plan.
-        flops_per_second: the training speed of one device that the plan assumes, in FLOP/s.
-        is_tiny: whether this is the miniature.
+        flops_per_second: the training speed per device that the plan assumes, in FLOP/s.
+        is_tiny: whether this is the miniature version.
     """
 
     paper: str
@@ -108,9 +108,9 @@ class Reproduction:
     is_tiny: bool
 
     def chosen(self, patterns: Sequence[str]) -> list[Step]:
-        """Return the steps whose names match patterns such as ``bench_*``, and those that they need.
+        """Return the steps that match patterns such as ``bench_*``, and the steps they depend on.
 
-        Without patterns, these are all steps.
+        Without patterns, all steps are returned.
 
         Raises:
             UserError: a pattern matches no step.
@@ -128,10 +128,10 @@ class Reproduction:
         return [step for step in self.steps if step.name in wanted]
 
     def carry_out(self, out: Path, patterns: Sequence[str]) -> None:
-        """Run the steps whose names match the patterns, then write the page.
+        """Run the steps that match the patterns, then write the report.
 
         Raises:
-            UserError: a pattern matches no step, or steps failed. The message has a sentence for each failed step.
+            UserError: a pattern matches no step, or steps failed. The message has a sentence about each failed step.
         """
         steps = self.chosen(patterns)
         with stoppable():
@@ -139,10 +139,10 @@ class Reproduction:
         if len(failures) < len(steps):
             self.report(out)
         if failures:
-            raise UserError("\n".join([*failures, "run the same command again to retry the steps that are not done"]))
+            raise UserError("\n".join([*failures, "run the same command again to retry the unfinished steps"]))
 
     def report(self, out: Path) -> None:
-        """Write the page about the results so far.
+        """Write the report on the results so far.
 
         Raises:
             UserError: no step is done yet.
@@ -158,7 +158,7 @@ class Reproduction:
         blocks = [title, f"{self.introduction} Written on: {written_on}."]
         for title, write in self.sections.items():
             blocks += [f"## {title}", write(folder)]
-        blocks += ["## Duration of the steps", self._what_it_took(out)]
+        blocks += ["## Step durations", self._what_it_took(out)]
         write_text(folder / "report.md", "\n\n".join(blocks) + "\n")
         click.echo(f"written: {folder / 'report.md'}")
 
@@ -174,12 +174,12 @@ class Reproduction:
         return markdown_table(rows, left=("what",))
 
     def plan(self, out: Path, patterns: Sequence[str], speed: float) -> str:
-        """Return a Markdown table of the steps with the estimated costs of trainings, followed by the commands.
+        """Return a Markdown table of the steps with the estimated training costs, followed by the commands.
 
         Args:
-            out: the folder of the reproduction.
-            patterns: patterns of the names of steps.
-            speed: the training speed of all devices together, in FLOP/s.
+            out: the reproduction's folder.
+            patterns: patterns for step names.
+            speed: the total training speed of all devices, in FLOP/s.
         """
         steps = self.chosen(patterns)
         rows = []
@@ -202,15 +202,15 @@ class Reproduction:
         existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
         free = shutil.disk_usage(existing).free / GB
         to_do = (
-            f"The remaining trainings take {hours_left:,.1f} hours and {gigabytes_left:,.1f} GB of checkpoints; "
+            f"The remaining training runs take {hours_left:,.1f} hours and {gigabytes_left:,.1f} GB of checkpoints; "
             f"{free:,.1f} GB are free in {existing}."
         )
         if free < gigabytes_left:
             to_do += " THIS DOES NOT FIT."
         assumptions = (
-            f"The hours are computed for a training speed of {speed / 1e12:g} TFLOP/s (--teraflops), with a backward "
-            f"pass as expensive as two forward passes. Checkpoints take {BYTES_PER_PARAMETER} bytes per parameter. "
-            "Other steps are not counted."
+            f"Hours assume a training speed of {speed / 1e12:g} TFLOP/s (--teraflops) and a backward pass that costs "
+            f"as much as two forward passes. Checkpoints take {BYTES_PER_PARAMETER} bytes per parameter. Other steps "
+            "are not included."
         )
         commands = [f"{step.name}: python -m {shlex.join(step.command)}" for step in steps]
         parts = [markdown_table(rows, left=("what", "state")), to_do, assumptions, self.note, *commands]
@@ -220,19 +220,19 @@ class Reproduction:
 def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> list[str]:
     """Run the steps that are not done yet.
 
-    If a step fails, those that need it are skipped, and the others still run.
+    If a step fails, the steps that depend on it are skipped, and the others still run.
 
     Args:
-        steps: the steps, in the order in which they run.
-        out: the folder of the reproduction.
+        steps: the steps in execution order.
+        out: the reproduction's folder.
         settings: the values that must stay the same when the reproduction resumes.
 
     Returns:
-        A sentence for each step that failed or was skipped.
+        A sentence about each step that failed or was skipped.
 
     Raises:
-        UserError: `out` holds another reproduction, or another process is using it.
-        KeyboardInterrupt: there was a Ctrl-C or a SIGTERM; the running step has saved what it could.
+        UserError: `out` contains another reproduction, or another process is using it.
+        KeyboardInterrupt: on Ctrl-C or SIGTERM, after the running step has saved what it could.
     """
     failures: dict[str, str] = {}
     with run_lock(out):
@@ -244,7 +244,7 @@ def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> 
             if step.record(out):
                 click.echo(f"{title}: already done")
             elif missing:
-                failures[step.name] = f"step {step.name} was skipped, because it needs {', '.join(missing)}"
+                failures[step.name] = f"step {step.name} was skipped because it depends on {', '.join(missing)}"
             else:
                 click.echo(f"{title}: {step.what}")
                 try:
@@ -257,14 +257,14 @@ def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> 
 
 
 def run_step(step: Step, out: Path) -> float:
-    """Run a step to its end, and write its record.
+    """Run a step to completion and write its record.
 
     Returns:
-        The duration of the step in seconds.
+        The step's duration in seconds.
 
     Raises:
         UserError: the step failed, or its result is missing.
-        KeyboardInterrupt: there was a signal; the step has ended.
+        KeyboardInterrupt: on a signal, after the step has ended.
     """
     if step.starts_anew and step.makes.parent.exists():
         shutil.rmtree(step.makes.parent)
@@ -286,40 +286,40 @@ def run_step(step: Step, out: Path) -> float:
     return seconds
 
 
-# --- Parts that the sections of all pages use
+# --- Parts that the sections of all reports use
 
 
 def missing(steps: str) -> str:
-    """Return the sentence that replaces results of steps that are not done yet."""
+    """Return the sentence that stands in for the results of unfinished steps."""
     return f"No results yet from `{steps}`."
 
 
 def show_losses(folders: Sequence[Path], report: Path, steps: str) -> str:
-    """Write the picture loss.png, and return it in Markdown with a table of validation losses.
+    """Write loss.png, and return Markdown with a table of validation losses and the picture.
 
     Args:
-        folders: the folders of trainings, which need not have begun.
-        report: the folder of the page.
-        steps: the name of the steps to mention if nothing has been measured yet.
+        folders: the folders of runs, which may not have started yet.
+        report: the report's folder.
+        steps: the name of the steps to mention if there are no measurements yet.
     """
     begun = [str(folder) for folder in folders if (folder / RUN).exists()]
     try:
         shown, silent = read_histories(find_runs(begun))
     except UserError:
         return missing(steps)
-    axes = [axis for axis in AXES if axis != "tokens"]  # redundant, as all models read the same tokens in an update
+    axes = [axis for axis in AXES if axis != "tokens"]  # redundant because all models read the same tokens per update
     draw(shown, axes, report / "loss.png")
     picture = "![validation loss against updates, time and FLOPs](loss.png)"
     return "\n\n".join([table(shown), *silent, picture])
 
 
 def show_picture(picture: Path, report: Path, what: str) -> str:
-    """Copy the picture of a step to the folder of the page, and return the Markdown that shows it.
+    """Copy a step's picture to the report's folder, and return Markdown that shows it.
 
     Args:
-        picture: the file of the picture.
-        report: the folder of the page.
-        what: the alternative text of the picture.
+        picture: the picture file.
+        report: the report's folder.
+        what: the picture's alt text.
     """
     copy_file(picture, report / picture.name)
     return f"![{what}]({picture.name})"

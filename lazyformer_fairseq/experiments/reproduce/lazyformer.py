@@ -1,4 +1,4 @@
-"""The reproduction of LazyFormer (arXiv 2102.12702): the paper's numbers, the steps, and the sections of the page."""
+"""The reproduction of LazyFormer (arXiv 2102.12702): the paper's numbers, the steps, and the report's sections."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,23 +33,23 @@ from lazyformer_fairseq.storage.json_files import read_json
 TABLE_1 = ("bert_base", "lazyformer_m2x6_s", "lazyformer_m2x6_sd", "lazyformer_m2x6")
 TABLE_4 = ("lazyformer_m2x6_w6144", "lazyformer_m2x7")
 FIGURE_3 = ("lazyformer_m2x6_s", "lazyformer_m3x4_s", "lazyformer_m4x3_s", "lazyformer_m6x2_s")
-FURTHER_CHECKPOINTS = 5  # in addition to those of Figure 2: the latest three, checkpoint_best and checkpoint_last
+FURTHER_CHECKPOINTS = 5  # besides the checkpoints in Figure 2: the latest three, checkpoint_best and checkpoint_last
 BOOKS = "books"
 PROSE_MODULE = "lazyformer_fairseq.experiments.prose"
-NOT_TEXT = ("glue", "glue.download")  # scripts/download_glue.sh unpacks to the second
+NOT_TEXT = ("glue", "glue.download")  # scripts/download_glue.sh unpacks to glue.download
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A model of the paper's tables, with the paper's numbers.
+    """A model in the paper's tables, with the paper's numbers.
 
     Attributes:
-        arch: its name in this package.
-        name: its name in the paper.
-        seconds: the seconds per 100 updates on eight V100s; None for the models of Table 4, for which the paper only
+        arch: the model's name in this package.
+        name: the model's name in the paper.
+        seconds: the seconds per 100 updates on eight V100s; None for the models in Table 4, for which the paper only
             says "the same pre-training cost".
-        average: the average score over GLUE.
-        mnli: the scores of MNLI, matched/mismatched, if Table 4 has them.
+        average: the average GLUE score.
+        mnli: the MNLI scores, matched/mismatched, if Table 4 has them.
     """
 
     arch: str
@@ -60,7 +60,7 @@ class Printed:
 
 
 MODELS = (
-    # The scores of MNLI for M2x6-S are as printed in Table 4; Table 1 has 85.69/85.46.
+    # The MNLI scores of M2x6-S are as printed in Table 4; Table 1 has 85.69/85.46.
     Printed(arch="bert_base", name="BERT", seconds=45, average=83.52),
     Printed(arch="lazyformer_m2x6_s", name="M2x6-S", seconds=35, average=83.69, mnli="85.72/35.67"),
     Printed(arch="lazyformer_m2x6_sd", name="M2x6-SD", seconds=38, average=83.52),
@@ -78,23 +78,23 @@ PRINTED = {row.arch: row for row in MODELS}
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes of a reproduction, either in full or in miniature.
+    """The sizes of a reproduction, either full or miniature.
 
     Attributes:
-        corpus: further options of `lazyformer corpus`, with underscores for dashes.
+        corpus: further options of `lazyformer corpus`, with underscores instead of dashes.
         pretraining: further options of `lazyformer pretrain`.
         bench: further options of `lazyformer bench`.
         finetuning: further options of `lazyformer finetune`.
-        updates: the number of updates of pre-training.
-        kept: the updates at which checkpoints are kept and fine-tuned, as in Figure 2; the paper prints the scores only
-            for 500,000.
+        updates: the number of pre-training updates.
+        kept: the updates at which checkpoints are kept and fine-tuned, as in Figure 2; the paper prints scores only for
+            500,000.
         validate_every: the number of updates between validations.
         length: the number of tokens per sequence.
         sequences: the number of sequences per update.
-        tasks: the tasks of GLUE.
-        lengths: the sequence lengths of Figure 3.
-        flops_per_second: the training speed of one device that the plan assumes, in FLOP/s.
-        shrink: the number by which widths are divided.
+        tasks: the GLUE tasks.
+        lengths: the sequence lengths in Figure 3.
+        flops_per_second: the training speed per device that the plan assumes, in FLOP/s.
+        shrink: the divisor of all widths.
     """
 
     corpus: Mapping[str, Any]
@@ -113,13 +113,13 @@ class Size:
 
     @property
     def is_tiny(self) -> bool:
-        """True if this is the miniature."""
+        """True if this is the miniature version."""
         return self.shrink > 1
 
     def widths(self, arch: str) -> tuple[int, int, int]:
-        """Return the embedding dimension, the feed-forward width and the number of heads of an arch.
+        """Return an arch's embedding dimension, feed-forward width and number of heads.
 
-        In the miniature, the head size is 8.
+        In the miniature version, the head size is 8.
         """
         row = ARCHITECTURES[arch]
         embed_dim = row.encoder_embed_dim // self.shrink
@@ -130,7 +130,7 @@ class Size:
         return embed_dim, row.encoder_ffn_embed_dim // self.shrink, heads
 
     def bench_arch(self, arch: str) -> str:
-        """Return the name of the arch that is timed, which in the miniature is its tiny twin."""
+        """Return the name of the arch to time, which is the tiny twin in the miniature version."""
         if self.is_tiny:
             return f"{arch.removesuffix('_base')}_tiny"
         return arch
@@ -143,7 +143,7 @@ PAPER = Size(
     finetuning={},
     updates=1_000_000,
     kept=(200_000, 400_000, 500_000, 600_000, 800_000, 1_000_000),
-    validate_every=5000,  # whenever a checkpoint is saved
+    validate_every=5000,  # at every checkpoint
     length=512,
     sequences=256,
     tasks=PAPER_TASKS,
@@ -191,10 +191,10 @@ class Inputs:
     """The texts, tasks and models of a reproduction.
 
     Attributes:
-        raw: the folder of text as the user gave it, or "demo".
+        raw: the folder of text as the user specified it, or "demo".
         texts: the inputs of `lazyformer corpus`.
         glue: the folder of GLUE's official download.
-        tasks: the names of the tasks in the table of GLUE.
+        tasks: the tasks' names in the table of GLUE tasks.
         models: the archs to pre-train and fine-tune.
     """
 
@@ -206,17 +206,17 @@ class Inputs:
 
 
 def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tasks: Sequence[str] = ()) -> Inputs:
-    """Find the inputs of a reproduction, and check that they exist.
+    """Find a reproduction's inputs and check that they exist.
 
     Args:
-        raw: the folder of text, in which `glue` is GLUE's download; or "demo".
-        out: the folder of the reproduction.
-        size: the sizes of the reproduction.
-        models: the archs to pre-train and fine-tune; empty for those of Tables 1 and 4, "all" for those of Table 3 too.
-        tasks: the tasks of GLUE; empty for those of `size`, of which a miniature uses those that exist.
+        raw: the folder of text, where `glue` is GLUE's download; or "demo".
+        out: the reproduction's folder.
+        size: the reproduction's sizes.
+        models: the archs to pre-train and fine-tune; empty for Tables 1 and 4, "all" to include Table 3.
+        tasks: the GLUE tasks; empty for the tasks in `size`, or in a miniature version those of them that exist.
 
     Raises:
-        UserError: a folder or a file of a task is missing, or a model is not in the paper's tables.
+        UserError: a folder or a task file is missing, or a model is not in the paper's tables.
     """
     if "all" in models:
         models = tuple(PRINTED)
@@ -228,7 +228,7 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
     chosen = tuple(find_task(name).name for name in tasks)
     if raw == PYTHONS_PROSE:
         if not size.is_tiny:
-            raise UserError(f"{PYTHONS_PROSE}: is only a megabyte of text, for use with --tiny; give a folder of text")
+            raise UserError(f"{PYTHONS_PROSE}: is only a megabyte of text, for use with --tiny; use a folder of text")
         made = out / "raw"
         return Inputs(raw, (str(made / "prose.jsonl"),), made / "glue", ("CoLA",), models)
 
@@ -246,7 +246,7 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
         files = ", ".join(file for files in missing_files.values() for file in files)
         raise UserError(
             f"{glue}: lacks {files}; put GLUE's official download there (scripts/download_glue.sh {glue}) or a link "
-            "to it, or give fewer --tasks"
+            "to it, or choose fewer --tasks"
         )
     texts = []
     for path in sorted(folder.iterdir()):
@@ -255,7 +255,7 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
         elif path.name not in NOT_TEXT and not path.name.startswith("."):
             texts.append(str(path))
     if not texts:
-        raise UserError(f"{raw}: holds no text; add a dump of Wikipedia, and a folder `{BOOKS}` of books")
+        raise UserError(f"{raw}: contains no text; add a Wikipedia dump, and a folder `{BOOKS}` of books")
     return Inputs(str(folder.absolute()), tuple(texts), glue, present, models)
 
 
@@ -269,10 +269,10 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
     """Return the reproduction of the paper.
 
     Args:
-        size: the sizes of the reproduction.
+        size: the reproduction's sizes.
         inputs: its texts, tasks and models.
-        out: the folder of the results.
-        precision: the precision of the benchmarks; all other commands choose it by the machine.
+        out: the folder for the results.
+        precision: the benchmarks' precision; all other commands choose it based on the machine.
     """
     page = _Page(size, inputs, out)
     settings = {
@@ -284,9 +284,9 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
     }
     timed_alone = ", ".join(arch for arch in PRINTED if arch not in inputs.models) or "none"
     introduction = (
-        "Columns and rows marked (paper) show the numbers printed in arXiv 2102.12702. All others were measured here, "
-        f"with one pre-training seed each. Pre-trained and fine-tuned (--models): {', '.join(inputs.models)}. Only "
-        f"timed: {timed_alone}. GLUE tasks: {', '.join(inputs.tasks)}."
+        "Columns and rows marked (paper) show the numbers printed in arXiv 2102.12702. All others were measured here "
+        f"with one pre-training seed. Pre-trained and fine-tuned (--models): {', '.join(inputs.models)}. Only timed: "
+        f"{timed_alone}. GLUE tasks: {', '.join(inputs.tasks)}."
     )
     if size.is_tiny:
         introduction = (
@@ -312,20 +312,20 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
 
 
 def finetuned_updates(arch: str, size: Size) -> tuple[int, ...]:
-    """Return the updates whose checkpoints are fine-tuned: all of Figure 2 for models of Table 1, else the last."""
+    """Return the updates at which checkpoints are fine-tuned: all of Figure 2 for models in Table 1, else the last."""
     if arch in TABLE_1:
         return size.kept
     return size.kept[-1:]
 
 
 def list_steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[Step]:
-    """Return all steps, in the order in which they run.
+    """Return all steps in execution order.
 
     Args:
-        size: the sizes of the reproduction.
+        size: the reproduction's sizes.
         inputs: its texts, tasks and models.
-        out: the folder of the results.
-        precision: the precision of the benchmarks.
+        out: the folder for the results.
+        precision: the benchmarks' precision.
     """
     steps = []
     if inputs.raw == PYTHONS_PROSE:
@@ -431,7 +431,7 @@ def _finetune(size: Size, inputs: Inputs, arch: str, pretrained: Path, output: P
 
 
 class _Page:
-    """The sections of the page, which show the measured numbers beside the paper's."""
+    """The report's sections, which show the measured numbers next to the paper's."""
 
     def __init__(self, size: Size, inputs: Inputs, out: Path):
         self.size = size
@@ -448,7 +448,7 @@ class _Page:
         return None
 
     def _glue_row(self, arch: str) -> Optional[TableRow]:
-        """Return the GLUE scores of a model after its last update, or None if there are none yet."""
+        """Return a model's GLUE scores after its last update, or None if there are none yet."""
         results = self._glue_results()
         name = f"{arch}-{self.size.updates}"
         if results is None or name not in results.grid.models:
@@ -463,7 +463,7 @@ class _Page:
         return f"{average:.2f}"
 
     def glue(self, report: Path) -> str:
-        """Return the table of average scores, and write the separate report of GLUE, which has all of Table 1."""
+        """Return the table of average scores, and write the separate GLUE report, which covers all of Table 1."""
         if self._glue_results() is None:
             return missing("glue_*")
         write_glue_report(self.out / "glue", report / "glue")
@@ -488,7 +488,7 @@ class _Page:
         )
 
     def losses(self, report: Path) -> str:
-        """Return the validation losses, and the picture of GLUE scores at the checkpoints."""
+        """Return the validation losses and the picture of GLUE scores by checkpoint."""
         blocks = [show_losses([self.out / "pretraining" / arch for arch in PRINTED], report, "pretrain_*")]
         if (report / "glue" / "glue.png").exists():
             blocks.append("![GLUE scores against pre-training updates](glue/glue.png)")
@@ -501,7 +501,7 @@ class _Page:
         return None
 
     def times(self, _: Path) -> str:
-        """Return the time per update of each model, and its speed-up over BERT."""
+        """Return each model's time per update and its speed-up over BERT."""
         results = self._benchmark("tables")
         if results is None:
             return missing("bench_tables")
@@ -518,16 +518,16 @@ class _Page:
             rows.append(row)
         rows[0] |= {header: NOTHING for header in rows[1] if header not in rows[0]}
         explanation = (
-            f"The times are those of an update of {cell['batch']} sequences of {cell['time']} tokens in "
-            f"{cell['precision']}, on one {results['machine']['device']}. The first speed-up is relative to BERT as in "
-            "the paper, with attention dropout 0.1, which the SD models have too. The second is relative to the same "
-            "BERT without attention dropout on its fastest back end; this is the gain from lazy attention alone. The "
-            "paper's speed-ups are computed from its seconds per 100 updates on eight V100s."
+            f"Times are for an update on {cell['batch']} sequences of {cell['time']} tokens in {cell['precision']}, on "
+            f"one {results['machine']['device']}. The first speed-up is relative to BERT as in the paper, with "
+            "attention dropout 0.1, which the SD models also use. The second is relative to the same BERT without "
+            "attention dropout on its fastest back end, which isolates the gain from lazy attention. The paper's "
+            "speed-ups are computed from its seconds per 100 updates on eight V100s."
         )
         return f"{markdown_table(rows, left=('back end',))}\n\n{explanation}"
 
     def speedups(self, report: Path) -> str:
-        """Return the speed-up over BERT at each length, with the pictures of the benchmark."""
+        """Return the speed-up over BERT at each length, with the benchmark's pictures."""
         results = self._benchmark("figure_3")
         if results is None:
             return missing("bench_figure_3")
@@ -538,8 +538,8 @@ class _Page:
                 row[f"n = {cell['time']:,}"] = _speedup(fastest(cell, self.size.bench_arch(arch)), REGISTERED)
             rows.append(row)
         explanation = (
-            "The speed-ups are relative to BERT as in the paper, with attention dropout 0.1. The pictures also show "
-            "those relative to BERT without attention dropout. The figure in the paper has no numbers; its text says "
+            "Speed-ups are relative to BERT as in the paper, with attention dropout 0.1. The pictures also show "
+            "speed-ups relative to BERT without attention dropout. The paper's figure has no numbers; its text says "
             "almost 2x."
         )
         pictures = sorted((self.out / "bench" / "figure_3").glob("speedup_training_*.png"))
@@ -548,7 +548,7 @@ class _Page:
 
 
 def fastest(cell: Mapping[str, Any], model: str) -> Optional[dict[str, Any]]:
-    """Return the row of a model's fastest back end in a cell of a benchmark, or None if the model was not timed."""
+    """Return the row of a model's fastest back end in a benchmark cell, or None if the model was not timed."""
     rows = [row for row in cell["rows"] if row["model"] == model]
     return min(rows, key=lambda row: row["seconds"]["median"], default=None)
 

@@ -1,7 +1,7 @@
-"""The reproduction of PAR Transformer (arXiv 2009.04534): the paper's numbers, the steps, and the sections of the page.
+"""The reproduction of PAR Transformer (arXiv 2009.04534): the paper's numbers, the steps, and the report's sections.
 
-Table 4, PAR BERT, is not included; it is reproduced with ``lazyformer pretrain --recipe phases`` and the commands for
-GLUE and SQuAD. Table 5 lists hyperparameters, which are in patterns/architectures.py.
+Table 4, PAR BERT, is not included; use ``lazyformer pretrain --recipe phases`` and the commands for GLUE and SQuAD to
+reproduce it. Table 5 lists hyperparameters, which are in patterns/architectures.py.
 """
 
 import json
@@ -38,23 +38,23 @@ from lazyformer_fairseq.storage.json_files import read_json
 
 CORPORA = ("wikitext-103", "enwik8", "text8")
 WIKITEXT = CORPORA[0]
-KEPT_CHECKPOINTS = 6  # the latest three, checkpoint_best, checkpoint_last, and that of the last update
+KEPT_CHECKPOINTS = 6  # the latest three, checkpoint_best, checkpoint_last, and the last update's checkpoint
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A model of the paper's tables, with the paper's numbers.
+    """A model in the paper's tables, with the paper's numbers.
 
     Attributes:
         corpus: one of CORPORA.
-        arch: its name in this package.
-        name: its name in the paper.
+        arch: the model's name in this package.
+        name: the model's name in the paper.
         measure: the test perplexity on WikiText-103; bits per character on the other corpora.
         milliseconds: the latency on an A100.
-        parameters: the parameters of a base model, in millions (Table 6).
-        gigaflops: the gigaFLOPs of a base model (Table 6).
-        valid_40k: the validation perplexity of a base model after 40,000 updates (Table 7).
-        valid_140k: the validation perplexity of a base model after 140,000 updates (Table 7).
+        parameters: the number of parameters, in millions (Table 6, base models only).
+        gigaflops: the gigaFLOPs (Table 6, base models only).
+        valid_40k: the validation perplexity after 40,000 updates (Table 7, base models only).
+        valid_140k: the validation perplexity after 140,000 updates (Table 7, base models only).
     """
 
     corpus: str
@@ -68,7 +68,7 @@ class Printed:
     valid_140k: float = 0.0
 
 
-TABLE_1 = {  # test perplexity of the base models by architecture, in the paper's order
+TABLE_1 = {  # the base models' test perplexity by architecture, in the paper's order
     "par_transformer_base_0s": 252.9,
     "par_transformer_base_1s_sfff": 31.5,
     "par_transformer_base_3s_sfff": 23.9,
@@ -131,17 +131,17 @@ TABLE_3 = (
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes of a reproduction, either in full or in miniature.
+    """The sizes of a reproduction, either full or miniature.
 
     Attributes:
-        pretraining: further options of `lazyformer pretrain`, with underscores for dashes.
+        pretraining: further options of `lazyformer pretrain`, with underscores instead of dashes.
         evaluation: further options of `lazyformer lm evaluate`.
         bench: further options of `lazyformer bench`.
         search: further options of `lazyformer search`.
-        updates: the number of updates of each training; None for that of the arch.
-        longer: the number of updates of the longer trainings of Table 7.
-        flops_per_second: the training speed of one device that the plan assumes, in FLOP/s.
-        is_tiny: whether this is the miniature.
+        updates: the number of updates per run; None for the arch's own number.
+        longer: the number of updates of the longer runs in Table 7.
+        flops_per_second: the training speed per device that the plan assumes, in FLOP/s.
+        is_tiny: whether this is the miniature version.
     """
 
     pretraining: Mapping[str, Any]
@@ -154,13 +154,13 @@ class Size:
     is_tiny: bool = False
 
     def arch(self, name: str) -> str:
-        """Return the arch that is trained, which in the miniature is its tiny twin."""
+        """Return the arch to train, which is the tiny twin in the miniature version."""
         if self.is_tiny:
             return f"{name.removesuffix('_base')}_tiny"
         return name
 
     def updates_of(self, arch: str) -> int:
-        """Return the number of updates of a training that is not one of the longer ones."""
+        """Return the number of updates for an arch, except in the longer runs."""
         return self.updates or CAUSAL_ARCHITECTURES[arch].updates
 
 
@@ -168,7 +168,7 @@ PAPER = Size(
     pretraining={},
     evaluation={},
     bench={"rounds": 50},
-    # An update of 128 streams in 32 layers of s, f and identity takes 62 GB in fp32; an eighth of it fits on a V100.
+    # An update on 128 streams with 32 layers of s, f and identity takes 62 GB in fp32; an eighth of it fits on a V100.
     search={"tgt_len": 192, "mem_len": 192, "update_freq": 8},
     updates=None,
     longer=140_000,
@@ -207,12 +207,12 @@ TINY = Size(
 
 @dataclass(frozen=True)
 class Training:
-    """A training of the tables.
+    """A training run in the tables.
 
     Attributes:
         corpus: one of CORPORA.
         arch: a key of CAUSAL_ARCHITECTURES.
-        is_longer: whether it is one of Table 7.
+        is_longer: whether it is one of the longer runs in Table 7.
     """
 
     corpus: str
@@ -221,7 +221,7 @@ class Training:
 
     @property
     def name(self) -> str:
-        """The name of the training's folder and steps."""
+        """The name of the run's folder and steps."""
         name = self.arch
         if self.corpus != WIKITEXT:
             name += f"_{self.corpus}"
@@ -231,30 +231,30 @@ class Training:
 
 
 def find_inputs(raw: str, size: Size, out: Path) -> dict[str, Path]:
-    """Return the folders of the texts by name; a miniature uses those that exist.
+    """Find the folders of the texts, by name; a miniature version uses only texts that exist.
 
     Args:
         raw: the folder of all texts, or "demo".
-        size: the sizes of the reproduction.
-        out: the folder of the reproduction.
+        size: the reproduction's sizes.
+        out: the reproduction's folder.
 
     Raises:
         UserError: a text is missing.
     """
     if raw == PYTHONS_PROSE:
         if not size.is_tiny:
-            raise UserError(f"{PYTHONS_PROSE}: is only a megabyte of text, for use with --tiny; give a folder of texts")
+            raise UserError(f"{PYTHONS_PROSE}: is only a megabyte of text, for use with --tiny; use a folder of texts")
         return {name: out / "raw" / name for name in CORPORA}
     found = {name: Path(raw, name) for name in CORPORA if Path(raw, name).exists()}
     lacking = [name for name in CORPORA if name not in found]
     if lacking and not (size.is_tiny and found):
         scripts = ", ".join(f"scripts/prepare_{name.replace('-', '')}.sh {Path(raw, name)}" for name in lacking)
-        raise UserError(f"{raw}: lacks {', '.join(lacking)}; {scripts} creates this, or give a folder that has it")
+        raise UserError(f"{raw}: lacks {', '.join(lacking)}; create it with {scripts}, or specify a folder that has it")
     return found
 
 
 def write_texts(folder: Path) -> None:
-    """Write Python's prose as three texts, atomically: one of words, and two of characters separated by spaces."""
+    """Write Python's prose atomically as three texts: one of words, and two of characters separated by spaces."""
     with atomic_folder(folder) as unfinished:
         documents = write_prose(unfinished / PROSE).read_text(encoding="utf-8").splitlines()
         text = "\n".join(json.loads(line)["text"] for line in documents)
@@ -278,14 +278,14 @@ def reproduction(size: Size, inputs: Mapping[str, Path], out: Path) -> Reproduct
     """Return the reproduction of the paper.
 
     Args:
-        size: the sizes of the reproduction.
+        size: the reproduction's sizes.
         inputs: the folders of the texts by name.
-        out: the folder of the results.
+        out: the folder for the results.
     """
     page = _Page(size, out)
     introduction = (
         "Columns marked (paper) show the numbers printed in arXiv 2009.04534, with latencies on an A100. All others "
-        f"were measured here, with one seed each. Texts: {', '.join(inputs)}."
+        f"were measured here with one seed. Texts: {', '.join(inputs)}."
     )
     if size.is_tiny:
         introduction = (
@@ -302,7 +302,7 @@ def reproduction(size: Size, inputs: Mapping[str, Path], out: Path) -> Reproduct
         },
         steps=list_steps(size, inputs, out),
         sections={
-            "Figures 1 and 2: the supernet and the pattern that it finds": page.search,
+            "Figures 1 and 2: the supernet and the pattern it finds": page.search,
             "Table 1: how much attention a model needs": page.attention,
             "Tables 2 and 6: base models": page.base_models,
             "Table 3: large models and character-level models": page.large_models,
@@ -316,7 +316,7 @@ def reproduction(size: Size, inputs: Mapping[str, Path], out: Path) -> Reproduct
 
 
 def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
-    """Return all steps, in the order in which they run; those that Table 2 needs come first."""
+    """Return all steps in execution order; steps for Table 2 come first."""
     steps = []
     before: tuple[str, ...] = ()
     if all(path.parent == out / "raw" for path in inputs.values()):
@@ -350,7 +350,7 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
         command = our_command("search", data[WIKITEXT], out / "search", **options)
         step = Step(
             name="search",
-            what="the supernet of Figure 1 and the pattern that it finds",
+            what="the supernet of Figure 1 and the pattern it finds",
             command=(*command, "--decoder-normalize-before"),
             makes=out / "search" / "result.json",
             needs=needs[WIKITEXT],
@@ -378,7 +378,7 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
 def _prepare(size: Size, name: str, text: Path, data: Path) -> tuple[str, ...]:
     """Return the command that converts a text to data.
 
-    The texts of a miniature are in the format of WikiText and are not checked against the official ones.
+    A miniature version's texts are in WikiText's format and are not checked against the official ones.
     """
     if size.is_tiny:
         return our_command("lm", "prepare", "wikitext", text, data)
@@ -387,9 +387,9 @@ def _prepare(size: Size, name: str, text: Path, data: Path) -> tuple[str, ...]:
 
 
 def _training_steps(size: Size, training: Training, data: Path, out: Path, needs: tuple[str, ...]) -> list[Step]:
-    """Return the steps of a training and of its evaluations.
+    """Return the steps of a run and its evaluations.
 
-    Models are evaluated on the test split, and those of Table 7 also or only on the validation split.
+    Runs are evaluated on the test split, base models also on the validation split, and longer runs only on the latter.
     """
     arch = training.arch
     updates = size.updates_of(arch)
@@ -451,7 +451,7 @@ class _Page:
         return NOTHING
 
     def search(self, report: Path) -> str:
-        """Return the report of the search, with its picture."""
+        """Return the search report with its picture."""
         result = self.out / "search" / "result.json"
         if not result.exists():
             return missing("search")
@@ -475,7 +475,7 @@ class _Page:
         return markdown_table(rows, left=("pattern",))
 
     def base_models(self, report: Path) -> str:
-        """Return Tables 2 and 6, and the validation losses of these trainings."""
+        """Return Tables 2 and 6, and the validation losses of the runs."""
         results = self.out / "bench" / "results.json"
         seconds = {}
         if results.exists():
@@ -510,7 +510,7 @@ class _Page:
                     "GFLOPs (paper)": f"{printed.gigaflops}",
                 }
             )
-        blocks = [markdown_table(rows, left=("pattern",)), "Parameters and GFLOPs are those at the size in the paper."]
+        blocks = [markdown_table(rows, left=("pattern",)), "Parameters and GFLOPs are for the paper's model sizes."]
         if not results.exists():
             blocks.append(missing("bench"))
         blocks.append(show_losses([self.out / "training" / arch for arch in BASE], report, "train_*"))
@@ -541,7 +541,7 @@ class _Page:
                     "PPL / bpc (paper)": printed_measure,
                 }
             )
-        explanation = "The time per segment is the mean over the evaluation of the test split, at batch size 1 in fp32."
+        explanation = "The time per segment is averaged over the evaluation on the test split, at batch size 1 in fp32."
         return f"{markdown_table(rows, left=('model', 'pattern'))}\n\n{explanation}"
 
     def longer_training(self, _: Path) -> str:

@@ -159,7 +159,7 @@ def test_the_plan_is_printed_and_nothing_runs(raw, tmp_path):
         ("some out", "lacks MNLI/train.tsv"),
         ("some out --tasks WNLI", "lacks WNLI/train.tsv"),
         ("some out --tasks GLUE", "GLUE"),
-        ("empty out --tiny", "empty: holds no text"),
+        ("empty out --tiny", "empty: contains no text"),
         ("demo out --tiny --models lazyformer_m2x6,lazyformer_m3x4", "--models lazyformer_m3x4: .*did you mean"),
         ("demo out --tiny --steps bench,glue_*", "--steps bench: no such step"),
     ],
@@ -233,7 +233,7 @@ def test_a_step_that_fails_is_named_and_tried_again():
     first, second, third = step("a", "fails once"), step("b", needs=("a",)), step("c")
     failed, left_out = run(first, second, third)
     assert failed == "step a failed with exit code 1; see its output for the reason"
-    assert left_out == "step b was skipped, because it needs a"
+    assert left_out == "step b was skipped because it depends on a"
     assert [bool(each.record(Path("out"))) for each in (first, second, third)] == [False, False, True]
     assert run(first, second, third) == []
     assert Path("out/b/result").exists() and len(calls()) == 4

@@ -154,7 +154,7 @@ def test_a_longformer_starts_from_a_checkpoint_without_global_tokens(glue, tmp_p
         lazy = f"{SUBLAYERS}{layer + 2}.inner."
         assert torch.equal(state[f"{lazy}value_makers.window.v_proj.weight"], short[f"{lazy}v_proj.weight"])
     assert "--copy-positions repeats them up to 80" in caplog.text
-    assert "15 more): they start as copies" in caplog.text
+    assert "15 more): they are initialized as copies" in caplog.text
 
 
 def test_a_run_resumes_with_more_positions(data_folder, tmp_path, fairseq_train):

@@ -1,4 +1,4 @@
-"""Reading of this package's checkpoints, written by fairseq-train or exported, as plain containers and tensors."""
+"""Reading this package's checkpoints, from fairseq-train or exports, as plain containers and tensors."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -16,18 +16,18 @@ WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 FORMAT = "lazyformer model"
 FORMAT_VERSION = 1
-ARCHITECTURE = "lazyformer"  # fairseq's name of the model class
+ARCHITECTURE = "lazyformer"  # fairseq's name for the model class
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read and check a whole checkpoint without running any code that it contains.
+    """Read and check an entire checkpoint without running any code that it contains.
 
     Returns:
-        The content, which includes the weights as ``model`` and the options of its ``model`` and ``task`` as ``cfg``.
+        The content, including the weights as ``model`` and the options of ``model`` and ``task`` as ``cfg``.
 
     Raises:
-        UserError: the checkpoint is missing or damaged, contains anything that is not allowed, or has the settings of
-            an older fairseq, which only fairseq itself can read.
+        UserError: the checkpoint is missing or damaged, contains disallowed objects, or stores its settings in an older
+            fairseq format, which only fairseq itself can read.
     """
     if str(path).endswith(checkpoint_file.SAFETENSORS):
         state = read_exported(path)
@@ -39,13 +39,14 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def read_exported(path: Path) -> dict[str, Any]:
-    """Read a model that :func:`evaluation.export.export` wrote, as a fairseq checkpoint without an optimizer.
+    """Read a model written by :func:`evaluation.export.export` as a fairseq checkpoint without optimizer state.
 
     Args:
-        path: the weights; config.json must be in the same folder.
+        path: the weights file; config.json must be in the same folder.
 
     Raises:
-        UserError: a file is missing, damaged or of another format or version, or the two files do not belong together.
+        UserError: a file is missing, is damaged or has an unsupported format or version, or the two files do not belong
+            together.
     """
     options = read_config(path.with_name(CONFIG_FILE))
     weights, metadata = read_weights(path)
@@ -65,7 +66,7 @@ def read_exported(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the weights of a safetensors file, with tied weights under all their names, and its metadata.
+    """Return the weights in a safetensors file, with tied weights under all their names, and its metadata.
 
     Raises:
         UserError: the file is missing or is not a safetensors file.
@@ -83,14 +84,14 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def read_config(path: Path) -> MaskedLMOptions:
-    """Return the type-checked options of an exported model; raise a UserError if the file is not its config."""
+    """Return an exported model's type-checked options; raise a UserError if the file is not a valid config."""
     config = read_json(path, "copy the whole folder again")
     if config.get("format") != FORMAT:
-        raise UserError(f"{path}: not the config of an exported model; write it with `lazyformer export`")
+        raise UserError(f"{path}: not an exported model's config; write it with `lazyformer export`")
     refuse_other_version(path, config, FORMAT_VERSION)
     options = config.get("model")
     if not isinstance(options, dict) or config.get("architecture") != ARCHITECTURE:
-        raise UserError(f"{path}: must have the architecture {ARCHITECTURE} and the options of its model")
+        raise UserError(f"{path}: must contain the architecture {ARCHITECTURE} and the model's options")
     try:
         return read_options(MaskedLMOptions, options)
     except UserError as error:

@@ -1,8 +1,8 @@
-"""Export of a model to safetensors, a format of tensors and text only, so that loading a model runs no code.
+"""Model export to safetensors, a format that contains only tensors and text, so loading a model runs no code.
 
-    OUT/model.safetensors   the weights; the metadata names the architecture and the tied weights
-    OUT/config.json         the options of the model
-    OUT/tokenizer/          its tokenizer
+    OUT/model.safetensors   the weights; the metadata lists the architecture and the tied weights
+    OUT/config.json         the model's options
+    OUT/tokenizer/          the model's tokenizer
 
 ``lazyformer export`` writes this folder, ``lazyformer_fairseq.load(OUT)`` loads it, and ``--finetune-from-model
 OUT/model.safetensors`` starts training from it.
@@ -30,7 +30,7 @@ def export(folder: Union[str, Path], out: Union[str, Path]) -> None:
     """Write a checkpoint's model and tokenizer to the folder `out`, completely or not at all.
 
     Args:
-        folder: a folder of checkpoints, or one checkpoint; see :func:`lazyformer_fairseq.evaluation.loading.load`.
+        folder: a checkpoint folder or a checkpoint; see :func:`lazyformer_fairseq.evaluation.loading.load`.
         out: a folder that does not exist yet or is empty.
 
     Raises:
@@ -42,20 +42,20 @@ def export(folder: Union[str, Path], out: Union[str, Path]) -> None:
 
 
 def save(model: MaskedLM, tokenizer: TextTokenizer, folder: Union[str, Path]) -> None:
-    """Write a model from any torch training loop, as :func:`export` does, completely or not at all.
+    """Write a model from any torch training loop in the format of :func:`export`, completely or not at all.
 
     Args:
-        model: a model made by ``lazyformer_fairseq.build``, with a vocabulary of the tokenizer's size.
-        tokenizer: the tokenizer of the model.
+        model: a model built by ``lazyformer_fairseq.build``, with the same vocabulary size as the tokenizer.
+        tokenizer: the model's tokenizer.
         folder: a folder that does not exist yet or is empty.
 
     Raises:
-        UserError: model and tokenizer do not belong together, the model is not a masked language model of this
+        UserError: model and tokenizer do not belong together, the model is not a masked language model from this
             package, or the folder is not empty.
     """
     if not isinstance(model, MaskedLM):
         raise UserError(
-            f"save: the model must be a masked language model of this package, not a {type(model).__name__}"
+            f"save: the model must be a masked language model from this package, not a {type(model).__name__}"
         )
     weights = {name: weight.detach().cpu() for name, weight in model.state_dict().items()}
     weights["dictionary_sha256"] = dictionary_hash(tokenizer.dictionary)

@@ -1,4 +1,4 @@
-"""Inference on raw text: features, classes, scores, tags, filled masks and answer spans."""
+"""Inference on raw text: features, classification, regression, tagging, mask filling and question answering."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from lazyformer_fairseq.progress import Progress
 
 
 class Filling(NamedTuple):
-    """A result of :meth:`TrainedModel.fill_mask`: the text, its probability, and the word that fills the mask."""
+    """A result of :meth:`TrainedModel.fill_mask`: the filled text, its probability, and the word at the mask."""
 
     text: str
     probability: float
@@ -39,15 +39,15 @@ class Prediction(NamedTuple):
     """A prediction of :meth:`TrainedModel.predict` for one text.
 
     Attributes:
-        label: the likeliest class, or the score of a regression. It is None, without probabilities, if the input is
-            empty. In a task with several labels per text it is the list of those with a probability above one half. In
-            a task that tags words it is the list of the words' tags, where words are separated by spaces and words that
-            were cut off get the tag ``O``.
-        probability: the probability of the label; None for a list or a score.
+        label: the most probable class, or the predicted value in regression. If the input is empty, it is None and
+            there are no probabilities. In multi-label tasks it is the list of labels with a probability above 0.5. In
+            tagging tasks it is a list with one tag per word; words are separated by spaces, and truncated words are
+            tagged ``O``.
+        probability: the label's probability; None for lists and in regression.
         probabilities: the probabilities of all labels.
-        is_cut: whether the text is longer than the model reads, so that the prediction covers only a part of it.
-        is_unknown: whether the tokenizer knows no token of the text, so that the prediction is meaningless.
-        cut_words: in a task that tags words, the number of words of which the model reads no token.
+        is_cut: True if the text exceeds the model's maximum length, so the prediction covers only the first part.
+        is_unknown: True if the text consists only of unknown tokens, which makes the prediction meaningless.
+        cut_words: in tagging tasks, the number of words that were truncated.
     """
 
     label: Optional[Union[str, float, list[str]]]
@@ -62,8 +62,8 @@ class TrainedModel(nn.Module):
     """A trained model with its tokenizer, which accepts raw text.
 
     Attributes:
-        tasks: the tasks that its classification heads were trained on, by name of the head; a task that the checkpoint
-            does not describe has no splits and generic names of classes.
+        tasks: the tasks that the model's classification heads were trained on, by head name. Tasks without a
+            description in the checkpoint have no splits and generic class names.
     """
 
     def __init__(
@@ -80,23 +80,26 @@ class TrainedModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device that holds the weights."""
+        """The device that the weights are on."""
         return self.model.dictionary_sha256.device
 
     def encode(self, *texts: str) -> Tensor:
-        """Return the token ids (B, T) of texts, each ``<s> text </s>``, padded and cut at the model's maximum length.
+        """Tokenize texts as ``<s> text </s>``, padded and truncated to the model's maximum length.
 
-        The texts may also be given as one list. A warning is issued if a text is cut.
+        The texts may also be passed as one list. A warning is issued if a text is truncated.
+
+        Returns:
+            The token ids, (B, T).
 
         Raises:
-            UserError: no text is given, or an argument is not a string.
+            UserError: there are no texts, or an argument is not a string.
         """
         if len(texts) == 1 and isinstance(texts[0], (list, tuple)):
             (texts,) = texts
         if not texts:
-            raise UserError("no text is given; give one or more as in extract_features('One text.', 'Another.')")
+            raise UserError("expected at least one text, as in extract_features('One text.', 'Another.')")
         if wrong := [text for text in texts if not isinstance(text, str)]:
-            raise UserError(f"{wrong[0]!r} is not a text; give strings as in extract_features('One text.', 'Another.')")
+            raise UserError(f"{wrong[0]!r} is not a text; pass strings as in extract_features('One text.', 'Another.')")
         longest = self.model.max_positions()
         inputs, is_cut = self._inputs(((text,) for text in texts), longest)
         _warn_of_cuts(is_cut, longest)
@@ -104,19 +107,19 @@ class TrainedModel(nn.Module):
         return pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.special.pad).to(self.device)
 
     def _inputs(self, rows: Iterable[Sequence[str]], longest: int) -> tuple[list[np.ndarray], list[bool]]:
-        """Return the token ids (int64) of each text or pair, cut to `longest`, and whether each had to be cut."""
+        """Return the token ids (int64) of each text or pair, truncated to `longest`, and which were truncated."""
         whole = [np.array(self.tokenizer.build_input(*texts)) for texts in rows]
         cut = [cut_input(ids, longest, self.tokenizer.special.eos) for ids in whole]
         return cut, [len(ids) > longest for ids in whole]
 
     @torch.no_grad()
     def extract_features(self, *texts: str, global_positions: Optional[Tensor] = None) -> Tensor:
-        """Return the encoder's output (B, T, C) for raw texts; rows are padded on the right.
+        """Compute the encoder's output (B, T, C) for raw texts; rows are padded on the right.
 
         Args:
             *texts: see :meth:`encode`.
-            global_positions: a mask (B, T) over the ids of :meth:`encode`, True at tokens that attend to all and are
-                attended to by all; models with ``global=given`` require it.
+            global_positions: a mask (B, T) over the ids returned by :meth:`encode`, True at tokens that attend to all
+                tokens and are attended to by all tokens. Models with ``global=given`` require it.
         """
         features, _ = self.model(self.encode(*texts), features_only=True, global_positions=global_positions)
         return features
@@ -127,19 +130,18 @@ class TrainedModel(nn.Module):
         head: Optional[str] = None,
         max_tokens: int = 8192,
     ) -> list[Prediction]:
-        """Predict with a fine-tuned model, as in ``predict(["One text.", "Another."])``, for texts or pairs of texts.
+        """Predict labels for texts or text pairs with a fine-tuned model, as in ``predict(["One text.", "Another."])``.
 
-        An empty text, or a pair with an empty text, gets the label None. Warnings report such texts, texts that are
-        cut, and texts of unknown tokens.
+        The label of an empty text, or of a pair with an empty text, is None. Warnings report empty texts, truncated
+        texts, and texts that consist only of unknown tokens.
 
         Args:
-            texts: the texts, or the pairs.
+            texts: the texts or text pairs.
             head: the name of a head; by default the only fine-tuned head.
-            max_tokens: maximum number of tokens per batch, including padding.
+            max_tokens: the maximum number of tokens per batch, including padding.
 
         Raises:
-            UserError: the checkpoint has no such head, or the texts are not texts, or not pairs where the task has
-                pairs.
+            UserError: the checkpoint has no such head, or the inputs are not texts or text pairs as the task requires.
         """
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise UserError(f"{texts!r}: predict([...]) takes one list of texts or pairs")
@@ -148,18 +150,22 @@ class TrainedModel(nn.Module):
         if empty := sum(answer.label is None for answer in answers):
             warnings.warn(f"{empty:,} of {len(answers):,} texts are empty; their label is None", stacklevel=2)
         if unknown := sum(answer.is_unknown for answer in answers):
-            said = f"{unknown:,} of {len(answers):,} texts have no token that is known; their labels mean nothing"
+            said = f"{unknown:,} of {len(answers):,} texts have no known tokens; their labels are meaningless"
             warnings.warn(said, stacklevel=2)
         return answers
 
     def choose_head(self, name: Optional[str] = None) -> str:
-        """Return the name of the given classification head, or of the only one; raise a UserError if none fits."""
+        """Return `name` if the model has such a classification head, or by default its only head's name.
+
+        Raises:
+            UserError: there is no such head, or there are several heads and `name` is None.
+        """
         if not self.tasks:
-            raise UserError("this model was not fine-tuned on labels or scores; `lazyformer finetune` does that")
+            raise UserError("this model was not fine-tuned on a task; fine-tune it with `lazyformer finetune`")
         return _named_or_only(name, list(self.tasks), "classification head")
 
     def longest_of(self, head: str) -> int:
-        """Return a head's maximum input length in tokens: its training length, but at most the model's positions."""
+        """Return a head's maximum input length in tokens: its training length, limited by the model's positions."""
         return min(self.model.max_positions(), self.tasks[head].longest or self.model.max_positions())
 
     @torch.no_grad()
@@ -169,7 +175,7 @@ class TrainedModel(nn.Module):
         head: Optional[str] = None,
         max_tokens: int = 8192,
     ) -> list[Prediction]:
-        """Predict as :meth:`predict` does, but without warnings, for callers that count cut and empty texts."""
+        """Predict like :meth:`predict` but without warnings, for callers that count truncated and empty texts."""
         name = self.choose_head(head)
         task = self.tasks[name]
         rows = []
@@ -199,7 +205,7 @@ class TrainedModel(nn.Module):
         ]
 
     def _answers(self, inputs: Sequence[np.ndarray], name: str, max_tokens: int) -> list[Prediction]:
-        """Predict labels or scores for inputs that are not empty."""
+        """Predict labels or regression values for non-empty inputs."""
         if not inputs:
             return []
         task = self.tasks[name]
@@ -207,7 +213,7 @@ class TrainedModel(nn.Module):
         for index, found in logits_of(self.model, name, self._unlabelled(inputs), max_tokens):
             logits[index] = found
         if not np.isfinite(logits).all():
-            raise UserError(f"{task.name}: the model predicts {logits[~np.isfinite(logits)][0]}; train it again")
+            raise UserError(f"{task.name}: the model predicts {logits[~np.isfinite(logits)][0]}; retrain it")
         if task.is_regression:
             low, high = task.score_range or (-np.inf, np.inf)
             scores = self._in_unit_of_files(name, logits)[:, 0].clip(low, high)
@@ -226,7 +232,7 @@ class TrainedModel(nn.Module):
         return answers
 
     def _tags(self, sentences: Sequence[tuple[np.ndarray, str]], name: str, max_tokens: int) -> list[Prediction]:
-        """Tag the words of sentences, each given as its token ids and its text."""
+        """Tag the words in sentences, which are pairs of token ids and text."""
         answers = [Prediction(None, None, {})] * len(sentences)
         dataset = self._unlabelled([ids for ids, _ in sentences])
         for index, logits in logits_of(self.model, name, dataset, max_tokens):
@@ -244,19 +250,19 @@ class TrainedModel(nn.Module):
         return answers
 
     def _unlabelled(self, inputs: Sequence[np.ndarray]) -> LabelledTextsDataset:
-        """Return a dataset of the inputs, without labels, as the model reads them."""
+        """Wrap inputs without labels as a dataset in the model's input format."""
         marks = None
         if self.model.encoder.sentence_encoder.asking:
             marks = self.tokenizer.special.eos
         return LabelledTextsDataset(inputs, None, marks_before=marks, **self._fed)
 
     def _in_unit_of_files(self, head: str, logits: Any) -> Any:
-        """Convert a head's scores, which are standardized, to the unit of the task's files."""
+        """Convert a regression head's standardized outputs to the unit in the task's files."""
         mean, deviation = (head in self.tasks and self.tasks[head].standard) or (0.0, 1.0)
         return logits * deviation + mean
 
     def fold_unit(self, head: str) -> None:
-        """Fold the unit of the scores into the head's weights, for programs that do not know the unit."""
+        """Fold the regression targets' mean and standard deviation into the head, so its outputs need no conversion."""
         if head in self.tasks and self.tasks[head].standard is not None:
             last = self.model.classification_heads[head].out_proj
             weights = {"weight": last.weight * self.tasks[head].standard[1]}
@@ -265,7 +271,7 @@ class TrainedModel(nn.Module):
 
     @property
     def _fed(self) -> dict[str, Any]:
-        """The datasets' settings for padding, order and token types."""
+        """The dataset settings for padding, order and token types."""
         special = self.tokenizer.special
         types_after = None
         if self.model.cfg.token_types > 1:
@@ -274,10 +280,10 @@ class TrainedModel(nn.Module):
 
     @torch.no_grad()
     def follows(self, first: str, second: str) -> float:
-        """Return the probability that the second text follows the first; the model must know ``--next-sentence``.
+        """Return the probability that the second text follows the first, for models trained with ``--next-sentence``.
 
         Raises:
-            UserError: the checkpoint has no such head, or the pair does not fit into the model's maximum length.
+            UserError: the checkpoint has no next-sentence head, or the pair exceeds the model's maximum length.
         """
         if NEXT_SENTENCE not in self.model.classification_heads:
             raise UserError("this model was not trained on next-sentence prediction; pre-train it with --next-sentence")
@@ -294,21 +300,21 @@ class TrainedModel(nn.Module):
 
     @torch.no_grad()
     def fill_mask(self, text: str, topk: int = 5) -> list[Filling]:
-        """Return the `topk` likeliest words for the one ``<mask>`` in a text, the likeliest first.
+        """Return the `topk` most probable words for the ``<mask>`` in a text, in descending order of probability.
 
-        If the model's tokenizer has another mask word, such as ``[MASK]``, that works too.
+        If the model's tokenizer has a different mask token, such as ``[MASK]``, it is accepted too.
 
         Raises:
-            UserError: `text` is not one string, it does not contain ``<mask>`` exactly once, or the masked-LM head was
+            UserError: `text` is not a string or does not contain ``<mask>`` exactly once, or the masked-LM head was
                 never trained.
         """
         if match.lm_head_never_trained(self.model.state_dict()):
             raise UserError(
-                "fill_mask: the masked-LM head of this model was never trained, so its words would be noise, as after "
-                "an import without that head; pre-train the model first, with fairseq-train --finetune-from-model"
+                "fill_mask: this model's masked-LM head was never trained, for example because it was imported without "
+                "that head; pre-train it first with fairseq-train --finetune-from-model"
             )
         if not isinstance(text, str):
-            raise UserError(f"fill_mask({text!r}): give one text at a time")
+            raise UserError(f"fill_mask({text!r}): expected a single text")
         if topk < 1:
             raise UserError(f"fill_mask: topk is {topk}; it must be at least 1")
         ids = self.encode(text.replace(MASK, self.tokenizer.mask_word))[0]
@@ -316,7 +322,7 @@ class TrainedModel(nn.Module):
         if at_mask.sum() != 1:
             read = "in the text"
             if len(ids) == self.model.max_positions():
-                read = f"in the {len(ids)} tokens that the model reads"
+                read = f"in the first {len(ids)} tokens, the model's maximum"
             raise UserError(f"fill_mask({text!r}): found <mask> {int(at_mask.sum())} times {read}; it must occur once")
         logits, _ = self.model(ids[None], masked_tokens=at_mask[None])
         probabilities, words = logits.softmax(dim=-1)[0].topk(min(topk, logits.size(-1)))
@@ -336,17 +342,17 @@ class TrainedModel(nn.Module):
         settings: question_windows.WindowSettings = question_windows.USUAL,
         longest_answer: int = 30,
     ) -> list[FoundAnswer]:
-        """Return the likeliest answers to a question about a text, as spans of that text, the likeliest first.
+        """Return the most probable answers to a question about a text, as spans of the text, best first.
 
-        The model always answers. Probabilities are relative to its 20 best answers (or `n_best`, if that is more): they
-        rank the answers, but do not say whether the text contains one. A long text is split into several windows.
+        The model always answers. Probabilities are relative to its 20 best answers (or `n_best` if larger): they rank
+        the answers but do not indicate whether the text contains one. Long texts are split into several windows.
 
         Args:
             question: the question.
             context: the text.
             n_best: the maximum number of answers.
             head: the name of the span head; by default the only one.
-            settings: the sizes of the windows, limited by the model's maximum length.
+            settings: the window sizes, which are limited by the model's maximum length.
             longest_answer: the maximum length of an answer in tokens.
 
         Raises:
@@ -354,7 +360,7 @@ class TrainedModel(nn.Module):
         """
         for name, text in (("question", question), ("context", context)):
             if not isinstance(text, str) or not text.strip():
-                raise UserError(f"{name} {text!r}: give some text, as in answer('Who walks?', 'Anna walks.')")
+                raise UserError(f"{name} {text!r}: must be some text, as in answer('Who walks?', 'Anna walks.')")
         if n_best < 1 or longest_answer < 1:
             raise UserError(f"n_best {n_best}, longest_answer {longest_answer}: both must be at least 1")
         known = [name for name, each in self.model.classification_heads.items() if isinstance(each, SpanHead)]
@@ -375,7 +381,7 @@ class TrainedModel(nn.Module):
 
 
 def _named_or_only(name: Optional[str], known: Sequence[str], what: str) -> str:
-    """Return `name` if it is known, or the only known name if it is None; raise a UserError otherwise."""
+    """Return `name` if it is known, or the only known name if it is None; otherwise raise a UserError."""
     if name in known:
         return name
     if name is None and len(known) == 1:
@@ -383,11 +389,11 @@ def _named_or_only(name: Optional[str], known: Sequence[str], what: str) -> str:
     wanted = f"more than one {what}"
     if name is not None:
         wanted = f"no {what} {name!r}"
-    raise UserError(f"the checkpoint has {wanted}; give one of {', '.join(known)} as head")
+    raise UserError(f"the checkpoint has {wanted}; set head to one of {', '.join(known)}")
 
 
 def _warn_of_cuts(is_cut: Sequence[bool], longest: int, what: str = "texts") -> None:
-    """Warn the caller of a method of :class:`TrainedModel` if texts had to be cut."""
+    """Warn the caller of a :class:`TrainedModel` method if texts were truncated."""
     if any(is_cut):
         warnings.warn(told_cut(sum(is_cut), len(is_cut), longest, what), stacklevel=3)
 
@@ -399,14 +405,14 @@ def find_answers(
     n_best: int = USUAL_ANSWERS,
     **how: Any,
 ) -> list[list[FoundAnswer]]:
-    """Return the `n_best` answers to each question of a dataset, the best first, as spans of the context.
+    """Return the `n_best` answers to each question in a dataset, best first, as spans of the context.
 
     Args:
         model: the model, in evaluation mode, on any device.
-        head: the name of its span head.
-        dataset: the windows of the questions.
+        head: the name of the model's span head.
+        dataset: the questions' windows.
         n_best: the number of answers per question.
-        how: `max_tokens` and `name`, see :func:`logits_of`.
+        how: `max_tokens` and `name`; see :func:`logits_of`.
     """
     collector = dataset.collector(n_best)
     for index, logits_BT2 in logits_of(model, head, dataset, **how):
@@ -422,15 +428,15 @@ def logits_of(
     max_tokens: int = 4096,
     name: Optional[str] = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the indices (B,) of the examples in a batch and a head's logits for them in fp32, batch by batch.
+    """Yield, for each batch, the example indices (B,) and a head's logits in fp32.
 
     Batches contain examples of similar lengths.
 
     Args:
         model: the model, in evaluation mode, on any device.
-        head: the name of its head.
+        head: the head's name.
         dataset: the examples.
-        max_tokens: maximum number of tokens per batch, including padding; a batch has at least one example.
+        max_tokens: the maximum number of tokens per batch, including padding; a batch has at least one example.
         name: the label of the progress bar; None shows no bar.
     """
     device = next(model.parameters()).device

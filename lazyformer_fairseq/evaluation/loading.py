@@ -1,4 +1,4 @@
-"""Loading of a checkpoint and its tokenizer as a model that accepts raw text."""
+"""Loading a checkpoint and its tokenizer as a model that accepts raw text."""
 
 import logging
 import sys
@@ -39,7 +39,7 @@ def model_of(options: CausalLMOptions, dictionary: Any) -> CausalLM: ...
 
 
 def model_of(options: Options, dictionary: Any) -> Union[MaskedLM, CausalLM]:
-    """Return a model with fresh weights for a dictionary; the hash of the dictionary is kept with the weights."""
+    """Build a randomly initialized model for a dictionary; the dictionary's hash is stored in a buffer."""
     model = network(options, len(dictionary), dictionary.pad())
     model.register_buffer("dictionary_sha256", match.dictionary_hash(dictionary))
     return model
@@ -50,25 +50,25 @@ def load(
     make: Make = model_of,
     read: Callable[[Path], dict[str, Any]] = checkpoints.load,
 ) -> TrainedModel:
-    """Load a model for inference, on the CPU and in evaluation mode, with all heads of its checkpoint.
+    """Load a model for inference, on the CPU and in evaluation mode, with all of its checkpoint's heads.
 
     Args:
-        folder: a folder that contains checkpoints and, in ``tokenizer``, the tokenizer that they were trained with;
-            training writes both. The best checkpoint is loaded, or else the last. A checkpoint may also be given
-            itself.
-        make: a function that makes a model with fresh weights from options and a dictionary.
+        folder: a checkpoint, or a folder that contains checkpoints and, in ``tokenizer``, the tokenizer they were
+            trained with, as written by training. From a folder, the best checkpoint is loaded, or the last one if there
+            is no best.
+        make: a function that builds a randomly initialized model from options and a dictionary.
         read: a function that reads a checkpoint.
 
     Raises:
-        UserError: a file is missing, damaged or unsafe, or does not belong to the others.
+        UserError: a file is missing, damaged or unsafe, or does not match the other files.
     """
     checkpoint = checkpoint_at(Path(folder))
-    tokenizer = tokenizer_beside(checkpoint)  # checked first, because a missing tokenizer is the likelier mistake
+    tokenizer = tokenizer_beside(checkpoint)  # checked first, because a missing tokenizer is the more likely mistake
     return load_state(read(checkpoint), checkpoint, tokenizer, make)
 
 
 def tokenizer_beside(checkpoint: Path, folder: Optional[Path] = None) -> TextTokenizer:
-    """Return the tokenizer in a folder, by default the one beside a checkpoint; raise a UserError if it is missing."""
+    """Load the tokenizer from a folder, by default the one next to a checkpoint; raise a UserError if it is missing."""
     folder = folder or checkpoint.parent / "tokenizer"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; raw text needs the tokenizer that the model was trained with")
@@ -76,12 +76,12 @@ def tokenizer_beside(checkpoint: Path, folder: Optional[Path] = None) -> TextTok
 
 
 def is_causal(state: dict) -> bool:
-    """Return whether a checkpoint's content is a causal language model."""
+    """Return True if a checkpoint contains a causal language model."""
     return any(str(name).startswith("decoder.embedding.") for name in state.get("model") or ())
 
 
 def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Make = model_of) -> TrainedModel:
-    """Return a model as :func:`load` does, from the content of a checkpoint and a tokenizer."""
+    """Build a model like :func:`load`, from a checkpoint's content and a tokenizer."""
     if is_causal(state):
         raise UserError(f"{checkpoint}: this is a causal language model; evaluate it with `lazyformer lm evaluate`")
     model = build(state, tokenizer.dictionary, checkpoint, make)
@@ -90,7 +90,7 @@ def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Ma
 
 
 def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescription]:
-    """Return the task of each classification head, as the checkpoint describes it, or else by the name of the head.
+    """Return each classification head's task, as described in the checkpoint or, failing that, by the head's name.
 
     Raises:
         UserError: the description is damaged; the message names `path`.
@@ -127,13 +127,13 @@ def trained_model(
     path: Path,
     tasks: Optional[Mapping[str, TaskDescription]] = None,
 ) -> TrainedModel:
-    """Return a model with these options and weights that accepts raw text.
+    """Build a model that accepts raw text from options, weights and a tokenizer.
 
     Args:
         cfg: the options.
-        weights: the weights, including the hash of the dictionary.
-        tokenizer: the tokenizer of the model.
-        path: the path to name in messages.
+        weights: the weights, including the dictionary's hash.
+        tokenizer: the model's tokenizer.
+        path: the path for error messages.
         tasks: see :class:`TrainedModel`.
 
     Raises:
@@ -144,14 +144,14 @@ def trained_model(
 
 
 def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> Any:
-    """Return the masked or causal language model that a checkpoint's settings describe, with its weights.
+    """Build the masked or causal language model described by a checkpoint's settings, and load its weights.
 
     Args:
-        state: the content of the checkpoint: the settings in ``state["cfg"]["model"]``, the weights in
+        state: the checkpoint's content, with the settings in ``state["cfg"]["model"]`` and the weights in
             ``state["model"]``.
-        dictionary: the dictionary of the model.
-        path: the path to name in messages.
-        make: a function that makes a model with fresh weights from options and a dictionary.
+        dictionary: the model's dictionary.
+        path: the path for error messages.
+        make: a function that builds a randomly initialized model from options and a dictionary.
 
     Raises:
         UserError: settings, weights and dictionary do not belong together.
@@ -167,11 +167,11 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> An
     try:
         cfg = read_options(CausalLMOptions if is_causal(state) else MaskedLMOptions, options)
     except UserError as error:
-        raise UserError(f"{not_ours}, or one of a later version: {error}") from error
+        raise UserError(f"{not_ours}, or from a later version: {error}") from error
     if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
         raise UserError(f"{not_ours}: its weights are not tensors")
     try:
-        # Compare shapes first, without allocating memory: a few bytes of settings can demand more than there is.
+        # Compare shapes on the meta device first: a few bytes of settings can require more memory than is available.
         with torch.device("meta"):
             sizes = assemble(make, cfg, dictionary, weights)
         own = {**sizes.state_dict(), "dictionary_sha256": match.dictionary_hash(dictionary)}
@@ -184,7 +184,7 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> An
 
 
 def _refuse_unknown_names(cfg: Mapping[str, Any], path: Path) -> None:
-    """Raise a UserError if the model or task is neither this package's nor registered with a loaded fairseq."""
+    """Raise a UserError if the model or task is neither from this package nor registered with a loaded fairseq."""
     models = {"lazyformer", "lazyformer_lm", *ARCHITECTURES, *CAUSAL_ARCHITECTURES}
     for part, registry, ours in (("model", "ARCH_MODEL_REGISTRY", models), ("task", "TASK_REGISTRY", None)):
         known = getattr(sys.modules.get(f"fairseq.{part}s"), registry, ours)
@@ -196,7 +196,7 @@ def _refuse_unknown_names(cfg: Mapping[str, Any], path: Path) -> None:
 
 
 def assemble(make: Make, cfg: Options, dictionary: Any, weights: dict[str, Tensor]) -> Any:
-    """Return a model with fresh weights and the classification heads that `weights` contain."""
+    """Build a randomly initialized model with the classification heads found in `weights`."""
     model = make(cfg, dictionary)
     for name, head in match.heads_in_checkpoint(weights).items():
         model.register_classification_head(name, head.outputs, head.type)

@@ -1,4 +1,4 @@
-"""Checks that a checkpoint's weights and dictionary belong to a model, and detection of its classification heads."""
+"""Checks that a checkpoint's weights and dictionary match a model, and detection of its classification heads."""
 
 import hashlib
 import itertools
@@ -16,8 +16,8 @@ from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 logger = logging.getLogger(__name__)
 
 PREFIX = "classification_heads."
-TO_CLASSES = ".out_proj.weight"  # the last linear map of a head
-TO_TOKENS = {f".{SpanHead.MAP}.weight": SPAN, f".{TokenHead.MAP}.weight": TAGS}  # the only map of a head on tokens
+TO_CLASSES = ".out_proj.weight"  # a head's last linear map
+TO_TOKENS = {f".{SpanHead.MAP}.weight": SPAN, f".{TokenHead.MAP}.weight": TAGS}  # the only map of a token-level head
 PER_POSITION = "encoder.sentence_encoder.embed_positions.weight"  # the encoder's weight with one row per position
 LM_HEAD = "encoder.lm_head."
 
@@ -25,8 +25,8 @@ LM_HEAD = "encoder.lm_head."
 def dictionary_hash(dictionary) -> Tensor:
     """Return the SHA-256 of a dictionary's symbols in order, as 32 bytes.
 
-    The hash is saved with the weights, since other symbols would have other ids. Counts are ignored: they only describe
-    a corpus.
+    The hash is saved with the weights, because they are only valid for this mapping of symbols to ids. Counts are
+    ignored: they only describe a corpus.
     """
     digest = hashlib.sha256("\n".join(dictionary.symbols).encode()).digest()
     return torch.tensor(list(digest), dtype=torch.uint8)
@@ -35,7 +35,7 @@ def dictionary_hash(dictionary) -> Tensor:
 def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_word: str) -> None:
     """Raise a UserError that names the first difference between the checkpoint's and the model's weights or dictionary.
 
-    Without this check fairseq says "please ensure that the architectures match" and nothing more.
+    Without this check, fairseq's only message is "please ensure that the architectures match".
 
     Args:
         loaded: the checkpoint's weights.
@@ -49,16 +49,16 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
         )
     if not torch.equal(loaded.get("dictionary_sha256", ours := own["dictionary_sha256"]).to(ours.device), ours):
         raise UserError(
-            "the checkpoint was trained with another dictionary, of the same size but with other symbols or another "
-            "order; use the tokenizer and data that the checkpoint was trained with"
+            "the checkpoint was trained with another dictionary of the same size, with different symbols or in a "
+            "different order; use the tokenizer and data that the checkpoint was trained with"
         )
-    advice = "give the --arch, --sublayer-pattern and sizes (--max-positions too) that the checkpoint was trained with"
+    advice = "pass the --arch, --sublayer-pattern and sizes (--max-positions too) that the checkpoint was trained with"
     for name, weight in own.items():
         if name not in loaded:
             raise UserError(f"the checkpoint has no weight {name}; {advice}")
         if (there := tuple(loaded[name].shape)) != tuple(weight.shape):
             raise UserError(
-                f"the checkpoint's {name} has the shape {there}, but the model's has {tuple(weight.shape)}; {advice}"
+                f"the checkpoint's {name} has shape {there}, but the model's has {tuple(weight.shape)}; {advice}"
             )
         if loaded[name].is_floating_point() != weight.is_floating_point():
             raise UserError(
@@ -98,8 +98,8 @@ def copy_projections(state_dict: dict[str, Tensor], model: nn.Module) -> None:
     if missing:
         first = next(iter(missing))
         logger.warning(
-            "the checkpoint has no projections for global tokens (%s and %d more): they start as copies of those for "
-            "all tokens (Longformer, section 5)",
+            "the checkpoint has no projections for global tokens (%s and %d more): they are initialized as copies of "
+            "the projections for all tokens (Longformer, section 5)",
             first,
             len(missing) - 1,
         )
@@ -113,7 +113,7 @@ def match_positions(
     positions: int,
     copies: bool,
 ) -> None:
-    """Extend a checkpoint's position embeddings to the model's number by repetition, in place (Longformer, section 5).
+    """Repeat a checkpoint's position embeddings, in place, to fill the model's positions (Longformer, section 5).
 
     Args:
         state_dict: the checkpoint's weights.
@@ -124,7 +124,7 @@ def match_positions(
 
     Raises:
         UserError: repetition is not allowed, the checkpoint has more positions than the model, or other weights, such
-            as learned scores, depend on the number of positions.
+            as learned attention scores, depend on the number of positions.
     """
     weight = state_dict.get(name)
     if weight is None or weight.size(0) == positions:
@@ -133,23 +133,23 @@ def match_positions(
     differ = f"the checkpoint has {found} positions, but --max-positions is {positions}"
     remedy = f"--max-positions {found}"
     if found > positions:
-        raise UserError(f"{differ}; give {remedy} (inputs may be shorter)")
+        raise UserError(f"{differ}; use {remedy} (inputs may be shorter)")
     for each in sorted(own.keys() & state_dict.keys() - {name}):
         sizes = set(zip(state_dict[each].shape, own[each].shape, strict=False))
         if {pair for pair in sizes if pair[0] != pair[1]} == {(found, positions)}:
-            raise UserError(f"{differ}, and {each} depends on the number and cannot be extended; give {remedy}")
+            raise UserError(f"{differ}, and {each} depends on this number and cannot be extended; use {remedy}")
     if not copies:
-        raise UserError(f"{differ}; pass --copy-positions to repeat those {found}, or {remedy}")
+        raise UserError(f"{differ}; pass --copy-positions to repeat these {found}, or {remedy}")
     logger.warning("the checkpoint has %d positions; --copy-positions repeats them up to %d", found, positions)
     state_dict[name] = weight.repeat(-(-positions // found), 1)[:positions]
 
 
 def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDict) -> None:
-    """Replace the heads in `state_dict` by those of the model, in place, and log which are left out or start fresh.
+    """Replace the heads in `state_dict` with the model's heads, in place, and log dropped and newly initialized heads.
 
-    A head that only the checkpoint has, or that differs in size there, is left out. A head that only the model has
-    keeps its fresh weights, except that the dense map of a dense head starts from the checkpoint's pooler, if it has
-    one. In BERT, the pooler is also the layer below the classes of the head ``next_sentence``.
+    A head that is only in the checkpoint, or has a different size there, is dropped. A head that is only in the model
+    keeps its initial weights, except that a dense head's first layer is initialized from the checkpoint's pooler, if
+    any. In BERT, the pooler is also the layer below the ``next_sentence`` head's classifier.
     """
     own = {f"{PREFIX}{name}": weight for name, weight in heads.state_dict().items()}
     shapes_there, shapes_here = (_shapes_by_head(weights) for weights in (state_dict, own))
@@ -165,14 +165,14 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     for head in sorted(unfit - ({source} if from_pooler else set())):
         reason = "does not belong to this task"
         if head in heads:
-            reason = "has another number of outputs or layers there"
-        logger.warning("classification head %s of the checkpoint is left out: it %s", head, reason)
+            reason = "has a different number of outputs or layers there"
+        logger.warning("the checkpoint's classification head %s is dropped: it %s", head, reason)
     for name in [name for name in state_dict if name.startswith(PREFIX) and _head(name) in unfit]:
         del state_dict[name]
     for head in sorted(fresh - unfit):
-        logger.info("classification head %s is not in the checkpoint and starts with fresh weights", head)
+        logger.info("classification head %s is not in the checkpoint and is newly initialized", head)
     for name in sorted(from_pooler):
-        logger.info("%s starts as the checkpoint's pooler", name)
+        logger.info("%s is initialized from the checkpoint's pooler", name)
     for name, weight in (own | from_pooler).items():
         state_dict.setdefault(name, weight)
 
@@ -190,14 +190,14 @@ def _head(name: str) -> str:
 
 
 class SavedHead(NamedTuple):
-    """A head found among a checkpoint's weights: its number of outputs, and its type in :data:`heads.HEADS`."""
+    """A head found in a checkpoint's weights: its number of outputs, and its type, a key of :data:`heads.HEADS`."""
 
     outputs: int
     type: str
 
 
 def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
-    """Return the classification heads among the weights by name, including heads on tokens."""
+    """Return the classification heads found in the weights by name, including token-level heads."""
     found = {}
     for name, weight in state_dict.items():
         if name.startswith(PREFIX) and name.endswith((TO_CLASSES, *TO_TOKENS)):
@@ -212,23 +212,24 @@ def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
 
 
 def has_pooler(state_dict: dict[str, Tensor]) -> bool:
-    """Return whether the weights include BERT's pooler; a task's head of that name does not count."""
+    """Return True if the weights include BERT's pooler, as opposed to a task's head with the same name."""
     name = f"{PREFIX}{POOLER}"
     return f"{name}.dense.weight" in state_dict and f"{name}.out_proj.weight" not in state_dict
 
 
 def lm_head_never_trained(weights: Mapping[str, Tensor]) -> bool:
-    """Return whether an encoder's masked-LM head was never trained, so that its predictions are noise.
+    """Return True if an encoder's masked-LM head was never trained, so its predictions are noise.
 
-    The biases of an untrained head are exactly zero. Its first update changes them, while updates of other heads do
-    not, with or without weight decay. So every file of weights tells: checkpoints, exports, and old ones too.
+    The biases of an untrained head are exactly zero. The first update of the head changes them, but updates of other
+    heads do not, with or without weight decay. The check therefore works on any weights: checkpoints and exports, old
+    and new.
     """
     biases = (weights.get(f"{LM_HEAD}{name}") for name in ("bias", "dense.bias", "layer_norm.bias"))
     return not any(bias.any() for bias in biases if bias is not None)
 
 
 def pooler_in_checkpoint(state_dict: dict[str, Tensor]) -> Optional[str]:
-    """Return the name of the head whose dense map was pre-trained as BERT's pooler; None if there is none."""
+    """Return the name of the head with a first layer that was pre-trained as BERT's pooler; None if there is none."""
     if has_pooler(state_dict):
         return POOLER
     if f"{PREFIX}{NEXT_SENTENCE}.dense.weight" in state_dict:

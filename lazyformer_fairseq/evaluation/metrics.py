@@ -1,4 +1,4 @@
-"""Metrics of predictions against labels, scores or tags, by the names that tasks use."""
+"""Metrics for classification, regression and tagging, under the names used by tasks."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,19 +15,19 @@ def _correlation(function: Callable) -> Metric:
         if any(len(values) < 2 or (values == values[0]).all() for values in (predictions, targets)):
             return 0.0
         with warnings.catch_warnings():
-            # Scores may differ only in their last digits, as at the start of training.
+            # Predictions may differ only in their last digits, as at the start of training.
             warnings.simplefilter("ignore", stats.NearConstantInputWarning)
             answer = function(targets.astype(np.float64), predictions.astype(np.float64))
-            return float(getattr(answer, "statistic", answer))  # scipy also has a p-value
+            return float(getattr(answer, "statistic", answer))  # scipy also returns a p-value
 
     return value
 
 
 METRICS: Mapping[str, Metric] = {
     "accuracy": lambda predictions, targets: float(of_sklearn.accuracy_score(targets, predictions)),
-    # F1 of class 1; 0.0 if it is neither predicted nor present.
+    # F1 of class 1; 0.0 if the class is neither predicted nor present.
     "f1": lambda predictions, targets: float(of_sklearn.f1_score(targets, predictions, zero_division=0.0)),
-    # The mean over all classes, however rare.
+    # The unweighted mean over all classes.
     "macro_f1": lambda predictions, targets: float(
         of_sklearn.f1_score(targets, predictions, average="macro", zero_division=0.0)
     ),
@@ -44,9 +44,9 @@ METRICS: Mapping[str, Metric] = {
 
 
 def entities(tags: Iterable[str]) -> set[tuple[str, int, int]]:
-    """Return type, first word and end of each entity that the tags of a sentence mark, as conlleval does.
+    """Extract the entities from a sentence's tags like conlleval, as tuples (type, first word, end).
 
-    A ``B-`` begins an entity, and so does an ``I-`` that does not continue one of its type.
+    An entity begins at a ``B-`` tag, or at an ``I-`` tag that does not continue an entity of the same type.
     """
     found = set()
     current = ""
@@ -63,7 +63,7 @@ def entities(tags: Iterable[str]) -> set[tuple[str, int, int]]:
 
 
 def count_tags(predicted: Sequence[str], right: Sequence[str]) -> tuple[int, ...]:
-    """Count a sentence's correct tags, words, correct entities, predicted entities and entities in the file."""
+    """Count a sentence's correct tags, words, correct entities, predicted entities and reference entities."""
     hits = sum(map(str.__eq__, predicted, right))
     found = entities(predicted)
     there = entities(right)
@@ -74,8 +74,8 @@ def metric_of_tags(name: str, rows: np.ndarray) -> float:
     """Return the accuracy over words, or the F1 over entities of all types.
 
     Args:
-        name: "accuracy" or the name of the F1.
-        rows: the counts (N, 5) of all sentences, from :func:`count_tags`.
+        name: "accuracy" or the name of the F1 metric.
+        rows: the counts (N, 5) from :func:`count_tags` for all sentences.
     """
     hits, words, right, predicted, there = rows.sum(axis=0).tolist()
     if name == "accuracy":

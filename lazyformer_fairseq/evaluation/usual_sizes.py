@@ -1,4 +1,4 @@
-"""Look-up of architectures by name, and usual vocabulary sizes."""
+"""Architecture lookup by name, and default vocabulary sizes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ COLOURS = 516
 
 
 def arch_named(name: str) -> str:
-    """Return the name of an encoder or a causal model; raise a UserError that suggests similar names for any other."""
+    """Return `name` if it is a known architecture; otherwise raise a UserError that suggests similar names."""
     known = [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
     if name not in known:
         raise UserError(f"{name}: no such arch{nearest(name, known) or '; docs/patterns.md lists them all'}")
@@ -21,10 +21,10 @@ def arch_named(name: str) -> str:
 
 
 def usual_symbols(options: Mapping[str, Any]) -> int:
-    """Return the vocabulary size to assume for a model with these options, if no data determine it.
+    """Return the vocabulary size to assume for a model with these options when there is no data.
 
-    An encoder has the pieces of our tokenizers. A causal model has the words of WikiText-103 if its softmax is
-    adaptive, the colours of images plus fairseq's special symbols if its positions are absolute, and bytes otherwise.
+    For encoders it is our tokenizers' default vocabulary size. For causal models it is the vocabulary of WikiText-103
+    with an adaptive softmax, image colors plus fairseq's special symbols with absolute positions, and bytes otherwise.
     """
     cutoffs = options.get("adaptive_softmax_cutoff")
     if cutoffs is None:

@@ -203,12 +203,12 @@ def test_a_masked_lm_head_that_never_trained_is_left_out_and_the_card_says_so(ca
     assert f"model = AutoModel{ending}.from_pretrained" in card
     assert json.loads((tmp_path / "back" / "config.json").read_text())["architectures"] == [exported]
     assert not any(name.startswith(("cls.predictions", "lm_head")) for name in load_file(tmp_path / "back" / SAFE))
-    with pytest.raises(UserError, match="fill_mask: the masked-LM head of this model was never trained"):
+    with pytest.raises(UserError, match="fill_mask: this model's masked-LM head was never trained"):
         load(tmp_path / "out").fill_mask("The cat [MASK].")
     if form == "bert":
         (tmp_path / "text.txt").write_text("the cat sat on the big red mat\n" * 40)
         words = (tmp_path / "out", tmp_path / "new", "--sublayer-pattern", "sflf", "--text", tmp_path / "text.txt")
-        assert "never trained, so its losses say nothing" in refusal("import", *words)
+        assert "never trained, so its losses are meaningless" in refusal("import", *words)
 
 
 @pytest.mark.parametrize("form", ["old names", "half", "without prefix"])

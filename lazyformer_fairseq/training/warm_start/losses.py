@@ -1,4 +1,4 @@
-"""The masked-LM loss of a trained encoder on real text, before and after its pattern changes."""
+"""A trained encoder's masked-LM loss on real text, before and after its pattern changes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,18 +21,18 @@ from lazyformer_fairseq.patterns.attention_variants import GIVEN
 from lazyformer_fairseq.training.warm_start.start import Trained, WarmStart, start_from
 
 SPLIT = "valid"
-MOST_BYTES = 16 << 20  # bytes of raw text that are read; far more than the losses need
+MOST_BYTES = 16 << 20  # maximum number of bytes of raw text to read; far more than the losses need
 TOKENS = 65_536
 TOKENS_OF_BATCH = 4096
-Batches = Sequence[Mapping[str, Any]]  # batches of a masked-LM dataset
+Batches = Sequence[Mapping[str, Any]]  # batches from a masked-LM dataset
 
 
 class BlockLosses(NamedTuple):
-    """The masked-LM losses of blocks of text, in order.
+    """Per-block masked-LM losses, in order.
 
     Attributes:
-        nats: the loss of each block, summed over its masked tokens, (blocks,) in double precision.
-        words: the number of masked tokens of each block, (blocks,).
+        nats: each block's loss, summed over its masked tokens, (blocks,) in double precision.
+        words: each block's number of masked tokens, (blocks,).
     """
 
     nats: np.ndarray
@@ -51,7 +51,7 @@ def masked_lm_bits(trained: Trained, batches: Batches) -> float:
 
 @torch.no_grad()
 def losses_by_block(trained: Trained, batches: Batches) -> BlockLosses:
-    """Compute the masked-LM loss of each block."""
+    """Compute each block's masked-LM loss."""
     model = trained.build()
     nats = []
     words = []
@@ -71,9 +71,9 @@ def losses_by_block(trained: Trained, batches: Batches) -> BlockLosses:
 
 
 def global_positions(encoder: Encoder, tokens_BT: Tensor) -> Optional[Tensor]:
-    """Return the mask of global positions, (B, T), that a pattern with ``global=given`` needs; None for other patterns.
+    """Return the mask of global positions, (B, T), for patterns with ``global=given``; None for other patterns.
 
-    Only the first token of each text is global, as with ``global=1``, whose weights are the same.
+    Only the first token of each text is global, as with ``global=1``, which has the same weights.
     """
     if not any(planned.values.get("global") == GIVEN for planned in encoder.plan):
         return None
@@ -83,14 +83,14 @@ def global_positions(encoder: Encoder, tokens_BT: Tensor) -> Optional[Tensor]:
 
 
 class Scorer:
-    """A scorer of patterns by the loss that a trained encoder has when converted to them, before any update.
+    """Scores patterns by a trained encoder's loss after conversion to each pattern, without further training.
 
-    All patterns are measured on the same masked text, and each only once.
+    All patterns are measured on the same masked text. The losses are cached.
 
     Args:
         old: the trained encoder.
         text: the masked text.
-        seed: the seed of weights that start fresh.
+        seed: the seed for newly initialized weights.
 
     Raises:
         UserError: the encoder's masked-LM head was never trained, so its losses are meaningless.
@@ -99,8 +99,8 @@ class Scorer:
     def __init__(self, old: Trained, text: Batches, seed: int = 1):
         if lm_head_never_trained(old.weights):
             raise UserError(
-                "the masked-LM head of this model was never trained, so its losses say nothing about a pattern: "
-                "pre-train it first with fairseq-train --finetune-from-model; lazyformer import works without --text"
+                "this model's masked-LM head was never trained, so its losses are meaningless: pre-train it first with "
+                "fairseq-train --finetune-from-model, or run lazyformer import without --text"
             )
         self.old = old
         self.text = text
@@ -108,11 +108,11 @@ class Scorer:
         self._known: dict[tuple[str, Optional[tuple[str, ...]]], float] = {}
 
     def start(self, changes: Mapping[str, Any], from_sublayers: Optional[Sequence[str]] = None) -> WarmStart:
-        """Make a new model from the old one's weights; see :func:`.start_from`."""
+        """Build a new model from the old model's weights; see :func:`.start_from`."""
         return start_from(self.old, changes, from_sublayers, seed=self.seed)
 
     def bits(self, pattern: str, from_sublayers: Optional[Sequence[str]] = None) -> float:
-        """Return the masked-LM loss of the old model converted to a pattern, in bits per masked token.
+        """Return the old model's masked-LM loss after conversion to a pattern, in bits per masked token.
 
         Args:
             pattern: the new model's pattern.
@@ -127,12 +127,12 @@ class Scorer:
         return self._known[key]
 
     def by_block(self, pattern: str, from_sublayers: Sequence[str]) -> BlockLosses:
-        """Compute the loss of each block of the old model converted to a pattern; this is not cached."""
+        """Compute the old model's per-block losses after conversion to a pattern; the result is not cached."""
         return losses_by_block(self.start({"sublayer_pattern": pattern}, from_sublayers).new, self.text)
 
 
 def measure_losses(scorer: Scorer, start: WarmStart) -> dict[str, Any]:
-    """Return the entry `losses` of a warm start's record: the masked-LM loss before and after the change, in bits."""
+    """Return the `losses` entry of a warm start's record: the masked-LM loss before and after the change, in bits."""
     return {
         "unit": "bits",
         "tokens": sum(len(batch["masked_positions"]) for batch in scorer.text),
@@ -147,16 +147,16 @@ def read_text(
     longest: int,
     tokens: int = TOKENS,
 ) -> Batches:
-    """Read text as masked blocks, and draw a random sample of them that is the same in every call.
+    """Read text as masked blocks, and draw a random sample of them, which is the same in every call.
 
     Args:
-        source: a file of raw text, or a folder that ``lazyformer corpus`` wrote, whose split `valid` is read.
+        source: a raw text file, or a folder written by ``lazyformer corpus``, of which the split `valid` is used.
         tokenizer: the model's tokenizer.
-        longest: the largest number of tokens per block.
+        longest: the maximum number of tokens per block.
         tokens: the approximate number of tokens to draw; if the text is shorter, all of it is used.
 
     Raises:
-        UserError: the text cannot be read, has another dictionary than the model, or makes fewer than two blocks.
+        UserError: the text cannot be read, has a different dictionary than the model, or fills fewer than two blocks.
     """
     if source.is_dir():
         dataset = _of_folder(source, longest, tokenizer)
@@ -164,9 +164,7 @@ def read_text(
         dataset = _of_file(source, longest, tokenizer)
     blocks = np.random.default_rng(1).permutation(len(dataset))
     if len(blocks) < 2:
-        raise UserError(
-            f"{source}: is too short to measure losses, which takes at least two blocks of {longest} tokens"
-        )
+        raise UserError(f"{source}: is too short: measuring losses requires at least two blocks of {longest} tokens")
     count = math.ceil(tokens / longest)
     samples = [dataset[int(block)] for block in sorted(blocks[:count])]
     at_once = max(1, TOKENS_OF_BATCH // longest)
@@ -177,14 +175,14 @@ def _of_folder(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBl
     text = open_masked_text(str(source), tokens_per_sample=longest)
     if not torch.equal(dictionary_hash(text.dictionary), dictionary_hash(tokenizer.dictionary)):
         raise UserError(
-            f"{source}: has another dictionary than the model; prepare the text with the model's tokenizer, or give "
-            "raw text"
+            f"{source}: has a different dictionary than the model; prepare the text with the model's tokenizer, or "
+            "pass raw text"
         )
     return text.split(SPLIT).now
 
 
 def _of_file(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBlocksDataset:
-    """Read raw text, in which each line is a sentence and empty lines separate documents."""
+    """Read raw text with one sentence per line and empty lines between documents."""
     eos = tokenizer.special.eos
     try:
         with source.open("rb") as file:

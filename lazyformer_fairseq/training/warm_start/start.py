@@ -1,6 +1,7 @@
-"""Warm starts: a new encoder with the weights of a trained one, and a record of which sublayer became which.
+"""Warm starts: a new encoder initialized from a trained one, and a record of which sublayer came from which.
 
-The record is written to ``warm_start.json`` and, for people, to ``warm_start.md`` in the folder of the new model.
+The record is written to ``warm_start.json`` and, in human-readable form, to ``warm_start.md`` in the new model's
+folder.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """Return the record of a warm start as a page in Markdown."""
+    """Format a warm start's record as a Markdown page."""
     rows = []
     for index, sublayer in enumerate(record["sublayers"]):
         was = "none" if sublayer["from"] is None else f"`{sublayer['was']}` {sublayer['from']}"
@@ -60,12 +61,12 @@ def page(record: Mapping[str, Any]) -> str:
         parts.append(f"- `--{name.replace('_', '-')}`: {old} became {new}")
     parts.append(markdown_table(rows, left=("sublayer", "was", "kept", "borrowed")))
     if record["left_out"]:
-        parts.append(f"No new sublayer takes weights from these old ones: {', '.join(map(str, record['left_out']))}.")
+        parts.append(f"The weights of these old sublayers are not used: {', '.join(map(str, record['left_out']))}.")
     if losses := record["losses"]:
         before = losses["before"]
         after = losses["after"]
         parts.append(
-            f"Without any update, the masked-LM loss on {losses['tokens']:,} tokens under one fixed mask is "
+            f"Before any further training, the masked-LM loss on {losses['tokens']:,} tokens with a fixed mask is "
             f"{before:.3f} bits before the change and {after:.3f} bits after it ({after - before:+.3f})."
         )
     return "\n\n".join(parts) + "\n"
@@ -86,7 +87,7 @@ class Trained:
     Attributes:
         cfg: the encoder's options.
         dictionary: the encoder's dictionary.
-        weights: the weights, by their names in :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`.
+        weights: the weights, under their names in :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`.
     """
 
     cfg: MaskedLMOptions
@@ -95,11 +96,11 @@ class Trained:
 
     @property
     def plan(self) -> tuple[PlannedSublayer, ...]:
-        """The sublayers of the encoder's pattern."""
+        """The sublayers in the encoder's pattern."""
         return plan(self.cfg.sublayer_pattern, ENCODER)
 
     def build(self) -> MaskedLM:
-        """Build the model in evaluation mode without classification heads, on the GPU if there is one."""
+        """Build the model in evaluation mode without classification heads, on the GPU if available."""
         model = model_of(self.cfg, self.dictionary)
         model.load_state_dict({name: self.weights[name] for name in model.state_dict()})
         return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
@@ -107,11 +108,11 @@ class Trained:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """A new encoder with weights of an old one, before any update.
+    """A new encoder initialized from an old one, before any further training.
 
     Attributes:
         new: the new encoder.
-        record: which sublayers and options became which; see docs/huggingface.md.
+        record: the origins of all sublayers and the changed options; see docs/huggingface.md.
     """
 
     new: Trained
@@ -124,19 +125,19 @@ def start_from(
     from_sublayers: Optional[Sequence[str]] = None,
     seed: int = 1,
 ) -> WarmStart:
-    """Make a new encoder with the weights of an old one.
+    """Build a new encoder with the weights of an old one.
 
     Args:
         old: the encoder to start from.
-        changes: new values for any of `sublayer_pattern`, `encoder_ffn_embed_dim` and `max_positions`. Hidden size,
-            number of heads and place of the LayerNorms cannot change, because the old weights would not fit.
-        from_sublayers: for each new sublayer, the number of the old one whose weights it takes, or "-" for none. By
-            default :func:`align` decides.
-        seed: the seed of weights that start fresh.
+        changes: new values for any of `sublayer_pattern`, `encoder_ffn_embed_dim` and `max_positions`. The hidden size,
+            the number of heads and pre-norm or post-norm cannot change, because the old weights would not fit.
+        from_sublayers: for each new sublayer, the index of the old sublayer to initialize it from, or "-" for none. By
+            default :func:`align` chooses the old sublayers.
+        seed: the seed for newly initialized weights.
 
     Raises:
         UserError: the pattern cannot be built, the new model has fewer positions or narrower feed-forwards, or a new
-            sublayer can neither take weights nor start without changing what the model computes.
+            sublayer can neither use old weights nor be added without changing the model's output.
     """
     before = asdict(old.cfg)
     cfg = replace(old.cfg, **changes)
@@ -186,10 +187,10 @@ def start_from(
 
 
 def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, planned: PlannedSublayer) -> Taken:
-    """Return the weights of a new sublayer.
+    """Return a new sublayer's weights.
 
-    A sublayer without an old one to start from gets fresh weights, except that its last linear map is zero. It
-    therefore adds nothing to the residual connection until it is trained.
+    A sublayer without an old one to start from is randomly initialized, except that its last linear map is set to zero.
+    It therefore adds nothing to the residual connection until it is trained.
     """
     if planned.kind.is_identity:
         return Taken({})
@@ -199,8 +200,9 @@ def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, plan
         return take(planned, sublayer, _old(origin, old))
     if (last := _last_map(type(sublayer.inner))) is None:
         raise UserError(
-            f"new sublayer {index} ({planned.text}) has no old one to start from, and it cannot start fresh without "
-            f"changing what the model computes: name an old {planned.kind.letter} in --from-sublayers, or leave it out"
+            f"new sublayer {index} ({planned.text}) has no old one to start from, and initializing it from scratch "
+            f"would change the model's output: name an old {planned.kind.letter} in --from-sublayers, or omit this "
+            "sublayer"
         )
     experts = int(planned.values.get("experts", 0))
     is_last = (f"{INNER}{last}", *(f"{INNER}experts.{n}.{last}" for n in range(experts)))
@@ -212,7 +214,7 @@ def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, plan
 
 
 def _old(index: int, old: Trained) -> Old:
-    """Return an old sublayer together with the sublayer that it reads from, if any."""
+    """Return an old sublayer and the sublayer that it reads from, if any."""
     prefix = f"{SUBLAYERS}{index}."
     weights = {name.removeprefix(prefix): weight for name, weight in old.weights.items() if name.startswith(prefix)}
     producer = places_read(old.plan)[index]
@@ -220,7 +222,7 @@ def _old(index: int, old: Trained) -> Old:
 
 
 def can_start_fresh(planned: PlannedSublayer) -> bool:
-    """Return whether a sublayer without an old one can start by adding nothing to the residual connection."""
+    """Return True if a newly initialized sublayer can be made to add nothing to the residual connection."""
     return _last_map(planned.kind.module(ENCODER)) is not None
 
 
@@ -238,13 +240,13 @@ def _around(old: Trained, cfg: MaskedLMOptions) -> dict[str, Tensor]:
     found = weights[PER_POSITION].size(0)
     own = cfg.max_positions
     if found > own:
-        raise UserError(f"--max-positions {own}: the old model has {found}; give {found} or more")
+        raise UserError(f"--max-positions {own}: the old model has {found}; use {found} or more")
     weights[PER_POSITION] = weights[PER_POSITION].repeat(-(-own // found), 1)[:own]  # Longformer, section 5
     return weights
 
 
 def _keep_ties(weights: dict[str, Tensor], model: MaskedLM) -> None:
-    """Set weights that the model ties, such as projections shared between layers, to the first of their values."""
+    """Set weights that the model ties, such as projections shared between layers, to the first of the tied values."""
     first: dict[int, Tensor] = {}
     for name, weight in model.state_dict().items():
         if name.startswith(SUBLAYERS) and weight.numel():
@@ -252,15 +254,15 @@ def _keep_ties(weights: dict[str, Tensor], model: MaskedLM) -> None:
 
 
 def align(old: Plan, new: Plan) -> Alignment:
-    """Return, for each new sublayer, the number of the old one that it starts from, or None.
+    """Return, for each new sublayer, the index of the old one that it is initialized from, or None.
 
-    The alignment keeps the order of both patterns and uses each old sublayer at most once. Among all such alignments,
-    it has the most pairs. Ties are broken by the largest total :func:`likeness`, and then by the smallest sum of
-    squared differences in relative depth (from 0 to 1). It is found by dynamic programming over all pairs.
+    The alignment keeps the order of both patterns and uses each old sublayer at most once. Among such alignments, it
+    has the largest number of pairs. Ties are broken by the largest total :func:`likeness`, then by the smallest sum of
+    squared differences in relative depth (from 0 to 1). The alignment is found by dynamic programming.
     """
     rows = _with_weights(old)
     columns = _with_weights(new)
-    best = [[(0, 0, 0)] * (len(columns) + 1) for _ in range(len(rows) + 1)]  # pairs, likeness, minus the depth
+    best = [[(0, 0, 0)] * (len(columns) + 1) for _ in range(len(rows) + 1)]  # pairs, likeness, -depth difference
     paired: dict[tuple[int, int], bool] = {}
     for i, row in enumerate(rows, 1):
         for j, column in enumerate(columns, 1):
@@ -288,10 +290,10 @@ def align(old: Plan, new: Plan) -> Alignment:
 
 
 def likeness(old: PlannedSublayer, new: PlannedSublayer) -> int:
-    """Return how alike two sublayers are, from 0 to 3.
+    """Return a similarity score for two sublayers, from 0 to 3.
 
-    The value is 3 if letter and settings are the same, 2 if only the letter is, 1 for any two kinds of attention, and 0
-    otherwise.
+    The score is 3 if their letters and settings are the same, 2 if only the letters are, 1 for any two kinds of
+    attention, and 0 otherwise.
     """
     if old.kind is new.kind:
         if old.settings == new.settings:
@@ -301,40 +303,40 @@ def likeness(old: PlannedSublayer, new: PlannedSublayer) -> int:
 
 
 def given_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
-    """Read the value of ``--from-sublayers`` as an alignment.
+    """Parse the value of ``--from-sublayers`` as an alignment.
 
     Args:
-        words: for each new sublayer, the number of an old one, from 0, or "-".
+        words: for each new sublayer, the index of an old one, from 0, or "-".
         old: the old sublayers.
         new: the new sublayers.
 
     Raises:
-        UserError: the number of words is not that of the new sublayers, a word is not the number of an old sublayer, or
-            the weights of an old sublayer do not fit the new one.
+        UserError: the number of words differs from the number of new sublayers, a word is not the index of an old
+            sublayer, or an old sublayer's weights do not fit the new one.
     """
     if len(words) != len(new):
         raise UserError(
-            f"--from-sublayers: must have one entry for each of the {len(new)} sublayers of the new pattern, not "
-            f"{len(words)} in all"
+            f"--from-sublayers: must have one entry for each of the new pattern's {len(new)} sublayers, but has "
+            f"{len(words)}"
         )
     found: list[Optional[int]] = []
     for place, (word, planned) in enumerate(zip(words, new, strict=True)):
         number = whole_number(word)
         if word != NONE and (number is None or number >= len(old)):
             raise UserError(
-                f"--from-sublayers: {word!r} must be a sublayer of the old pattern, from 0 to {len(old) - 1}, or -"
+                f"--from-sublayers: {word!r} must be a sublayer in the old pattern, from 0 to {len(old) - 1}, or -"
             )
         if number is not None and not planned.kind.is_identity and not likeness(old[number], planned):
             raise UserError(
-                f"--from-sublayers: new sublayer {place} ({planned.text}) cannot take the weights of old sublayer "
-                f"{number} ({old[number].text}); give another one, or - to start fresh"
+                f"--from-sublayers: new sublayer {place} ({planned.text}) cannot use the weights of old sublayer "
+                f"{number} ({old[number].text}); choose another one, or - to initialize it from scratch"
             )
         found.append(None if planned.kind.is_identity else number)
     return tuple(found)
 
 
 def left_out(old: Plan, alignment: Alignment) -> list[int]:
-    """Return the numbers of the old sublayers that have weights which no new sublayer takes."""
+    """Return the indices of old sublayers with weights that no new sublayer uses."""
     return [index for index in _with_weights(old) if index not in alignment]
 
 

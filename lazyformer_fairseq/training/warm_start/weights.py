@@ -1,7 +1,6 @@
-"""Weights that a new sublayer takes from an old one: projections, wider feed-forwards, added or removed LayerNorms.
+"""Initialization of a new sublayer from an old one: projections, wider feed-forwards, added or removed LayerNorms.
 
-Weights have their names relative to ``sublayers.I.`` of the model, such as ``layer_norm.weight`` or
-``inner.fc1.weight``.
+Weight names are relative to the model's ``sublayers.I.``, such as ``layer_norm.weight`` or ``inner.fc1.weight``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,9 +30,9 @@ class Old:
     """An old sublayer with its weights.
 
     Attributes:
-        planned: the sublayer's place in the old pattern.
+        planned: the sublayer's entry in the old plan.
         weights: the sublayer's weights.
-        producer: the sublayer that it reads from; None if it reads from none.
+        producer: the sublayer that it reads from, if any.
     """
 
     planned: PlannedSublayer
@@ -43,14 +42,14 @@ class Old:
 
 @dataclass
 class Taken:
-    """The weights of a new sublayer and their origins.
+    """A new sublayer's weights and their origins.
 
     Attributes:
         weights: the weights by name.
-        kept: the parts taken from the old sublayer: q, k, v, out, norm, or names of weights.
-        borrowed: the parts taken from the sublayer that the old one reads from.
-        dropped: the parts of the old sublayer that the new one does not have.
-        new: the names of weights that start fresh.
+        kept: the parts copied from the old sublayer: q, k, v, out, norm, or weight names.
+        borrowed: the parts copied from the sublayer that the old one reads from.
+        dropped: the old sublayer's parts that the new one does not have.
+        new: the names of newly initialized weights.
     """
 
     weights: dict[str, Tensor]
@@ -61,16 +60,16 @@ class Taken:
 
 
 def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Taken:
-    """Make the weights of a new sublayer from those of an old one.
+    """Initialize a new sublayer's weights from an old sublayer.
 
-    Attention takes the projections (q, k, v and output) that both have. Projections that the old sublayer does not have
-    because it reads from another (an ``l`` has no queries and keys, a ``k`` no keys and values) come from that other
-    sublayer. A feed-forward may become wider: the output columns of its additional hidden units are zero, so that it
-    computes the same. All other weights are taken if name and shape match.
+    For attention, the projections (q, k, v and output) that both sublayers have are copied. If the old sublayer lacks a
+    projection because it reads from another sublayer (an ``l`` has no queries and keys, a ``k`` no keys and values),
+    the projection is copied from that sublayer. A feed-forward may become wider: the output columns of the additional
+    hidden units are zero, so its output stays the same. All other weights are copied if name and shape match.
 
     Args:
-        planned: the new sublayer's place in the pattern.
-        sublayer: the new sublayer, whose fresh weights are used where nothing is taken.
+        planned: the new sublayer's entry in the plan.
+        sublayer: the newly initialized sublayer. Its weights are used wherever nothing is copied.
         old: the old sublayer.
 
     Raises:
@@ -81,8 +80,8 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
     experts = [each.values.get("experts") for each in (planned, old.planned)]
     if experts[0] != experts[1]:
         raise UserError(
-            f"{planned.text} cannot take the weights of {old.planned.text}, because their numbers of experts differ; "
-            "give another sublayer in --from-sublayers, or - to start fresh"
+            f"{planned.text} cannot use the weights of {old.planned.text}, because their numbers of experts differ; "
+            "choose another sublayer in --from-sublayers, or - to initialize it from scratch"
         )
     taken = Taken({name: weight.clone() for name, weight in fresh.items()})
     found: set[str] = set()
@@ -100,12 +99,12 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
         for name in sorted(old.weights.keys() & fresh.keys() - found):
             raise UserError(
                 f"{planned.text}: its {name} has shape {tuple(old.weights[name].shape)} in the old model and "
-                f"{tuple(fresh[name].shape)} in the new one; it has a part for each position, so keep the old "
-                "--max-positions"
+                f"{tuple(fresh[name].shape)} in the new one; its size depends on the number of positions, so keep the "
+                "old --max-positions"
             )
     if isinstance(sublayer.inner, AttentionSublayer):
         for name, weight in sublayer.inner.copied(taken.weights, INNER).items():
-            if name not in found:  # such as the projections of global tokens, which start as copies of those taken
+            if name not in found:  # such as global tokens' projections, which start as copies of the others
                 taken.weights[name] = weight.clone()
                 found.add(name)
     taken.kept = list(dict.fromkeys(taken.kept))
@@ -114,7 +113,7 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
 
 
 def _take_attention(planned: PlannedSublayer, old: Old, taken: Taken) -> tuple[set[str], set[str]]:
-    """Copy projections; return the names of the weights taken as a whole, and of those with a part that is fresh."""
+    """Copy projections; return the names of the weights copied entirely, and of those with newly initialized parts."""
     fresh_parts: set[str] = set()
     places = _parts(planned)
     for part, place in places.items():
@@ -145,11 +144,11 @@ def _parts(planned: PlannedSublayer) -> Mapping[str, tuple[str, int, int]]:
 
 
 def _read(weights: Weights, place: tuple[str, int, int], parameter: str) -> Optional[Tensor]:
-    """Return a view of a part of a linear map, or None if the weights do not have it.
+    """Return a view of one part of a linear map, or None if the weights do not contain it.
 
     Args:
         weights: the sublayer's weights.
-        place: the linear map's name, the index of the part, and the number of parts.
+        place: the linear map's name, the part's index, and the number of parts.
         parameter: ``weight`` or ``bias``.
     """
     linear, number, parts = place
@@ -160,20 +159,20 @@ def _read(weights: Weights, place: tuple[str, int, int], parameter: str) -> Opti
 
 
 def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> set[str]:
-    """Copy the old hidden units to the front (of both halves, if gated), and zero the output of additional ones."""
+    """Copy the old hidden units to the front (of both halves, if gated), and zero the output of additional units."""
     old = old_one.weights
     halves = 1 + bool(planned.values["gate"])
     if halves != 1 + bool(old_one.planned.values["gate"]):
         raise UserError(
-            f"{planned.text} cannot take the weights of {old_one.planned.text}, because only one of them has a gate; "
-            "give another sublayer in --from-sublayers, or - to start fresh"
+            f"{planned.text} cannot use the weights of {old_one.planned.text}, because only one of them has a gate; "
+            "choose another sublayer in --from-sublayers, or - to initialize it from scratch"
         )
     width = old[f"{INNER}fc2.weight"].size(1)
     new_width = taken.weights[f"{INNER}fc2.weight"].size(1)
     if new_width < width:
         raise UserError(
             f"--encoder-ffn-embed-dim {new_width}: the old model's is {width}, and hidden units cannot be removed; "
-            f"give {width} or more"
+            f"use {width} or more"
         )
     for parameter, number in product(PARAMETERS, range(halves)):
         place = ("fc1", number, halves)
@@ -191,7 +190,7 @@ def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> 
 class Norm(NamedTuple):
     """A LayerNorm's weight g and bias b, each (C,).
 
-    b is 0 if there is no bias, and for RMSNorm, whose input is assumed to have mean 0.
+    b is 0 if there is no bias. It is also 0 for RMSNorm, where the input is assumed to have mean 0.
     """
 
     weight: Tensor
@@ -199,21 +198,21 @@ class Norm(NamedTuple):
 
     @property
     def mean(self) -> Tensor:
-        """The estimated mean of its output over channels."""
+        """The estimated mean of the output over channels."""
         return self.bias.mean()
 
     @property
     def deviation(self) -> Tensor:
-        """The estimated standard deviation of its output over channels."""
+        """The estimated standard deviation of the output over channels."""
         return (self.weight.square().mean() + self.bias.var(correction=0)).sqrt()
 
     def then(self, above: "Norm") -> "Norm":
-        """Return a LayerNorm that approximates this one followed by another right above it."""
+        """Return a LayerNorm that approximates this one followed by another one directly above it."""
         scale = above.weight / self.deviation
         return Norm(self.weight * scale, (self.bias - self.mean) * scale + above.bias)
 
     def neutral(self) -> "Norm":
-        """Return a LayerNorm that, right above this one, leaves its output approximately unchanged."""
+        """Return a LayerNorm that, placed directly above this one, leaves its output approximately unchanged."""
         return Norm(self.deviation.expand_as(self.weight).clone(), self.mean.expand_as(self.bias).clone())
 
 
@@ -224,22 +223,23 @@ def carry_norms(
     old_plan: Sequence[PlannedSublayer],
     new_plan: Sequence[PlannedSublayer],
 ) -> dict[str, Tensor]:
-    """Return the LayerNorm weights that change in a post-norm model because sublayers were removed or added, by name.
+    """Adjust a post-norm model's LayerNorm weights to removed and added sublayers; return the changed weights by name.
 
-    A post-norm sublayer that adds nothing still normalises an input which the LayerNorm below has normalised already.
-    Such an input is g n + b, where n has mean 0 and variance 1. Its mean over channels is about mean(b), and its
-    variance is about mean(g^2) + var(b). The second LayerNorm is therefore about a linear map of each channel. When a
-    sublayer is removed, this map is merged into the LayerNorm below. The LayerNorm of an added sublayer is set so that
-    it changes nothing. Pre-norm models need none of this, since their LayerNorms are inside the sublayers.
+    A post-norm sublayer that adds nothing to the residual still normalizes its input, which the LayerNorm below has
+    already normalized. This input is g n + b, where n has mean 0 and variance 1. Its mean over channels is about
+    mean(b), and its variance is about mean(g^2) + var(b). The second LayerNorm is therefore approximately a per-channel
+    linear map. When a sublayer is removed, this map is merged into the LayerNorm below. The LayerNorm of an added
+    sublayer is set such that it changes nothing. Pre-norm models do not need this, because their LayerNorms are inside
+    the sublayers.
 
     Args:
-        old: the weights of the old model.
-        new: the weights of the new model.
-        alignment: for each new sublayer, the number of the old one, or None.
+        old: the old model's weights.
+        new: the new model's weights.
+        alignment: for each new sublayer, the index of the old one, or None.
         old_plan: the old model's sublayers.
         new_plan: the new model's sublayers.
     """
-    place = EMBEDDINGS  # the name, in the new model, of the highest LayerNorm so far that was kept
+    place = EMBEDDINGS  # the new model's name for the highest kept LayerNorm so far
     last = _norm(old, EMBEDDINGS)
     changed = {}
     come = []

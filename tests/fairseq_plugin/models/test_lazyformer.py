@@ -35,7 +35,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_words():
     for other, message in (
         (dict(dictionary=dictionary_of(51)), "a dictionary of 51 symbols, but this run's has 50"),
         (dict(dictionary=other_words), "another dictionary, of the same size"),
-        (dict(pattern="sfff"), "sublayers.2.*give the --arch, --sublayer-pattern and sizes"),
+        (dict(pattern="sfff"), "sublayers.2.*pass the --arch, --sublayer-pattern and sizes"),
         (dict(decoder_ffn_embed_dim=32), r"fc1.weight has the shape \(32, 16\), but the model's has \(24, 16\)"),
         (dict(adaptive_softmax_cutoff="9"), "band"),
     ):
@@ -86,7 +86,7 @@ def test_positions_are_repeated_but_no_weights_that_belong_to_them_and_none_are_
         ("f s[linformer=3,share=layers] s[linformer=3,share=layers]", "key_projection"),
     ):
         for copies in (False, True):
-            with pytest.raises(UserError, match=f"{weight} depends on the number .* give --max-positions 16"):
+            with pytest.raises(UserError, match=f"{weight} depends on this number .* use --max-positions 16"):
                 model(pattern, 24, copies).load_state_dict(model(pattern, 16).state_dict())
     for pattern in ("s", "s[linformer=3]"):
         with pytest.raises(UserError, match="has 16 positions, but --max-positions is 8; give --max-positions 16"):
@@ -112,13 +112,13 @@ def test_a_dense_head_that_is_new_starts_as_the_checkpoints_pooler_whose_loss_is
         ours.load_state_dict(checkpoint.state_dict())
     assert torch.equal(weight_of(ours, "cola"), weight_of(checkpoint, "pooler"))
     assert torch.equal(weight_of(ours, "rte"), weight_of(checkpoint, "rte"))
-    assert "classification_heads.cola.dense.weight starts as the checkpoint's pooler" in caplog.text
-    assert "pooler of the checkpoint is left out" not in caplog.text
+    assert "classification_heads.cola.dense.weight is initialized from the checkpoint's pooler" in caplog.text
+    assert "head pooler is dropped" not in caplog.text
     with_pooler = heads_of("pooler")
     with_pooler.load_state_dict(heads_of("pooler").state_dict() | checkpoint.state_dict())
     assert torch.equal(weight_of(with_pooler, "pooler"), weight_of(checkpoint, "pooler"))
     heads_of().load_state_dict(checkpoint.state_dict())
-    assert "classification head pooler of the checkpoint is left out" in caplog.text
+    assert "checkpoint's classification head pooler is dropped" in caplog.text
 
 
 def test_what_next_sentences_are_told_by_is_a_pooler_too_but_a_tasks_head_of_that_name_is_none(caplog):
@@ -129,7 +129,7 @@ def test_what_next_sentences_are_told_by_is_a_pooler_too_but_a_tasks_head_of_tha
     ours.load_state_dict(checkpoint.state_dict())
     assert torch.equal(weight_of(ours, "cola"), weight_of(checkpoint, "next_sentence"))
     assert torch.equal(ours.classification_heads["cola"].out_proj.weight, fresh)
-    assert "left out" not in caplog.text
+    assert "is dropped" not in caplog.text
     imported, of_a_task = heads_of("pooler"), heads_of(pooler="dense").state_dict()
     checkpoint.load_state_dict(imported.state_dict())  # pre-training goes on with next sentences
     assert torch.equal(weight_of(checkpoint, "next_sentence"), weight_of(imported, "pooler"))
@@ -153,8 +153,8 @@ def test_missing_extra_and_other_heads_are_said_and_start_anew_as_a_whole(theirs
         is_theirs = name.startswith("cola")
         assert torch.equal(weight, checkpoint[f"classification_heads.{name}"] if is_theirs else before[name]), name
     for said in (
-        "rte of the checkpoint is left out: it has another number of outputs or",
-        "mnli of the checkpoint is left out: it does not belong to this task",
-        "sst2 is not in the checkpoint and starts with fresh weights",
+        "rte is dropped: it has a different number of outputs or",
+        "mnli is dropped: it does not belong to this task",
+        "sst2 is not in the checkpoint and is newly initialized",
     ):
         assert f"classification head {said}" in caplog.text

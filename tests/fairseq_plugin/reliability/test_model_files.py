@@ -140,8 +140,8 @@ def test_what_does_not_fit_is_said(copy, tmp_path):
     kept = (copy / "config.json").read_bytes()
     for changes, words in (
         ({"format_version": 2}, "config.json: format version 2, but this program reads 1"),
-        ({"format": "other"}, "config.json: not the config of an exported model"),
-        ({"architecture": "roberta"}, "must have the architecture lazyformer"),
+        ({"format": "other"}, "config.json: not an exported model's config"),
+        ({"architecture": "roberta"}, "must contain the architecture lazyformer"),
         ({"model": {"layers": 3}}, "no option layers; did you mean layer_norm_eps"),
         ({"model": {"dropout": "much"}}, "option dropout is 'much', but must be of type float"),
         ({"model": {"encoder_embed_dim": True}}, "option encoder_embed_dim is True, but must be of type int"),
@@ -208,15 +208,15 @@ def test_padding_on_the_left_changes_nothing(hub):
 
 def test_texts_that_are_none_and_what_the_model_lacks_are_refused_in_a_line(hub):
     for wrong in ((), ([],)):
-        with pytest.raises(UserError, match=r"no text is given; give one or more as in extract_features\('One"):
+        with pytest.raises(UserError, match=r"expected at least one text, as in extract_features\('One"):
             hub.extract_features(*wrong)
     for wrong in (("Anna", 3), (["Anna", None],), (b"Anna",)):
-        with pytest.raises(UserError, match="(3|None|b'Anna') is not a text; give strings"):
+        with pytest.raises(UserError, match="(3|None|b'Anna') is not a text; pass strings"):
             hub.extract_features(*wrong)
     for text in ("no mask at all", "<mask> and <mask>"):
         with pytest.raises(UserError, match="times in the text; it must occur once"):
             hub.fill_mask(text)
-    with pytest.raises(UserError, match="give one text at a time"):
+    with pytest.raises(UserError, match="expected a single text"):
         hub.fill_mask(["The <mask>.", "A <mask>."])
     assert hub.extract_features("Anna sees Ben. " * 400).size(1) == hub.model.max_positions() == 64, "it is cut"
 

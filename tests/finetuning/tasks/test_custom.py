@@ -545,7 +545,7 @@ def test_texts_of_unknown_tokens_alone_are_counted(moods, run_of_moods, tmp_path
         "line 3\n"
     ) in said
     model = LazyFormerModel.from_pretrained(run_of_moods)
-    with pytest.warns(UserWarning, match="2 of 3 texts have no token that is known; their labels mean nothing"):
+    with pytest.warns(UserWarning, match="2 of 3 texts have no known tokens; their labels are meaningless"):
         assert [answer.is_unknown for answer in model.predict(texts[1:4])] == [True, False, True]
 
 
@@ -661,7 +661,7 @@ def test_a_model_predicts_or_says_that_it_was_not_fine_tuned(tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             tuned.predict(texts)
-    with pytest.raises(UserError, match="not fine-tuned on labels or scores"):
+    with pytest.raises(UserError, match="not fine-tuned on a task"):
         LazyFormerModel.from_pretrained(START.parent).predict(["a"])
     (tmp_path / "x.txt").write_text("anna sees ben\n")
     assert "1 rows" in invoke("predict", TRAINED_MODELS / "exported", tmp_path / "x.txt")

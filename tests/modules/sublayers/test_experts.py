@@ -245,7 +245,7 @@ def test_a_search_mixes_experts_and_takes_their_loss_of_what_ran():
 
 def test_a_warm_start_has_as_many_experts_or_begins_with_experts_that_add_nothing():
     old = trained("sf")
-    with pytest.raises(UserError, match="experts=4. cannot take the weights of f, because their numbers of experts"):
+    with pytest.raises(UserError, match="experts=4. cannot use the weights of f, because their numbers of experts"):
         start_from(old, {"sublayer_pattern": "sf[experts=4]"})
     start = start_from(old, {"sublayer_pattern": "sff[experts=4]"}, ["0", "1", "-"])
     last = [weight for name, weight in start.new.weights.items() if ".experts." in name and ".fc2." in name]

@@ -63,9 +63,9 @@ def test_raw_text_in_place_of_data_and_what_is_refused(tmp_path, data_folder, to
     words = tokenizer.decode(text[0]["target"][0].tolist())
     assert words and "<unk>" not in words
     other = train_tokenizer(tmp_path / "tokenizer", toy_texts(30, seed=2), 90, TextSettings())
-    with pytest.raises(UserError, match="has another dictionary than the model"):
+    with pytest.raises(UserError, match="has a different dictionary than the model"):
         read_text(data_folder, other, 32)
-    for content, message in (("", "contains no text"), ("A word.", "is too short .* at least two blocks of 32 tokens")):
+    for content, message in (("", "contains no text"), ("A word.", "is too short: .* at least two blocks of 32")):
         raw.write_text(content)
         with pytest.raises(UserError, match=message):
             read_text(raw, tokenizer, 32)
@@ -128,21 +128,21 @@ def test_raw_text_and_an_alignment_of_the_users_own(model, tmp_path):
     words = ("--sublayer-pattern", "s-f", "--from-sublayers", "2, -,3", "--text", tmp_path / "text.txt")
     record = record_of(model, tmp_path / "out", *words)
     assert record["left_out"] == [0, 1, 4, 5, 6, 7] and record["losses"]["after"] > 0
-    assert "from these old ones: 0, 1, 4, 5, 6, 7." in (tmp_path / "out" / "warm_start.md").read_text()
+    assert "sublayers are not used: 0, 1, 4, 5, 6, 7." in (tmp_path / "out" / "warm_start.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--from-sublayers 0,1", "--from-sublayers and --text need a model that changes"),
+        ("--from-sublayers 0,1", "--from-sublayers and --text require a changed model"),
         ("--sublayer-pattern lf", "character 1: this l has no s below it"),
         ("--sublayer-pattern M4 --text missing.txt", "missing.txt: no such file or folder"),
-        ("--sublayer-pattern M2 --from-sublayers 0", "one entry for each of the 4 sublayers of the new pattern"),
-        ("--sublayer-pattern M2 --from-sublayers 0,1,2,8", "'8' must be a sublayer of the old pattern, from 0 to 7"),
-        ("--sublayer-pattern M2 --from-sublayers 0,1,2,x", "'x' must be a sublayer of the old pattern"),
-        ("--sublayer-pattern M2 --from-sublayers 0,2,2,3", "1 (f) cannot take the weights of old sublayer 2 (s)"),
+        ("--sublayer-pattern M2 --from-sublayers 0", "one entry for each of the new pattern's 4 sublayers"),
+        ("--sublayer-pattern M2 --from-sublayers 0,1,2,8", "'8' must be a sublayer in the old pattern, from 0 to 7"),
+        ("--sublayer-pattern M2 --from-sublayers 0,1,2,x", "'x' must be a sublayer in the old pattern"),
+        ("--sublayer-pattern M2 --from-sublayers 0,2,2,3", "1 (f) cannot use the weights of old sublayer 2 (s)"),
         ("--encoder-ffn-embed-dim 8", "--encoder-ffn-embed-dim 8: the old model's is 24, and hidden units"),
-        ("--max-positions 11", "--max-positions 11: the old model has 32; give 32 or more"),
+        ("--max-positions 11", "--max-positions 11: the old model has 32; use 32 or more"),
         ("--sublayer-pattern s[linformer=2]f", "use --relative-position-buckets 0"),
     ],
 )

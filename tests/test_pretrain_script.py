@@ -253,8 +253,8 @@ def cfg_of(text: str) -> DictConfig:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("task.sequences_per_update=9", "--sequences-per-update 9: an update does not divide among 2 processes"),
-        ("dataset.max_tokens=100", "--max-tokens 100: does not go with --sequences-per-update"),
+        ("task.sequences_per_update=9", "--sequences-per-update 9: an update cannot be divided among 2 processes"),
+        ("dataset.max_tokens=100", "--max-tokens 100: conflicts with --sequences-per-update"),
         ("dataset.batch_size=null", "--batch-size None"),
         ("optimization.update_freq=[3]", "--update-freq 3: --sequences-per-update 8 already determines it"),
     ],

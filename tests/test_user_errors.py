@@ -252,7 +252,7 @@ def test_a_folder_of_temporary_files_too_long_for_the_sockets_of_data_workers(le
         with nullcontext() if fits else pytest.raises(OSError, match="path too long"):
             Listener(family="AF_UNIX").close()  # what a worker opens, as its default there
         refuse_long_temporary_folder(0)
-        refused = pytest.raises(UserError, match=f"^--num-workers 2: .* {folder} has 76 characters, but at most 75 are")
+        refused = pytest.raises(UserError, match=f"^--num-workers 2: .* {folder} has 76 characters, but the limit is")
         with nullcontext() if fits else refused:
             refuse_long_temporary_folder(2)
 
@@ -311,7 +311,7 @@ def test_a_model_without_its_tokenizer_reads_no_text(tmp_path):
 
 def test_a_corpus_for_a_task_that_knows_no_shards(tmp_path):
     (tmp_path / "shard0").mkdir()
-    with pytest.raises(UserError, match=r"is a corpus of shards; for --task masked_lm give \S+/shard0$"):
+    with pytest.raises(UserError, match=r"is a sharded corpus; for --task masked_lm use \S+/shard0$"):
         config_of(tmp_path, "--task", "masked_lm", "--arch", "transformer_lm")
 
 
@@ -351,7 +351,7 @@ def test_ctrl_c_saves_and_names_what_is_there(data_folder, tmp_path, warm_python
         ("--seed one", "argument --seed: invalid int value: 'one'"),
         ("--user-dir /nowhere/lazyformer_fairseq", "--user-dir /nowhere/lazyformer_fairseq: no such folder"),
         ("--num-workers 1", "--num-workers 1: "),  # which the folder of temporary files is too long for
-        ("--user-dir copy/lazyformer_fairseq", f"is loaded already, from another folder; give {ROOT}/lazyformer_fairs"),
+        ("--user-dir copy/lazyformer_fairseq", f"is already loaded from another folder; use {ROOT}/lazyformer_fairs"),
     ],
 )
 def test_impossible_options(data_folder, tmp_path, fairseq_train, monkeypatch, options, words):
@@ -373,17 +373,17 @@ def test_impossible_options(data_folder, tmp_path, fairseq_train, monkeypatch, o
 def test_what_is_missing_is_named(data_folder, tmp_path, fairseq_train, task, criterion):
     arch = "--arch transformer_xl_tiny" if criterion == "causal_lm" else "--arch bert_tiny"
     said = message_of(fairseq_train, data_folder, f"{arch} --batch-size 4", tmp_path, task=task)
-    assert said.startswith(f"--criterion: give {criterion}; fairseq's default, cross_entropy, cannot train --task ")
+    assert said.startswith(f"--criterion: use {criterion}; fairseq's default, cross_entropy, cannot train --task ")
     said = message_of(fairseq_train, data_folder, f"{arch} --criterion {criterion}", tmp_path, task=task)
-    assert said == "--batch-size: give the number of sequences per batch and process, or give --max-tokens"
+    assert said == "--batch-size: set the number of sequences per batch and process, or set --max-tokens"
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--path nowhere.pt", "--batch-size: give"),
+        ("--path nowhere.pt", "--batch-size: set"),
         ("--path nowhere.pt --batch-size 2", "--path nowhere.pt: no such checkpoint"),
-        ("--max-tokens 64", "--path: give"),
+        ("--max-tokens 64", "--path: pass"),
         ("--lr 1", "--lr: no such option"),
     ],
 )
@@ -409,7 +409,7 @@ def test_what_would_fail_after_the_start_is_refused_before(data_folder, tmp_path
     for option, words in (
         (f"--log-file {tmp_path}/file/run.log", f"--log-file {tmp_path}/file/run.log: cannot be written"),
         (f"--tensorboard-logdir {tmp_path}/file/logs", f"--tensorboard-logdir {tmp_path}/file/logs: cannot be written"),
-        ("--lr-scheduler inverse_sqrt --warmup-updates 0", "--warmup-updates 0: --lr-scheduler inverse_sqrt needs"),
+        ("--lr-scheduler inverse_sqrt --warmup-updates 0", "--warmup-updates 0: --lr-scheduler inverse_sqrt requires"),
     ):
         assert message_of(fairseq_train, data_folder, f"{TINY} {option}", tmp_path / "run").startswith(words)
 

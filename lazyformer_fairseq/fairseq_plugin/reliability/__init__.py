@@ -1,1 +1,1 @@
-"""Safety of long fairseq runs: intact checkpoints, preemption, exact resuming, bad updates and damaged files."""
+"""Reliability of long fairseq runs: intact checkpoints, preemption, exact resuming, bad updates and damaged files."""

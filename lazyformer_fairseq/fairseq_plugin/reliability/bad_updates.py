@@ -1,12 +1,12 @@
-"""Handling of NaN, Inf and loss spikes in fairseq's trainer, an adapter of the trainer to ``training/update_guard.py``.
+"""Handling of NaN, Inf and loss spikes in fairseq's trainer, based on ``training/update_guard.py``.
 
 In full precision and in bf16, fairseq raises FloatingPointError at the first NaN, which ends the run. Here a bad update
-leaves ``train_step`` through an exception that fairseq does not know, so weights, optimizer, EMA and meters stay
+leaves ``train_step`` through an exception that fairseq does not catch, so the weights, optimizer, EMA and meters stay
 untouched.
 
-An overflow of the fp16 loss scaler is still left to fairseq: the scaler halves its scale, and fairseq repeats the
-update. As long as the scale is above its minimum, an overflow only says that the scale is too large. At the minimum the
-numbers themselves are wrong, so the update is bad.
+Overflows of the fp16 loss scaler are still left to fairseq: the scaler halves its scale, and fairseq repeats the
+update. While the scale is above its minimum, an overflow only means that the scale is too large. At the minimum the
+gradient itself is wrong, so the update is bad.
 """
 
 import logging
@@ -30,24 +30,24 @@ logger = logging.getLogger(__name__)
 
 
 class ScalerOverflowError(Exception):
-    """A loss scaler's overflow on a CPU; fairseq would catch OverflowError, but its handler needs a GPU."""
+    """A loss scaler overflow on a CPU; fairseq would catch OverflowError, but its handler requires a GPU."""
 
 
 class TrainerGuard(UpdateGuard):
-    """The judge of the updates of one fairseq trainer.
+    """The guard of a fairseq trainer, which skips bad updates.
 
     Attributes:
-        loss: the loss per prediction of the current update, in nats or the criterion's own unit; None until it is
-            known, and if there is none.
-        gradient_norm: the gradient norm of the current update; None until it is known.
-        logs, sample_sizes: the logged values and the sample sizes of the current update, from which both are computed.
+        loss: the current update's loss per prediction, in nats or the criterion's own unit; None if it is not known yet
+            or if there is no loss.
+        gradient_norm: the current update's gradient norm; None if it is not known yet.
+        logs, sample_sizes: the current update's logged values and sample sizes, which yield the loss.
 
     Raises:
         UserError: ``--loss-spike`` is out of range.
     """
 
     def __init__(self, trainer):
-        # Tasks from elsewhere do not have these options, so the defaults apply to them.
+        # Other packages' tasks do not have these options and get the defaults.
         max_in_a_row, max_rollbacks, spike = (
             getattr(trainer.cfg.task, name, getattr(ReliabilityConfig, name))
             for name in ("max_skipped_updates", "max_rollbacks", "loss_spike")
@@ -61,34 +61,34 @@ class TrainerGuard(UpdateGuard):
         trainer.get_criterion().register_forward_hook(self.hear_batch)
 
     def begin_update(self) -> None:
-        """Forget the numbers of the previous update."""
+        """Reset the numbers of the previous update."""
         self.logs: list[dict] = []
         self.sample_sizes: list = []
         self.loss: Optional[float] = None
         self.gradient_norm: Optional[float] = None
 
     def hear_batch(self, criterion, _, output: tuple) -> None:
-        """Keep the criterion's logged values and sample size for a batch, on their device; a forward hook."""
+        """Store the criterion's logged values and sample size for a batch, on their device; this is a forward hook."""
         if criterion.training:
             _, sample_size, log = output
             self.logs.append(log)
             self.sample_sizes.append(sample_size)
 
     def hear_all_processes(self, logs: list[dict], sample_size) -> None:
-        """Replace this process's numbers by the sums over all processes that share the update."""
+        """Replace this process's numbers with the sums over all processes that share the update."""
         self.begin_update()
         self.logs = list(logs)
         self.sample_sizes = [sample_size]
 
     def watch(self, make: Callable[[], Any], samples: list) -> Any:
-        """Have fairseq make an update; if it is bad, undo everything but the count of updates.
+        """Run a fairseq update; if it is bad, undo everything but the update count.
 
         Args:
-            make: makes the update and returns fairseq's logging output.
-            samples: the batches of the update, for the report.
+            make: runs the update and returns fairseq's logging output.
+            samples: the update's batches, for the report.
 
         Returns:
-            The output of `make`; None if the update was not made.
+            The output of `make`; None if the update was skipped.
         """
         trainer = self.trainer
         output = None
@@ -107,13 +107,13 @@ class TrainerGuard(UpdateGuard):
         else:
             if trainer.get_num_updates() > before:
                 self.accept(self.loss)
-        # These are meters of fairseq's own type, so that a run without the plugin can read the checkpoint.
+        # fairseq's own meter type lets a run without the plugin read the checkpoint.
         metrics.log_scalar("skipped", self.skipped, weight=0, priority=710)
         metrics.log_scalar("rollbacks", self.rollbacks, weight=0, priority=711)
         return output
 
     def watch_clipping(self, clip: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Have fairseq clip the gradient, and judge the update; nothing else happens before the optimizer steps.
+        """Have fairseq clip the gradient, then check the update; the optimizer step follows directly.
 
         Returns:
             The gradient norm before clipping.
@@ -127,7 +127,7 @@ class TrainerGuard(UpdateGuard):
         try:
             norm = clip()
             if amp and not norm.isfinite():
-                return norm  # an overflow, which torch's scaler handles in the optimizer's step
+                return norm  # an overflow, which torch's scaler handles in the optimizer step
             return self.judge_on_host(norm)
         except OverflowError as overflow:
             if trainer.cuda:
@@ -136,15 +136,16 @@ class TrainerGuard(UpdateGuard):
         except FloatingPointError as error:
             self.read_numbers(torch.tensor(math.nan))
             if not amp:
-                # fairseq's scaler also counts the updates that it skips; at the next overflow it divides by the count.
+                # fairseq's scaler also counts skipped updates, and divides by the count at the next overflow.
                 trainer.optimizer.scaler._iter += 1
             raise BadUpdateError("the gradient is NaN or Inf at the smallest loss scale") from error
 
     def judge_on_host(self, gradient_norm: torch.Tensor) -> torch.Tensor:
-        """Judge the update and return its gradient norm on the CPU.
+        """Check the update and return its gradient norm on the CPU.
 
-        A single copy moves norm, sample size and all logged values to the host. Right afterwards fairseq checks that
-        the norm is finite and reads the other values for its meters, and each of these reads would wait for the GPU.
+        A single copy moves the norm, the sample size and all logged values to the host. Right afterwards fairseq checks
+        that the norm is finite and reads the other values for its meters, and each of these reads would otherwise wait
+        for the GPU.
 
         Raises:
             BadUpdateError: the update is bad, so the optimizer must not step.
@@ -154,7 +155,7 @@ class TrainerGuard(UpdateGuard):
         return on_host
 
     def read_numbers(self, gradient_norm: torch.Tensor) -> torch.Tensor:
-        """Set the gradient norm and the loss of the update, and move all logged values to the host, for fairseq.
+        """Set the update's gradient norm and loss, and move all logged values to the host for fairseq.
 
         The loss is None if there was nothing to predict or if the criterion logs no loss.
 
@@ -162,7 +163,7 @@ class TrainerGuard(UpdateGuard):
             The gradient norm on the CPU.
 
         Raises:
-            UserError: ``--loss-spike`` is given, but the criterion logs no loss.
+            UserError: ``--loss-spike`` is set, but the criterion logs no loss.
         """
         losses = [log["loss"] for log in self.logs if "loss" in log]
         if self.spike and not losses:
@@ -186,28 +187,28 @@ class TrainerGuard(UpdateGuard):
 
     @property
     def unit(self) -> str:
-        """The unit in which losses are reported to the user, the same as in the training log."""
+        """The unit of reported losses, the same as in the training log."""
         if getattr(self.trainer.get_criterion(), "is_regression", False):
             return "squared error"
         return "bits"
 
     def in_unit(self, loss: Optional[float]) -> Optional[float]:
-        """Convert a loss from nats, or the criterion's own unit, to :attr:`unit`."""
+        """Convert a loss from nats or the criterion's own unit to :attr:`unit`."""
         if loss is not None and self.unit == "bits":
             return loss / math.log(2)
         return loss
 
     def skip_update(self, reason: BadUpdateError, samples: list) -> None:
-        """Drop the gradient of an update but count the update; after too many in a row, roll back or stop the run.
+        """Drop an update's gradient but count the update; after too many in a row, roll back or stop the run.
 
-        Because a skipped update counts, schedule, data and checkpoints continue as if it had been made.
+        Because a skipped update counts, the schedule, data and checkpoints continue as if it had been performed.
 
         Args:
             reason: why the update is bad.
-            samples: the batches of the update, for the report.
+            samples: the update's batches, for the report.
 
         Raises:
-            UserError: the run has no rollback left, or there is no checkpoint yet to roll back to.
+            UserError: the run has no rollbacks left, or there is no checkpoint yet to roll back to.
         """
         trainer = self.trainer
         update = trainer.get_num_updates()
@@ -227,7 +228,7 @@ class TrainerGuard(UpdateGuard):
         )
         trainer.zero_grad()
         if getattr(trainer.optimizer, "_multiply_factor", None) is not None and trainer.optimizer.scaler is None:
-            # fairseq resets the factor only in a step, because it expects that bf16 never skips one.
+            # fairseq resets the factor only in a step, because it assumes that bf16 never skips one.
             trainer.optimizer._multiply_factor = 1.0
         if reaction is Reaction.CONTINUE:
             trainer.set_num_updates(update + 1)
@@ -235,18 +236,18 @@ class TrainerGuard(UpdateGuard):
             self._roll_back()
         else:
             self._stop(f"after {self.rollbacks} rollbacks (--max-rollbacks)")
-        trainer.task.forget_memory()  # the bad update has left activations there for the next one
+        trainer.task.forget_memory()  # contains the bad update's activations
 
     def _roll_back(self) -> None:
         counts = self.state_dict()
         path = roll_back(self.trainer, self.checkpoints, self.first_bad)
         if path is None:
-            self._stop("and there is no checkpoint yet to go back to")
+            self._stop("and there is no checkpoint yet to roll back to")
         self.load_state_dict(counts)
         self.rollbacks += 1
         self.skipped_in_a_row = 0
         self._warn(
-            f"{self.max_in_a_row} updates in a row were bad: the run goes back to {path}, update "
+            f"{self.max_in_a_row} updates in a row were bad: the run rolls back to {path}, update "
             f"{self.trainer.get_num_updates()}, and continues on other data; rollback {self.rollbacks} of "
             f"{self.max_rollbacks}"
         )
@@ -254,12 +255,12 @@ class TrainerGuard(UpdateGuard):
     def _stop(self, why: str) -> None:
         folder = write_report(self)
         raise UserError(
-            f"stopped at update {self.trainer.get_num_updates() + 1}: {self.skipped_in_a_row} updates in a row had bad "
-            f"numbers ({self.bad[-1].reason}), {why}. {folder / REPORT} lists the batches and what to try"
+            f"stopped at update {self.trainer.get_num_updates() + 1}: {self.skipped_in_a_row} updates in a row were "
+            f"bad ({self.bad[-1].reason}), {why}. {folder / REPORT} lists the batches and possible remedies"
         )
 
     def _warn(self, message: str) -> None:
-        """Warn once, not once per process."""
+        """Log a warning once, not once per process."""
         if self.trainer.is_data_parallel_master:
             logger.warning(message)
 
@@ -267,8 +268,8 @@ class TrainerGuard(UpdateGuard):
         """Restore the counts of skipped updates and rollbacks, and ignore checkpoints newer than the loaded one.
 
         Args:
-            extra_state: the extra state of the checkpoint that was loaded; None if there was none.
-            starts_anew: whether the run takes only the weights of the checkpoint; it then counts from zero.
+            extra_state: the loaded checkpoint's extra state; None if there was no checkpoint.
+            starts_anew: whether the run uses only the checkpoint's weights, in which case it counts from zero.
         """
         if extra_state is not None and not starts_anew and "bad_updates" in extra_state:
             self.load_state_dict(extra_state["bad_updates"])
@@ -277,18 +278,18 @@ class TrainerGuard(UpdateGuard):
 
 
 def can_be_guarded(trainer) -> bool:
-    """Return whether all processes of a run see the same gradients: not with BMUF, SlowMo or FSDP, nor on a TPU."""
+    """Return whether all of a run's processes see the same gradients: not with BMUF, SlowMo or FSDP, nor on a TPU."""
     cfg = trainer.cfg
     local_steps = cfg.optimization.use_bmuf or cfg.distributed_training.ddp_backend == "slowmo"
     return not (local_steps or trainer.is_fsdp or trainer.tpu)
 
 
 def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
-    """Return numbers and one-element tensors as a float64 vector on the CPU, in a single copy from `like`'s device."""
+    """Return numbers and one-element tensors as a float64 vector on the CPU, with one copy from `like`'s device."""
     on_device = [
         value.detach().double().reshape(())
         if torch.is_tensor(value) and value.device == like.device
-        # Filling a tensor does not wait for the GPU, while copying a number to it would.
+        # Filling a tensor does not wait for the GPU, while copying a number to the device would.
         else like.new_full((), float(value), dtype=torch.float64)
         for value in (like, *others)
     ]
@@ -297,7 +298,7 @@ def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
 
 @contextmanager
 def _aggregators_left_behind() -> Iterator[None]:
-    """Leave the contexts in which fairseq aggregates metrics, which an exception would not close."""
+    """Close the contexts in which fairseq aggregates metrics, which an exception would leave open."""
     active = metrics._active_aggregators.copy()
     counts = metrics._active_aggregators_cnt.copy()
     try:
@@ -310,7 +311,7 @@ def _aggregators_left_behind() -> Iterator[None]:
 
 
 class GoodCheckpoints:
-    """The checkpoints in a folder to which a run can roll back.
+    """The checkpoints in a folder that a run can roll back to.
 
     Args:
         folder: the run's ``--save-dir``.
@@ -326,32 +327,32 @@ class GoodCheckpoints:
         self.left_behind: dict[tuple[Path, int], int] = {}
 
     def leave_behind(self, updates: int) -> None:
-        """Ignore the present checkpoints of more than `updates` updates, which the run has abandoned.
+        """Ignore the existing checkpoints beyond `updates` updates, which the run has abandoned.
 
-        A checkpoint that is saved again later under the same name is not ignored.
+        A checkpoint that is later saved under the same name is not ignored.
         """
         for path in checkpoints_in(self.folder, self.suffix):
             version = path, path.stat().st_mtime_ns
             self.left_behind[version] = min(updates, self.left_behind.get(version, updates))
 
     def choose(self, first_bad: int) -> Optional[Path]:
-        """Choose the newest intact checkpoint that a good update followed, or else the newest intact one.
+        """Choose the newest intact checkpoint that was followed by a good update, or else the newest intact one.
 
         This reads all files to check that they are intact.
 
         Args:
-            first_bad: the number of updates before the first bad one. A checkpoint with this many updates or more holds
-                the weights that gave the bad numbers.
+            first_bad: the number of updates before the first bad one. A checkpoint with this many updates or more
+                contains the weights that caused the bad update.
 
         Returns:
-            The path of the checkpoint; None if there is no intact one.
+            The path of the checkpoint; None if no checkpoint is intact.
         """
         found = {}
         for path in checkpoints_in(self.folder, self.suffix):
             try:
                 updates, has_optimizer = look_into(path)
             except UserError as error:
-                logger.warning("the rollback passes over a checkpoint: %s", error)
+                logger.warning("the rollback skips a checkpoint: %s", error)
                 continue
             if has_optimizer and updates <= self.left_behind.get((path, path.stat().st_mtime_ns), updates):
                 found[path] = updates
@@ -359,15 +360,15 @@ class GoodCheckpoints:
 
 
 def roll_back(trainer, checkpoints: GoodCheckpoints, first_bad: int) -> Optional[Path]:
-    """Roll a run back to a checkpoint, except for the data, which continue from where they are.
+    """Roll a run back to a checkpoint without rewinding the data.
 
-    This restores weights, optimizer, schedule and the number of updates; meters and the training time are kept. All
-    processes load the file that the first one chooses. Source: PaLM (Chowdhery et al., 2022, arXiv 2204.02311, section
-    5.1), where the same weights did not spike again on other batches.
+    This restores the weights, optimizer, schedule and number of updates; meters and the training time are kept. All
+    processes load the file that the first process chooses. Source: PaLM (Chowdhery et al., 2022, arXiv 2204.02311,
+    section 5.1), where the same weights did not spike again on other batches.
 
     Args:
-        trainer: the trainer of the run.
-        checkpoints: the checkpoints of the run.
+        trainer: the run's trainer.
+        checkpoints: the run's checkpoints.
         first_bad: the number of updates before the first bad one.
 
     Returns:
@@ -387,7 +388,7 @@ def roll_back(trainer, checkpoints: GoodCheckpoints, first_bad: int) -> Optional
 
 
 def write_report(guard: TrainerGuard) -> Path:
-    """Write ``bad_updates.json`` into ``--save-dir`` and return the folder; all processes must call this."""
+    """Write ``bad_updates.json`` to ``--save-dir`` and return the folder; all processes must call this."""
     trainer = guard.trainer
     folder = Path(trainer.cfg.checkpoint.save_dir)
     bad_of_processes = [list(guard.bad)]

@@ -1,8 +1,8 @@
-"""Checkpoints of fairseq runs: saving, safe loading, and the choice of the one that a run starts from.
+"""Checkpoints of fairseq runs: saving, safe loading, and the choice of the checkpoint that a run starts from.
 
-Files have the format of ``storage/checkpoint_file.py``. fairseq alone would run code in an untrusted file, or follow
-paths in it that lead out of its folder. It also starts from scratch if ``checkpoint_last.pt`` is missing, and stops if
-the file is damaged. Here, all ranks load the newest intact checkpoint in both cases, and the last intact one is never
+``storage/checkpoint_file.py`` defines the file format. Stock fairseq runs code in untrusted files and follows paths in
+them that lead out of their folder. It also starts from scratch if ``checkpoint_last.pt`` is missing, and stops if the
+file is damaged. Here, all ranks load the newest intact checkpoint in both cases, and the last intact one is never
 removed.
 """
 
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class NotSavedError(UserError):
-    """An error about a checkpoint that could not be written; existing files are unchanged."""
+    """An error about a checkpoint that could not be saved; existing files are unchanged."""
 
 
 def check_writable_folder(save_dir: str) -> None:
@@ -64,11 +64,11 @@ def check_writable_folder(save_dir: str) -> None:
         with tempfile.TemporaryFile(dir=save_dir):
             pass
     except OSError as error:
-        raise UserError(f"--save-dir {save_dir}: cannot be written ({error.strerror}); give another folder") from error
+        raise UserError(f"--save-dir {save_dir}: cannot be written ({error.strerror}); use another folder") from error
 
 
 def save_whole(state: dict[str, Any], path: str) -> None:
-    """Write a checkpoint completely or not at all.
+    """Write a checkpoint atomically.
 
     Raises:
         NotSavedError: the disk is full, or the file cannot be written.
@@ -82,12 +82,12 @@ def save_whole(state: dict[str, Any], path: str) -> None:
 
 
 def copying_atomically(_, src_path: str, dst_path: str, overwrite: bool = False):
-    """Replace ``PathManager.copy``, with which fairseq saves a checkpoint under further names.
+    """Replace ``PathManager.copy``, which fairseq uses to save a checkpoint under additional names.
 
-    If the disk has no room for a copy, this makes a hard link instead.
+    If the disk has no space for a copy, this creates a hard link instead.
 
     Raises:
-        NotSavedError: neither a copy nor a link can be made.
+        NotSavedError: neither a copy nor a link can be created.
     """
     try:
         with open(src_path, "rb") as original, atomic_file(dst_path) as file:
@@ -101,17 +101,17 @@ def copying_atomically(_, src_path: str, dst_path: str, overwrite: bool = False)
             raise NotSavedError(_describe_failure(dst_path, os.path.getsize(src_path), error)) from error
         finally:
             unfinished.unlink(missing_ok=True)
-        logger.warning("%s: no room for a copy (%s), so it is a hard link to %s", dst_path, error.strerror, src_path)
+        logger.warning("%s: no space for a copy (%s), so it is a hard link to %s", dst_path, error.strerror, src_path)
     return True
 
 
 def _describe_failure(path: str, needed: int, error: OSError) -> str:
-    """Return a message that says why a file was not saved.
+    """Return the error message for a file that could not be saved.
 
     Args:
         path: the path of the file.
-        needed: the approximate size of the file in bytes.
-        error: the error that writing it raised.
+        needed: the approximate file size in bytes.
+        error: the error raised by writing it.
     """
     folder = Path(path).absolute().parent
     try:
@@ -119,7 +119,7 @@ def _describe_failure(path: str, needed: int, error: OSError) -> str:
     except OSError as problem:
         room = f"{folder}: {problem.strerror}"
     return (
-        f"{path}: not saved: {error.strerror or error}; it needs about {needed:,} bytes, {room}: make room. "
+        f"{path}: not saved: {error.strerror or error}; it needs about {needed:,} bytes, {room}: free up space. "
         "Earlier checkpoints are unchanged"
     )
 
@@ -127,15 +127,15 @@ def _describe_failure(path: str, needed: int, error: OSError) -> str:
 # Reading files from untrusted sources.
 
 
-MOST_LAYERS = 10_000  # the most values that a product in a setting may list, as in [(512, 3)] * 4
+MOST_LAYERS = 10_000  # maximum number of values in a repeated list in a setting, such as [(512, 3)] * 4
 
 
 def load_safely(path: Union[str, Path], overrides: Optional[dict[str, Any]] = None) -> dict[str, Any]:
-    """Load a checkpoint with fairseq, but check it first and run no code that it contains; this works outside runs too.
+    """Load a checkpoint with fairseq after checking it, without running code that it contains; also works outside runs.
 
     Args:
         path: the path of the file.
-        overrides: options that replace those of the checkpoint.
+        overrides: options that override the checkpoint's.
 
     Raises:
         UserError: the file is missing, damaged, or rejected because of its contents.
@@ -145,12 +145,12 @@ def load_safely(path: Union[str, Path], overrides: Optional[dict[str, Any]] = No
 
 
 def loading_checked(load_checkpoint_to_cpu, path, *args, **kwargs):
-    """Replace fairseq's loader: check the file first, and run no code in it, whatever the environment says.
+    """Replace fairseq's loader: check the file first, and run no code in it, regardless of the environment.
 
     The file may also be an export in safetensors format.
 
     Raises:
-        UserError: the file is missing, damaged or rejected; the message names the file and says what to do.
+        UserError: the file is missing, damaged or rejected; the message names the file and a remedy.
     """
     if str(path).endswith(SAFETENSORS):
         state = read_exported(Path(path))
@@ -163,20 +163,20 @@ def loading_checked(load_checkpoint_to_cpu, path, *args, **kwargs):
 
 
 def read_setting(text: str) -> Any:
-    """Parse a setting such as ``(0.9, 0.999)`` or ``[(512, 3)] * 4 + [(1024, 1)]``, for which fairseq calls ``eval``.
+    """Parse a setting such as ``(0.9, 0.999)`` or ``[(512, 3)] * 4 + [(1024, 1)]``, which fairseq passes to ``eval``.
 
-    A value may be a number, a string, a container of values, a sum of values, or a product of a value and a number.
-    fairseq's own settings use no other forms.
+    A value may be a number, a string, a container of values, a sum of values, or a value times a number. fairseq's own
+    settings use no other forms.
 
     Raises:
-        UserError: the text is anything else; no part of it was run.
+        UserError: the text is anything else; none of it is executed.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # SyntaxWarnings about a text that the user did not write
+        with warnings.catch_warnings(action="ignore"):  # SyntaxWarnings about text that the user did not write
             return _value_of(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise UserError(
-            f"setting {text[:200]!r}: refused, none of it was run: a value may only contain numbers, strings and "
+            f"setting {text[:200]!r}: rejected without running it: a value may only contain numbers, strings and "
             f"lists ({first_line(error)})"
         ) from None
 
@@ -195,41 +195,41 @@ def _value_of(node: ast.expr) -> Any:
 
 
 def refusing_archives(load_archive_file, archive_file):
-    """Replace ``load_archive_file``, which unpacks links and absolute paths, and moves the files that they point to.
+    """Replace ``load_archive_file``, which unpacks links and absolute paths and moves the files they point to.
 
     Raises:
-        UserError: the path is that of an archive or a URL, not that of a folder.
+        UserError: the path is an archive or a URL instead of a folder.
     """
     if os.path.isfile(archive_file) or "://" in str(archive_file):
-        raise UserError(f"{archive_file}: refused, none of it was unpacked; unpack it and give the folder")
+        raise UserError(f"{archive_file}: rejected without unpacking it; unpack it and pass the folder")
     return load_archive_file(archive_file)
 
 
-LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file, relative to --save-dir
-# The names, in this order: of an epoch, of an update (--save-interval-updates), of an update (--keep-updates-list), of
-# the best checkpoint, of the best ones (--keep-best-checkpoints), and of the last.
+LAST = "checkpoint_last.pt"  # fairseq's default for --restore-file, relative to --save-dir
+# File names, in this order: an epoch's checkpoint, an update's (--save-interval-updates), an update's
+# (--keep-updates-list), the best one, one of the best (--keep-best-checkpoints), and the last one.
 _NAME = re.compile(
     r"checkpoint(\d+|_\d+_\d+|_update_\d+|_best|\.best_\S+?_(-?\d+\.\d+|nan\d|-?inf\d)|_last)"
     r"(?P<suffix>\S*)\.pt"
 )
 AT_EVERY_START = (
-    "which is loaded at every start, even after a kill; to load it only once, give --continue-once and a new --save-dir"
+    "which is loaded at every start, even after a kill; to load it only once, use --continue-once and a new --save-dir"
 )
 
 
 def listed_name(updates: int, suffix: str) -> str:
-    """Return the file name of a checkpoint for ``--keep-updates-list``; fairseq does not remove files of this name."""
+    """Return the file name of a ``--keep-updates-list`` checkpoint, which fairseq does not remove."""
     return f"checkpoint_update_{updates}{suffix}.pt"
 
 
 def suffix_of(path: Path) -> Optional[str]:
-    """Return the ``--checkpoint-suffix`` in a checkpoint's file name; None if the name is not that of a checkpoint."""
+    """Return the ``--checkpoint-suffix`` in a checkpoint's file name; None for other files."""
     name = _NAME.fullmatch(path.name)
     return name and name["suffix"]
 
 
 def checkpoints_in(folder: Union[str, Path], suffix: str) -> list[Path]:
-    """Return all checkpoints with this suffix in a folder, the most recently written first."""
+    """Return a folder's checkpoints with this suffix, most recently written first."""
     ages = {}
     for path in Path(folder).glob("checkpoint*.pt"):
         with suppress(FileNotFoundError):  # a dangling link, or a file that was just removed
@@ -239,22 +239,22 @@ def checkpoints_in(folder: Union[str, Path], suffix: str) -> list[Path]:
 
 
 def choose_for_all(cfg: Any, trainer) -> tuple[Any, Optional[Path]]:
-    """Choose the checkpoint to start from by :func:`choose`, the same one in all processes.
+    """Choose the checkpoint to start from with :func:`choose`, the same one in all processes.
 
     Args:
         cfg: fairseq's checkpoint options.
-        trainer: the trainer of the run.
+        trainer: the run's trainer.
 
     Returns:
-        The checkpoint options with which fairseq starts from the chosen file, and the path of the file. The path is
-        None if there is no checkpoint, or if each process loads its own part of the model.
+        The checkpoint options that make fairseq start from the chosen file, and the file's path. The path is None if
+        there is no checkpoint, or if each process loads its own part of the model.
     """
     if trainer.is_fsdp or getattr(trainer.cfg.model, "base_layers", 0) > 0:  # fairseq splits the model over processes
         return cfg, None
     chosen = _same_on_all_ranks(trainer, lambda: choose(cfg))
     last, start = _names_of(cfg)
     if cfg.restore_file != LAST or chosen in (None, last) or _is_same(chosen, start):
-        return cfg, chosen  # fairseq chooses the same file by itself
+        return cfg, chosen  # fairseq chooses the same file
     cfg = copy.deepcopy(cfg)
     cfg.restore_file = str(chosen).removesuffix(f"{cfg.checkpoint_suffix}.pt") + ".pt"  # fairseq adds the suffix
     cfg.finetune_from_model = None
@@ -262,7 +262,7 @@ def choose_for_all(cfg: Any, trainer) -> tuple[Any, Optional[Path]]:
 
 
 def choose(cfg: Any) -> Optional[Path]:
-    """Choose the checkpoint that a run starts from, and remove unfinished files that killed processes have left.
+    """Choose the checkpoint that a run starts from, and remove unfinished files left by killed processes.
 
     Args:
         cfg: fairseq's checkpoint options.
@@ -271,7 +271,7 @@ def choose(cfg: Any) -> Optional[Path]:
         The path of the checkpoint; None if the run starts from scratch.
 
     Raises:
-        UserError: a file that the user named is missing or damaged, or ``--save-dir`` has only damaged checkpoints.
+        UserError: a file named by the user is missing or damaged, or ``--save-dir`` has only damaged checkpoints.
     """
     remove_leftovers(cfg.save_dir)
     last, start = _names_of(cfg)
@@ -279,7 +279,7 @@ def choose(cfg: Any) -> Optional[Path]:
         path = Path(cfg.restore_file.replace(".pt", f"{cfg.checkpoint_suffix}.pt"))  # as fairseq does
         look_into(path)
         if last.is_file() and not _is_same(last, str(path)):
-            logger.warning("%s: passed over for --restore-file %s, %s", last, path, AT_EVERY_START)
+            logger.warning("%s: ignored in favor of --restore-file %s, %s", last, path, AT_EVERY_START)
         return path
     there = checkpoints_in(cfg.save_dir, cfg.checkpoint_suffix)
     others = [path for path in there if path == last or not _is_same(path, start)]
@@ -295,7 +295,7 @@ def choose(cfg: Any) -> Optional[Path]:
         except DamagedCheckpointError as error:
             damaged = [str(error)]
             others.remove(last)
-    updates: dict[Path, int] = {}  # the number of updates of each checkpoint that the run can resume from
+    updates: dict[Path, int] = {}  # the number of updates per resumable checkpoint
     for path in others:
         try:
             updates[path], has_optimizer = look_into(path)
@@ -304,11 +304,11 @@ def choose(cfg: Any) -> Optional[Path]:
             continue
         if not (has_optimizer or cfg.no_save_optimizer_state):
             del updates[path]
-            damaged.append(f"{path}: contains no optimizer state, so no run can resume from it")
+            damaged.append(f"{path}: contains no optimizer state, so runs cannot resume from it")
     if not updates:
         listed = "\n  ".join(damaged)
         raise UserError(
-            f"{cfg.save_dir}: holds no intact checkpoint; move these files away to start from scratch\n  {listed}"
+            f"{cfg.save_dir}: contains no intact checkpoint; move these files away to start from scratch\n  {listed}"
         )
     path = max(updates, key=updates.get)
     said = "\n".join(damaged)
@@ -317,7 +317,7 @@ def choose(cfg: Any) -> Optional[Path]:
 
 
 def _names_of(cfg: Any) -> tuple[Path, Optional[str]]:
-    """Return the path of ``checkpoint_last.pt``, and of the file that fairseq loads as long as that does not exist."""
+    """Return the path of ``checkpoint_last.pt``, and of the file that fairseq loads while that one does not exist."""
     last = Path(cfg.save_dir) / LAST.replace(".pt", f"{cfg.checkpoint_suffix}.pt")
     return last, cfg.continue_once or cfg.finetune_from_model
 
@@ -327,7 +327,7 @@ def _is_same(path: Path, other: Optional[str]) -> bool:
 
 
 def _same_on_all_ranks(trainer, choose: Callable[[], Optional[Path]]) -> Optional[Path]:
-    """Choose on rank 0 and send the choice to the other ranks, or the error, for which they would wait forever.
+    """Choose on rank 0 and broadcast the choice, or the error, because the other ranks would otherwise wait forever.
 
     Raises:
         UserError: `choose` raised it on rank 0, or some ranks cannot read the file.
@@ -345,14 +345,14 @@ def _same_on_all_ranks(trainer, choose: Callable[[], Optional[Path]]) -> Optiona
         sees = chosen is None or chosen.is_file()
         blind = [rank for rank, can in enumerate(distributed_utils.all_gather_list(sees, group)) if not can]
         if blind:
-            problem = f"{chosen}: processes {blind} cannot read it; all nodes need the same --save-dir"
+            problem = f"{chosen}: processes {blind} cannot read it; all nodes must share --save-dir"
     if problem is not None:
         raise UserError(problem)
     return chosen
 
 
 class CarefulOs:
-    """A wrapper of ``os`` for fairseq's ``checkpoint_utils``, whose ``remove`` keeps the last intact checkpoint."""
+    """A wrapper around ``os`` for fairseq's ``checkpoint_utils`` that never removes the last intact checkpoint."""
 
     def __init__(self, module: ModuleType):
         self._os = module
@@ -369,11 +369,11 @@ class CarefulOs:
         if worth == 0 or any(_worth(other) >= worth for other in checkpoints_in(path.parent, suffix) if other != path):
             os.remove(path)
         else:
-            logger.warning("%s: kept although it is old, because no other checkpoint in its folder is intact", path)
+            logger.warning("%s: kept despite its age, because no other checkpoint in its folder is intact", path)
 
 
 def _worth(path: Path) -> int:
-    """Return 2 if a run can resume from a file, 1 if it has no optimizer state, and 0 if it is damaged."""
+    """Return 2 for a checkpoint that a run can resume from, 1 for one without optimizer state, 0 for a damaged one."""
     try:
         return 1 + look_into(path).has_optimizer
     except UserError:

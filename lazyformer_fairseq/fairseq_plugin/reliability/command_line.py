@@ -1,4 +1,4 @@
-"""Printing of errors and warnings on command lines. This module imports neither fairseq nor torch."""
+"""Printing of errors and warnings on the command line. This module imports neither fairseq nor torch."""
 
 import errno
 import json
@@ -14,9 +14,9 @@ from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.extras import lack_of_fairseq
 from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE
 
-FORWARDED = "LAZYFORMER_SIGNALS_FORWARDED"  # environment variable: id of the process that forwards signals to children
+FORWARDED = "LAZYFORMER_SIGNALS_FORWARDED"  # environment variable: ID of the process that forwards signals to children
 WITH_FAIRSEQ = ("fairseq", "fairseq_cli", "hydra")  # modules that are installed together with fairseq
-# Errors about a file, its folder or its disk that only the user can correct.
+# Errors about a file, its folder or its disk that only the user can fix.
 OF_THE_FILE_SYSTEM = (
     errno.EACCES,
     errno.EPERM,
@@ -34,16 +34,16 @@ USER_ERROR = "the user has to mend something"
 
 
 def printing_user_errors(excepthook: Callable) -> Callable:
-    """Return an ``excepthook`` that prints a UserError or Ctrl-C as one line, and silence warnings of other libraries.
+    """Return an ``excepthook`` that prints a UserError or Ctrl-C as one line, and silence other libraries' warnings.
 
-    fairseq wraps some errors in errors of its own, so the whole chain of causes is searched. All other errors go to the
-    previous hook. HYDRA_FULL_ERROR is set so that hydra lets errors pass instead of printing a traceback of its own.
+    fairseq wraps some errors in its own errors, so the hook searches the whole chain of causes. All other errors go to
+    the previous hook. HYDRA_FULL_ERROR makes hydra propagate errors instead of printing its own traceback.
 
     Args:
         excepthook: the previous hook.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    # fairseq calls hydra and torch in deprecated ways, so each run would start with a page of warnings.
+    # fairseq uses deprecated hydra and torch APIs, so each run would start with a page of warnings.
     for module in (r"hydra\.", r"fairseq\.", r"torch\.utils\.data\.dataloader"):
         for category in (UserWarning, FutureWarning):
             warnings.filterwarnings("ignore", category=category, module=module)
@@ -54,7 +54,7 @@ def printing_user_errors(excepthook: Callable) -> Callable:
         if user_error is None and not issubclass(error_type, KeyboardInterrupt):
             excepthook(error_type, error, traceback)
             return
-        message = "interrupted; run the same command again to resume from what was saved, if anything was"
+        message = "interrupted; run the same command again to resume from the last checkpoint, if any"
         if user_error is not None:
             message = f"error: {user_error}"
             note_user_error()
@@ -65,10 +65,10 @@ def printing_user_errors(excepthook: Callable) -> Callable:
 
 
 def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
-    """Find the UserError in the chain of causes of an error, or make one for other errors that only the user can fix.
+    """Find the UserError in an error's chain of causes, or create one for other errors that only the user can fix.
 
-    A UserError is made for a full disk, a missing fairseq, an error from hydra about a setting, and an `error` that
-    itself says that the system does not let this process open, write or rename a file.
+    A UserError is created for a full disk, a missing fairseq installation, a hydra error about a setting, and an
+    `error` because this process may not open, write or rename a file.
 
     Args:
         error: the error, which may itself be a UserError.
@@ -77,10 +77,10 @@ def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
         The UserError; None if the user cannot fix the error.
     """
     if isinstance(error, OSError) and error.errno in OF_THE_FILE_SYSTEM and error.filename is not None:
-        name = error.filename2 or error.filename  # after a failed rename, the target: the other name is temporary
+        name = error.filename2 or error.filename  # after a failed rename, the target, because the source is temporary
         where = os.fsdecode(name) if isinstance(name, (str, bytes)) else name
         return UserError(
-            f"{where}: {error.strerror}; check what is there and who may write to it, and run the same command again"
+            f"{where}: {error.strerror}; check that it exists and is writable, and run the same command again"
         )
     spawn = sys.modules.get("torch.multiprocessing.spawn")
     while error is not None and not isinstance(error, UserError):
@@ -98,7 +98,7 @@ def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
 
 
 def _user_error_of_hydra(error: BaseException) -> UserError:
-    """Convert hydra's error about a setting to a UserError that suggests the most similar names of settings."""
+    """Convert hydra's error about a setting to a UserError that suggests the most similar setting names."""
     first_line = str(error).partition("\n")[0].removesuffix(".")
     cause = error.__cause__
     known = getattr(cause, "parent_node", None) or ()
@@ -106,8 +106,8 @@ def _user_error_of_hydra(error: BaseException) -> UserError:
 
 
 def _user_error_in_text(traceback: str) -> Optional[UserError]:
-    """Extract a UserError from the text of a traceback, the only form in which errors of child processes arrive."""
-    package = UserError.__module__.partition(".")[0]  # subclasses of UserError are defined in the package, too
+    """Extract a UserError from a traceback's text, which is all that a child process reports."""
+    package = UserError.__module__.partition(".")[0]  # subclasses of UserError are also defined in the package
     *_, last = [None, *re.finditer(rf"^{package}(\.\w+)+Error: ", traceback, re.MULTILINE)]
     if last:
         return UserError(traceback[last.end() :].partition("\n\n")[0].rstrip())
@@ -115,6 +115,6 @@ def _user_error_in_text(traceback: str) -> Optional[UserError]:
 
 
 def note_user_error() -> None:
-    """Report a user's mistake in the file that torchrun reads after a process failed, so that it does not restart."""
+    """Record a user error in the file that torchrun reads after a process fails, which prevents a restart."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         Path(path).write_text(json.dumps({"message": USER_ERROR}))

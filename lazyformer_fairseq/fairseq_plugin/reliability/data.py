@@ -1,10 +1,10 @@
-"""Resuming in the middle of an epoch, with exactly the samples that the run has not seen yet.
+"""Resuming in the middle of an epoch with exactly the samples that the run has not seen yet.
 
-fairseq deals the shuffled batches of an epoch to its processes in turn and saves the number of rounds. This number
-gives the position only as long as the number of processes and the batches stay the same. Here the state also records
+fairseq distributes an epoch's shuffled batches round-robin over its processes and saves the number of rounds. This
+number is only a valid position while the number of processes and the batches stay the same. Here the state also records
 how the batches were made and how many of them all processes together have consumed. If the number of processes has
-changed, the remaining batches are dealt to the new processes in the same order. If the batch size (in sentences or
-tokens) has changed, the remaining samples are divided into new batches in the same order. Masks depend only on the
+changed, the remaining batches are distributed over the new processes in the same order. If the batch size (in sentences
+or tokens) has changed, the remaining samples are divided into new batches in the same order. Masks depend only on the
 sample and the epoch, so they do not change.
 """
 
@@ -24,18 +24,18 @@ logger = logging.getLogger(__name__)
 
 
 Batches = Sequence[Sequence[int]]
-BatchSize = dict[str, Optional[int]]  # with the keys max_tokens and max_sentences, fairseq's names
+BatchSize = dict[str, Optional[int]]  # keys: max_tokens and max_sentences, as in fairseq
 
 
 class ExactEpochBatchIterator(EpochBatchIterator):
-    """fairseq's iterator, which can also resume with another number of processes or another batch size.
+    """fairseq's iterator, extended to resume with another number of processes or another batch size.
 
-    Another batch size requires that the task has called :meth:`tell_batch_size`.
+    To resume with another batch size, the task must have called :meth:`tell_batch_size`.
 
     Attributes:
-        batch_size: the size with which the batches were made; None if the task has not told it.
-        pieces: the history of a resumed epoch: how its batches were made and how many of them were consumed, with one
-            entry more for each change of the batch size within the epoch. Empty if the epoch was not resumed.
+        batch_size: the batch size; None if the task has not set it.
+        pieces: the history of a resumed epoch: how its batches were made and how many of them were consumed, with an
+            additional entry for each change of the batch size within the epoch. Empty if the epoch was not resumed.
     """
 
     def __init__(self, *args, **kwargs):
@@ -43,15 +43,15 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         self.batch_size: Optional[BatchSize] = None
         self.pieces: list[dict[str, Any]] = []
         self._rest: Optional[Batches] = None
-        self._start = 0  # number of rounds that represent what was consumed before the epoch was resumed
+        self._start = 0  # number of rounds that stand for the batches consumed before resuming
 
     def tell_batch_size(self, size: BatchSize, make: Callable[[BatchSize], Batches], cut: Callable) -> None:
-        """Let the task tell how batches are made.
+        """Set how the task makes batches.
 
         Args:
             size: the current batch size.
             make: returns batches of all samples for a given batch size.
-            cut: returns batches of the given samples, in their order, for a given batch size.
+            cut: returns batches of the given samples, in the same order, for a given batch size.
         """
         self.batch_size = size
         self._make = make
@@ -68,7 +68,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state, even of another number of processes or another batch size; with other data, restart the epoch.
+        """Load a state, even one with another number of processes or batch size; with other data, restart the epoch.
 
         Raises:
             UserError: the state does not describe a position in this data.
@@ -78,7 +78,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(
                 f"the checkpoint's position in epoch {state['epoch']} does not exist in this data "
-                f"({first_line(error)}): give --reset-dataloader to begin with the first epoch, or copy an older "
+                f"({first_line(error)}): use --reset-dataloader to start over with the first epoch, or copy an older "
                 "checkpoint over checkpoint_last.pt"
             ) from error
 
@@ -89,7 +89,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         if state["samples"] != self._samples():
             logger.warning(
                 "the checkpoint is from the middle of an epoch of %d samples, but now there are %d (other data, or "
-                "another --tokens-per-sample): the epoch starts again, so some samples are read twice",
+                "another --tokens-per-sample): the epoch restarts, so some samples are read twice",
                 *(state["samples"], self._samples()),
             )
             super().load_state_dict({**state, "iterations_in_epoch": 0})
@@ -97,7 +97,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         self.pieces = [dict(piece) for piece in state["pieces"]]
         if None not in (self.batch_size, before := self.pieces[-1]["batch_size"]) and self.batch_size != before:
             logger.info(
-                "batch size %s, before %s: the rest of the epoch is divided into new batches",
+                "batch size %s, previously %s: the rest of the epoch is divided into new batches",
                 self.batch_size,
                 self.pieces[-1],
             )
@@ -107,7 +107,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         super().load_state_dict({**state, "iterations_in_epoch": self._start})
 
     def next_epoch_itr(self, *args, **kwargs):
-        """Return the iterator over the batches of the epoch that begins or is resumed."""
+        """Return the iterator over the batches of the new or resumed epoch."""
         if self._next_epoch_itr is None:  # this epoch was not resumed
             self.pieces = []
             self._rest = None
@@ -115,7 +115,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return super().next_epoch_itr(*args, **kwargs)
 
     def ordered_batches(self, epoch: int, fix_batches_to_gpus: bool, shuffle: bool) -> Batches:
-        """Return this process's batches; in a resumed epoch, empty ones followed by those that are left."""
+        """Return this process's batches; in a resumed epoch, empty batches followed by the remaining ones."""
         if self._rest is None:
             return super().ordered_batches(epoch, fix_batches_to_gpus, shuffle)
         mine = ShardedIterator(self._rest, self.num_shards, self.shard_id, fill_value=[])
@@ -128,7 +128,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return sum(map(len, self.frozen_batches))
 
     def _what_is_left(self, epoch: int, shuffle: bool) -> Batches:
-        """Return the rest of the epoch's batches, in the order in which all processes together consume them."""
+        """Return the epoch's remaining batches in the order that all processes together consume them."""
         first, *others = self.pieces
         if first["batch_size"] in (self.batch_size, None):
             batches = self.frozen_batches
@@ -141,9 +141,9 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return left
 
     def _whole_order(self, batches: Batches, shards: int, epoch: int, shuffle: bool) -> list[Sequence[int]]:
-        """Return batches in the order in which `shards` processes together consume them.
+        """Return batches in the order that `shards` processes together consume them.
 
-        The number of processes only changes the order with grouped shuffling.
+        The order depends on the number of processes only with grouped shuffling.
         """
         before = self._frozen_batches, self.num_shards, self.shard_id
         if not self.grouped_shuffling:
@@ -161,10 +161,10 @@ class ExactEpochBatchIterator(EpochBatchIterator):
 
 
 class ExactGroupedIterator(GroupedIterator):
-    """fairseq's iterator over groups of ``--update-freq`` batches, which here never loses the last group.
+    """fairseq's iterator over groups of ``--update-freq`` batches, fixed to never lose the last group.
 
-    fairseq counts groups from the start of the epoch. It leaves out the last group if an epoch is resumed at a batch
-    whose number is not a multiple of ``--update-freq``, as can happen when the option has changed.
+    fairseq counts groups from the start of the epoch. It drops the last group if an epoch is resumed at a batch number
+    that is not a multiple of ``--update-freq``, as can happen when the option has changed.
     """
 
     def __init__(self, iterable, chunk_size: int, skip_remainder_batch: bool = False):

@@ -1,6 +1,6 @@
-"""The start of fairseq runs that train a task of this package: recognizing them, their options, and early checks.
+"""The startup of fairseq runs with one of our tasks: detection, options and early checks.
 
-fairseq also runs many other tasks, which must behave as before.
+fairseq also runs many other tasks, whose behavior must not change.
 """
 
 import functools
@@ -52,46 +52,46 @@ LOGS_NEED = {"tensorboard_logdir": (("tensorboard", "tensorboardX"), OURS), "wan
 
 
 def option(default: Any, help: str) -> Any:
-    """Return a field of a config, from which fairseq makes a command-line option."""
+    """Return a config field that fairseq turns into a command-line option."""
     return field(default=default, metadata={"help": help})
 
 
 @dataclass
 class ReliabilityConfig(FairseqDataclass):
-    """Options of every task of this package."""
+    """Options shared by all of this package's tasks."""
 
     keep_updates_list: Optional[str] = option(
         None,
-        "updates whose checkpoint is kept for good as checkpoint_update_N.pt, such as 100000,200000",
+        "updates whose checkpoints are kept permanently as checkpoint_update_N.pt, such as 100000,200000",
     )
     max_skipped_updates: int = option(
         10,
-        "roll back after this many updates in a row were skipped because of NaN, Inf or a loss spike",
+        "roll back after skipping this many updates in a row because of NaN, Inf or a loss spike",
     )
     max_rollbacks: int = option(
         3,
-        "rollbacks to the last good checkpoint that a run may make; if it needs more, it stops with a report",
+        "maximum number of rollbacks to the last good checkpoint, after which the run stops with a report",
     )
-    loss_spike: float = option(0.0, "skip updates whose loss is more than this many times the recent median; 0: never")
+    loss_spike: float = option(0.0, "skip updates with a loss of more than this many times the recent median; 0: never")
     sequences_per_update: Optional[int] = option(
         None,
-        "sequences per update over all GPUs; determines --update-freq, and --batch-size becomes an upper bound",
+        "sequences per update over all GPUs; sets --update-freq, and --batch-size becomes an upper bound",
     )
     log_seconds: float = option(
         0.0,
-        "seconds between progress lines; other output, except warnings and scores, only goes to train.log; 0: show all",
+        "seconds between progress lines; other output except warnings and metrics goes only to train.log; 0: show all",
     )
     report_to: Optional[str] = option(None, f"experiment trackers that receive metrics.jsonl: {', '.join(TRACKERS)}")
 
 
 LONGEST_SOCKET = 107  # bytes in the path of a Unix socket on Linux (man 7 unix)
-SOCKET = len("/listener-12345678")  # the name of a socket in multiprocessing's folder
+SOCKET = len("/listener-12345678")  # the length of a socket's name in multiprocessing's folder
 
 
 def refuse_impossible(*options: Any) -> None:
-    """Raise a UserError for an option of fairseq or of this package whose value is impossible.
+    """Raise a UserError for invalid values of fairseq's options or ours.
 
-    One of them is asynchronous writing of checkpoints: if it is not available, fairseq exits with code 0.
+    Asynchronous checkpoint writing is also rejected, because fairseq exits with code 0 if it is not available.
 
     Args:
         options: objects that have options as attributes; missing attributes are skipped.
@@ -99,7 +99,7 @@ def refuse_impossible(*options: Any) -> None:
     for some in options:
         if getattr(some, "write_checkpoints_asynchronously", False):
             raise UserError(
-                "--write-checkpoints-asynchronously: with this option fairseq may write no checkpoint_last.pt, and a "
+                "--write-checkpoints-asynchronously: with this option fairseq may not write checkpoint_last.pt, and a "
                 "kill may leave an incomplete file; leave the option out"
             )
         listed_updates(getattr(some, "keep_updates_list", None))
@@ -109,17 +109,17 @@ def refuse_impossible(*options: Any) -> None:
 
 
 def refuse_unfit(cfg: DictConfig) -> None:
-    """Raise a UserError for settings that would fail late, or would silently have no effect."""
+    """Raise a UserError for settings that would fail late or silently have no effect."""
     task = cfg.task._name
     if task in CRITERIONS and getattr(cfg.criterion, "_name", None) in (None, "cross_entropy"):
         raise UserError(
-            f"--criterion: give {CRITERIONS[task]}; fairseq's default, cross_entropy, cannot train --task {task}"
+            f"--criterion: use {CRITERIONS[task]}; fairseq's default, cross_entropy, cannot train --task {task}"
         )
     refuse_no_batch(cfg)
     refuse_long_temporary_folder(cfg.dataset.num_workers)
     schedule = cfg.get("lr_scheduler")
     if getattr(schedule, "_name", None) == "inverse_sqrt" and schedule.warmup_updates < 1:  # fairseq divides by it
-        raise UserError(f"--warmup-updates {schedule.warmup_updates}: --lr-scheduler inverse_sqrt needs at least 1")
+        raise UserError(f"--warmup-updates {schedule.warmup_updates}: --lr-scheduler inverse_sqrt requires at least 1")
     refuse_missing_trackers(divided(cfg.task.get("report_to") or ""))
     for name in ("log_file", "tensorboard_logdir"):
         if path := cfg.common.get(name):
@@ -138,16 +138,16 @@ def refuse_unfit(cfg: DictConfig) -> None:
 
 
 def refuse_no_batch(cfg: DictConfig) -> None:
-    """Raise a UserError if neither ``--batch-size`` nor ``--max-tokens`` is given."""
+    """Raise a UserError if neither ``--batch-size`` nor ``--max-tokens`` is set."""
     if cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
-        raise UserError("--batch-size: give the number of sequences per batch and process, or give --max-tokens")
+        raise UserError("--batch-size: set the number of sequences per batch and process, or set --max-tokens")
 
 
 def refuse_long_temporary_folder(workers: int) -> None:
-    """Raise a UserError if the path of the temporary folder is too long for the sockets of data workers.
+    """Raise a UserError if the temporary folder's path is too long for the data workers' sockets.
 
-    torch's data workers open a socket in multiprocessing's folder. If its path is too long they fail silently, and the
-    run would wait for a batch forever.
+    torch's data workers open a socket in multiprocessing's folder. If its path is too long, they fail silently and the
+    run waits for a batch forever.
 
     Args:
         workers: the number of data workers.
@@ -157,9 +157,9 @@ def refuse_long_temporary_folder(workers: int) -> None:
     if (surplus := len(os.fsencode(get_temp_dir())) + SOCKET - LONGEST_SOCKET) > 0:
         length = len(os.fsencode(folder := tempfile.gettempdir()))
         raise UserError(
-            f"--num-workers {workers}: data workers need sockets in the folder of temporary files, whose path is too "
-            f"long for that: {folder} has {length} characters, but at most {length - surplus} are possible; set TMPDIR "
-            "to a shorter one, for example with export TMPDIR=/tmp"
+            f"--num-workers {workers}: the path of the temporary folder is too long for the data workers' sockets: "
+            f"{folder} has {length} characters, but the limit is {length - surplus}; set TMPDIR to a shorter path, for "
+            "example with export TMPDIR=/tmp"
         )
 
 
@@ -175,35 +175,35 @@ def listed_updates(text: Optional[str]) -> frozenset[int]:
     for part in parts:
         if not whole_number(part):
             raise UserError(
-                f"--keep-updates-list {text}: {part!r} is not the number of an update; give whole numbers, such as "
+                f"--keep-updates-list {text}: {part!r} is not an update number; use whole numbers, such as "
                 "100000,200000"
             )
     return frozenset(map(int, parts))
 
 
 def settle_update_size(cfg: DictConfig) -> None:
-    """Set ``update_freq`` to what ``--sequences-per-update``, if given, requires for the number of processes.
+    """Set ``update_freq`` from ``--sequences-per-update``, if set, and the number of processes.
 
     This also lowers ``batch_size`` to a divisor of the number of sequences per process.
 
     Raises:
-        UserError: such an update is not possible, or another option contradicts it.
+        UserError: the update size is not possible, or another option contradicts it.
     """
     per_update = cfg.task.get("sequences_per_update")
     world = cfg.distributed_training.distributed_world_size
     if per_update is None:
         return
     if per_update < 1 or per_update % world:
-        wrong = f"an update does not divide among {world} processes; give a multiple of their number"
+        wrong = f"an update cannot be divided among {world} processes; use a multiple of that number"
         raise UserError(f"--sequences-per-update {per_update}: {wrong}")
     if cfg.dataset.max_tokens is not None:
         raise UserError(
-            f"--max-tokens {cfg.dataset.max_tokens}: does not go with --sequences-per-update; give --batch-size instead"
+            f"--max-tokens {cfg.dataset.max_tokens}: conflicts with --sequences-per-update; set --batch-size instead"
         )
     share = per_update // world
     most = cfg.dataset.batch_size
     if not most or most < 1:
-        raise UserError(f"--batch-size {most}: give the number of sequences per batch and process, at least 1")
+        raise UserError(f"--batch-size {most}: set the number of sequences per batch and process, at least 1")
     batch = next(size for size in range(min(most, share), 0, -1) if share % size == 0)
     update_freq = share // batch
     if list(cfg.optimization.update_freq) not in ([1], [update_freq]):
@@ -217,15 +217,15 @@ def settle_update_size(cfg: DictConfig) -> None:
 
 
 def settle_branch(cfg: DictConfig) -> None:
-    """Make the first start of the run continue from the checkpoint ``--decay-from``, with the whole state in it.
+    """Make the run's first start continue from the ``--decay-from`` checkpoint, with its complete state.
 
     Raises:
-        UserError: the checkpoint is in ``--save-dir``, or another option decides what the run starts from.
+        UserError: the checkpoint is in ``--save-dir``, or another option sets what the run starts from.
     """
     if (start := OmegaConf.select(cfg, "lr_scheduler.decay_from")) is None:
         return
     if Path(start).absolute().parent == Path(cfg.checkpoint.save_dir).absolute():
-        raise UserError(f"--decay-from {start}: is in --save-dir, where this run would resume; give a new --save-dir")
+        raise UserError(f"--decay-from {start}: is in --save-dir, where this run would resume; set a new --save-dir")
     for name in ("restore_file", "continue_once", "reset_optimizer"):
         if cfg.checkpoint[name] not in (None, False, "checkpoint_last.pt", start):
             raise UserError(
@@ -236,42 +236,42 @@ def settle_branch(cfg: DictConfig) -> None:
 
 @functools.cache
 def _say(words: str) -> None:
-    """Log a message, but only once, because hydra reads the settings twice."""
+    """Log a message only once, because hydra reads the settings twice."""
     logger.info(words)
 
 
 def names_task_of_ours(settings: Any) -> bool:
-    """Return whether settings name a task of this package.
+    """Return whether settings select one of this package's tasks.
 
     Args:
-        settings: parsed options, whose `task` is a name, or fairseq's config, whose `task` is a config.
+        settings: parsed options with a task name as `task`, or fairseq's config with a task config as `task`.
     """
     task = getattr(settings, "task", None)
     return is_task_of_ours(TASK_REGISTRY.get(task if isinstance(task, str) else getattr(task, "_name", None)))
 
 
 def is_task_of_ours(task: Any) -> bool:
-    """Return whether a task's class is ours or extends one of ours."""
+    """Return whether a task class is one of ours or a subclass of one."""
     return any(base.__module__.startswith(f"{PACKAGE}.") for base in getattr(task, "__mro__", ()))
 
 
 def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **kwargs):
-    """Replace fairseq's parser: check options, and start the run if the task is ours.
+    """Replace fairseq's parsing function: check options, and start the run if the task is ours.
 
-    fairseq takes ``--bf16`` as a request for a TPU; here only ``--tpu`` requests one.
+    fairseq interprets ``--bf16`` as a request for a TPU; here only ``--tpu`` requests one.
 
     Args:
-        parse_args_and_arch: fairseq's parser.
-        parser: the parser of arguments.
-        input_args: the words of the command line; None for those of this process.
-        args: further arguments of fairseq's parser.
-        kwargs: further keyword arguments of fairseq's parser.
+        parse_args_and_arch: fairseq's parsing function.
+        parser: the argument parser.
+        input_args: the command-line arguments; None for this process's arguments.
+        args: additional arguments for fairseq's function.
+        kwargs: additional keyword arguments for fairseq's function.
 
     Returns:
-        The result of fairseq's parser.
+        The result of fairseq's function.
 
     Raises:
-        UserError: an option is unknown or has a value that is impossible.
+        UserError: an option is unknown or has an invalid value.
     """
     words = sys.argv[1:] if input_args is None else input_args
     given = options_by_name(words)
@@ -287,9 +287,9 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
     options = parsed[0] if isinstance(parsed, tuple) else parsed
     if not names_task_of_ours(options):
         data = Path(str(getattr(options, "data", None) or "."))
-        if (data / "shard0").is_dir() and not list(data.glob("*.idx")):  # fairseq's tasks do not look for shards
+        if (data / "shard0").is_dir() and not list(data.glob("*.idx")):  # fairseq's own tasks do not support shards
             install(Stage.COMMAND_LINE)
-            raise UserError(f"{data}: is a corpus of shards; for --task {task} give {data / 'shard0'}")
+            raise UserError(f"{data}: is a sharded corpus; for --task {task} use {data / 'shard0'}")
     else:
         start_run(command_line=input_args is None)
         if "--tpu" not in words:
@@ -301,11 +301,11 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
 
 
 def _refuse(parser: ArgumentParser, command_line: bool, message: str) -> None:
-    """Replace argparse's ``error``, which prints a page: raise a UserError with the most similar names.
+    """Replace argparse's ``error``, which prints a page of usage: raise a UserError with the most similar names.
 
     Args:
-        parser: the parser of arguments.
-        command_line: whether the arguments are those of this process.
+        parser: the argument parser.
+        command_line: whether the arguments are this process's.
         message: argparse's message.
     """
     if command_line:
@@ -325,18 +325,18 @@ def importing_one_plugin(import_user_module: Callable, args: Any) -> None:
     """Import ``--user-dir`` as fairseq does.
 
     Raises:
-        UserError: the folder is missing, or it is another copy of this package.
+        UserError: the folder is missing or contains another copy of this package.
     """
     ours = Path(__file__).parents[2]
     try:
-        if Path(getattr(args, "user_dir", None) or ".").absolute() != ours:  # ours is loaded already
+        if Path(getattr(args, "user_dir", None) or ".").absolute() != ours:  # ours is already loaded
             import_user_module(args)
     except (ImportError, FileNotFoundError) as error:
         what = "no such folder"
         if isinstance(error, ImportError):
             if "not globally unique" not in str(error) or Path(args.user_dir).name != PACKAGE:
                 raise
-            what = f"{PACKAGE} is loaded already, from another folder; give {ours}"
+            what = f"{PACKAGE} is already loaded from another folder; use {ours}"
         if "--user-dir" in sys.argv:
             install(Stage.COMMAND_LINE)
         raise UserError(f"--user-dir {args.user_dir}: {what}") from error
@@ -345,7 +345,7 @@ def importing_one_plugin(import_user_module: Callable, args: Any) -> None:
 def starting_with_defaults(add_defaults, cfg):
     """Replace fairseq's ``add_defaults``: also start runs that do not use the parser.
 
-    These are runs under hydra and the child processes of fairseq.
+    These are runs under hydra and fairseq's child processes.
     """
     add_defaults(cfg)
     if names_task_of_ours(cfg):
@@ -361,23 +361,23 @@ def starting_with_defaults(add_defaults, cfg):
 
 
 def _keep_logging() -> None:
-    """Keep hydra's logging, which fairseq would otherwise set up again, removing the log file of the run."""
+    """Keep hydra's logging, because fairseq would otherwise set it up again without the run's log file."""
     if HydraConfig.initialized():
         with read_write(found := HydraConfig.get()), open_dict(found):
             found.job_logging = {"version": 1, "incremental": True}
 
 
 def _refuse_unfit_torch(common: Any, distributed_training: Any) -> None:
-    """Raise a UserError if this torch cannot use the GPUs, unless ``--cpu`` is given."""
+    """Raise a UserError if this torch version cannot use the GPUs, unless ``--cpu`` is set."""
     if not common.cpu:
         refuse_unfit_torch(int(os.environ.get("LOCAL_WORLD_SIZE", distributed_training.distributed_world_size)))
 
 
 def _claim_folder(checkpoint: Any, distributed_training: Any, log_seconds: float) -> None:
-    """Lock ``--save-dir`` and start the log there, in the first process of a run.
+    """Lock ``--save-dir`` and open the log there, in the run's first process.
 
     Raises:
-        UserError: another run uses the folder, or the log cannot be written; all processes raise this.
+        UserError: another run is using the folder, or the log cannot be written; all processes raise this.
     """
     is_shared = torch.distributed.is_initialized()
     if checkpoint.no_save or (distributed_training.distributed_world_size > 1 and not is_shared):

@@ -1,8 +1,8 @@
-"""Running out of memory: the run ends with a message that gives the sizes and the options to change.
+"""Out-of-memory handling: the run ends with a message that lists the sizes and the options to change.
 
-If a single process trains, fairseq skips a batch that does not fit; if none fits, the run goes through its epochs
-without making an update. If several processes train, the others continue without the gradients of this one. On a CPU
-fairseq does not recognize the error.
+In a single process, fairseq skips batches that do not fit; if none fits, the run goes through its epochs without an
+update. With several processes, the others continue without this one's gradients. On a CPU, fairseq does not recognize
+the error.
 """
 
 import re
@@ -20,16 +20,16 @@ from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.storage.checkpoint_file import first_line
 from lazyformer_fairseq.training.out_of_memory import GIB, OutOfMemoryInTrainingError, is_out_of_memory
 
-KEPT = "Nothing was saved now; the earlier checkpoints are intact, and a rerun resumes from the last one."
+KEPT = "Nothing was saved now; earlier checkpoints are intact, and a rerun resumes from the last one."
 
 
 @contextmanager
 def explained(explain: Callable[[BaseException], str]) -> Iterator[None]:
-    """Turn a failed memory allocation within a ``with`` block into an error that explains it.
+    """Convert a failed memory allocation within a ``with`` block to an error that explains it.
 
     Args:
-        explain: makes the message from the error; :func:`before_training`, :func:`in_training` or
-            :func:`in_validation`, with its other arguments bound.
+        explain: converts the error to a message; :func:`before_training`, :func:`in_training` or
+            :func:`in_validation` with its other arguments bound.
 
     Raises:
         OutOfMemoryInTrainingError: an allocation failed.
@@ -43,25 +43,25 @@ def explained(explain: Callable[[BaseException], str]) -> Iterator[None]:
 
 
 def before_training(model: torch.nn.Module, error: BaseException) -> str:
-    """Explain a failure when weights are moved to the device, the optimizer is built, or a checkpoint is loaded."""
+    """Explain a failure while moving weights to the device, building the optimizer or loading a checkpoint."""
     weights = sum(weight.numel() for weight in model.parameters())
     advice = "choose a smaller model, or more GPUs with --zero-sharding os; `lazyformer plan` computes what fits"
-    return f"out of memory before the first update: {weights:,} parameters; {first_line(error)}. To fit: {advice}"
+    return f"out of memory before the first update: {weights:,} parameters; {first_line(error)}. Remedy: {advice}"
 
 
 def in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
-    """Explain a failure in an update, and name options that reduce its memory."""
+    """Explain a failure in an update, and suggest options that reduce memory use."""
     advice = [smaller_batches(trainer.cfg)]
     if would_recompute_help(trainer.get_model()):
-        advice.append("--attention-backend recompute stores no attention distributions")
+        advice.append("--attention-backend recompute, which stores no attention distributions")
     if not (trainer.cfg.common.fp16 or trainer.cfg.common.bf16):
         precision = "bf16"
         if trainer.cuda:
             precision = precision_on("cuda")
-        advice.append(f"--{precision} halves activations")
+        advice.append(f"--{precision}, which halves activation memory")
     advice.append("`lazyformer plan` computes what fits")
     where = f"update {trainer.get_num_updates() + 1}: batches of {describe_sizes(samples)}"
-    return f"out of memory in {where}. {describe_memory(trainer, error)}. {KEPT} To fit: {'; '.join(advice)}"
+    return f"out of memory in {where}. {describe_memory(trainer, error)}. {KEPT} Remedies: {'; '.join(advice)}"
 
 
 def in_validation(trainer: Any, sample: Any, error: BaseException) -> str:
@@ -72,15 +72,15 @@ def in_validation(trainer: Any, sample: Any, error: BaseException) -> str:
     if not given and dataset.max_tokens_valid:
         option = "--max-tokens-valid"
         given = dataset.max_tokens_valid
-    smaller = f"give {option}"
+    smaller = f"set {option}"
     if given:
         smaller += f" {max(1, given // 2)} or less"
     where = f"validation after update {trainer.get_num_updates()}: a batch of {describe_sizes([sample])}"
-    return f"out of memory in {where}. {describe_memory(trainer, error)}. {KEPT} To fit: {smaller}"
+    return f"out of memory in {where}. {describe_memory(trainer, error)}. {KEPT} Remedy: {smaller}"
 
 
 def would_recompute_help(model: torch.nn.Module) -> bool:
-    """Return whether the model stores attention distributions that the back end ``recompute`` would not store."""
+    """Return whether the model stores attention distributions that the ``recompute`` back end would not store."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     for stack in stacks:
         makers = (each for each in stack.plan if each.kind.computes_scores)
@@ -91,7 +91,7 @@ def would_recompute_help(model: torch.nn.Module) -> bool:
 
 
 def describe_sizes(samples: list[Any]) -> str:
-    """Describe the distinct sizes of batches, such as "16 x 512 and 3 x 512 tokens", with the largest first."""
+    """Describe the distinct batch sizes, largest first, such as "16 x 512 and 3 x 512 tokens"."""
     inputs = [sample.get("net_input", {}).get("src_tokens") for sample in samples if isinstance(sample, dict)]
     shapes = {tuple(tokens.shape) for tokens in inputs if tokens is not None and tokens.dim() == 2}
     if not shapes:
@@ -101,7 +101,7 @@ def describe_sizes(samples: list[Any]) -> str:
 
 
 def describe_memory(trainer: Any, error: BaseException) -> str:
-    """Describe the number of parameters, the memory that was requested, and on a GPU the memory in use."""
+    """Describe the number of parameters, the requested memory and, on a GPU, the memory in use."""
     weights = sum(weight.numel() for weight in trainer.model.parameters())
     parts = [f"{weights:,} parameters"]
     if asked := re.search(r"[Tt]ried to allocate ([\d.]+) (\w+)", str(error)):
@@ -115,23 +115,23 @@ def describe_memory(trainer: Any, error: BaseException) -> str:
         held = torch.cuda.max_memory_allocated(trainer.device)
         reserved = torch.cuda.memory_reserved(trainer.device)
         parts.append(
-            f"tensors took at most {held / GIB:.2f} GiB, and torch has reserved {reserved / GIB:.2f} GiB of the GPU's "
+            f"tensors used at most {held / GIB:.2f} GiB, and torch has reserved {reserved / GIB:.2f} GiB of the GPU's "
             f"{there / GIB:.2f} GiB"
         )
     return "; ".join(parts)
 
 
 def smaller_batches(cfg: Any) -> str:
-    """Return the options that halve the batches but keep the size of an update."""
+    """Return the options that halve the batches without changing the update size."""
     batch = cfg.dataset.batch_size
     tokens = cfg.dataset.max_tokens
     if batch == 1:
         option = "--tgt-len" if "tgt_len" in cfg.task else "--tokens-per-sample"
-        return f"a lower {option}, because a batch is only one sequence already"
+        return f"a lower {option}, because a batch is already a single sequence"
     if tokens and not batch:
         options = f"--max-tokens {tokens // 2}"
     else:
         options = f"--batch-size {(batch or 2) // 2}"
     if not cfg.task.get("sequences_per_update"):
         options += f" --update-freq {','.join(str(2 * each) for each in cfg.optimization.update_freq)}"
-    return f"{options} (the size of an update stays the same)"
+    return f"{options} (the update size stays the same)"

@@ -1,17 +1,17 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C make a run save after the current update and exit with code 75 (130 for Ctrl-C).
+"""Preemption: on SIGTERM, SIGUSR1 or Ctrl-C, a run saves after the current update and exits with code 75 (Ctrl-C: 130).
 
-What happens depends on when the signal arrives:
+The details depend on when the signal arrives:
 
-- During an update, or while the run waits for its data: the run finishes the update and writes the checkpoint before
+- During an update, or while the run waits for data: the run finishes the update and writes the checkpoint before doing
   anything else. On a CPU, where an update may have many passes and take half an hour, Ctrl-C ends it before the next
   pass. The run then loses only that update, and saves the state before it.
-- During validation: the run saves after the current batch. A validation that was due then continues, so that the run
-  also writes the checkpoint with its score, as if it had not been stopped. A kill during this time loses the score.
-- While a checkpoint is written: the handler only records the signal, so the write finishes, and then the run ends.
-- Before the first update, while data are read: the run makes the first update and saves it. Before fairseq looks for a
-  checkpoint, the signal kills the process, which has nothing to lose.
-- After another signal: it has no effect, because a stop is already requested. Only Ctrl-C after any other signal ends
-  the process at once.
+- During validation: the run saves after the current batch. The validation then continues, and the run also writes the
+  checkpoint with its score, as if it had not been stopped. A kill during this time loses the score.
+- While a checkpoint is being written: the handler only records the signal, so the write finishes and then the run ends.
+- Before the first update, while data is being read: the run performs the first update and saves it. Before fairseq
+  looks for a checkpoint, the signal kills the process, which has nothing to lose.
+- After another signal: there is no effect, because a stop is already requested. Only Ctrl-C after any other signal ends
+  the process immediately.
 """
 
 import gc
@@ -44,19 +44,19 @@ from lazyformer_fairseq.training.stop_signals import EXIT_CODE, INTERRUPTED, MAN
 logger = logging.getLogger(__name__)
 
 
-WORKER_SECONDS = 60  # the time that a data worker continues after a SIGTERM
+WORKER_SECONDS = 60  # how long a data worker continues after a SIGTERM
 
 
 class UpdateGivenUp(BaseException):
-    """The abandonment of an update by Ctrl-C; not an Exception, because fairseq would save a crash.pt for that."""
+    """Ctrl-C during an update; not a subclass of Exception, because fairseq would save a crash.pt for it."""
 
 
 class Preemption(StopRequest):
-    """A trainer's request to stop, on which all processes of a run agree, so that they save and end after one update.
+    """A trainer's stop request. All processes agree on it, and save and exit after the same update.
 
     Attributes:
         saved: whether the checkpoint for the request has been written, or the run's options allow none.
-        exiting: one byte of memory shared with data workers, 1 when this process is about to exit.
+        exiting: one byte of memory shared with data workers, set to 1 when this process is about to exit.
     """
 
     def __init__(self, trainer):
@@ -68,19 +68,20 @@ class Preemption(StopRequest):
         self._busy = False
 
     def listen(self) -> None:
-        """Install the signal handlers, and prepare what data workers need to survive the signals."""
+        """Install the signal handlers, and set up what data workers need to survive the signals."""
         if threading.current_thread() is threading.main_thread():
             if os.environ.get(FORWARDED) == str(os.getppid()):
                 os.setpgid(0, 0)  # otherwise Ctrl-C arrives twice: from the terminal, and from the parent process
             Finalize(None, self.exiting.__setitem__, (0, 1), exitpriority=10)  # before data workers are terminated
-            # The folder of the workers' sockets. This process removes it at exit, while workers would leave theirs.
+            # Create the folder for the workers' sockets here, because this process removes it at exit and workers would
+            # not.
             get_temp_dir()
             super().listen()
 
     def _hear(self, number: int, frame) -> None:
         if self.signal is None:
-            gc.collect()  # a trainer that is no longer used may still be part of a reference cycle
-        if self._trainer() is None:  # training is over, so the signal goes to the previous handler
+            gc.collect()  # an unused trainer may still be part of a reference cycle
+        if self._trainer() is None:  # training is over, so pass the signal to the previous handler
             signal.signal(number, self._handlers[number] or signal.SIG_DFL)
             signal.raise_signal(number)
         else:
@@ -97,7 +98,7 @@ class Preemption(StopRequest):
 
     @contextmanager
     def busy(self):
-        """Prevent saving within a ``with`` block, such as during an update or while a checkpoint is written."""
+        """Prevent saving within a ``with`` block, such as during an update or while a checkpoint is being written."""
         before = self._busy
         self._busy = True
         try:
@@ -106,10 +107,9 @@ class Preemption(StopRequest):
             self._busy = before
 
     def agree(self, asked) -> None:
-        """Store the sum over all processes of :meth:`note`.
+        """Store the sum of :meth:`note` over all processes.
 
-        A sum on a GPU is copied to the CPU in the background, so that reading it does not wait for the optimizer's
-        step.
+        A sum on a GPU is copied to the CPU in the background, so reading it does not wait for the optimizer step.
         """
         self._arrived = None
         if torch.is_tensor(asked) and asked.is_cuda:
@@ -118,13 +118,13 @@ class Preemption(StopRequest):
         super().agree(asked)
 
     def agreed_code(self) -> int:
-        """Return the exit code with which all processes must end, or 0 if no process has received a signal."""
+        """Return the exit code for all processes, or 0 if no process has received a signal."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return super().agreed_code()
 
     def give_up_if_interrupted(self) -> None:
-        """Abandon the update before its next pass if Ctrl-C was pressed; all processes call this and agree.
+        """Abandon the update before its next pass if Ctrl-C was pressed; all processes must call this.
 
         Raises:
             UpdateGivenUp: Ctrl-C was pressed in any process.
@@ -139,7 +139,7 @@ class Preemption(StopRequest):
             raise UpdateGivenUp
 
     def save_if_asked(self) -> None:
-        """Write the checkpoint if a signal has requested it and it is not yet written.
+        """Write the checkpoint if a signal has requested it and it is not written yet.
 
         All processes call this at the same time, between updates.
 
@@ -164,8 +164,8 @@ class Preemption(StopRequest):
             raise UserError(trainer.not_saved)
         what = "saved"
         if not path:
-            what = "nothing is saved (--no-save or --no-last-checkpoints)"
-            path = "what was saved before, if anything was"
+            what = "nothing was saved (--no-save or --no-last-checkpoints)"
+            path = "the last saved checkpoint, if any"
         level = logging.WARNING if trainer.is_data_parallel_master else logging.DEBUG
         logger.log(
             level,
@@ -174,7 +174,7 @@ class Preemption(StopRequest):
         )
 
     def end_if_saved(self) -> None:
-        """End the process if the checkpoint for the request is written, once all processes have called this.
+        """Exit if the requested checkpoint is written, once all processes have called this.
 
         Raises:
             SystemExit: the exit code is 75, or 130 after Ctrl-C.
@@ -182,7 +182,7 @@ class Preemption(StopRequest):
         if not self.saved:
             return
         trainer = self._trainer()
-        # When the first process exits, torchrun ends the others, so the one that writes the checkpoint must be done.
+        # When the first process exits, torchrun ends the others, so the writing process must have finished.
         if trainer.data_parallel_world_size > 1:
             torch.distributed.barrier(distributed_utils.get_global_group())
         end_reader(trainer.epoch_iterator)
@@ -193,9 +193,9 @@ class Preemption(StopRequest):
 
 
 def end_reader(epoch_iterator) -> None:
-    """End the thread that reads ahead.
+    """Stop the prefetching thread.
 
-    If Python's exit stopped the thread while it runs torch's code, the process would abort.
+    If Python's exit stopped the thread inside torch code, the process would abort.
     """
     reader = getattr(getattr(epoch_iterator, "_cur_epoch_itr", None), "_itr", None)
     if isinstance(reader, BufferedIterator) and reader._consumer is not None:
@@ -206,7 +206,7 @@ def end_reader(epoch_iterator) -> None:
 
 
 def leaving_signals_to_the_run(set_worker_signal_handlers):
-    """Keep a data worker alive after a signal to all processes, such as Slurm's, so that the run can still save.
+    """Keep a data worker alive after a signal to all processes, such as Slurm's, so the run can still save.
 
     The worker continues for at most a minute, or until the run exits and terminates it.
     """
@@ -220,21 +220,21 @@ def leaving_signals_to_the_run(set_worker_signal_handlers):
 
 
 def forwarding_signals(call_main, cfg, main, **kwargs):
-    """Replace ``call_main`` by one that forwards signals to the processes that it starts, and returns their exit code.
+    """Replace ``call_main`` with a version that forwards signals to its child processes and returns their exit code.
 
-    ``call_main`` starts one process per GPU and waits for them, or runs `main` in this process.
+    ``call_main`` starts one process per GPU and waits for all of them, or runs `main` in this process.
 
     Raises:
-        UserError: an option of fairseq-validate is missing, or the checkpoint of ``--path`` does not exist.
+        UserError: a fairseq-validate option is missing, or the checkpoint in ``--path`` does not exist.
         SystemExit: a child process ended after a signal; the exit code is 75, or 130 after Ctrl-C.
     """
     if not names_task_of_ours(cfg):
         return call_main(cfg, main, **kwargs)
     start_run()  # for a script that has not parsed a command line
-    if "override_args" in kwargs:  # only fairseq-validate gives it; other commands have a default batch size
+    if "override_args" in kwargs:  # only fairseq-validate passes it; other commands have a default batch size
         refuse_no_batch(cfg)
         if cfg.common_eval.path is None:
-            raise UserError("--path: give the checkpoint to validate")
+            raise UserError("--path: pass the checkpoint to validate")
     for path in split_paths(cfg.common_eval.path or ""):
         if path and "://" not in path and not os.path.isfile(path):
             raise UserError(f"--path {path}: no such checkpoint")
@@ -258,7 +258,7 @@ def forwarding_signals(call_main, cfg, main, **kwargs):
 
 
 def _end_with_launcher() -> None:
-    """Have Linux send SIGTERM to this process, if torchrun started it, when torchrun dies in any way."""
+    """If torchrun started this process, have Linux send it a SIGTERM when torchrun dies."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     _prctl_pr_set_pdeathsig(signal.SIGTERM)
@@ -278,7 +278,7 @@ def _forward(number: int, frame) -> None:
 
 
 def _follow_torchrun_without_gpu(cfg: Any) -> None:
-    """Take the number of processes from torchrun if there is no GPU: fairseq would divide by the number of GPUs, 0."""
+    """Use torchrun's number of processes if there is no GPU, because fairseq would divide by the number of GPUs."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if torch.cuda.device_count() > 0 or cfg.distributed_init_method is not None or world_size == 1:
         return
@@ -289,14 +289,14 @@ def _follow_torchrun_without_gpu(cfg: Any) -> None:
 
 
 def broadcast_object(_, obj: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
-    """Replace fairseq's ``_broadcast_object_slow`` by torch's function for this."""
+    """Replace fairseq's ``_broadcast_object_slow`` with torch's ``broadcast_object_list``."""
     objects = [obj]
     torch.distributed.broadcast_object_list(objects, src=src_rank, group=group, device=dist_device)
     return objects[0]
 
 
 def gathering_without_gpu(all_gather_list, data, group=None, max_size=16384):
-    """Replace ``all_gather_list`` by torch's ``all_gather_object`` if there is no GPU."""
+    """Replace ``all_gather_list`` with torch's ``all_gather_object`` if there is no GPU."""
     if torch.cuda.is_available():
         return all_gather_list(data, group, max_size)
     group = group or distributed_utils.get_global_group()

@@ -1,4 +1,4 @@
-"""The log of a run, ``train.log`` in ``--save-dir``, to which every start of the run appends."""
+"""The run log, ``train.log`` in ``--save-dir``, which every start of the run appends to."""
 
 import logging
 import os
@@ -13,20 +13,20 @@ from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE
 from lazyformer_fairseq.storage.in_place import own_file
 
 LOG = "train.log"
-SCREEN = f"{PACKAGE}.fairseq_plugin.screen"  # the name of the logger whose messages always appear on the screen
+SCREEN = f"{PACKAGE}.fairseq_plugin.screen"  # the logger whose messages always appear on the screen
 # The formats of fairseq's own output.
 FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 TIME = "%Y-%m-%d %H:%M:%S"
 
 
 def log_to(folder: Path, log_seconds: float = 0) -> None:
-    """Append everything that this process logs from now on to the log in a folder, and close the log of an earlier run.
+    """Log this process's messages to the log file in a folder from now on, and close an earlier run's log.
 
-    Nothing is appended if the output of the process already goes to that file.
+    Nothing is appended if the process's output already goes to that file.
 
     Args:
-        folder: the folder of the run.
-        log_seconds: unless 0, the screen only shows warnings, scores and the lines of ``screen.py`` from now on.
+        folder: the run's folder.
+        log_seconds: unless 0, the screen shows only warnings, metrics and the lines of ``screen.py`` from now on.
 
     Raises:
         UserError: the log cannot be written, or it is not a regular file.
@@ -55,7 +55,7 @@ def log_to(folder: Path, log_seconds: float = 0) -> None:
 
 def _leave_to_log(seconds: float) -> None:
     for handler in logging.getLogger().handlers:
-        handler.removeFilter(_is_shown)  # an earlier run in this process may have added it
+        handler.removeFilter(_is_shown)  # may have been added by an earlier run in this process
         if seconds and not isinstance(handler, logging.FileHandler):
             handler.addFilter(_is_shown)
             handler.setFormatter(_Plain())
@@ -76,7 +76,7 @@ class _Plain(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """A log file whose errors, such as a full disk, are ignored, because the same messages also go to the output."""
+    """A log file that ignores errors such as a full disk, because the same messages also go to the output."""
 
     def _open(self) -> TextIO:
         return open(self.baseFilename, self.mode, encoding=self.encoding, opener=own_file)
@@ -85,6 +85,6 @@ class _LogFile(logging.FileHandler):
         """Ignore the error."""
 
     def close(self) -> None:
-        """Close the file, and ignore errors such as a full disk."""
+        """Close the file, ignoring errors such as a full disk."""
         with suppress(OSError):
             super().close()

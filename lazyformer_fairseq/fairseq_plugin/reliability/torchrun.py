@@ -1,12 +1,12 @@
-"""A torchrun for runs that may be preempted, with the same options; start it as ``python -m`` with this module's name.
+"""A torchrun for preemptible runs, with the same options; start it with ``python -m`` and this module's name.
 
-The original torchrun is killed by SIGUSR1 and leaves its processes behind. After a SIGTERM it gives them 30 seconds
-and then exits with 1, whatever their exit codes are. It restarts processes that ended on purpose or because of a user's
-mistake, and it prints a page of text after their error message. This version forwards signals and exits with the code
-of the processes: 75 for a preempted run (see ``preemption.py``), 130 after Ctrl-C, and 1, without a restart, after a
-user's mistake.
+The original torchrun is killed by SIGUSR1 and leaves its processes behind. After a SIGTERM it allows them 30 seconds
+and then exits with 1, whatever their exit codes are. It restarts processes that ended on purpose or because of a user
+error, and it prints a page of text after their error message. This version forwards signals and exits with the
+processes' exit code: 75 for a preempted run (see ``preemption.py``), 130 after Ctrl-C, and 1, without a restart, after
+a user error.
 
-Use it with ``--rdzv-backend c10d``. With the static back end, restarted processes find the addresses of those that died
+Use it with ``--rdzv-backend c10d``. With the static back end, restarted processes find the addresses of the dead ones
 (pytorch issue 135712).
 """
 
@@ -30,16 +30,16 @@ from lazyformer_fairseq.training.stop_signals import EXIT_CODE, INTERRUPTED, SIG
 
 
 class Agent(LocalElasticAgent):
-    """The agent of one node, which starts the processes there, and restarts all of them if one dies.
+    """A node's agent, which starts the node's processes and restarts all of them if one dies.
 
     Attributes:
-        signalled: the last of the SIGNALS that has arrived; 0 if none has.
+        signalled: the most recent of the SIGNALS to arrive; 0 if none has.
     """
 
     signalled = 0
 
     def _start_workers(self, worker_group):
-        started = super()._start_workers(worker_group)  # this installs torch's own handler of SIGTERM
+        started = super()._start_workers(worker_group)  # installs torch's own SIGTERM handler
         for number in SIGNALS:
             signal.signal(number, self._forward)
         if Agent.signalled:  # the signal arrived before there were processes to forward it to
@@ -50,7 +50,7 @@ class Agent(LocalElasticAgent):
         Agent.signalled = number
         self._remaining_restarts = 0
         for pid in self._pcontext.pids().values():
-            with suppress(ProcessLookupError):  # the process has ended, which torch notices by itself
+            with suppress(ProcessLookupError):  # the process has ended, which torch detects by itself
                 os.kill(pid, number)
 
     def _monitor_workers(self, worker_group):
@@ -72,17 +72,17 @@ class Agent(LocalElasticAgent):
 
 
 def ending(failure: ProcessFailure) -> str:
-    """Return how a process ended: the name of a signal, or ``exit code`` and a number."""
+    """Describe how a process ended: a signal's name, or ``exit code`` and a number."""
     if failure.exitcode < 0:
         return failure.signal_name()
     return f"exit code {failure.exitcode}"
 
 
 def main(arguments: list[str]) -> int:
-    """Run torchrun with the arguments of a command line, and return the exit code."""
+    """Run torchrun with command-line arguments, and return the exit code."""
     api.LocalElasticAgent = Agent
     os.environ[FORWARDED] = str(os.getpid())
-    # If c10d shared its store, it would have the problem of the static back end, too.
+    # If c10d shared its store, it would have the same problem as the static back end.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     # This logger reports how each process ended, which main does in one line.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Options ``--checkpoint-words`` and ``--word-budget`` of fairseq runs, counted as in our own training loop."""
+"""The ``--checkpoint-words`` and ``--word-budget`` options of fairseq runs, counted as in our own training loop."""
 
 from typing import Any, Optional
 
@@ -9,14 +9,14 @@ from lazyformer_fairseq.training.words_read import WordCounter, refuse_too_many_
 
 
 def read_words(settings: Any, name: str) -> tuple[int, ...]:
-    """Parse an option that lists numbers of words, such as ``1M,2M,5M``.
+    """Parse an option that lists word counts, such as ``1M,2M,5M``.
 
     Args:
         settings: fairseq's settings, with the option as an attribute.
         name: the name of the option, with underscores.
 
     Returns:
-        The numbers of words; empty if the option is not given.
+        The word counts; empty if the option is not set.
 
     Raises:
         UserError: a part of the value is not a number.
@@ -31,18 +31,18 @@ def read_words(settings: Any, name: str) -> tuple[int, ...]:
 
 
 def read_budget(settings: Any) -> Optional[int]:
-    """Return the value of ``--word-budget``, or None if it is not given; raise a UserError if it has several."""
+    """Return the value of ``--word-budget``, or None if it is not set; raise a UserError for several values."""
     budgets = read_words(settings, "word_budget")
     if len(budgets) > 1:
-        raise UserError(f"--word-budget {settings.word_budget}: give one number, such as 100M")
+        raise UserError(f"--word-budget {settings.word_budget}: must be a single number, such as 100M")
     return next(iter(budgets), None)
 
 
 def word_counter(cfg: Any) -> WordCounter:
-    """Return the counter of the words that a run with these settings reads.
+    """Return the counter of words read by a run with these settings.
 
     Raises:
-        UserError: an option needs the count, but the data has no counts of words, or ``--use-bmuf`` is given.
+        UserError: an option needs the count, but the data has no word counts, or ``--use-bmuf`` is set.
     """
     marks = read_words(cfg.task, "checkpoint_words")
     if not marks and read_budget(cfg.task) is None:
@@ -59,14 +59,14 @@ def refuse_beyond_budget(cfg: Any, updates: int, counter: WordCounter) -> None:
 
     Args:
         cfg: fairseq's settings.
-        updates: the number of updates that the run has made.
-        counter: the counter of the words that the run, or the model that it starts from, has read.
+        updates: the run's number of completed updates.
+        counter: the counter of words read by the run or by the model that it starts from.
     """
     budget = read_budget(cfg.task)
     if budget is None:
         return
     limits = cfg.optimization
-    lengths: dict[str, float] = {}  # the number of words that the run has read when a limit ends it, by limit
+    lengths: dict[str, float] = {}  # number of words read by the time a limit ends the run, by limit
     if limits.max_update:
         batch = (cfg.dataset.batch_size or 0) * cfg.task.tokens_per_sample
         if cfg.dataset.max_tokens:
@@ -80,6 +80,6 @@ def refuse_beyond_budget(cfg: Any, updates: int, counter: WordCounter) -> None:
             before = counter.words
         lengths[f"{limits.max_epoch} epochs"] = before + limits.max_epoch * read_word_counts(cfg.task.data).per_epoch
     if not lengths:
-        raise UserError(f"--word-budget {budget:,}: the run has no limit; give --max-update or --max-epoch")
+        raise UserError(f"--word-budget {budget:,}: the run has no limit; set --max-update or --max-epoch")
     length = min(lengths, key=lambda each: lengths[each])
     refuse_too_many_words(budget, lengths[length], "the run", length, "a smaller --max-update or --max-epoch,")

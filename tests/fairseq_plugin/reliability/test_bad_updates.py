@@ -189,7 +189,7 @@ def test_a_rollback_passes_over_what_was_saved_among_bad_updates(data_folder, tm
 
 
 def test_the_run_stops_with_a_report_and_goes_on_with_a_larger_bound(data_folder, tmp_path, fairseq_train):
-    message = "stopped at update 7: 3 updates in a row had bad numbers .*, after 1 rollbacks .*bad_updates.json"
+    message = "stopped at update 7: 3 updates in a row were bad .*, after 1 rollbacks .*bad_updates.json"
     bad = damaged_run(lambda call: "nan gradient" if call >= 6 else None)
     with bad as updates, pytest.raises(UserError, match=message):
         fairseq_train(data_folder, f"{SAVING} --max-update 12 --max-rollbacks 1", tmp_path / "run")
@@ -210,7 +210,7 @@ def test_the_run_stops_with_a_report_and_goes_on_with_a_larger_bound(data_folder
 
 @pytest.mark.slow
 def test_without_a_checkpoint_the_run_says_so_and_stops(data_folder, tmp_path, fairseq_train):
-    with damaged_run(lambda call: "inf loss"), pytest.raises(UserError, match="no checkpoint yet to go back to"):
+    with damaged_run(lambda call: "inf loss"), pytest.raises(UserError, match="no checkpoint yet to roll back to"):
         fairseq_train(data_folder, f"{SAVING} --max-update 12", tmp_path / "run")
     report = json.loads((tmp_path / "run" / "bad_updates.json").read_text())
     assert [bad["loss"] for bad in report["bad_updates"]] == ["inf"] * 3
@@ -322,7 +322,7 @@ def test_both_processes_stop_with_one_report(two_processes, tmp_path):
     options = "--max-skipped-updates 2 --max-rollbacks 1 --save-interval-updates 3"
     finished, (first, second) = two_processes({"from": 4}, options)
     assert finished.returncode == 1
-    assert "error: stopped at update 5: 2 updates in a row had bad numbers" in finished.stderr
+    assert "error: stopped at update 5: 2 updates in a row were bad" in finished.stderr
     assert "]: Traceback" not in finished.stderr  # torchrun has one of its own, without a rank before it
     assert first == second and second["updates"] == [1, 2, 3, 4, 5, 3, 4, 4]
     report = json.loads((tmp_path / "run" / "bad_updates.json").read_text())

@@ -59,7 +59,7 @@ def test_it_ends_with_the_numbers_and_resumes(method, error, fairseq_train, data
     assert re.search(r"^out of memory in update 3: batches of 2 x \d\d tokens\. [\d,]+ parameters; ", message)
     assert ("2.50 GiB" if "CUDA" in str(error) else "128.00 GiB") + " were requested" in message
     assert (
-        "--batch-size 1 (the size of an update stays the same); --attention-backend recompute" in message
+        "--batch-size 1 (the update size stays the same); --attention-backend recompute" in message
         and "--bf16" in message
     )
     assert {path.name for path in (tmp_path / "run").glob("*.pt")} == {"checkpoint_1_2.pt", "checkpoint_last.pt"}
@@ -71,10 +71,10 @@ def test_it_ends_with_the_numbers_and_resumes(method, error, fairseq_train, data
     ("place", "message"),
     [
         ("lazyformer_fairseq.fairseq_plugin.screen._seconds_of_pass", r"in update 1: batches of \d+ x \d\d tokens"),
-        ("fairseq.trainer.Trainer.__init__", r"before the first update: [\d,]+ parameters; .* To fit:"),
+        ("fairseq.trainer.Trainer.__init__", r"before the first update: [\d,]+ parameters; .* Remedy:"),
         (
             "fairseq.trainer.Trainer.load_checkpoint",
-            r"before the first update: [\d,]+ parameters; .* To fit:",
+            r"before the first update: [\d,]+ parameters; .* Remedy:",
         ),
     ],
 )
@@ -134,10 +134,10 @@ def test_a_user_s_mistake_costs_no_checkpoint(fairseq_train, data_folder, tmp_pa
 
 def test_the_advice_keeps_the_size_of_an_update():
     for batch_size, max_tokens, update_freq, advice, *task in (
-        (8, None, [2, 4], "--batch-size 4 --update-freq 4,8 (the size of an update stays the same)"),
-        (None, 4096, [1], "--max-tokens 2048 --update-freq 2 (the size of an update stays the same)"),
-        (1, None, [1], "a lower --tokens-per-sample, because a batch is only one sequence already"),
-        (1, None, [1], "a lower --tgt-len, because a batch is only one sequence already", "tgt_len"),
+        (8, None, [2, 4], "--batch-size 4 --update-freq 4,8 (the update size stays the same)"),
+        (None, 4096, [1], "--max-tokens 2048 --update-freq 2 (the update size stays the same)"),
+        (1, None, [1], "a lower --tokens-per-sample, because a batch is already a single sequence"),
+        (1, None, [1], "a lower --tgt-len, because a batch is already a single sequence", "tgt_len"),
     ):
         sizes = {"dataset": {"batch_size": batch_size, "max_tokens": max_tokens}, "task": dict.fromkeys(task, 64)}
         cfg = OmegaConf.create({**sizes, "optimization": {"update_freq": update_freq}})
@@ -168,7 +168,7 @@ def test_it_says_what_the_gpu_has_and_batches_of_several_sizes_once(monkeypatch)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 15 * 2**30)
     run = SimpleNamespace(cuda=True, device="cuda:0", model=torch.nn.Linear(10, 100))
     assert out_of_memory.describe_memory(run, torch.OutOfMemoryError(ON_A_GPU)) == (
-        "1,100 parameters; 2.50 GiB were requested; tensors took at most 12.00 GiB, and torch has reserved 15.00 GiB "
+        "1,100 parameters; 2.50 GiB were requested; tensors used at most 12.00 GiB, and torch has reserved 15.00 GiB "
         "of the GPU's 16.00 GiB"
     )
 

@@ -128,7 +128,7 @@ def test_without_saving_it_ends_as_well_and_afterwards_signals_mean_what_they_di
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
     before(SafeTrainer, "train_step", terminate)
     folder = stopped_run(option)
-    assert "nothing is saved (--no-save or --no-last-checkpoints) at 1 updates" in caplog.text
+    assert "nothing was saved (--no-save or --no-last-checkpoints) at 1 updates" in caplog.text
     assert not list(folder.glob("*.pt"))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == handlers
 

@@ -45,7 +45,7 @@ def test_memory_and_handles_are_flat_over_20000_updates(data_folder, tmp_path, r
         validations=log.count("begin validation on"),
         checkpoints=log.count("Saved checkpoint"),
         skipped=log.count("is skipped: "),
-        rollbacks=log.count("updates in a row were bad: the run goes back to"),
+        rollbacks=log.count("updates in a row were bad: the run rolls back to"),
         held={what: [samples[index][what] for index in (0, len(samples) // 2, -1)] for what in FLAT},
         growth_an_update={what: growth(samples, what) for what in FLAT},
     )

@@ -243,7 +243,7 @@ def test_a_run_goes_on_without_saving_and_saves_when_there_is_room_again(
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     for name in ("checkpoint_1_4.pt", "checkpoint_update_5.pt", "checkpoint_1_6.pt"):
         (warning,) = [text for text in warnings if f"{tmp_path / name}: not saved: File too large" in text]
-        assert "bytes are free: make room. Earlier checkpoints are unchanged" in warning
+        assert "bytes are free: free up space. Earlier checkpoints are unchanged" in warning
         assert "The run continues" in warning
 
 

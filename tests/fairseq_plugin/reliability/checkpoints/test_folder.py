@@ -100,7 +100,7 @@ def test_a_file_asked_for_by_name_is_taken_and_so_is_the_last_even_if_others_are
     for option in ("finetune_from_model", "continue_once"):  # the last may be named as the start too
         assert choose(options(trained, **{option: str(last)})) == last
     assert choose(options(trained, restore_file=str(trained / "checkpoint_1_3.pt"))).name == "checkpoint_1_3.pt"
-    assert "checkpoint_last.pt: passed over for --restore-file" in caplog.text
+    assert "checkpoint_last.pt: ignored in favor of --restore-file" in caplog.text
     shutil.copy(trained / "checkpoint_1_3.pt", last)  # how a user goes back
     assert choose(options(trained)) == last and look_into(last).updates == 3
 
@@ -154,8 +154,8 @@ def test_the_second_process_hears_of_the_problem():
         data_parallel_rank=1, data_parallel_world_size=2, data_parallel_process_group=None, device=torch.device("cpu")
     )
     for told, seen, words in (
-        ((None, "run: holds no intact checkpoint"), [True, True], "run: holds no intact checkpoint"),
-        ((Path("checkpoint_last.pt"), None), [True, False], r"processes \[1\] cannot read it; all nodes need the same"),
+        ((None, "run: contains no intact checkpoint"), [True, True], "run: contains no intact checkpoint"),
+        ((Path("checkpoint_last.pt"), None), [True, False], r"processes \[1\] cannot read it; all nodes must share"),
     ):
         doubles = {"broadcast_object": lambda *_, told=told: told, "all_gather_list": lambda *_, seen=seen: seen}
         with mock.patch.multiple(distributed_utils, **doubles), pytest.raises(UserError, match=words):
@@ -183,7 +183,7 @@ def test_two_processes_with_damaged_checkpoints(data_folder, tmp_path, free_port
     for path in folder.glob("checkpoint*.pt"):
         flip_a_bit(path)
     code, output = train(6)
-    assert code != 0 and "holds no intact checkpoint" in output and "checkpoint_1_2.pt: truncated" in output
+    assert code != 0 and "contains no intact checkpoint" in output and "checkpoint_1_2.pt: truncated" in output
 
 
 def names(folder) -> set[str]:
@@ -208,9 +208,9 @@ def test_listed_updates_are_saved_and_kept(data_folder, tmp_path, fairseq_train)
 def test_a_list_is_read_or_refused(data_folder, tmp_path, fairseq_train):
     assert listed_updates("100000, 200000") == {100_000, 200_000} and listed_updates(None) == frozenset()
     for text in ("", "1000,", "0", "-5", "1e5", "100 000", "x", "1;2", "²"):
-        with pytest.raises(UserError, match="--keep-updates-list .*give whole numbers, such as 100000,200000"):
+        with pytest.raises(UserError, match="--keep-updates-list .*use whole numbers, such as 100000,200000"):
             listed_updates(text)
-    with pytest.raises(UserError, match="--keep-updates-list x: 'x' is not the number of an update"):
+    with pytest.raises(UserError, match="--keep-updates-list x: 'x' is not an update number"):
         fairseq_train(data_folder, f"{SMALL} --keep-updates-list x", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -270,9 +270,7 @@ def test_the_last_intact_checkpoint_is_never_removed(folder, caplog):
         (folder / f"checkpoint_1_{updates}.pt").write_bytes(b"damaged")
     checkpoint_utils.os.remove(folder / "checkpoint_1_1.pt")
     assert (folder / "checkpoint_1_1.pt").exists()
-    assert (
-        "checkpoint_1_1.pt: kept although it is old, because no other checkpoint in its folder is intact" in caplog.text
-    )
+    assert "checkpoint_1_1.pt: kept despite its age, because no other checkpoint in its folder is intact" in caplog.text
     checkpoint_utils.os.remove(folder / "checkpoint_1_2.pt")  # damaged itself
     assert names(folder) == {"checkpoint_1_1.pt", "checkpoint_1_3.pt", "checkpoint_1_4.pt"}
 

@@ -246,10 +246,10 @@ def test_a_batch_has_whole_images_each_from_the_start_on():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--tgt-len 16", "--tgt-len 16: these images have 64 pixels"),
+        ("--tgt-len 16", "--tgt-len 16: the images have 64 pixels"),
         ("--mem-len 8 --sublayer-pattern sf", "--mem-len 8: images are independent"),
         ("--mem-len 8", r"--mem-len 8 cannot be used with s\[.*absolute positions are counted from"),
-        ("--batch-size 1000 --sequences-per-update 1000", "96 images in batches of 1000"),
+        ("--batch-size 1000 --sequences-per-update 1000", "96 images do not fill a batch of 1000"),
         ("--sublayer-pattern s[positions=absolute,length=63]", "64 tokens, but .* position table has length 63"),
     ],
 )

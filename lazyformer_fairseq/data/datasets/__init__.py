@@ -1,1 +1,1 @@
-"""From ids to training samples: packing, masking, streams."""
+"""Datasets that turn token ids into training samples: packing, masking, streams."""

@@ -1,4 +1,4 @@
-"""Examples of known size in batches that leave none out, and encoded texts with a class or a score each."""
+"""Datasets batched by size without dropping examples, and encoded texts with class labels or regression targets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from torch.utils.data import Dataset
 from lazyformer_fairseq.data.batches import batch_by_size, pad_right
 from lazyformer_fairseq.errors import UserError
 
-# The texts in a training batch differ in length by about this share. Without jitter, long texts would meet in nearly
-# the same batches in every epoch. With it, batches of 32 texts of CoLA, RTE, STS-B, SST-2 and MRPC have 7 to 10%
-# padding; in random order they would have 33 to 66%.
+# Relative noise applied to lengths before sorting. Without it, long texts would be batched with nearly the same texts
+# in every epoch. With it, batches of 32 texts from CoLA, RTE, STS-B, SST-2 and MRPC contain 7 to 10% padding; in random
+# order they would contain 33 to 66%.
 LENGTH_JITTER = 0.1
 
 
 class SizedDataset(Dataset):
-    """A dataset that knows the size of each example before it reads it.
+    """A dataset with known example sizes, which are available without reading the examples.
 
     Attributes:
         sizes: number of tokens per example, (examples,).
-        epoch: the epoch that was begun; everything random depends only on it and a seed.
+        epoch: current epoch; all randomness is determined by it and a seed.
     """
 
     sizes: np.ndarray
@@ -36,20 +36,20 @@ class SizedDataset(Dataset):
         return int(self.sizes[index])
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """Return the number of tokens in each of the examples."""
+        """Return the number of tokens in each example."""
         return self.sizes[indices]
 
     size = num_tokens
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch."""
+        """Start an epoch."""
         self.epoch = epoch
 
     def filter_indices_by_size(self, indices: np.ndarray, max_sizes: int) -> tuple[np.ndarray, list[int]]:
-        """Return all `indices`, and an empty list of those that are left out.
+        """Return all `indices` and an empty list of ignored ones.
 
-        Tasks cut their examples, so an example that is too long for the model or a batch means that options conflict.
-        fairseq would train without it, and stop at the first validation.
+        Tasks truncate their examples, so an example that is too long for the model or a batch indicates conflicting
+        options. fairseq would skip it in training and fail at the first validation.
 
         Raises:
             UserError: an example has more than `max_sizes` tokens.
@@ -57,9 +57,9 @@ class SizedDataset(Dataset):
         too_long = int((self.sizes[indices] > max_sizes).sum())
         if too_long:
             raise UserError(
-                f"{too_long} of {len(indices)} examples have more than {max_sizes} tokens, the longest "
-                f"{self.sizes.max()}; raise --max-positions (of the model) and --max-tokens (of a batch) to this "
-                "length or, in pre-training, lower --tokens-per-sample"
+                f"{too_long} of {len(indices)} examples have more than {max_sizes} tokens; the longest has "
+                f"{self.sizes.max()}. Increase --max-positions (of the model) and --max-tokens (per batch) to this "
+                "length or, in pre-training, decrease --tokens-per-sample"
             )
         return indices, []
 
@@ -70,20 +70,20 @@ class SizedDataset(Dataset):
         max_sentences: Optional[int] = None,
         required_batch_size_multiple: int = 1,  # noqa: ARG002  fairseq passes it
     ) -> list[np.ndarray]:
-        """Return batches that include every example, whatever `required_batch_size_multiple` is.
+        """Group all examples into batches, ignoring `required_batch_size_multiple`.
 
-        fairseq drops up to seven examples at the end if they do not fill a multiple of it (8 by default). That would
-        waste training text, and a metric over the whole split must not miss them.
+        fairseq drops up to seven examples at the end if they do not fill a multiple of it (8 by default). This would
+        waste training text and exclude examples from metrics.
         """
         return batch_by_size(indices, self.num_tokens_vec(indices), max_tokens, max_sentences)
 
 
 def by_jittered_length(sizes: np.ndarray, seed: Optional[tuple[int, ...]]) -> np.ndarray:
-    """Return the order of examples by length, which random factors may change slightly.
+    """Return the indices that sort examples by length, optionally with random noise.
 
     Args:
         sizes: number of tokens per example, (examples,).
-        seed: determines the factors; None for no factors.
+        seed: seed of the noise; None for no noise.
     """
     lengths = sizes.astype(np.float64)
     if seed is not None:
@@ -94,12 +94,12 @@ def by_jittered_length(sizes: np.ndarray, seed: Optional[tuple[int, ...]]) -> np
 def collate_sources(samples: list[dict[str, Any]], pad: int, width: int = 0) -> dict[str, Any]:
     """Collate samples into a batch without targets.
 
-    It has `id` (B,) and `net_input` with `src_tokens` (B, T), padded on the right.
+    The batch has `id` (B,) and `net_input` with right-padded `src_tokens` (B, T).
 
     Args:
-        samples: samples with an `id` and a `source`, ids (T,).
+        samples: samples with an `id` and a `source` of ids (T,).
         pad: id of ``<pad>``.
-        width: T; by default the length of the longest sample.
+        width: minimum of T, which is otherwise the length of the longest sample.
     """
     tokens = pad_right([sample["source"] for sample in samples], pad, width)
     lengths = torch.tensor([len(sample["source"]) for sample in samples])
@@ -116,7 +116,7 @@ def collate_sources(samples: list[dict[str, Any]], pad: int, width: int = 0) -> 
 
 
 def sizes_of(inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the number of ids of each input, int64 (N,), without reading inputs on disk."""
+    """Return the length of each input, int64 (N,), without reading inputs from disk."""
     if (sizes := getattr(inputs, "sizes", None)) is not None:
         return sizes
     return np.array([len(ids) for ids in inputs], np.int64)
@@ -124,18 +124,18 @@ def sizes_of(inputs: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(eq=False, repr=False)
 class LabelledTextsDataset(SizedDataset):
-    """A dataset of texts or pairs as ids, ready for the model, and their targets.
+    """A dataset of encoded texts or text pairs with optional targets.
 
     Args:
-        inputs: ids of each example, integer arrays (T,); a sequence on disk has `sizes`.
-        targets: a class (int64) or a score (float64) per example, (N,), or 0 or 1 per label, (N, L); None if there are
-            none.
+        inputs: token ids of each example, integer arrays (T,); a memory-mapped sequence must have `sizes`.
+        targets: class indices (int64) or regression targets (float64), (N,), or a 0 or 1 per label, (N, L); None
+            without labels.
         pad: id of ``<pad>``.
-        shuffle: whether to compose batches anew in each epoch; otherwise they are always the same, ordered by length.
-        seed: the composition depends only on it and the epoch.
+        shuffle: whether to form new batches in each epoch. If False, the batches are always the same, sorted by length.
+        seed: determines the batches together with the epoch.
         types_after: id of ``</s>`` for models with token types; None for others.
-        marks_before: id of ``</s>`` for models that are told which tokens all others see; None for others.
-        in_a_row: whether models compute a batch as one row of texts, without padding.
+        marks_before: id of ``</s>`` for models with global attention; None for others.
+        in_a_row: whether the model concatenates the texts of a batch into one row, without padding.
     """
 
     inputs: Sequence[np.ndarray]
@@ -162,9 +162,9 @@ class LabelledTextsDataset(SizedDataset):
     def collater(self, samples: list[dict]) -> dict:
         """Collate samples into a batch.
 
-        It has `id` (B,), `net_input` with `src_tokens` (B, T), padded on the right, and `target` (B,) if known. For
-        models with token types, `net_input` also has `token_types` (B, T); for models that are told which tokens all
-        others see, it has `global_positions` (B, T).
+        The batch has `id` (B,), `net_input` with right-padded `src_tokens` (B, T) and, if there are labels, `target`
+        (B,). For models with token types, `net_input` also has `token_types` (B, T); for models with global attention,
+        it has `global_positions` (B, T).
         """
         if not samples:
             return {}
@@ -181,26 +181,27 @@ class LabelledTextsDataset(SizedDataset):
         return batch
 
     def collate_targets(self, samples: list[dict], width: int) -> dict[str, Any]:  # noqa: ARG002  other targets need it
-        """Return the targets of a batch whose inputs have `width` ids each, padding included."""
+        """Return the targets of a batch; `width` is the padded length of its inputs."""
         return {"target": torch.stack([sample["target"] for sample in samples])}
 
     def ordered_indices(self) -> np.ndarray:
-        """Return the order by length, which a random factor changes slightly in each epoch if `shuffle` is set.
+        """Return the sample indices sorted by length, with random noise in each epoch if `shuffle` is set.
 
-        fairseq cuts batches from this order and, in training, shuffles the batches itself.
+        fairseq forms batches in this order and, in training, shuffles the batches.
         """
         return by_jittered_length(self.sizes, (self.seed, self.epoch) if self.shuffle else None)
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """False if the composition of batches depends on the epoch."""
+        """False if the batches depend on the epoch."""
         return not self.shuffle
 
 
 def first_text_of(tokens_BT: torch.Tensor, eos: int) -> torch.Tensor:
-    """Return a mask (B, T) of the tokens that all others see: the first text of a pair with its ``<s>``, else ``<s>``.
+    """Return a mask (B, T) of the tokens with global attention: ``<s>`` and, for a pair, its first text.
 
-    Longformer marks questions in this way and, for classification, the first token (Beltagy et al., 2020, section 5).
+    Longformer uses global attention on the question or, for classification, on the first token (Beltagy et al., 2020,
+    section 5).
     """
     is_end = tokens_BT.eq(eos)
     is_pair = is_end.sum(-1, keepdim=True) > 1
@@ -209,9 +210,9 @@ def first_text_of(tokens_BT: torch.Tensor, eos: int) -> torch.Tensor:
 
 
 def token_types_of(tokens_BT: torch.Tensor, eos: int, pad: int) -> torch.Tensor:
-    """Return the type of each token, int64 (B, T): 1 after the first ``</s>``, else 0; padding has type 0.
+    """Return token types, int64 (B, T): 1 after the first ``</s>``, and 0 before it and for padding.
 
-    BERT was trained in this way: ``[CLS] a [SEP]`` has type 0, and ``b [SEP]`` type 1 (Devlin et al., 2019, figure 2).
+    This matches BERT, where ``[CLS] a [SEP]`` has type 0 and ``b [SEP]`` has type 1 (Devlin et al., 2019, figure 2).
     """
     is_end = tokens_BT.eq(eos).long()
     is_second = (is_end.cumsum(-1) - is_end).gt(0)

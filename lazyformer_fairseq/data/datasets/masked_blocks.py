@@ -1,15 +1,16 @@
-"""Blocks of tokens, which are masked anew in each epoch, and their batches for the masked-LM criterion.
+"""Blocks of tokens with dynamic masking, and their batches for the masked-LM criterion.
 
-Full sentences are packed into blocks; other tasks have whole inputs. The masking is BERT's: 15% of the tokens are to be
-predicted, of which 80% become <mask>, 10% another token, and 10% stay. With whole-word masks, either all pieces of a
-word are to be predicted or none; each piece becomes one of the three independently (``create_masked_lm_predictions`` in
-``create_pretraining_data.py`` of github.com/google-research/bert). The share may change over the run (Wettig et al.,
-2022, arXiv 2202.08005, study which share is best; mmBERT lowers it, Marone et al., 2025).
+Full sentences are packed into blocks; other tasks use whole inputs. Masking follows BERT: 15% of the tokens are
+predicted, of which 80% are replaced with <mask>, 10% with a random token, and 10% are left unchanged. With whole-word
+masking, either all tokens of a word are predicted or none; the replacement is still chosen independently per token
+(``create_masked_lm_predictions`` in ``create_pretraining_data.py`` of github.com/google-research/bert). The masking
+rate may change over the run (Wettig et al., 2022, arXiv 2202.08005, compare masking rates; mmBERT lowers it, Marone et
+al., 2025).
 
 FULL-SENTENCES packing (RoBERTa, Liu et al. 2019, section 4.2) fills blocks with whole sentences, across document
-boundaries. The input has fairseq-preprocess's format: one sentence per item, which ends with ``</s>``; a document
-boundary is an item of ``</s>`` alone. A block is what the model reads, ``<s> s1 </s> s2 </s> </s> s3 </s>``. The extra
-``</s>`` stands between documents, so it is never at a block's start or end.
+boundaries. The input has fairseq-preprocess's format: each item is a sentence that ends with ``</s>``, and an item with
+only ``</s>`` is a document boundary. A block is a model input, ``<s> s1 </s> s2 </s> </s> s3 </s>``. The extra ``</s>``
+separates documents, so it never occurs at the start or end of a block.
 """
 
 from abc import abstractmethod
@@ -26,17 +27,17 @@ from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset, by_jit
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.indexed_format import read_items
 
-ITEMS_AT_ONCE = 1 << 20  # items that are packed in one go, which bounds the memory
+ITEMS_AT_ONCE = 1 << 20  # number of items to pack per chunk, which bounds the memory
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The starts and ends of blocks, in arrays with one number per block, int32.
+    """The boundaries of blocks, as int32 arrays (blocks,).
 
     Attributes:
-        first_item, first_offset: the item, and the token in it, at which the block starts.
-        last_item, last_end: the last item, and the end (exclusive) of the part of it that the block has.
-        sizes: number of tokens in the block, with ``<s>`` and any ``</s>`` that closes a cut sentence.
+        first_item, first_offset: the block's first item, and the offset in it at which the block starts.
+        last_item, last_end: the block's last item, and the offset (exclusive) in it at which the block ends.
+        sizes: number of tokens in the block, including ``<s>`` and the ``</s>`` added to a split sentence.
     """
 
     first_item: np.ndarray
@@ -50,22 +51,22 @@ class Blocks:
 
 
 def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Blocks:
-    """Fill blocks greedily with whole sentences.
+    """Pack whole sentences into blocks greedily.
 
     A sentence that does not fit into the rest of a block starts the next one. A sentence that is too long for any block
-    is cut into chunks of `tokens_per_sample` - 2 tokens, each between ``<s>`` and ``</s>``; the block of its last chunk
-    is filled with further sentences. Every token of every sentence is in exactly one block. Several boundaries in a row
-    count as one.
+    is split into chunks of `tokens_per_sample` - 2 tokens, each between ``<s>`` and ``</s>``, and the block with its
+    last chunk is filled up with the following sentences. Every token of every sentence is in exactly one block.
+    Consecutive boundaries count as one.
 
     Args:
         item_sizes: number of tokens per item, including its ``</s>``; 1 for a document boundary.
-        tokens_per_sample: number of tokens in the longest block, including ``<s>`` and ``</s>``; at least 3.
+        tokens_per_sample: maximum number of tokens per block, including ``<s>`` and ``</s>``; at least 3.
 
     Raises:
         UserError: `tokens_per_sample` is below 3.
     """
     if tokens_per_sample < 3:
-        raise UserError(f"tokens_per_sample is {tokens_per_sample}; a block needs room for <s>, a token and </s>")
+        raise UserError(f"tokens_per_sample is {tokens_per_sample}, but must be at least 3 for <s>, a token and </s>")
     found = [np.empty((5, 0), np.int32)]
     start = 0
     count = ITEMS_AT_ONCE
@@ -77,7 +78,7 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
         rows[[0, 2]] += start  # first_item, last_item
         next_start = len(item_sizes)
         if start + count < len(item_sizes):
-            # The last block may continue with later items: pack again from the last item that starts a block.
+            # The last block may extend into later items, so packing resumes at the last item that starts a block.
             starts = np.flatnonzero(rows[1] == 0)  # first_offset
             if not len(starts) or not starts[-1]:
                 count *= 2
@@ -90,9 +91,9 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
 
 
 def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
-    """Return the fields of :class:`Blocks`, in its order, (5, blocks)."""
-    # Items become chunks; items that are too long are cut. An item of chunk_size + 1 tokens, including its own </s>,
-    # still fills a block exactly and stays whole.
+    """Return the fields of :class:`Blocks` as the rows of an array, (5, blocks)."""
+    # Items become chunks, and long items are split. An item of chunk_size + 1 tokens, including its </s>, fills a block
+    # exactly, so it is not split.
     chunk_size = tokens_per_sample - 2
     is_text = item_sizes > 1
     repeated_boundary = ~is_text & np.concatenate([[False], ~is_text[:-1]])
@@ -100,15 +101,15 @@ def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
     counts[repeated_boundary] = 0
     item = np.repeat(np.arange(len(item_sizes), dtype=np.int32), counts)
     first_chunk = np.cumsum(counts, dtype=np.int32) - counts
-    number = np.arange(len(item), dtype=np.int32) - first_chunk[item]  # of the chunk in its item
+    number = np.arange(len(item), dtype=np.int32) - first_chunk[item]  # index of the chunk in its item
     offset = number * np.int32(chunk_size)
-    is_cut = number < counts[item] - 1  # such chunks get a </s>
+    is_cut = number < counts[item] - 1  # these chunks get a </s>
     sizes = np.where(is_cut, np.int32(chunk_size + 1), item_sizes[item] - offset)
 
-    # A block is a run of chunks of at most tokens_per_sample - 1 tokens, whose first and last chunk are text.
+    # A block is a run of chunks with at most tokens_per_sample - 1 tokens that starts and ends with text.
     ends = np.cumsum(sizes, dtype=np.int64)
     starts = ends - sizes
-    stops = np.searchsorted(ends, starts + tokens_per_sample - 1, side="right")  # of a run that starts at each chunk
+    stops = np.searchsorted(ends, starts + tokens_per_sample - 1, side="right")  # ends of runs that start at each chunk
     assert (stops > np.arange(len(stops))).all(), "no chunk is longer than a run"
     is_boundary = np.append(~is_text[item], False)
     next_text = (stops + is_boundary[stops]).tolist()  # never two boundaries in a row
@@ -128,20 +129,21 @@ def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Masking:
-    """The choice of what to mask, and how.
+    """The masking procedure for blocks.
 
     Attributes:
-        vocab_size: V; random replacements are drawn from all ids except `special`.
+        vocab_size: vocabulary size V; random replacements are drawn from all ids except `special`.
         mask_index, pad_index: ids of ``<mask>`` and ``<pad>``.
         special: ids that are never masked and never drawn: ``<s> <pad> </s> <unk> <mask>``.
-        probability: share of the other tokens to predict.
-        keep: share of the tokens to predict that stay as they are.
-        random: share of the tokens to predict that become a random token; the rest become ``<mask>``.
-        last: the share to predict in the last update, if the share changes; see :func:`at_share`.
-        begins_word: which ids begin a word, bool (V,), if whole words are predicted. A word also begins after ``</s>``.
+        probability: masking rate, the fraction of the other tokens to predict.
+        keep: fraction of the tokens to predict that are left unchanged.
+        random: fraction of the tokens to predict that are replaced with a random token; ``<mask>`` replaces the rest.
+        last: masking rate in the last update, if it changes over the run; see :func:`at_share`.
+        begins_word: mask of the ids that begin a word, bool (V,), for whole-word masking. A word also begins after
+            ``</s>``.
 
     Raises:
-        UserError: a share is impossible.
+        UserError: a rate or fraction is out of range.
     """
 
     vocab_size: int
@@ -158,13 +160,13 @@ class Masking:
         wrong = [share for share in (self.probability, self.last) if share is not None and not 0 < share <= 1]
         if wrong or self.keep < 0 or self.random < 0 or self.keep + self.random > 1:
             raise UserError(
-                f"masking: mask_prob {(wrong or [self.probability])[0]} must lie in (0, 1], leave_unmasked_prob "
-                f"{self.keep} and random_token_prob {self.random} must be shares with a sum of at most 1"
+                f"masking: mask_prob {(wrong or [self.probability])[0]} must lie in (0, 1], and leave_unmasked_prob "
+                f"{self.keep} and random_token_prob {self.random} must be nonnegative with a sum of at most 1"
             )
 
     @cached_property
     def _is_maskable(self) -> np.ndarray:
-        """A table of the ids that may be masked, bool (V,); `np.isin` would take a sixth of the time per block."""
+        """Lookup table of the ids that may be masked, bool (V,); `np.isin` would take a sixth of the time per block."""
         is_maskable = np.ones(self.vocab_size, dtype=bool)
         is_maskable[list(self.special)] = False
         return is_maskable
@@ -184,21 +186,21 @@ class Masking:
     ) -> tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
         """Mask one block; the result depends only on the arguments.
 
-        The number of masked tokens is `probability` times the number of maskable ones, rounded up or down at random so
-        that the expected share is exact; it is at least one if any token is maskable. With whole words, the last word
-        drawn is included or not at random, so that the expected share is exact, and at least one word is included. If
-        the share changes over the run, the larger one is used.
+        The number of masked tokens is `probability` times the number of maskable ones, with stochastic rounding so that
+        the expected rate is exact, but at least one if any token is maskable. With whole-word masking, the last sampled
+        word is included at random so that the expected rate is exact, and at least one word is masked. If the masking
+        rate changes over the run, the larger one is used.
 
         Args:
             tokens: ids (T,).
             seed: seed of the run.
-            epoch: number of the epoch.
-            index: number of the block.
+            epoch: current epoch.
+            index: index of the block.
 
         Returns:
-            The input ids (T,); the targets (T,), which are the ids at positions to predict and `pad_index` elsewhere;
-            and, with whole words or if the share changes, the share from which on each of these positions is masked, in
-            the order of the positions, or else None.
+            The input ids (T,); the targets (T,), which are the original ids at the positions to predict and `pad_index`
+            elsewhere; and the smallest masking rate at which each of these positions is masked, in the order of the
+            positions. The last item is None without whole-word masking if the rate is constant.
         """
         rng = np.random.default_rng((seed, epoch, index))
         shares = None
@@ -222,15 +224,15 @@ class Masking:
         masked[chosen[draw >= self.keep + self.random]] = self.mask_index
         replaced = chosen[(draw >= self.keep) & (draw < self.keep + self.random)]
         words = rng.integers(0, self.vocab_size - len(self.special), len(replaced))
-        for special in sorted(self.special):  # skips the special ids, so that all others are equally likely
+        for special in sorted(self.special):  # shifts past the special ids; all others are equally likely
             words += words >= special
         masked[replaced] = words
         return masked, targets, shares
 
     def _shares(self, tokens: np.ndarray, maskable: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the smallest share at which each place is masked.
+        """Return the smallest masking rate at which each maskable position is masked.
 
-        Words are masked in random order; the first one is masked at any share.
+        Words are masked in random order; the first one is masked at any rate.
         """
         word = np.arange(len(maskable))
         if self.begins_word is not None:
@@ -245,10 +247,10 @@ class Masking:
 
 
 def at_share(batch: dict[str, Any], share: float, pad: int) -> dict[str, Any]:
-    """Return a batch of :class:`MaskedBlocksDataset` with only the masks of `share`, if the share changes over the run.
+    """Reduce the masks of a :class:`MaskedBlocksDataset` batch to the masking rate `share`.
 
-    The masks of a larger share include those of a smaller one, so a data worker need not know which update reads the
-    batch.
+    This is used if the masking rate changes over the run. The masks of a larger rate include those of a smaller one,
+    so data workers do not need to know which update reads the batch.
     """
     stays = batch["mask_shares"] <= share
     places = batch["masked_positions"]
@@ -266,7 +268,7 @@ def at_share(batch: dict[str, Any], share: float, pad: int) -> dict[str, Any]:
     return changed
 
 
-# A batch with one of these keys depends on the update that reads it.
+# Keys of batches that depend on the update that reads them.
 CHANGING = {
     "mask_shares",
     "to_cut",
@@ -274,9 +276,9 @@ CHANGING = {
 
 
 def cut(batch: dict[str, Any], length: int, pad: int) -> dict[str, Any]:
-    """Cut the blocks of a batch into rows of `length` tokens, without rows that only have padding.
+    """Split the blocks of a batch into rows of `length` tokens, dropping rows of padding.
 
-    So an update has the same tokens and targets in the same order, whatever the length is.
+    An update therefore has the same tokens and targets in the same order for any length.
     """
     whole = batch["net_input"]["src_tokens"], batch["target"]
     rows = [F.pad(each, (0, -each.size(1) % length), value=pad).view(-1, length) for each in whole]
@@ -296,28 +298,28 @@ def cut(batch: dict[str, Any], length: int, pad: int) -> dict[str, Any]:
     }
 
 
-# The width of a batch is a multiple of this, if the longest block allows it. Matrix units work on groups of eight, and
-# the lengths of full blocks differ within the last group. So 505 to 512 tokens are one shape to compile or to choose a
-# kernel for, instead of eight.
+# The width of a batch is rounded up to a multiple of this, up to the maximum block length. Tensor cores work on groups
+# of eight, and the lengths of full blocks differ only within the last group. With rounding, 505 to 512 tokens are one
+# shape to compile or to select a kernel for, instead of eight.
 WIDTH_MULTIPLE = 8
 
 
 @dataclass(eq=False, repr=False)
 class MaskedBlocksDataset(SizedDataset):
-    """The base of datasets that make blocks from an indexed dataset of sentences, and mask them.
+    """The base class of datasets that build masked blocks from an indexed dataset of sentences.
 
     Args:
-        items: indexed dataset of sentences (each an array or tensor that ends in `eos`) and boundaries (`eos` alone).
+        items: indexed dataset of sentences (arrays or tensors that end in `eos`) and document boundaries (only `eos`).
         item_sizes: number of tokens per item.
-        tokens_per_sample: number of tokens in the longest block, special ones included.
+        tokens_per_sample: maximum number of tokens per block, including special tokens.
         bos, eos: ids of ``<s>`` and ``</s>``.
-        masking: the choice of what to mask, and how.
-        seed: everything random depends only on it, the epoch and the block's number.
-        shuffle: whether batches have blocks in random order.
-        name: path of the data without its ending.
+        masking: the masking procedure.
+        seed: random seed; the masks of a block depend only on it, the epoch and the block's index.
+        shuffle: whether to shuffle the blocks.
+        name: path of the data without its extension.
 
     Attributes:
-        is_cut: whether the update that reads a batch is to cut it; see :func:`cut`.
+        is_cut: whether the update that reads a batch may split its blocks; see :func:`cut`.
 
     Raises:
         UserError: the items are not sentences.
@@ -339,12 +341,12 @@ class MaskedBlocksDataset(SizedDataset):
             raise UserError(f"{self.name}: contains no sentences; was the corpus empty?")
         if int(self.items[0][-1]) != self.eos:
             raise UserError(
-                f"{self.name}: its first sentence does not end in </s>; binarise the text with </s> after each sentence"
+                f"{self.name}: the first sentence does not end in </s>; binarize the text with </s> after each sentence"
             )
 
     @property
     def most(self) -> int:
-        """Largest number of tokens in a row of a batch."""
+        """Maximum number of tokens per row of a batch."""
         return self.tokens_per_sample
 
     @abstractmethod
@@ -363,11 +365,11 @@ class MaskedBlocksDataset(SizedDataset):
         return {**sample, "mask_shares": torch.from_numpy(shares)}
 
     def collater(self, samples: list[dict]) -> dict:
-        """Collate samples into a batch in the form that fairseq's trainer and masked-LM criterions expect.
+        """Collate samples into a batch in the format of fairseq's trainer and masked-LM criterions.
 
-        The batch also has `masked_positions`, the places of the targets among the B * T tokens, int64 (M,). They are
-        computed here, so that no one needs to wait for a GPU to find them. If the share of masks changes over the run,
-        the batch has `mask_shares` (M,); see :func:`at_share`.
+        The batch also has `masked_positions`, the indices of the targets among the B * T tokens, int64 (M,). Computing
+        them here avoids a GPU synchronization. If the masking rate changes over the run, the batch has `mask_shares`
+        (M,); see :func:`at_share`.
         """
         if not samples:
             return {}
@@ -387,26 +389,26 @@ class MaskedBlocksDataset(SizedDataset):
         return batch
 
     def ordered_indices(self) -> np.ndarray:
-        """Return a new random order in each epoch; lengths do not matter, since they are nearly all the same."""
+        """Return the block indices in a new random order in each epoch; blocks have nearly equal lengths."""
         if not self.shuffle:
             return np.arange(len(self))
         return np.random.default_rng((self.seed, self.epoch)).permutation(len(self))
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """False, as order and masks depend on the epoch, and a data worker that lives on would miss the next one."""
+        """False, because order and masks depend on the epoch, which persistent workers would not see change."""
         return False
 
     def packing_efficiency(self, tokens_per_sample: int) -> float:
-        """Return the share of places in all blocks that hold tokens; the rest is padding."""
+        """Return the fraction of non-padding tokens if all blocks are padded to `tokens_per_sample`."""
         return float(self.sizes.sum(dtype=np.int64) / (len(self) * tokens_per_sample))
 
 
 @dataclass(eq=False, repr=False)
 class MaskedInputsDataset(MaskedBlocksDataset):
-    """A dataset in which each block is an item as it is, with the symbols at its ends.
+    """A dataset that masks each item separately, without packing; items include their special tokens.
 
-    The arguments are those of :class:`MaskedBlocksDataset`. Batches have items of similar length.
+    See :class:`MaskedBlocksDataset` for the arguments. Batches consist of items of similar length.
     """
 
     def __post_init__(self) -> None:
@@ -418,19 +420,19 @@ class MaskedInputsDataset(MaskedBlocksDataset):
         return np.asarray(self.items[index], dtype=np.int64)
 
     def ordered_indices(self) -> np.ndarray:
-        """Return the order by length, which a random factor changes slightly in each epoch of training."""
+        """Return the item indices sorted by length, with random noise in each epoch if `shuffle` is set."""
         return by_jittered_length(self.sizes, (self.seed, self.epoch) if self.shuffle else None)
 
 
 @dataclass(eq=False, repr=False)
 class FullSentencesDataset(MaskedBlocksDataset):
-    """A dataset that packs sentences into blocks and masks them.
+    """A dataset of masked blocks packed with full sentences.
 
-    The arguments are those of :class:`MaskedBlocksDataset`; for the blocks, see :func:`pack_full_sentences`.
+    See :class:`MaskedBlocksDataset` for the other arguments and :func:`pack_full_sentences` for the packing.
 
     Args:
-        within_documents: whether a batch says where documents end, so that tokens see only their own document.
-        document_positions: whether positions then restart in each document.
+        within_documents: whether batches include document lengths, which restrict attention to the same document.
+        document_positions: whether positions restart in each document; requires `within_documents`.
 
     Raises:
         UserError: the items are not sentences.
@@ -454,17 +456,17 @@ class FullSentencesDataset(MaskedBlocksDataset):
         tokens = read_items(self.items, first, last)
         sizes = self.item_sizes[first : last + 1]
         repeated = np.flatnonzero((sizes[1:] == 1) & (sizes[:-1] == 1)) + 1
-        if len(repeated):  # several boundaries in a row count as one
+        if len(repeated):  # consecutive boundaries count as one
             tokens = np.delete(tokens, np.cumsum(sizes)[repeated] - 1)
         start = int(blocks.first_offset[index])
         end = len(tokens) - int(sizes[-1]) + int(blocks.last_end[index])
-        block = np.full(self.sizes[index], self.eos)  # its last id stays if it closes a cut sentence
+        block = np.full(self.sizes[index], self.eos)  # the last id remains </s> if the sentence is split
         block[0] = self.bos
         block[1 : 1 + end - start] = tokens[start:end]
         return block
 
     def collater(self, samples: list[dict]) -> dict:
-        """Collate samples into a batch; with `within_documents`, `net_input` also has the documents' lengths."""
+        """Collate samples into a batch; with `within_documents`, `net_input` also has the document lengths."""
         batch = super().collater(samples)
         if samples and self.within_documents:
             lengths = [document_lengths(sample["source"].numpy(), self.eos) for sample in samples]
@@ -476,7 +478,7 @@ class FullSentencesDataset(MaskedBlocksDataset):
 
 
 def document_lengths(block: np.ndarray, eos: int) -> list[int]:
-    """Return the lengths of the documents in a block (T,); each ends with two ``</s>``, except for the last one."""
+    """Return the document lengths in a block (T,); all documents except the last end with two ``</s>``."""
     is_end = block == eos
     ends = np.flatnonzero(is_end[1:] & is_end[:-1]) + 2
     return np.diff(ends, prepend=0, append=len(block)).tolist()

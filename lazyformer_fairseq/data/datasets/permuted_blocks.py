@@ -1,12 +1,12 @@
-"""Blocks of sentences with their tokens in a random order, of which the last ones are predicted one after the other.
+"""Blocks of sentences for masked and permuted language modeling.
 
-This is masked and permuted language modelling (MPNet: Song et al., 2020, arXiv 2004.09297, section 2.3). For a permuted
-text x whose last p tokens are to be predicted, the model reads [x; M; M], where M are masks at the places of these p
-tokens. The first group of masks stands for what is not predicted yet, so that every prediction knows all places of the
-text; the second group makes the predictions. As in the published code (github.com/microsoft/MPNet,
-``masked_permutation_lm.py``), both groups consist of 80% <mask>, 10% other tokens and 10% the tokens themselves, and
-the order of the predicted tokens does not keep words together. The published code may also predict symbols such as <s>
-and padding, as well as parts of a word; here this does not happen.
+The tokens of a block are permuted, and the last ones are predicted autoregressively (MPNet: Song et al., 2020, arXiv
+2004.09297, section 2.3). For a permuted text x with p tokens to predict, the model reads [x; M; M], where M are masks
+at the positions of these p tokens. The first group of masks represents tokens that are not predicted yet, which gives
+every prediction access to all positions of the text; the second group makes the predictions. As in the published code
+(github.com/microsoft/MPNet, ``masked_permutation_lm.py``), both groups consist of 80% <mask>, 10% random tokens and 10%
+original tokens, and the permutation does not keep words together. Unlike the published code, this one never predicts
+special symbols such as <s> and padding, or parts of a word.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ import torch
 from lazyformer_fairseq.data.batches import pad_right
 from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
 
-ALWAYS = 2**30  # later than every turn
+ALWAYS = 2**30  # larger than every turn
 
 
 def permute(
@@ -28,18 +28,20 @@ def permute(
     predicted: int,
     only: Optional[int] = None,
 ) -> dict[str, np.ndarray]:
-    """Return the input for one text (T,) of which the last P places in `order` are predicted; S = T + 2 P, or T + P.
+    """Build the model input for a text (T,) in which the last P positions of a permutation are predicted.
+
+    The length S of the input is T + 2 P, or T + P if `only` is set.
 
     Args:
         tokens: ids (T,).
-        inputs: the same ids, with replacements at the places to predict.
-        order: the places in their new order, (T,).
-        predicted: P, the number of places to predict.
-        only: id of ``<mask>``, which then stands at every prediction, and there are no masks for what is not predicted
-            yet (XLNet: Yang et al., 2019, section 2.2). None for MPNet's input.
+        inputs: the same ids, with replacements at the positions to predict.
+        order: permutation of the positions, (T,).
+        predicted: number P of positions to predict.
+        only: id of ``<mask>`` for XLNet's input, with ``<mask>`` at every prediction and no masks for tokens that are
+            not predicted yet (Yang et al., 2019, section 2.2). None for MPNet's input.
 
     Returns:
-        `source` (S,), the ids; `positions` (S,), the place of each id; `turns` (3, S), see
+        The ids `source` (S,); the position of each id, `positions` (S,); and `turns` (3, S), see
         :mod:`~lazyformer_fairseq.modules.networks.permuted`.
     """
     last = order[len(order) - predicted :]
@@ -68,10 +70,10 @@ def permute(
 
 @dataclass(eq=False, repr=False)
 class PermutedBlocksDataset(FullSentencesDataset):
-    """A dataset of full sentences that are permuted anew in each epoch.
+    """A dataset of blocks of full sentences with a new permutation in each epoch.
 
-    The arguments are those of :class:`~.masked_blocks.FullSentencesDataset`; `sizes` are those of the text. A sample
-    has its targets at its last places, which make the predictions.
+    See :class:`~.masked_blocks.FullSentencesDataset` for the other arguments. `sizes` excludes the masks appended to
+    the text. A sample's targets are at its last positions, which make the predictions.
 
     Args:
         permuted_only: see :func:`permute`.
@@ -81,7 +83,7 @@ class PermutedBlocksDataset(FullSentencesDataset):
 
     @property
     def most(self) -> int:
-        """Largest number of tokens in a row, with the text and both groups of masks."""
+        """Maximum number of tokens per row, including the text and both groups of masks."""
         return 3 * self.tokens_per_sample
 
     def __getitem__(self, index: int) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""Questions about contexts as inputs of the model, and answers from its logits.
+"""Model inputs for extractive question answering, and extraction of answers from the model's logits.
 
-A question and as much of its context as fits make one input, ``<s> question </s></s> context </s>`` or however the
-tokenizer's model joins pairs. A longer context gets several windows, each of which starts `stride` tokens after the one
-before (Devlin et al., 2019, and their run_squad.py: 384 tokens, a stride of 128, questions of up to 64).
+An input consists of a question and as much of its context as fits, ``<s> question </s></s> context </s>`` or the
+tokenizer's format for pairs. A longer context is covered by several windows with a stride of `stride` tokens (Devlin et
+al., 2019, and their run_squad.py: 384 tokens, a stride of 128, questions of up to 64 tokens).
 
-Two rules are those of run_squad.py. If a window does not contain the whole answer, its targets are ``<s>``. Where
-windows overlap, an answer may start at a token only in the window in which the token has the most context on the side
-that has less (``token_is_max_context``). All allowed spans are compared, whereas run_squad.py compares those of the 20
-best starts and the 20 best ends.
+Two rules follow run_squad.py. If a window does not contain the whole answer, its targets are ``<s>``. Where windows
+overlap, an answer may only start at a token in the window that gives the token the most context on its shorter side
+(``token_is_max_context``). All valid spans are compared, whereas run_squad.py compares only combinations of the 20 best
+starts and the 20 best ends.
 """
 
 from collections import defaultdict
@@ -28,9 +28,9 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.arrays import refuse_packed
 
-NOT_HERE = 0  # place of <s>, the start and end of an answer that a window does not contain
-USUAL_ANSWERS = 20  # answers kept per question, as in run_squad.py
-USUAL_ANSWER = 30  # tokens in the longest answer, as in run_squad.py
+NOT_HERE = 0  # position of <s>, used as start and end of an answer outside the window
+USUAL_ANSWERS = 20  # number of answers kept per question, as in run_squad.py
+USUAL_ANSWER = 30  # maximum number of tokens per answer, as in run_squad.py
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class WindowSettings:
     """The sizes of windows, in tokens.
 
     Attributes:
-        max_length: length of an input, special ids included.
-        stride: distance between the starts of successive windows.
-        max_question_length: length to which questions are cut.
+        max_length: maximum length of an input, including special tokens.
+        stride: distance between the starts of consecutive windows.
+        max_question_length: maximum length of a question; longer ones are truncated.
 
     Raises:
         UserError: the sizes conflict.
@@ -56,8 +56,8 @@ class WindowSettings:
                 raise UserError(f"{name.replace('_', ' ')} {getattr(self, name)}: must be at least 1 token")
         if self.max_length < self.max_question_length + 5:
             raise UserError(
-                f"inputs of {self.max_length} tokens have no room for a context beside questions of "
-                f"{self.max_question_length}; give at least {self.max_question_length + 5}, or shorter questions"
+                f"inputs of {self.max_length} tokens are too short for a context and questions of "
+                f"{self.max_question_length}; use at least {self.max_question_length + 5}, or shorter questions"
             )
 
 
@@ -66,20 +66,19 @@ USUAL = WindowSettings()  # BERT's
 
 @dataclass(frozen=True)
 class Windows:
-    """The inputs for all questions of a file (N windows), with the windows of a question side by side.
+    """The inputs for all questions of a file (N windows), with the windows of a question next to each other.
 
     Attributes:
-        ids: ids of all windows, one window after the other.
+        ids: concatenated ids of all windows.
         sizes: number of ids per window, (N,).
-        question: number of each window's question in the file, (N,).
-        place: position in the input at which the context begins, (N,).
-        count: number of the context's tokens in the window, (N,).
-        first_offset: row of `offsets` for the first of these tokens, (N,).
-        own: which of these tokens may start an answer in this window: the first, and the one after the last, (N, 2).
-        targets: positions in the input at which the answer starts and ends, both inclusive, (N, 2); (0, 2) without
-            answers.
-        offsets: the characters of each token of each context: the first, and the one after the last, (tokens, 2).
-        cut_questions: number of questions that were cut.
+        question: index of each window's question in the file, (N,).
+        place: position in the input at which the context starts, (N,).
+        count: number of context tokens in the window, (N,).
+        first_offset: row of `offsets` for the first context token, (N,).
+        own: range (start, exclusive end) of the context tokens that may start an answer in this window, (N, 2).
+        targets: start and end of the answer in the input, both inclusive, (N, 2); shape (0, 2) without answers.
+        offsets: character range (start, exclusive end) of each token of each context, (tokens, 2).
+        cut_questions: number of truncated questions.
     """
 
     ids: np.ndarray
@@ -103,7 +102,7 @@ class Windows:
 
     @cached_property
     def inputs(self) -> list[np.ndarray]:
-        """The ids of each window."""
+        """Token ids of each window."""
         return np.split(self.ids, np.cumsum(self.sizes)[:-1])
 
     def save(self, path: Path) -> None:
@@ -112,7 +111,7 @@ class Windows:
 
     @classmethod
     def load(cls, path: Path) -> "Windows":
-        """Read a file that :meth:`save` wrote.
+        """Load a file written by :meth:`save`.
 
         Raises:
             ValueError: the arrays are compressed or contain objects, or a field is missing; numpy may raise other
@@ -126,9 +125,9 @@ class Windows:
 
 
 def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSettings = USUAL) -> Windows:
-    """Encode each context and each question once, and lay windows over the contexts.
+    """Encode a file's contexts and questions, and split the contexts into windows.
 
-    The targets are those of each question's first answer. There are none if any question has no answer.
+    The targets are taken from each question's first answer. There are no targets if any question lacks an answer.
     """
     bos = tokenizer.special.bos
     eos = tokenizer.special.eos
@@ -136,7 +135,7 @@ def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSett
     inputs: list[np.ndarray] = []
     rows: list[tuple[int, ...]] = []
     offsets: list[np.ndarray] = []
-    tokens_before = 0  # in the contexts before this one
+    tokens_before = 0  # number of tokens in the preceding contexts
     question_number = 0
     cut_questions = 0
     for paragraph in Progress(file.paragraphs, desc=f"encode {file.path}", unit=" paragraphs", delay=2):
@@ -182,12 +181,12 @@ def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSett
 
 
 def windows_over(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Return windows that cover `length` tokens: the first token of each, and the one after its last.
+    """Return windows that cover `length` tokens, as ranges (start, exclusive end).
 
     Args:
         length: number of tokens.
-        room: largest number of tokens in a window.
-        stride: distance between the starts of successive windows.
+        room: maximum number of tokens per window.
+        stride: distance between the starts of consecutive windows.
     """
     windows = [(0, min(length, room))]
     while windows[-1][1] < length:
@@ -197,12 +196,14 @@ def windows_over(length: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def own_tokens(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the tokens that each window over a context shows best, counted from the window's start.
+    """Assign each token of a context to the window that gives it the most context.
 
-    A token has context on its left and on its right. A window's score for it is the smaller of the two, plus a small
-    share of the window's size. If windows have the same score, the first one gets the token (run_squad.py's
-    ``_check_is_max_context``). The tokens of a window are contiguous, because from token to token the later of two
-    windows gains on the earlier one.
+    A window's score for a token is the number of tokens on its shorter side, plus a small fraction of the window's
+    size. Ties go to the first window (run_squad.py's ``_check_is_max_context``). The tokens of a window are contiguous,
+    because the score of a later window increases relative to that of an earlier one from token to token.
+
+    Returns:
+        The range (start, exclusive end) of each window's tokens, relative to the window's start.
     """
     length = windows[-1][1]
     best_score = np.full(length, -1.0)
@@ -222,7 +223,7 @@ def own_tokens(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def tokens_of(spans: np.ndarray, start: int, end: int) -> Optional[tuple[int, int]]:
-    """Return the first and the last token with a character from start to end, both inclusive, or None for no token."""
+    """Return the first and last token (inclusive) that overlap the characters `start` to `end`, or None without any."""
     touching = np.flatnonzero((spans[:, 0] < end) & (spans[:, 1] > start))
     if not len(touching):
         return None
@@ -230,7 +231,7 @@ def tokens_of(spans: np.ndarray, start: int, end: int) -> Optional[tuple[int, in
 
 
 def without_spaces(spans: list[tuple[int, int]], text: str) -> np.ndarray:
-    """Return spans, int32 (T, 2), without white space at their ends; a span of white space alone becomes empty."""
+    """Strip whitespace from the ends of spans, int32 (T, 2); a span of only whitespace becomes empty."""
     found = np.array(spans, np.int32).reshape(-1, 2)
     for token, (start, end) in enumerate(spans):
         part = text[start:end]
@@ -242,15 +243,15 @@ def without_spaces(spans: list[tuple[int, int]], text: str) -> np.ndarray:
 
 
 def best_spans(start_T: np.ndarray, end_T: np.ndarray, longest: int, n_best: int) -> list[tuple[int, int, float]]:
-    """Return the `n_best` best spans of a window, the best first: start and end, both inclusive, and score.
+    """Return the `n_best` best spans of a window as (start, inclusive end, score), sorted by descending score.
 
-    Among spans of equal score, the one that starts first comes first, and then the shortest.
+    Ties are broken by the earlier start, then by the shorter span.
 
     Args:
-        start_T: logits of each token as start, -inf where no answer may start.
-        end_T: logits of each token as end, -inf where no answer may end.
-        longest: largest number of tokens in an answer.
-        n_best: largest number of spans.
+        start_T: start logits of all tokens, -inf where no answer may start.
+        end_T: end logits of all tokens, -inf where no answer may end.
+        longest: maximum number of tokens per answer.
+        n_best: maximum number of spans.
     """
     padded = np.pad(end_T, (0, longest - 1), constant_values=-np.inf)
     followers = np.lib.stride_tricks.sliding_window_view(padded, longest)  # (T, longest)
@@ -264,14 +265,14 @@ def best_spans(start_T: np.ndarray, end_T: np.ndarray, longest: int, n_best: int
 
 
 class FoundAnswer(NamedTuple):
-    """An answer that was found for a question.
+    """A predicted answer to a question.
 
     Attributes:
         text: characters `start` to `end` of the context.
-        start: place of the first character.
-        end: place after the last character.
-        score: the sum of the logits of its start and its end.
-        probability: its share among the answers that were kept for the question.
+        start: character offset of the start.
+        end: character offset of the end, exclusive.
+        score: sum of the start and end logits.
+        probability: softmax probability among the answers kept for the question.
     """
 
     text: str
@@ -283,15 +284,15 @@ class FoundAnswer(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class SpanCollector:
-    """A collector of the best answers to each question, from the logits of windows in any order.
+    """A collector of the best answers to each question, which accepts the logits of windows in any order.
 
-    Every question is answered, because version 1.1 has no score for "no answer".
+    Every question gets an answer, because SQuAD 1.1 has no unanswerable questions.
 
     Args:
-        windows: the windows of all questions.
-        file: the questions and their contexts.
-        longest: largest number of tokens in an answer.
-        n_best: largest number of answers to a question.
+        windows: windows of all questions.
+        file: questions and their contexts.
+        longest: maximum number of tokens per answer.
+        n_best: maximum number of answers per question.
     """
 
     windows: Windows
@@ -303,22 +304,22 @@ class SpanCollector:
         self._found: dict[int, list[FoundAnswer]] = defaultdict(list)  # by question
 
     def add(self, index: np.ndarray, starts_BT: np.ndarray, ends_BT: np.ndarray) -> None:
-        """Add the answers in the windows `index` (B,), given their logits; inputs may be padded on the right."""
+        """Add the answers found in the windows `index` (B,) from their logits; inputs may be right-padded."""
         for window, start_T, end_T in zip(index.tolist(), starts_BT, ends_BT, strict=True):
             self._found[int(self.windows.question[window])] += self.answers_in(window, start_T, end_T)
 
     def answers_in(self, window: int, start_T: np.ndarray, end_T: np.ndarray) -> list[FoundAnswer]:
-        """Return the best answers in a window, the best first, without probabilities (nan).
+        """Return the answers in a window by descending score, with nan as probabilities.
 
-        Answers start and end in the context, at tokens that stand for text. For example, a space that is a token by
-        itself can be neither a start nor an end.
+        Answers start and end at context tokens that represent text. A token of only whitespace, for example, can be
+        neither a start nor an end.
         """
         windows = self.windows
         count = windows.count[window]
         first_row = windows.first_offset[window]
         offsets = windows.offsets[first_row : first_row + count]
         is_text = offsets[:, 0] < offsets[:, 1]
-        if not is_text.any():  # a context of control characters, for example
+        if not is_text.any():  # for example, a context of control characters
             return []
         token = np.arange(count)
         first_own, end_own = windows.own[window]
@@ -330,7 +331,7 @@ class SpanCollector:
         context = self.file.contexts[self.file.paragraph_of[windows.question[window]]]
         answers = []
         for first, last, score in best_spans(starts, ends, self.longest, self.n_best):
-            # If a quote and a comma have changed places, the last token is not the one that ends last.
+            # If a quote and a comma were swapped, the last token does not have the largest end offset.
             covered = offsets[first : last + 1][is_text[first : last + 1]]
             start = int(covered[:, 0].min())
             end = int(covered[:, 1].max())
@@ -338,9 +339,9 @@ class SpanCollector:
         return answers
 
     def answers(self) -> list[list[FoundAnswer]]:
-        """Return the best answers to each question, the best first; none if its context has no token of text.
+        """Return the answers to each question by descending score; empty if its context has no text tokens.
 
-        A text that occurs at several places counts once, with its best score.
+        If a text occurs several times in the context, only its highest-scoring occurrence is included.
         """
         answers = []
         for question in range(len(self.file.questions)):
@@ -357,16 +358,15 @@ class SpanCollector:
 
 
 class QuestionWindowsDataset(LabelledTextsDataset):
-    """A dataset of the inputs for a file's questions; the target of each is the answer's start and end in it, (2,).
+    """A dataset of question-answering windows; each target is the answer's start and end in the input, (2,).
 
     Args:
         file: the questions.
-        windows: the windows made from the file.
-        split: name of the split, which is part of each batch.
-        longest_answer: largest number of tokens in an answer.
-        marks_questions: whether batches have `global_positions` in `net_input`, which are True at the tokens of the
-            question and at ``<s>``.
-        **how: further arguments of :class:`~.labelled_texts.LabelledTextsDataset`.
+        windows: the windows built from the file.
+        split: name of the split, which is added to each batch.
+        longest_answer: maximum number of tokens per answer.
+        marks_questions: whether `net_input` has `global_positions`, a mask of ``<s>`` and the question's tokens.
+        **how: additional arguments of :class:`~.labelled_texts.LabelledTextsDataset`.
     """
 
     def __init__(
@@ -386,7 +386,7 @@ class QuestionWindowsDataset(LabelledTextsDataset):
         self.marks_questions = marks_questions
 
     def collater(self, samples: list[dict]) -> dict:
-        """Collate samples as :class:`LabelledTextsDataset` does, with `target` (B, 2) and the `split`."""
+        """Collate samples like :class:`LabelledTextsDataset`, with `target` (B, 2) and `split`."""
         batch = super().collater(samples)
         if not batch:
             return batch
@@ -399,5 +399,5 @@ class QuestionWindowsDataset(LabelledTextsDataset):
         return batch
 
     def collector(self, n_best: int) -> SpanCollector:
-        """Return a collector that finds the `n_best` answers to each question from the logits of the windows."""
+        """Create a collector of the `n_best` answers to each question."""
         return SpanCollector(self.windows, self.file, self.longest_answer, n_best)

@@ -1,8 +1,8 @@
-"""Pairs of texts for next-sentence prediction, drawn as BERT draws them, and masked, anew in each epoch.
+"""Masked pairs of texts for BERT's next-sentence prediction, sampled again in each epoch.
 
-The method is that of Devlin et al., 2019, section 3.1 and appendix A.2; details that these leave open are as in
-``create_pretraining_data.py`` of github.com/google-research/bert. The input has fairseq-preprocess's format: one
-sentence per item, which ends with ``</s>``; a document boundary is an item of ``</s>`` alone. The ``</s>`` are not part
+The sampling follows Devlin et al., 2019, section 3.1 and appendix A.2; details not specified there follow
+``create_pretraining_data.py`` of github.com/google-research/bert. The input has fairseq-preprocess's format: each item
+is a sentence that ends with ``</s>``, and an item with only ``</s>`` is a document boundary. The ``</s>`` are not part
 of the texts.
 """
 
@@ -19,21 +19,21 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.indexed_format import read_items
 
-SHORT = 0.1  # share of documents whose pairs aim at a random length below the longest possible one
-RANDOM = 0.5  # share of pairs whose second text is from another document, where there is a choice
+SHORT = 0.1  # probability that a document gets a random target length below the maximum
+RANDOM = 0.5  # probability that the second text is from another document, if both are possible
 
 
 class Documents:
-    """The places of documents among the items of a dataset.
+    """The item ranges of a dataset's documents.
 
     Args:
-        item_sizes: number of tokens per item, including its ``</s>``; 1 for a boundary. Several boundaries in a row
-            count as one.
+        item_sizes: number of tokens per item, including its ``</s>``; 1 for a boundary. Consecutive boundaries count as
+            one.
 
     Attributes:
-        starts: the first item of each document, (documents,).
-        ends: the item after the last one of each document, (documents,).
-        text_before: number of tokens of text before each item and, last, in all items, int64 (items + 1,).
+        starts: index of each document's first item, (documents,).
+        ends: index of each document's end, exclusive, (documents,).
+        text_before: cumulative number of text tokens before each item and, last, in all items, int64 (items + 1,).
     """
 
     def __init__(self, item_sizes: np.ndarray):
@@ -49,25 +49,25 @@ class Documents:
         return len(self.starts)
 
     def reach(self, start: np.ndarray, length: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """Return the item after the sentences from `start` on that together reach `length` tokens.
+        """Return the end (exclusive) of the shortest run of sentences from `start` with at least `length` tokens.
 
-        There is at least one sentence, and none beyond the end of the document. All arrays are (pairs,).
+        A run has at least one sentence and stops at the end of the document. All arrays are (pairs,).
         """
         enough = np.searchsorted(self.text_before, self.text_before[start] + length)
         return np.minimum(np.maximum(enough, start + 1), self.ends[documents])
 
     def size(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Return the number of tokens of text in items `start` to `end`, without `end` itself."""
+        """Return the number of text tokens in items `start` to `end` (exclusive)."""
         return self.text_before[end] - self.text_before[start]
 
 
 class Texts(NamedTuple):
-    """One text of each pair: whole sentences of a document, minus what is cut off; all arrays are int32 (pairs,).
+    """The first or second texts of all pairs, as truncated runs of sentences; all arrays are int32 (pairs,).
 
     Attributes:
-        first, end: its first item, and the item after its last.
-        skip: number of tokens that are cut from its front.
-        size: number of tokens that are kept; those after them are cut, too.
+        first, end: indices of the first item and of the end, exclusive.
+        skip: number of tokens truncated at the front.
+        size: number of tokens kept; any tokens after them are truncated.
     """
 
     first: np.ndarray
@@ -78,11 +78,11 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of an epoch, in the order of their first texts.
+    """All pairs of an epoch, in the order of their first texts.
 
     Attributes:
-        first, second: the two texts of each pair.
-        is_random: whether the second text is from another document rather than following the first, bool (pairs,).
+        first, second: the first and second texts of the pairs.
+        is_random: True if the second text is from another document instead of following the first, bool (pairs,).
     """
 
     first: Texts
@@ -94,24 +94,24 @@ class Pairs:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Number of tokens of text in each pair."""
+        """Number of text tokens per pair."""
         return self.first.size + self.second.size
 
 
 def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> Pairs:
-    """Draw the pairs of an epoch.
+    """Sample the pairs of an epoch.
 
-    Each document is cut into chunks of sentences that are at least as long as the document's target length, which is
+    Each document is split into chunks of sentences that are at least as long as the document's target length, which is
     `room` or, in 10% of the documents, a random length from 2 to `room`. The first text of a chunk ends after a random
-    one of its sentences. In half of the cases, the second text is the rest of the chunk. In the other half, and if the
-    chunk has only one sentence, the second text comes from another document, from a random sentence on, and the next
-    chunk begins with the rest. So each sentence occurs once, in a first text or following one; some occur again in
-    random second texts. Pairs longer than `room` lose tokens from their longer text, each from its front or its back.
+    sentence. In half of the cases, the second text is the rest of the chunk. In the other half, or if the chunk has
+    only one sentence, the second text starts at a random sentence of another document, and the next chunk starts with
+    the rest. Each sentence therefore occurs once in a first text or after one, and some sentences occur again in random
+    second texts. If a pair is longer than `room`, tokens are removed from the longer text, at a random end each time.
 
     Args:
         documents: at least two documents.
-        room: largest number of tokens of text in a pair, at least 2.
-        random: generator of everything that is drawn.
+        room: maximum number of text tokens per pair, at least 2.
+        random: random number generator.
     """
     chunks = _draw_chunks(documents, room, random)
     second_start = chunks.border.copy()
@@ -125,7 +125,7 @@ def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> 
 
     first_size = documents.size(chunks.start, chunks.border)
     second_size = documents.size(second_start, second_end)
-    # The longer text, or the second if they are equally long, loses tokens until both fit.
+    # Tokens are removed from the longer text, or from the second if they are equally long, until both fit.
     first_kept = np.minimum(first_size, np.maximum(room - second_size, -(-room // 2)))
     second_kept = np.minimum(second_size, room - first_kept)
     return Pairs(
@@ -142,22 +142,22 @@ def _cut(
     kept: np.ndarray,
     random: np.random.Generator,
 ) -> Texts:
-    """Return texts of which `kept` tokens are kept; each of the others is cut from the front or the back at random."""
+    """Truncate texts to `kept` tokens; each removed token is taken from the front or the back at random."""
     skip = random.binomial(size - kept, 0.5)
     return Texts(*(each.astype(np.int32) for each in (first, end, skip, kept)))
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Runs of sentences from which pairs are made, in order; all arrays are (chunks,).
+    """Runs of sentences from which pairs are built, in order; all arrays are (chunks,).
 
     Attributes:
-        document: the document of each chunk.
-        start: first item of the first text.
-        border: the item after its last one.
-        stop: the item after the last one of the chunk.
-        is_random: whether a text from another document replaces the rest of the chunk.
-        aim: the number of tokens that a pair of this document should have.
+        document: index of the chunk's document.
+        start: index of the first text's first item.
+        border: index of the first text's end, exclusive.
+        stop: index of the chunk's end, exclusive.
+        is_random: True if the second text is from another document instead of the rest of the chunk.
+        aim: target number of tokens per pair of this document.
     """
 
     document: np.ndarray
@@ -169,7 +169,7 @@ class Chunks:
 
 
 def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -> Chunks:
-    """Draw the chunks of all documents at once: the first of each, then the second of each that has one, and so on."""
+    """Sample the chunks of all documents, vectorized over documents: all first chunks, then all second chunks, etc."""
     aims = np.full(len(documents), room)
     is_short = random.random(len(documents)) < SHORT
     aims[is_short] = random.integers(2, room + 1, is_short.sum())
@@ -177,7 +177,7 @@ def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -
     unfinished = np.arange(len(documents))
     found = []
     size = int((documents.ends - documents.starts).sum())
-    with Progress(total=size, desc="draw pairs", unit=" sentences", delay=2, leave=False) as progress:
+    with Progress(total=size, desc="sample pairs", unit=" sentences", delay=2, leave=False) as progress:
         while len(unfinished):
             start = places[unfinished]
             stop = documents.reach(start, aims[unfinished], unfinished)
@@ -194,17 +194,18 @@ def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -
 
 @dataclass(eq=False, repr=False)
 class SentencePairsDataset(MaskedBlocksDataset):
-    """A dataset of pairs, ``<s> first </s> second </s>``, which :func:`draw_pairs` draws.
+    """A dataset of masked pairs, ``<s> first </s> second </s>``, sampled by :func:`draw_pairs`.
 
-    The number of pairs differs from epoch to epoch.
+    The number of pairs varies between epochs.
 
     Args:
         items, item_sizes, tokens_per_sample, bos, eos, masking, seed, shuffle, name: see :class:`MaskedBlocksDataset`.
         separators: number of ``</s>`` between the two texts.
-        has_token_types: whether batches say to which text a token belongs.
+        has_token_types: whether batches include token types.
 
     Raises:
-        UserError: the items are not sentences of at least two documents, or there is no room for a pair.
+        UserError: the items are not sentences of at least two documents, or `tokens_per_sample` is too small for a
+            pair.
     """
 
     separators: int = 2
@@ -215,8 +216,8 @@ class SentencePairsDataset(MaskedBlocksDataset):
         self.room = self.tokens_per_sample - 2 - self.separators  # of text
         if self.room < 2:
             raise UserError(
-                f"tokens_per_sample is {self.tokens_per_sample}; a pair needs room for <s>, two texts and "
-                f"{self.separators + 1} </s>: at least {self.separators + 4}"
+                f"tokens_per_sample is {self.tokens_per_sample}, but a pair consists of <s>, two texts and "
+                f"{self.separators + 1} </s> and needs at least {self.separators + 4}"
             )
         self.documents = Documents(self.item_sizes)
         if len(self.documents) < 2:
@@ -225,12 +226,12 @@ class SentencePairsDataset(MaskedBlocksDataset):
                 found = f"{len(self.items)} items, all from one document"
             raise UserError(
                 f"{self.name}: contains {found}; --next-sentence draws texts from other documents and needs at least "
-                "two, binarised with an empty line between them (as `lazyformer corpus` does)"
+                "two, binarized with an empty line between them (as `lazyformer corpus` does)"
             )
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The pairs of the epoch."""
+        """Pairs of the current epoch."""
         return draw_pairs(
             self.documents,
             self.room,
@@ -238,12 +239,12 @@ class SentencePairsDataset(MaskedBlocksDataset):
         )
 
     @cached_property
-    def sizes(self) -> np.ndarray:  # type: ignore[override]  # drawn at their first use
-        """Number of tokens in each pair of this epoch, special ones included."""
+    def sizes(self) -> np.ndarray:  # type: ignore[override]  # sampled on first use
+        """Number of tokens per pair in the current epoch, including special tokens."""
         return self.pairs.sizes + (2 + self.separators)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, whose pairs are drawn at their first use."""
+        """Start an epoch; its pairs are sampled on first use."""
         if epoch != self.epoch:
             vars(self).pop("pairs", None)
             vars(self).pop("sizes", None)
@@ -273,7 +274,7 @@ class SentencePairsDataset(MaskedBlocksDataset):
     def collater(self, samples: list[dict]) -> dict:
         """Collate samples into a batch with `next_sentence`, int64 (B,).
 
-        As in BERT, `next_sentence` is 0 if the second text follows the first, and 1 if not. For models with token
+        As in BERT, `next_sentence` is 0 if the second text follows the first and 1 otherwise. For models with token
         types, `net_input` also has `token_types` (B, T).
         """
         if not (batch := super().collater(samples)):

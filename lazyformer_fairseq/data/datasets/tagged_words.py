@@ -1,4 +1,4 @@
-"""Sentences with a tag for each word: the places of words among the ids, and batches."""
+"""Datasets for tagging tasks: alignment of words with token positions, and batching."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.datasets.question_windows import tokens_of, without_spaces
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 
-NOWHERE = 1 << 30  # the place of a word without a token, beyond every input
+NOWHERE = 1 << 30  # position of words without a token, larger than any input
 
 
 def first_tokens(tokenizer: TextTokenizer, words: Sequence[str]) -> np.ndarray:
-    """Return the place of each word's first token in the input ``<s> words </s>``, int64 (W,)."""
+    """Return the position of each word's first token in the input ``<s> words </s>``, int64 (W,)."""
     text = " ".join(words)
     spans = without_spaces(tokenizer.encode_with_offsets(text)[1], text)
     places = np.full(len(words), NOWHERE)
@@ -29,13 +29,13 @@ def first_tokens(tokenizer: TextTokenizer, words: Sequence[str]) -> np.ndarray:
 
 
 class TaggedWordsDataset(LabelledTextsDataset):
-    """A dataset of sentences as ids; the target of each has the place and the tag of each word in turn, (2 W,)."""
+    """A dataset of tagged sentences; each target interleaves the positions and tags of the words, (2 W,)."""
 
     def collate_targets(self, samples: list[dict], width: int) -> dict[str, Any]:
         """Return the targets of a batch.
 
-        These are `target`, the tags of the batch's words (W,); `places`, the places of their first tokens among the
-        B * T tokens, or -1 for a word that is cut off; and `words`, the number of words in each sentence.
+        These are `target`, the tags of all words in the batch (W,); `places`, the indices of their first tokens among
+        the B * T tokens, or -1 for a truncated word; and `words`, the number of words per sentence.
         """
         places = []
         for row, sample in enumerate(samples):

@@ -1,4 +1,4 @@
-"""A long text as contiguous streams, one per row of a batch, cut into segments (Transformer-XL, section 3.2)."""
+"""Contiguous token streams for causal LMs, one per batch row, split into segments (Transformer-XL, section 3.2)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +19,19 @@ from lazyformer_fairseq.storage.json_files import read_json
 
 @dataclass
 class StreamOptions:
-    """Options for how a language model reads a text."""
+    """Options for splitting a text into the segments that a causal language model reads."""
 
-    tgt_len: int = option(192, "tokens in a segment, which are predicted in one forward pass", bounds=LENGTH)
+    tgt_len: int = option(192, "tokens per segment, which are predicted in one forward pass", bounds=LENGTH)
     valid_tgt_len: Optional[int] = option(
         None,
-        "tokens in a segment in validation; default: as in training",
+        "tokens per segment in validation; default: --tgt-len",
         bounds=LENGTH,
     )
-    roll: bool = option(False, "start streams at new random places in each epoch")
+    roll: bool = option(False, "start streams at new random positions in each epoch")
 
 
 def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
-    """Return all ids of PREFIX.bin in their order: (N,), memory-mapped.
+    """Memory-map all ids of PREFIX.bin in order, (N,).
 
     Raises:
         UserError: the files are missing or damaged, or contain no tokens.
@@ -44,29 +44,28 @@ def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
 
 @dataclass(eq=False, repr=False)
 class TokenStreams(Dataset):
-    """A text that is cut into as many streams as a batch has rows; item i is the batch of segment i of all streams.
+    """A text split into one stream per batch row; item i is the batch with segment i of all streams.
 
-    Row r has a contiguous part of the text, and row r + 1 has the part after it. The source of every target is the
-    token before it in the text; for the first target of a row, it is the last token of the row before. The very first
-    token is predicted from ``</s>``, so every token is a target.
+    Rows are contiguous parts of the text, in order. The source of every target is the preceding token in the text; for
+    the first target of a row, this is the last token of the previous row. The first token of the text is predicted from
+    ``</s>``, so every token is a target.
 
     Args:
         tokens: ids (N,) of any integer type; a memory map stays on disk.
-        rows: number of streams of all workers together.
-        tgt_len: T, the number of tokens in a segment; the last segment may be shorter.
+        rows: number of streams over all workers.
+        tgt_len: number of tokens T per segment; the last segment may be shorter.
         eos: id of ``</s>``.
-        pad: id that fills targets if a row is shorter than another.
-        shards: number of workers; each has ``rows / shards`` consecutive rows.
-        shard: number of this worker, from 0.
-        keeps_rest: what happens to the N mod `rows` tokens that remain. False (training): the last tokens are left out.
-            True (evaluation): the first rows have one more token, and the other rows end with one `pad`.
-        roll: whether each stream starts at a random place, drawn anew in each epoch, and ends with what comes before
-            that place; only for training.
-        seed: the places depend only on it and the epoch.
-        epoch: number of the epoch, from 1.
+        pad: id that pads targets in rows that are shorter than others.
+        shards: number of workers; each one reads ``rows / shards`` consecutive rows.
+        shard: rank of this worker, from 0.
+        keeps_rest: whether to keep the remaining N mod `rows` tokens. If False (training), they are dropped. If True
+            (evaluation), the first rows have one token more, and the other rows end with one `pad`.
+        roll: whether to rotate each stream by a random offset in each epoch; only for training.
+        seed: determines the offsets together with the epoch.
+        epoch: current epoch, from 1.
 
     Attributes:
-        longest: number of tokens in the longest row of all workers.
+        longest: number of tokens in the longest row over all workers.
 
     Raises:
         UserError: `rows` or `tgt_len` is not positive or, without `keeps_rest`, a row would be shorter than a segment.
@@ -95,7 +94,7 @@ class TokenStreams(Dataset):
             if each < self.tgt_len:
                 raise UserError(
                     f"{len(self.tokens)} tokens in {self.rows} rows (batch size x workers) are {each} per row, but a "
-                    f"segment has {self.tgt_len} (--tgt-len); give fewer rows, shorter segments or more text"
+                    f"segment has {self.tgt_len} (--tgt-len); use fewer rows, shorter segments or more text"
                 )
         own = np.arange(self.rows)[self.own_rows]
         self.starts = own * each + np.minimum(own, rest)
@@ -105,18 +104,18 @@ class TokenStreams(Dataset):
         self.set_epoch(self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, and draw the places at which rolled streams start."""
+        """Start an epoch and draw the random offsets of rolled streams."""
         self.epoch = epoch
         if self.roll:
             random = np.random.default_rng((self.seed, epoch, 0))
             self.shifts = random.integers(self.longest, size=self.rows)[self.own_rows]
 
     def ordered_indices(self) -> np.ndarray:
-        """Return the segments in order."""
+        """Return the segment indices in order."""
         return np.arange(len(self))
 
     def batch_by_size(self, indices: np.ndarray, *limits: Optional[int]) -> list[np.ndarray]:
-        """Return one segment per batch; no limits apply, because a segment is already a batch."""
+        """Return one segment per batch; size limits do not apply, because a segment is already a batch."""
         assert limits == (None, 1), limits
         return np.split(indices, len(indices))
 
@@ -130,13 +129,13 @@ class TokenStreams(Dataset):
         return len(range(0, self.longest, self.tgt_len))
 
     def __getitem__(self, segment: int) -> dict[str, Any]:
-        """Return the batch of a segment for the B rows of this worker, with sources and targets (B, T)."""
+        """Return a segment's batch for the B rows of this worker, with sources and targets (B, T)."""
         if not 0 <= segment < len(self):
             raise IndexError(segment)
         start = segment * self.tgt_len
         place_T = np.arange(start, min(start + self.tgt_len, self.longest))
         is_there_BT = place_T < self.lengths[:, None]
-        # Places in the text; the end of a rolled stream is followed by its start.
+        # Offsets in the text; rolled streams wrap around.
         at_BT = self.starts[:, None] + (place_T + self.shifts[:, None]) % np.maximum(self.lengths[:, None], 1)
         at_BT = np.minimum(at_BT, len(self.tokens) - 1)
         before_BT = np.where(at_BT == 0, self.eos, self.tokens[at_BT - 1])
@@ -147,18 +146,18 @@ class TokenStreams(Dataset):
         return _batch(segment, source, target, self.pad)
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the item, which is already a batch."""
+        """Return the only sample, which is already a batch."""
         (sample,) = samples
         return sample
 
 
 @dataclass(eq=False, repr=False)
 class TokenItems(TokenStreams):
-    """Batches of independent items, such as images, with one item per row, which is predicted from ``</s>`` on.
+    """Batches of independent items, such as images, with one item per row; the first token is predicted from ``</s>``.
 
-    The arguments are those of :class:`TokenStreams`, where `tgt_len` is the number of tokens in an item. In training,
-    items come in a random order that depends on the seed and the epoch, and the last ones that do not fill a batch are
-    left out. With `keeps_rest`, they come in their own order, and rows of `pad` fill the last batch.
+    See :class:`TokenStreams` for the arguments; `tgt_len` is the number of tokens per item. In training, items are
+    shuffled in each epoch, and an incomplete last batch is dropped. With `keeps_rest`, items are in their original
+    order, and the last batch is filled with rows of `pad`.
     """
 
     def __post_init__(self) -> None:
@@ -166,11 +165,13 @@ class TokenItems(TokenStreams):
         self.items = self.tokens[: count * self.tgt_len].reshape(count, self.tgt_len)
         self.longest = self.tgt_len
         if self.rows < 1 or (count < self.rows and not self.keeps_rest):
-            raise UserError(f"{count} images in batches of {self.rows} (batch size x workers); give smaller batches")
+            raise UserError(
+                f"{count} images do not fill a batch of {self.rows} (batch size x workers); use smaller batches"
+            )
         self.set_epoch(self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch; in training, draw its order."""
+        """Start an epoch; in training, shuffle the items."""
         self.epoch = epoch
         order = np.arange(len(self.items))
         if self.keeps_rest:
@@ -193,19 +194,20 @@ class TokenItems(TokenStreams):
 
 
 def cut_tokens(tokens: np.ndarray, tgt_len: int, item: int = 0, **how: Any) -> TokenStreams:
-    """Return tokens as streams of a text or as batches of independent items.
+    """Split tokens into the streams of a text or into batches of independent items.
 
     Args:
-        tokens: the ids, (N,).
+        tokens: ids, (N,).
         tgt_len: number of tokens per segment.
         item: number of tokens per item, see :func:`item_length`; 0 for a text.
-        **how: further arguments of :class:`TokenStreams`.
+        **how: additional arguments of :class:`TokenStreams`.
 
     Raises:
-        UserError: a segment is not an item, or for the reasons of these classes.
+        UserError: the segment length differs from the item length, or :class:`TokenStreams` or :class:`TokenItems`
+            raises an error.
     """
     if item and tgt_len != item:
-        raise UserError(f"--tgt-len {tgt_len}: these images have {item} pixels, all predicted at once; give {item}")
+        raise UserError(f"--tgt-len {tgt_len}: the images have {item} pixels, which form one segment; use {item}")
     dataset_class = TokenStreams
     if item:
         dataset_class = TokenItems
@@ -232,7 +234,7 @@ def _batch(segment: int, source: Tensor, target: Tensor, pad: int) -> dict[str, 
 
 
 class EpochSegments(EpochBatches):
-    """The segments of streams in order, epoch after epoch, as fairseq-train reads them; each is a whole batch.
+    """A resumable iterator over the segments of streams in order, identical to fairseq-train's; a segment is a batch.
 
     Args:
         streams: the streams of this process.
@@ -242,32 +244,33 @@ class EpochSegments(EpochBatches):
         super().__init__(streams, batch_size=1, shuffle=False)
 
     def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
-        """Return all segments, because each process reads its own streams."""
+        """Return all segments, because each process reads separate streams."""
         return batches
 
     def _consumed(self) -> int:
         return 1
 
     def _after(self) -> int:
-        """Return the next epoch, even though segments keep their order: each epoch may cut other segments."""
+        """Return the next epoch; although segments are in order, each epoch may split the streams differently."""
         return self.epoch + 1
 
 
 def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
-    """Raise a UserError if a stream ends before its memory is full, or if there is a memory for images."""
+    """Raise a UserError if the memory is longer than a stream allows, or if images are used with a memory."""
     if mem_len and isinstance(streams, TokenItems):
-        raise UserError(f"--mem-len {mem_len}: images are independent and need no memory; give --mem-len 0")
+        raise UserError(f"--mem-len {mem_len}: images are independent and need no memory; use --mem-len 0")
     if mem_len + streams.tgt_len > streams.longest:
         raise UserError(
-            f"--mem-len {mem_len}: with segments of {streams.tgt_len} tokens (--tgt-len) it is longer than a stream, "
-            f"which has {streams.longest} tokens; give a smaller memory, or fewer rows (--batch-size)"
+            f"--mem-len {mem_len}: the memory and a segment of {streams.tgt_len} tokens (--tgt-len) exceed a stream, "
+            f"which has {streams.longest} tokens; use a smaller memory or fewer rows (--batch-size)"
         )
 
 
 def shape_of(streams: TokenStreams, mem_len: int, options: StreamOptions) -> dict[str, Union[int, str]]:
-    """Return the sizes that a memory must fit, and whether streams are rolled.
+    """Return the settings that a saved memory must match.
 
-    The sizes are the tokens of the text, the rows of all workers, and the tokens of a segment and of the memory.
+    These are the number of tokens in the text, the number of rows over all workers, the segment length, the memory
+    length, and whether streams are rolled.
     """
     return {
         "tokens": len(streams.tokens),

@@ -177,7 +177,7 @@ def test_models_that_tell_the_question_apart_get_it(config, options):
         ),
         ("--best-checkpoint-metric f1", "add --maximize-best-checkpoint-metric"),
         ("--finetune-from-model nowhere.pt", "nowhere.pt: no such file"),
-        ("--tokens-per-sample 64", "no room for a context"),
+        ("--tokens-per-sample 64", "too short for a context"),
         ("--doc-stride 0", "stride 0: must be at least 1 token"),
         ("--max-answer-tokens 0", "--max-answer-tokens 0: must be at least 1"),
     ],
@@ -317,5 +317,5 @@ def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):
     assert text.count("skipped: article ") == 9
     assert "(id Article 6-0-1)" in text and text.count("has no answer") == 2
     assert [len(prepared.read(split).file.questions) for split in ("train", "valid")] == [40, 11]
-    with pytest.raises(UserError, match="no room for a context"):
+    with pytest.raises(UserError, match="too short for a context"):
         BENCHMARK.prepare(wanted(toy_squad, tmp_path / "new", max_length=4))

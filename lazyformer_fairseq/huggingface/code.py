@@ -9,7 +9,7 @@ and imports every file, because transformers only copies the files that it impor
 import ast
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Union
 
@@ -129,7 +129,7 @@ def code_files(pattern: str) -> dict[str, str]:
             classes[row.modules[ENCODER]] = cls
         classes |= {attention.place: attention.load() for attention in chosen_variants(planned.values)}
     modules += [cls.__module__ for cls in classes.values()]
-    files = _follow_imports(modules)
+    files = follow_imports(modules)
 
     imports = [f"from .{Path(file).stem} import __name__ as _" for file in sorted(files)]
     rows = []
@@ -162,8 +162,12 @@ def _flat(module: str) -> str:
     return module.removeprefix(f"{PACKAGE}.").replace(".", "_")
 
 
-def _follow_imports(modules: list[str]) -> dict[str, str]:
+def follow_imports(modules: list[str], libraries: Collection[str] = LIBRARIES) -> dict[str, str]:
     """Return the text of these modules and of all modules that they import, by file name.
+
+    Args:
+        modules: The names of the modules.
+        libraries: The libraries that the code may import.
 
     Raises:
         UserError: A module of another package imports another library, or uses relative imports.
@@ -177,8 +181,8 @@ def _follow_imports(modules: list[str]) -> dict[str, str]:
             continue
         source = Path(importlib.util.find_spec(name).origin).read_text(encoding="utf-8")
         imports = list(_imports(ast.parse(source)))
-        libraries = {module.partition(".")[0] for node in imports for module in _imported_modules(node)}
-        lacking = libraries - packages - LIBRARIES - sys.stdlib_module_names
+        imported = {module.partition(".")[0] for node in imports for module in _imported_modules(node)}
+        lacking = imported - packages - set(libraries) - sys.stdlib_module_names
         if "torch.library.Library(" in source or (lacking and name.startswith(f"{PACKAGE}.")):
             files[f"{_flat(name)}.py"] = STAND_IN.format(module=name)
             continue

@@ -372,7 +372,7 @@ def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
     if "format_version" not in description and isinstance(description.get("model"), dict):
         raise UserError(
             f"{path}: is a tokenizer as Hugging Face writes it; convert it to a folder for this program first, see "
-            "docs/data.md, 'Take the tokenizer of a BERT'"
+            "docs/data.md, 'Use a BERT tokenizer'"
         )
     if description.get("library") == LIBRARY:
         return LibraryTokenizer

@@ -7,9 +7,9 @@ LOCAL_MEAN = register(
     Kind(
         letter="m",
         name="local mean",
-        help="the mean of the neighbours' values",
+        help="the mean of the values of neighboring tokens",
         source="docs/add_a_kind.md",
         modules=dict.fromkeys((ENCODER, CAUSAL), "my_kinds.local_mean:LocalMean"),
-        settings=(Setting("width", default=3, help="neighbours, the position itself included", unit="tokens", low=1),),
+        settings=(Setting("width", default=3, help="number of tokens, including the token itself", unit="tokens", low=1),),
     )
 )

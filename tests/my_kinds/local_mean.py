@@ -13,7 +13,7 @@ from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
 
 class LocalMean(Sublayer):
-    """The mean of the projected neighbours, `width` of them, projected back: 2 C^2 + 2 C parameters."""
+    """The mean of `width` neighboring value projections, projected back; has 2 C^2 + 2 C parameters."""
 
     attends = True
 
@@ -34,7 +34,7 @@ class LocalMean(Sublayer):
         is_text = torch.ones_like(v_BKC[..., :1])
         if (is_padding := shared.scores.is_padding(v_BKC.size(1))) is not None:
             is_text = is_text.masked_fill(is_padding[..., None], 0)
-        # A causal model looks back alone, over as many.
+        # A causal model averages over the same number of tokens, but only looks back.
         before, after = (self.width - 1, 0) if shared.scores.is_causal else (self.width // 2, (self.width - 1) // 2)
         sums, counts = (
             F.pad(part.transpose(1, 2), (before, after)).unfold(-1, self.width, 1).sum(-1).transpose(1, 2)

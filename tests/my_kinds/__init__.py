@@ -10,6 +10,6 @@ LOCAL_MEAN = register(
         help="the mean of the values of neighboring tokens",
         source="docs/add_a_kind.md",
         modules=dict.fromkeys((ENCODER, CAUSAL), "my_kinds.local_mean:LocalMean"),
-        settings=(Setting("width", default=3, help="number of tokens, including the token itself", unit="tokens", low=1),),
+        settings=(Setting("width", default=3, help="window size, including the token itself", unit="tokens", low=1),),
     )
 )

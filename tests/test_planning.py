@@ -77,7 +77,7 @@ def test_an_update_stays_what_it_is_on_any_number_of_gpus_that_it_divides_among(
     for processes in (1, 64):
         found = fit(job, Place(processes, 4 * 10**9, "fp16"))
         assert processes * found.batch * found.update_freq == 256
-    with pytest.raises(UserError, match="256 sequences does not divide among 7 GPUs"):
+    with pytest.raises(UserError, match="256 sequences cannot be split equally among 7 GPUs"):
         fit(job, Place(7, 16 * 10**9, "fp16"))
 
 
@@ -299,7 +299,7 @@ def test_without_a_gpu_the_plan_is_for_the_processor(gpus, monkeypatch):
     result = pretrain("bert_base", "data", *"--dry-run --sequences-per-update 32 --sublayer-pattern M1".split())
     assert "--batch-size 4 " in result.stdout and " --cpu " in result.stdout
     assert re.search(r"this machine's CPU: 1 x [\d.]+ GB, fp32", result.stderr)
-    assert re.search("--teraflops [.0-9]+, the speed of matrix products on this CPU", result.stderr)
+    assert re.search("--teraflops [.0-9]+, the matmul speed of this CPU", result.stderr)
     planned = plan("bert_small")
     assert (planned["gpus"], planned["batch_size"], planned["precision"]) == (1, 4, "fp32")
     assert 1e9 < planned["flops_per_second"] < 2e13
@@ -318,7 +318,7 @@ def test_gpus_that_are_not_here_can_be_planned_for(gpus, here, asked, batch, mem
     result = pretrain(*words)
     assert {"--fp16", "--nproc-per-node"} <= set(result.stdout.split()) and "--cpu" not in result.stdout
     assert f"--batch-size {batch} " in result.stdout and f"8 x {memory}.0 GB, fp16" in result.stderr
-    assert ("planned for 16 GB each" in result.stderr) == (asked == "8"), "what nobody gave is said"
+    assert ("planning for GPUs with 16 GB" in result.stderr) == (asked == "8"), "what nobody gave is said"
     assert plan("bert_base", "--gpus", asked)["batch_size"] == batch
     assert "GPU memory applies only to --dry-run; use 8" in refusal("pretrain", *words[:3], "8x16GB")
 

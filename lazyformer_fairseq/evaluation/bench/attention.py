@@ -1,4 +1,4 @@
-"""Measures attention sublayers, with their projections, for each pattern on each back end."""
+"""Benchmark of attention sublayers, including their projections, for each pattern on each back end."""
 
 import logging
 from collections.abc import Callable
@@ -21,15 +21,15 @@ FULL = "s, torch's full attention"
 
 
 def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tuple[str, bool]:
-    """Measure forward and backward pass of each pattern on each back end, in turn with a plain ``s``.
+    """Measure each pattern's forward and backward pass on each back end, interleaved with a plain ``s``.
 
     Args:
-        settings: what to measure.
+        settings: the benchmark's settings.
         heads: N and D.
 
     Returns:
-        A Markdown table, with a warning below it if the machine was noisy, and whether the table covers all lengths,
-        which it does not after Ctrl-C.
+        A Markdown table, followed by a warning if the machine was noisy, and True if the table covers all lengths. It
+        does not after Ctrl-C.
 
     Raises:
         UserError: a pattern cannot be parsed.

@@ -1,4 +1,4 @@
-"""The commands ``lazyformer bench``, for whole models, and ``lazyformer bench attention``."""
+"""The commands ``lazyformer bench`` for entire models and ``lazyformer bench attention`` for attention sublayers."""
 
 import sys
 from collections.abc import Mapping
@@ -28,20 +28,20 @@ def bench() -> None:
     multiple=True,
     callback=named("'mine=(sff)x4 (f)x4'"),
     metavar="NAME=PATTERN",
-    help="An additional encoder, in the sizes of --baseline-arch and without attention dropout.",
+    help="Additional encoder with the sizes of --baseline-arch and without attention dropout.",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
     default=Path("results/bench"),
-    help="Folder for the results; it must not exist yet or be empty.",
+    help="Folder for the results; it must be empty or not exist yet.",
 )
 def models(output: Path, patterns: Mapping[str, str], device: str, **given: object) -> None:
-    r"""Measure models next to fairseq's roberta_base, Hugging Face's BertModel and our own best bert_base.
+    r"""Compare models with fairseq's roberta_base, Hugging Face's BertModel and our fastest bert_base.
 
-    All models of one length, precision and workload take turns, round after round, in random order. The command prints
-    tables and writes results.md, results.json and plots like LazyFormer's Figure 3 to OUTPUT. Ctrl-C stops it and keeps
-    what has been measured. docs/performance.md explains the columns.
+    For each length, precision and workload, all models run once per round, in random order. The command prints tables
+    and writes results.md, results.json and plots like LazyFormer's Figure 3 to OUTPUT. Ctrl-C stops the benchmark and
+    keeps the results so far. docs/performance.md explains the columns.
 
     \b
     lazyformer bench --arch lazyformer_m2x6_s,lazyformer_m6x2_s --lengths 128,512,2048 --budget 30min
@@ -63,10 +63,10 @@ def models(output: Path, patterns: Mapping[str, str], device: str, **given: obje
 @bench.command()
 @takes(AttentionSettings)
 def attention(settings: AttentionSettings) -> None:
-    r"""Measure attention sublayers of these patterns, forward and backward, on each back end.
+    r"""Measure attention sublayers, forward and backward, for each pattern and back end.
 
-    They take turns with a plain s on torch's fused attention. The command prints milliseconds and the peak memory of
-    each. Ctrl-C stops it and keeps what has been measured.
+    The measurements are interleaved with a plain s on torch's fused attention. The command prints each sublayer's time
+    in milliseconds and peak memory. Ctrl-C stops the benchmark and keeps the results so far.
 
     \b
     lazyformer bench attention --patterns 's[window=256],s[window=256,global=1]' --lengths 1024,4096

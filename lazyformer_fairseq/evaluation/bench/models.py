@@ -1,4 +1,4 @@
-"""The models of a benchmark behind one interface: ours, fairseq's RoBERTa, Hugging Face's BERT; weights are fresh."""
+"""A common interface for benchmarked models, all randomly initialized: ours, fairseq's RoBERTa, Hugging Face's BERT."""
 
 import argparse
 import itertools
@@ -32,7 +32,7 @@ from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, EncoderSizes, Sizes
 
 MASKED_SHARE = 0.15
-DROPOUT = 0.1  # the default of every model here
+DROPOUT = 0.1  # the default in all of these models
 FAIRSEQ = "fairseq roberta_base"
 HUGGING_FACE = "HF BertModel, SDPA"
 OURS = "our bert_base"
@@ -40,20 +40,20 @@ REGISTERED = "bert_base as registered"
 TRANSFORMER_XL = "our transformer_xl_base"
 BASELINES = (FAIRSEQ, HUGGING_FACE, OURS, REGISTERED, TRANSFORMER_XL)  # the last is for causal models
 BIASED = (OURS, REGISTERED)  # compared with models that have the same number of buckets
-WITHOUT_FAIRSEQ = f"{FAIRSEQ} is left out, because fairseq cannot be imported"
+WITHOUT_FAIRSEQ = f"{FAIRSEQ} is skipped, because fairseq cannot be imported"
 WITHOUT_TRANSFORMERS = (
-    f"{HUGGING_FACE} is left out, because transformers cannot be imported; pip install 'lazyformer_fairseq[bench]'"
+    f"{HUGGING_FACE} is skipped, because transformers cannot be imported; pip install 'lazyformer_fairseq[bench]'"
 )
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The input of an update, without padding, and its targets.
+    """A training batch without padding: the inputs and targets of an update.
 
     Attributes:
         tokens_BT: token ids.
         masked_BT: True at the positions to predict.
-        positions_M: the same positions as indices among all B * T, for models that take these.
+        positions_M: the same positions as flat indices into B * T, for models that need them.
         targets_M: the token ids at these positions.
     """
 
@@ -65,15 +65,15 @@ class Batch:
 
 @dataclass(eq=False)
 class BenchModel:
-    """A masked language model with the interface of ours, or a causal language model.
+    """A masked language model with our models' interface, or a causal language model.
 
     Attributes:
         model: the module.
-        pattern: the pattern of its sublayers.
-        sizes: its sizes, for counting FLOPs.
-        network: its stack of sublayers, if it is one of our models.
-        memory: number of tokens that it remembers.
-        compiles: whether torch compiles the model, so that the loss should be compiled too.
+        pattern: the model's sublayer pattern.
+        sizes: the model's sizes, for counting FLOPs.
+        network: the stack of sublayers; None unless it is one of our models.
+        memory: the number of tokens that the model remembers.
+        compiles: True if the model is compiled by torch. The loss should then be compiled too.
     """
 
     model: nn.Module
@@ -89,15 +89,15 @@ class BenchModel:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def features(self, tokens_BT: Tensor) -> Tensor:
-        """Return the encoder's output (B, T, C) for sequences without padding."""
+        """Compute the encoder's output (B, T, C) for sequences without padding."""
         return self.model(tokens_BT, features_only=True, has_padding=False)[0]
 
     def masked_logits(self, batch: Batch) -> Tensor:
-        """Return the logits (M, V) at the masked positions."""
+        """Compute the logits (M, V) at the masked positions."""
         return self.model(batch.tokens_BT, masked_tokens=batch.positions_M, has_padding=False)[0]
 
     def compile(self) -> None:
-        """Compile the model with torch: ours as ``--compile`` does, others in place."""
+        """Compile the model with torch: our models as with ``--compile``, others in place."""
         self.compiles = True
         if self.network is None:
             self.model.compile()
@@ -106,24 +106,24 @@ class BenchModel:
 
 
 def our_model(options: dict[str, Any], max_positions: int) -> BenchModel:
-    """Return one of our encoders, given by its options."""
+    """Build one of our encoders from its options."""
     model = MaskedLM(MaskedLMOptions(**{"dropout": DROPOUT, **options, "max_positions": max_positions}), PIECES)
     network = model.encoder.sentence_encoder
     return BenchModel(model, model.cfg.sublayer_pattern, network.sizes, network)
 
 
 def hugging_face_bert(sizes: EncoderSizes, layers: int) -> BenchModel:
-    """Return Hugging Face's BERT on torch's fused attention, which on a CPU supports no attention dropout.
+    """Build Hugging Face's BERT on torch's fused attention, which does not support attention dropout on CPUs.
 
-    Its masked-LM head receives only the masked positions, like the heads of the others; as shipped it computes all
-    logits.
+    The masked-LM head receives only the masked positions, as in the other models. As shipped, it computes the logits at
+    all positions.
     """
     options = HuggingFaceBertOptions(dropout=DROPOUT, **_widths(sizes, layers))
     return BenchModel(HuggingFaceBert(options, sizes.vocab_size), f"(sf)x{layers}", sizes)
 
 
 class FairseqRoberta(BenchModel):
-    """fairseq's own ``roberta_base`` as shipped: dropout and attention dropout 0.1, no relative bias."""
+    """fairseq's ``roberta_base`` as shipped: dropout and attention dropout 0.1, no relative bias."""
 
     def __init__(self, sizes: EncoderSizes, layers: int):
         from fairseq.data import Dictionary
@@ -139,22 +139,22 @@ class FairseqRoberta(BenchModel):
         super().__init__(model, f"(sf)x{layers}", sizes)
 
     def features(self, tokens_BT: Tensor) -> Tensor:
-        """Return the encoder's output (B, T, C)."""
+        """Compute the encoder's output (B, T, C)."""
         return self.model(tokens_BT, features_only=True)[0]
 
     def masked_logits(self, batch: Batch) -> Tensor:
-        """Return the logits (M, V) at the masked positions."""
+        """Compute the logits (M, V) at the masked positions."""
         return self.model(batch.tokens_BT, masked_tokens=batch.masked_BT)[0]
 
 
 def causal_model(arch: str, words: int) -> BenchModel:
-    """Return a causal model by its arch, in evaluation mode."""
+    """Build a causal model by the name of its arch, in evaluation mode."""
     model = named.build(arch, words, mem_len=REMEMBERED).eval()
     return BenchModel(model, model.cfg.sublayer_pattern, model.decoder.sizes, model.decoder, memory=REMEMBERED)
 
 
 def _widths(sizes: EncoderSizes, layers: int) -> dict[str, int]:
-    """Return the sizes of a model under the names of fairseq's options."""
+    """Return a model's sizes under fairseq's option names."""
     return {
         "encoder_layers": layers,
         "encoder_embed_dim": sizes.embed_dim,
@@ -166,14 +166,14 @@ def _widths(sizes: EncoderSizes, layers: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class OnBackEnd:
-    """A model together with the back end that it runs on.
+    """A model and the back end that it runs on.
 
     Attributes:
-        called: the name of the model.
-        model: the model, which several back ends may share.
-        back_end: the back end of one of our models; "its own" for other models.
-        buckets: the number of buckets of its relative bias.
-        baseline: the name in BASELINES that it represents; None for a model that is compared with them.
+        called: the model's name.
+        model: the model, which may be shared between back ends.
+        back_end: the attention back end for our models; "its own" for other models.
+        buckets: the number of buckets in the relative bias.
+        baseline: the model's name in BASELINES; None if it is not a baseline.
     """
 
     called: str
@@ -184,11 +184,11 @@ class OnBackEnd:
 
     @property
     def name(self) -> str:
-        """The unique name of this combination."""
+        """The unique name of this combination of model and back end."""
         return f"{self.called}, {self.back_end}, {self.buckets} buckets"
 
     def prepared(self, thing: Callable[[], object]) -> Callable[[], object]:
-        """Return a call of the same function on this back end."""
+        """Wrap a function to run on this back end."""
         network = self.model.network
         if network is None:
             return thing
@@ -200,7 +200,7 @@ class OnBackEnd:
         return call
 
     def back_ends_used(self, batch: int, time: int, training: bool) -> list[str]:
-        """Return the back ends that compute attention: those that ``auto`` selects, or the named one."""
+        """Return the back ends used for attention: the ones selected by ``auto``, or the named one."""
         network = self.model.network
         if network is None or self.back_end != AUTO:
             return [self.back_end]
@@ -224,13 +224,13 @@ class OnBackEnd:
         return sorted(used)
 
     def count_flops(self, batch: int, time: int, training: bool, predicted: Optional[int] = 0) -> int:
-        """Return the FLOPs of the model in a call, without what a back end recomputes.
+        """Return the model's FLOPs per call, excluding what a back end recomputes.
 
         Args:
-            batch: number of sequences.
-            time: T, tokens per sequence.
-            training: whether a backward pass follows.
-            predicted: tokens per sequence whose logits are computed; None for all.
+            batch: the number of sequences.
+            time: T, the number of tokens per sequence.
+            training: whether to include a backward pass.
+            predicted: the number of tokens per sequence to compute logits for; None for all.
         """
         forward = count_flops(self.model.pattern, self.model.sizes, time, self.model.memory, batch, predicted)
         if training:
@@ -239,7 +239,7 @@ class OnBackEnd:
 
 
 def build_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
-    """Return all encoders and their baselines, on the device and in the precision; print which are left out."""
+    """Build all encoders and their baselines on the device and in the precision; print which models are skipped."""
     longest = max(*settings.lengths, 512)
     row = ARCHITECTURES[settings.baseline_arch]
     layers = sum(DISTRIBUTION in planned.kind.hands_on for planned in plan(row.sublayer_pattern))
@@ -282,7 +282,7 @@ def build_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
 
 
 def build_causal_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
-    """Return the causal models after Transformer-XL, their baseline; if all are tiny, a tiny Transformer-XL."""
+    """Build the baseline Transformer-XL (a tiny one if all models are tiny), followed by the causal models."""
     baseline, words = "transformer_xl_base", WORDS
     if all(name.endswith("_tiny") for name in settings.causal_archs):
         baseline, words = "transformer_xl_tiny", 1000
@@ -295,7 +295,7 @@ def build_causal_models(settings: BenchSettings, precision: str) -> list[OnBackE
 
 
 def random_tokens(batch: int, time: int, device: torch.device | str) -> Tensor:
-    """Return random token ids (B, T) without special tokens."""
+    """Draw random token ids (B, T) without special tokens."""
     return torch.randint(5, PIECES, (batch, time), device=device)
 
 
@@ -305,7 +305,7 @@ def predicted_words(time: int) -> int:
 
 
 def random_batch(batch: int, time: int, device: torch.device | str) -> Batch:
-    """Return a batch of random tokens, with the same positions masked in each sequence."""
+    """Draw a batch of random tokens, with the same positions masked in each sequence."""
     tokens_BT = random_tokens(batch, time, device)
     masked_BT = torch.zeros(batch, time, dtype=torch.bool, device=device)
     masked_BT[:, torch.randperm(time, device=device)[: predicted_words(time)]] = True

@@ -1,4 +1,4 @@
-"""Tables and plots of a benchmark of models."""
+"""Tables and plots for a benchmark of models."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,27 +18,27 @@ from lazyformer_fairseq.report.tables import Table
 
 # The header of a speed-up column names its baseline; these are the full descriptions.
 EXPLAINED = {
-    models.FAIRSEQ: "fairseq's RobertaModel with its arch roberta_base, as shipped: dropout and attention dropout 0.1",
+    models.FAIRSEQ: "fairseq's RobertaModel with the arch roberta_base, as shipped: dropout and attention dropout 0.1",
     models.HUGGING_FACE: "Hugging Face's BertModel, attn_implementation=sdpa, dropout 0.1, attention dropout 0; its "
     "masked-LM head receives only the masked positions",
-    models.OURS: "bert_base --attention-dropout 0 with the same relative bias as the row, on the back end that was "
-    "fastest in this cell and is named there",
-    models.REGISTERED: "--baseline-arch among the models: bert_base with attention dropout 0.1, like LazyFormer's BERT",
+    models.OURS: "bert_base --attention-dropout 0 with the same relative bias as the row, on the fastest back end for "
+    "this cell, which is named there",
+    models.REGISTERED: "the unmodified --baseline-arch: bert_base with attention dropout 0.1, like LazyFormer's BERT",
     models.TRANSFORMER_XL: "transformer_xl_base; transformer_xl_tiny if all archs end in _tiny",
 }
 LEGEND = """\
-Times are medians with quartiles in brackets, or with the number of rounds, n, if the time allowed only a few. "x NAME"
-tells how many times faster than NAME a model is, by the medians; the brackets give the quartiles of the ratios of
-single rounds, and "limit" is the speed-up that the FLOPs alone allow. FLOPs are those of the model, without what a
-back end recomputes; "of peak" compares FLOP/s with the fastest matrix product in the same rounds. MB (10^6 bytes)
-counts weights, optimizer and the peak memory of a call."""
+Times are medians with quartiles in brackets, or with the number of rounds, n, if there was only time for a few. "x
+NAME" is the speed-up over NAME, computed from the medians; the brackets contain the quartiles of the per-round ratios,
+and "limit" is the speed-up expected from FLOPs alone. FLOPs exclude what a back end recomputes. "of peak" is the
+fraction of the FLOP/s of the fastest matmul in the same rounds. MB (10^6 bytes) is the memory for weights, optimizer
+state and the peak of a call."""
 
 
 def page(results: Mapping[str, Any]) -> list[Block]:
-    """Return a page with one table per cell and an explanation of the baselines."""
+    """Build a page with one table per cell and an explanation of the baselines."""
     blocks = [block for cell in results["cells"] for block in _cell_page(cell)]
     if len(results["cells"]) < results["cells_planned"]:
-        blocks.append("The run was stopped before everything was measured.")
+        blocks.append("The benchmark was stopped before everything was measured.")
     timings = {
         f"{row['model']} ({cell['workload']}, n = {cell['time']})": row["seconds"]
         for cell in results["cells"]
@@ -51,7 +51,7 @@ def page(results: Mapping[str, Any]) -> list[Block]:
 
 
 def _baselines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return those baselines that at least one model was compared with."""
+    """Return the baselines that at least one model was compared with."""
     return [name for name in models.BASELINES if any(name in row["against"] for cell in cells for row in cell["rows"])]
 
 
@@ -59,7 +59,7 @@ def _cell_page(cell: Mapping[str, Any]) -> Iterator[Block]:
     rounds = len(cell["rows"][0]["seconds"]["samples"]) if cell["rows"] else 0
     yield (
         f"{WORKLOADS[cell['workload']].title}: n = {cell['time']}, batch {cell['batch']}, {cell['precision']}; "
-        f"{rounds} round{'s' * (rounds != 1)}; fastest matrix product {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
+        f"{rounds} round{'s' * (rounds != 1)}; fastest matmul {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
     )
     speedups = {f"x {name}": name for name in _baselines([cell])}
     if cell["rows"]:
@@ -72,7 +72,7 @@ def _cell_page(cell: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cells of a table row, by header."""
+    """Return a table row's cells by header."""
     back_end = row["back_end"]
     if back_end == AUTO:
         back_end = f"auto: {', '.join(row['back_ends_used'])}"
@@ -92,7 +92,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def milliseconds(seconds: Mapping[str, Any]) -> str:
-    """Return the median and quartiles in milliseconds, with three or more significant digits."""
+    """Format the median and quartiles in milliseconds, with at least three significant digits."""
     times = {key: 1000 * seconds[key] for key in ("median", "low", "high") if key in seconds}
     lowest = min(times.values())
     digits = 2
@@ -114,7 +114,7 @@ def _speedup(row: Mapping[str, Any], baseline: str) -> str:
 
 
 def draw_all(results: Mapping[str, Any], folder: Path) -> None:
-    """Draw one plot per workload of encoders and precision that was measured."""
+    """Draw one plot per measured encoder workload and precision."""
 
     def work_of(cell: Mapping[str, Any]) -> str:
         work = cell["workload"]
@@ -125,7 +125,7 @@ def draw_all(results: Mapping[str, Any], folder: Path) -> None:
     cells = [cell for cell in results["cells"] if cell["workload"] != "causal"]
     for work, same in itertools.groupby(sorted(cells, key=work_of), key=work_of):
         measured = list(same)
-        if _baselines(measured):  # empty if no model fitted into memory
+        if _baselines(measured):  # empty if no model fit into memory
             title = f"{work}, {trade_name(results['machine']['device'])}"
             draw_speedups(measured, title, folder / f"speedup_{work.replace(', ', '_')}.png")
 
@@ -133,8 +133,8 @@ def draw_all(results: Mapping[str, Any], folder: Path) -> None:
 def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     """Draw the speed-up against n, as in LazyFormer's Figure 3.
 
-    There is one panel per baseline, with one line per model, back end and bias. Bars show the quartiles of the ratios
-    of single rounds; a thin line without markers shows what the FLOPs alone allow.
+    There is one panel per baseline, with one line per model, back end and bias. Bars show the quartiles of the
+    per-round ratios; thin lines without markers show the speed-up expected from FLOPs alone.
     """
     names = _baselines(measured)
     lengths = sorted({cell["time"] for cell in measured})
@@ -163,7 +163,7 @@ def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) ->
 
 
 def _lines(measured: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
-    """Return the comparisons (n, comparison) of models other than baselines, by model, back end and bias."""
+    """Return pairs (n, comparison) for all models except the baselines, by model, back end and bias."""
     found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     for cell in sorted(measured, key=lambda cell: cell["time"]):
         for row in cell["rows"]:

@@ -1,7 +1,7 @@
-"""Runs a benchmark of models, from its settings to the files in its folder.
+"""Benchmark of models, from its settings to the result files.
 
-For each precision, length and workload, all models take turns, round after round. Workloads are a training update, the
-encoder's forward and backward pass, and inference; causal language models are compared with Transformer-XL, as in PAR
+For each precision, length and workload, all models run once per round. Workloads are a training update, the encoder's
+forward and backward pass, and inference; causal language models are compared with Transformer-XL, as in PAR
 Transformer's Table 6. The results are written as tables and as plots of speed-up against length.
 """
 
@@ -27,7 +27,7 @@ from lazyformer_fairseq.report.page import Notes, markdown
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.json_files import write_json
 
-SHARE_TO_TRY = 0.5  # share of a cell's budget; a model that has not been called by then is left out
+SHARE_TO_TRY = 0.5  # fraction of a cell's budget after which models that have not run yet are skipped
 LEAST_TO_TRY = 5.0  # seconds
 Build = Callable[[BenchSettings, str], list[models.OnBackEnd]]
 FREQUENT = 19_997  # lower ids are in the adaptive softmax's first band, the only one in the FLOPs
@@ -37,8 +37,8 @@ def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> s
     """Run a benchmark, write `results.json`, `results.md` and plots, and return the tables.
 
     Args:
-        folder: the folder of the results, created as a whole after all measurements.
-        settings: what to measure.
+        folder: the folder for the results, created atomically after all measurements.
+        settings: the benchmark's settings.
         command: the command line, for the record.
 
     Raises:
@@ -58,7 +58,7 @@ def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> s
 
 @dataclass(frozen=True)
 class Cell:
-    """The conditions under which all models take turns; workload and precision are keys of the tables."""
+    """The conditions of one set of measurements: a workload and a precision (keys of tables), length and batch size."""
 
     workload: str
     precision: str
@@ -70,15 +70,16 @@ class Cell:
 
 
 def run_bench(settings: BenchSettings, build: Build = models.build_models) -> dict[str, Any]:
-    """Run all measurements; after Ctrl-C, SIGTERM or a GPU error, return those that are complete, if there are any.
+    """Run all measurements. After Ctrl-C, SIGTERM or a GPU error, return the completed ones, if any.
 
     Args:
-        settings: what to measure.
-        build: a function that makes the encoders from settings and a precision.
+        settings: the benchmark's settings.
+        build: a function that builds the encoders from settings and a precision.
 
     Returns:
-        `cells`, each with its `matrix_peak` in FLOP/s, its `rows` (see :func:`describe`) and its `left_out`, the
-        reasons why models could not run, by name; and `cells_planned`, which is larger if the run was stopped.
+        `cells` and `cells_planned`, which is larger than the number of cells if the benchmark was stopped. Each cell
+        has its `matrix_peak` in FLOP/s, its `rows` (see :func:`describe`) and `left_out`, the reasons why models could
+        not run, by name.
     """
     bench = _Bench(settings, build)
     results: dict[str, Any] = {"cells_planned": len(bench.cells), "cells": []}
@@ -103,7 +104,7 @@ def run_bench(settings: BenchSettings, build: Build = models.build_models) -> di
 
 
 class _Bench:
-    """Builds the models to measure, those of one precision at a time, and encoders before causal models.
+    """Builds the models to measure, one precision after another, and encoders before causal models.
 
     Attributes:
         cells: all cells in order.
@@ -132,7 +133,7 @@ class _Bench:
             yield Cell("causal", precision, SEGMENT, 1)
 
     def things_of(self, cell: Cell) -> latency.Things:
-        """Return the calls of a cell and matrix products; the cells of a precision must follow one another."""
+        """Return a cell's calls, and matmuls to compare with; cells with the same precision must be consecutive."""
         self.tried = latency.Tried({}, {}, {})  # frees the GPU memory of the previous cell
         is_causal = cell.workload == "causal"
         if (cell.precision, is_causal) != self._built:
@@ -141,7 +142,7 @@ class _Bench:
             self.models = build(self.settings, cell.precision)
             self._built = (cell.precision, is_causal)
 
-        # The back ends of a model share one call, because the optimizer of an update takes much memory.
+        # A model's back ends share one call, because an update's optimizer state needs a lot of memory.
         make_call = CALLS[cell.workload]
         distinct = dict.fromkeys(each.model for each in self.models)
         calls = {model: make_call(model, cell.batch, cell.time) for model in distinct}
@@ -161,8 +162,8 @@ class _Bench:
 class Update:
     """A training update: forward, cross-entropy at 15% of the positions, backward, and a step of torch's fused AdamW.
 
-    In half precision the optimizer updates fp32 weights and copies them back, as fairseq does. fp16 scales its loss by
-    a constant, because overflowing gradients do not change the time.
+    In half precision the optimizer updates fp32 weights and copies them back, as in fairseq. In fp16 the loss scale is
+    constant, because overflowing gradients do not affect the time.
     """
 
     LOSS_SCALE = 128.0
@@ -175,7 +176,7 @@ class Update:
         self.masters = self.weights
         if dtype != torch.float32:
             self.masters = [nn.Parameter(weight.detach().float()) for weight in self.weights]
-        # A tiny learning rate, so that the time does not depend on what a model has learned from random tokens.
+        # A tiny learning rate keeps the time independent of what the model has learned from random tokens.
         self.optimizer = torch.optim.AdamW(self.masters, lr=1e-9, fused=True)
         self.scale = self.LOSS_SCALE if dtype == torch.float16 else 1.0
         self.batch = models.random_batch(batch, time, device)
@@ -203,14 +204,14 @@ class Update:
             weight.grad = master.grad = None
 
     def held_bytes(self) -> int:
-        """Return the bytes of the weights and of everything that the optimizer keeps between updates."""
+        """Return the size in bytes of the weights and everything that the optimizer keeps between updates."""
         kept = {id(tensor): tensor for tensor in [*self.weights, *self.masters]}
         states = (value for state in self.optimizer.state.values() for value in state.values())
         return bytes_of([*kept.values(), *(value for value in states if isinstance(value, Tensor))])
 
 
 def encoder_training(model: models.BenchModel, batch: int, time: int) -> Callable[[], None]:
-    """Return a call that runs forward and backward pass of the encoder, from a given gradient of its output."""
+    """Return a call that runs the encoder's forward and backward pass with a fixed gradient of the output."""
     weight = next(model.model.parameters())
     tokens_BT = models.random_tokens(batch, time, weight.device)
     gradient_BTC = torch.randn(batch, time, model.sizes.embed_dim, device=weight.device, dtype=weight.dtype)
@@ -224,7 +225,7 @@ def encoder_training(model: models.BenchModel, batch: int, time: int) -> Callabl
 
 
 def inference(model: models.BenchModel, batch: int, time: int) -> Callable[[], Tensor]:
-    """Return a call that runs the encoder alone, without gradients."""
+    """Return a call that runs only the encoder, without gradients."""
     tokens_BT = models.random_tokens(batch, time, next(model.model.parameters()).device)
 
     @torch.inference_mode()
@@ -236,19 +237,19 @@ def inference(model: models.BenchModel, batch: int, time: int) -> Callable[[], T
 
 
 def causal_inference(model: models.BenchModel, batch: int, time: int) -> Callable[[], object]:
-    """Return a call that scores a segment of frequent words with a full memory."""
+    """Return a call that computes the loss of a segment of frequent words with a full memory."""
     words = model.sizes.vocab_size
     device = next(model.model.parameters()).device
     tokens_BT = torch.randint(5, min(FREQUENT, words), (batch, time), device=device)
     return latency.next_segment(model.model, tokens_BT, tokens_BT, model.memory)
 
 
-# Functions by workload that make a call from a model, a batch size and a length.
+# Functions that build a call from a model, a batch size and a length, by workload.
 CALLS = {"training": Update, "encoder": encoder_training, "inference": inference, "causal": causal_inference}
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Return the number of bytes of all tensors."""
+    """Return the total size of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -263,14 +264,14 @@ def describe(
     memory: int,
     peak: float,
 ) -> dict[str, Any]:
-    """Return the measurements of a model in a cell, and the figures derived from them.
+    """Return a model's measurements in a cell, and the quantities derived from them.
 
     Args:
         each: the model on its back end.
-        cell: the conditions.
-        timing: the times of its calls.
-        memory: peak memory in bytes.
-        peak: FLOP/s of the fastest matrix product in the same rounds.
+        cell: the cell.
+        timing: the times of the model's calls.
+        memory: the peak memory in bytes.
+        peak: the FLOP/s of the fastest matmul in the same rounds.
     """
     trains = WORKLOADS[cell.workload].trains
     predicted = None if cell.workload == "causal" else 0
@@ -296,11 +297,12 @@ def describe(
 
 
 def add_speedups(rows: list[dict[str, Any]]) -> None:
-    """Add `against` to each row of a cell: its comparison with each baseline, by name.
+    """Add `against` to each row of a cell: the row's comparison with each baseline, by name.
 
-    `speedup` is the ratio of the medians, `low` and `high` are the quartiles of the `n` ratios of single rounds,
-    `limit` is the ratio of the FLOPs, and `memory` is the ratio of the memory (below 1 means less). Our own BERTs run
-    on their fastest back end, `back_end`, with the same relative bias as the row; the other baselines have no bias.
+    `speedup` is the ratio of the medians, `low` and `high` are the quartiles of the `n` per-round ratios, `limit` is
+    the ratio of the FLOPs, and `memory` is the ratio of the memory (below 1 means that the row needs less). Our own
+    BERTs run on their fastest back end, `back_end`, with the same relative bias as the row; the other baselines have no
+    bias.
     """
     for row in rows:
         row["against"] = {}

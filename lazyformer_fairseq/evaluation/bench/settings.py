@@ -1,4 +1,4 @@
-"""Options of the commands of ``lazyformer bench``."""
+"""Options for the ``lazyformer bench`` commands."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ from lazyformer_fairseq.options import DEVICE, LONGEST, PRECISION, duration, opt
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand, split_sublayers
 
-# Lengths in tokens for causal models, as in PAR Transformer's Table 6.
+# Segment and memory lengths for causal models, in tokens, as in PAR Transformer's Table 6.
 SEGMENT = 64
 REMEMBERED = 640
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A task of the models that is timed."""
+    """A timed workload: its title in reports, and whether it includes a backward pass."""
 
     title: str
     trains: bool
@@ -39,7 +39,7 @@ def _product(text: str) -> tuple[int, int]:
     left, _, right = text.partition("x")
     factors = whole_number(left), whole_number(right)
     if not all(factors):
-        raise UserError(f"{text!r} is not a product of two whole numbers such as 12x64")
+        raise UserError(f"{text!r} is not two whole numbers joined by x, such as 12x64")
     return factors
 
 
@@ -47,7 +47,7 @@ def _like_bert(name: str) -> str:
     rows = (ARCHITECTURES["bert_base"], {**CAUSAL_ARCHITECTURES, **ARCHITECTURES}[arch_named(name)])
     bert, own = (split_sublayers(expand(row.sublayer_pattern)) for row in rows)
     if name in CAUSAL_ARCHITECTURES or own != bert[:2] * (len(own) // 2):
-        raise UserError(f"{name} is not an encoder of repeated sf, like the baselines; give bert_base, say")
+        raise UserError(f"{name} is not an encoder of repeated sf like the baselines; use bert_base, for example")
     return name
 
 
@@ -55,14 +55,14 @@ NUMBERS = partial(option, low=1, high=LONGEST, metavar="N,N,...")
 ROUNDS = partial(
     option,
     default=10,
-    help="Number of rounds, with one sample of each per round; the median counts.",
+    help="Number of rounds; everything is measured once per round, and the median is reported.",
     low=2,
     high=10**6,
 )
 BUDGET = partial(
     option,
     default=None,
-    help="Time limit, after which no new round begins; one round of each always runs.",
+    help="Time limit after which no new round begins; everything is measured at least once.",
     parse=duration,
     metavar="TIME",
     shown="no limit",
@@ -74,10 +74,10 @@ class BenchSettings:
     """Settings of ``lazyformer bench models``.
 
     Attributes:
-        patterns: additional encoders by name, in the sizes of the baseline and without attention dropout.
+        patterns: additional encoders by name, with the baseline's sizes and without attention dropout.
 
     Raises:
-        UserError: a back end is unknown, a pattern cannot be parsed, or a name is given twice.
+        UserError: a back end is unknown, a pattern cannot be parsed, or a name is used twice.
     """
 
     archs: tuple[str, ...] = option(
@@ -97,27 +97,28 @@ class BenchSettings:
     )
     back_ends: tuple[str, ...] = option(
         ("auto",),
-        "Back ends of attention: auto, eager, materialize, recompute, fused, flex.",
+        "Attention back ends: auto, eager, materialize, recompute, fused, flex.",
         "--backend",
     )
     buckets: tuple[int, ...] = option(
         (32, 0),
-        "Buckets of the relative position bias of the models and of our BERT; 0 for no bias.",
+        "Numbers of buckets of the relative position bias in the models and our BERT; 0: no bias.",
         "--relative-position-buckets",
         low=0,
     )
     workloads: tuple[str, ...] = option(
         ("training", "encoder", "inference"),
-        "Workloads: an update; forward and backward pass of the encoder; inference at batch size 1 and at --tokens.",
+        "Workloads: a training update, the encoder's forward and backward pass, and inference at batch size 1 and with "
+        "--tokens.",
         "--what",
         choices=("training", "encoder", "inference"),
     )
     baseline_back_ends: tuple[str, ...] = option(
         ("eager", "materialize", "recompute", "fused"),
-        "Back ends of our BERT, of which the fastest is the baseline.",
+        "Attention back ends to run our BERT on; the fastest one is the baseline.",
         "--baseline-backend",
     )
-    baseline_arch: str = option("bert_base", "A BERT whose sizes the three baselines use.", parse=_like_bert)
+    baseline_arch: str = option("bert_base", "A BERT that determines the baselines' sizes.", parse=_like_bert)
     device: Optional[str] = DEVICE()
     rounds: int = ROUNDS()
     budget: Optional[float] = BUDGET()
@@ -131,11 +132,11 @@ class BenchSettings:
         for pattern in self.patterns.values():
             expand(pattern)
         if taken := self.patterns.keys() & self.archs:
-            raise UserError(f"--pattern {min(taken)}=...: an --arch has this name; choose another name")
+            raise UserError(f"--pattern {min(taken)}=...: an --arch already has this name; choose another name")
 
     @property
     def encoders(self) -> dict[str, dict[str, Any]]:
-        """The options of the encoders to measure, by name."""
+        """The options of all encoders to measure, by name."""
         named = {name: ARCHITECTURES[name].options() for name in self.archs if name in ARCHITECTURES}
         sizes = {**ARCHITECTURES[self.baseline_arch].options(), "attention_dropout": 0.0}
         return named | {name: {**sizes, "sublayer_pattern": pattern} for name, pattern in self.patterns.items()}
@@ -156,7 +157,7 @@ class AttentionSettings:
 
     patterns: tuple[str, ...] = option(
         ("sl", "s[window=256]", "s[window=256]l", "s[linformer=256]"),
-        "Patterns to measure, each next to a plain s.",
+        "Patterns to compare with a plain s.",
     )
     back_ends: tuple[str, ...] = option(
         ("auto",),
@@ -165,7 +166,7 @@ class AttentionSettings:
     )
     lengths: tuple[int, ...] = NUMBERS((512, 2048), "Tokens per sequence.")
     tokens: int = option(512, "Tokens per batch; a batch has at least one sequence.", low=1)
-    heads: tuple[Any, ...] = option(("12x64",), "Number and size of heads.", parse=_product, metavar="NxN,...")
+    heads: tuple[Any, ...] = option(("12x64",), "Number of heads x head size.", parse=_product, metavar="NxN,...")
     precision: Optional[str] = PRECISION()
     rounds: int = ROUNDS()
     budget: Optional[float] = BUDGET()

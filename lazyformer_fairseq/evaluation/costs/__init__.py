@@ -1,1 +1,1 @@
-"""Costs of a model: counts of parameters and FLOPs, measurements of time and memory."""
+"""A model's costs: parameter and FLOP counts, and time and memory measurements."""

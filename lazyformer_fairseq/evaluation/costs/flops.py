@@ -1,13 +1,13 @@
-"""Counts of parameters and FLOPs of a pattern in given sizes, on modules that are built on torch's meta device.
+"""Parameter and FLOP counts of a pattern for given sizes, from modules that are built on torch's meta device.
 
-On that device a weight has a shape but takes no memory, and nothing is computed. So the module itself is what is
-counted: its parameters, and the operators that :class:`torch.utils.flop_counter.FlopCounterMode` would see in its
-forward pass. Each sublayer is counted once per settings and sizes, and a pattern is a sum of its sublayers, because
-searches and tables ask for thousands of patterns.
+On this device weights have shapes but no memory, and nothing is computed. The counts are therefore taken from the
+modules themselves: their parameters, and the operators that :class:`torch.utils.flop_counter.FlopCounterMode` would see
+in the forward pass. Each sublayer is counted once per settings and sizes, and a pattern's count is the sum over its
+sublayers, because searches and tables need the counts of thousands of patterns.
 
-FLOPs are twice the multiply-adds of the matrix products. Elementwise work (softmax, LayerNorm, activations, embeddings,
-biases) does not count, as in PAR's Table 6. Attention counts the keys that it shows to its queries, see
-:mod:`lazyformer_fairseq.modules.attention.counted`.
+FLOPs are twice the number of multiply-adds in matmuls. Elementwise operations (softmax, LayerNorm, activations,
+embeddings, biases) are not counted, as in PAR's Table 6. For attention, only the keys visible to each query are
+counted; see :mod:`lazyformer_fairseq.modules.attention.counted`.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ from lazyformer_fairseq.patterns.kinds import CAUSAL, CausalSizes, EncoderSizes,
 
 aten = torch.ops.aten
 META = torch.device("meta")
-_REMEMBERED = 2**14  # cached results, one per sublayer, sizes and length
+_REMEMBERED = 2**14  # number of cached results, one per sublayer, sizes and length
 
 
 @lru_cache(_REMEMBERED)
@@ -53,10 +53,10 @@ def _plan(pattern: str, direction: str, _known: tuple[Kind, ...]) -> tuple[Plann
 
 
 def count_parameters(pattern: str, sizes: Sizes) -> int:
-    """Return the number of parameters of the whole model; tied parameters count once.
+    """Return the number of parameters in the entire model, counting tied parameters once.
 
     Raises:
-        UserError: the pattern cannot be read.
+        UserError: the pattern cannot be parsed.
     """
     total = count_other_parameters(sizes)
     shared: dict[str, int] = {}
@@ -68,18 +68,18 @@ def count_parameters(pattern: str, sizes: Sizes) -> int:
 
 
 def count_sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> int:
-    """Return the parameters of one sublayer with its LayerNorm, without those that several sublayers share."""
+    """Return the number of parameters in a sublayer and its LayerNorm, excluding those shared between sublayers."""
     return _sublayer_parameters(planned, sizes).own
 
 
 def count_matrix_parameters(pattern: str, sizes: Sizes) -> int:
-    """Return the parameters of the sublayers' linear maps, which Muon updates."""
+    """Return the number of parameters in the sublayers' linear maps, which are updated by Muon."""
     sublayers = _plan(pattern, sizes.direction, kinds())
     return sum(_sublayer_parameters(planned, sizes).matrices for planned in sublayers)
 
 
 def count_experts_elsewhere(pattern: str, sizes: Sizes, processes: int) -> int:
-    """Return the parameters of experts that other processes of the training hold; see modules/shared_experts.py."""
+    """Return the number of expert parameters stored in the run's other processes; see modules/shared_experts.py."""
     found = 0
     for planned in _plan(pattern, sizes.direction, kinds()):
         if planned.values.get("experts", 0) % processes == 0:
@@ -88,7 +88,7 @@ def count_experts_elsewhere(pattern: str, sizes: Sizes, processes: int) -> int:
 
 
 def count_other_parameters(sizes: Sizes) -> int:
-    """Return the parameters outside the sublayers: embeddings, head, and biases that sublayers share."""
+    """Return the number of parameters outside the sublayers: embeddings, head, and biases shared between sublayers."""
     return _outside(sizes).parameters
 
 
@@ -103,14 +103,15 @@ def count_flops(
     """Return the FLOPs of one forward pass; a backward pass takes twice as many.
 
     Args:
-        pattern: see :mod:`lazyformer_fairseq.patterns.grammar`.
+        pattern: the pattern; see :mod:`lazyformer_fairseq.patterns.grammar`.
         sizes: the sizes of an encoder with its masked-LM head, or of a causal model with its softmax.
-        time: T, tokens per sequence.
-        memory: M, remembered positions before them, whose keys and values are projected again. For causal models only.
-        batch: number of sequences.
-        predicted: tokens per sequence that the head predicts; all by default. An encoder computes the feed-forwards at
-            the top for these tokens only. 0 stands for the features of all tokens, without a head. Only the first band
-            of an adaptive softmax counts, because the other bands depend on the words.
+        time: T, the number of tokens per sequence.
+        memory: M, the number of remembered positions before the sequence, for causal models only. Their keys and values
+            are projected again.
+        batch: the number of sequences.
+        predicted: the number of tokens per sequence that the head predicts; all by default. An encoder's topmost
+            feed-forwards are computed for these tokens only. With 0, the features of all tokens are computed without a
+            head. Only the first band of an adaptive softmax is counted, because the other bands depend on the words.
 
     Raises:
         UserError: the pattern cannot be parsed or built, or does not accept inputs of this length.
@@ -135,7 +136,7 @@ def _is_tokenwise(planned: PlannedSublayer, sizes: Sizes) -> bool:
 
 
 def count_sublayer_flops(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0, batch: int = 1) -> int:
-    """Return the FLOPs of one sublayer; the arguments are those of :func:`count_flops`."""
+    """Return the FLOPs of one sublayer; see :func:`count_flops` for the arguments."""
     return flops_by_operator(planned, sizes, time, memory, batch).total()
 
 
@@ -149,15 +150,15 @@ def flops_by_operator(
 ) -> Counter[Any]:
     """Return the FLOPs of one sublayer by torch operator.
 
-    If the plan does not name the producer that the sublayer reads from, the first kind of sublayer that provides what
-    it reads is used, without settings.
+    If the plan does not specify the producer that the sublayer reads from, the first kind of sublayer that provides its
+    inputs is used, without settings.
     """
     return _Pass(sizes, time, memory, batch).count(planned)
 
 
 @lru_cache(_REMEMBERED)
 def attention_calls(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0) -> tuple[AttentionCall, ...]:
-    """Return a sublayer's attention calls as back ends see them, without terms that the network adds to all scores."""
+    """Return a sublayer's attention calls as seen by back ends, without terms that the network adds to all scores."""
     found: list[AttentionCall] = []
 
     def record(given: AttentionInputs) -> str:
@@ -169,7 +170,7 @@ def attention_calls(planned: PlannedSublayer, sizes: Sizes, time: int, memory: i
 
 
 class _Pass:
-    """A forward pass through single sublayers of a network of these sizes, on the meta device.
+    """A forward pass through individual sublayers of a network with given sizes, on the meta device.
 
     One position per sequence is marked as global for ``s[global=given]``.
     """
@@ -204,7 +205,7 @@ class _Pass:
             self.shared = Context(scores, back_end)
 
     def count(self, planned: PlannedSublayer) -> Counter[Any]:
-        """Run a sublayer and the producers that it reads from; return its own FLOPs by operator."""
+        """Run a sublayer and the producers that it reads from; return the sublayer's FLOPs by operator."""
         reads = planned.kind.reads
         if not reads:
             return self.run(self.build(planned), {})[1]
@@ -217,14 +218,14 @@ class _Pass:
             return build_sublayer(planned.kind.module(self.sizes.direction), options, planned)
 
     def handed_on(self, producer: PlannedSublayer, what: str) -> SharedState:
-        """Return what a producer hands on to sublayers that read `what`."""
+        """Return the state that a producer passes to sublayers that read `what`."""
         below: SharedState = {}
         if producer.producer and producer.kind.reads:
             below = self.handed_on(producer.producer, producer.kind.reads)
         return self.run(self.build(replace(producer, consumers=(what,))), below)[0]
 
     def run(self, sublayer: nn.Module, below: SharedState) -> tuple[SharedState, Counter[Any]]:
-        """Return what a sublayer hands on, and its FLOPs by operator."""
+        """Return the state that a sublayer passes on, and its FLOPs by operator."""
         memory: tuple[Tensor, ...] = ()
         if sublayer.attends and self.memory_BMC is not None:
             memory = (self.memory_BMC,)
@@ -234,7 +235,7 @@ class _Pass:
 
 
 class _WithoutNumbers(TorchFunctionMode):
-    """Builds modules on the meta device without drawing random numbers, for which torch would import its compiler."""
+    """Builds modules on the meta device without random initialization, for which torch would import its compiler."""
 
     def __torch_function__(
         self,
@@ -257,7 +258,7 @@ def _empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _options(sizes: Sizes, time: int = 0) -> SublayerOptions:
-    """Return a network's sublayer options; an encoder's accept inputs of at least `time` tokens."""
+    """Return a network's sublayer options; for encoders they allow inputs of at least `time` tokens."""
     longest = 0
     if isinstance(sizes, EncoderSizes):
         longest = max(sizes.max_positions, time)
@@ -274,13 +275,13 @@ def _options(sizes: Sizes, time: int = 0) -> SublayerOptions:
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Parameter counts of a sublayer.
+    """A sublayer's parameter counts.
 
     Attributes:
-        own: parameters that no other sublayer shares.
-        shared: counts of shared parameters by name, such as Linformer's single projection for all layers.
-        matrices: those of its own parameters that belong to linear maps.
-        experts: those of its own parameters that belong to experts.
+        own: the number of parameters that are not shared with other sublayers.
+        shared: the counts of shared parameters by name, such as Linformer's single projection for all layers.
+        matrices: the number of unshared parameters in linear maps.
+        experts: the number of unshared parameters in experts.
     """
 
     own: int
@@ -328,7 +329,7 @@ def _outside(sizes: Sizes) -> _Outside:
 
 @lru_cache
 def _outside_of_any(sizes: Sizes) -> _Outside:
-    """Count on a network with one identity sublayer and its head; the width of feed-forwards does not matter."""
+    """Count the costs on a network with one identity sublayer and a head; the feed-forward width does not matter."""
     how: dict[str, Any] = {
         "pattern": next(kind.letter for kind in kinds() if kind.is_identity),
         "vocab_size": sizes.vocab_size,
@@ -362,13 +363,13 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
         with _WithoutNumbers():
             encoder = Encoder(
                 max_positions=sizes.max_positions,
-                padding_idx=None,  # type: ignore[arg-type]  # a vocabulary of one token has none
+                padding_idx=None,  # type: ignore[arg-type]  # a one-token vocabulary has none
                 relative_position_buckets=sizes.relative_position_buckets,
                 token_types=sizes.token_types,
                 no_token_positional_embeddings=sizes.no_token_positional_embeddings,
                 **how,
             )
-            assert encoder.embed_tokens is not None, "it has a vocabulary"
+            assert encoder.embed_tokens is not None, "the encoder has a vocabulary"
             head = MaskedLMHead(
                 sizes.embed_dim,
                 encoder.embed_tokens,
@@ -384,15 +385,15 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
         parts = (encoder, head)
     parameters = {
         parameter for part in parts for parameter in part.parameters()
-    }  # a set, so that shared ones count once
+    }  # a set, to count shared parameters once
     return _Outside(_count_numbers(parameters), of_input, of_prediction)
 
 
 class _Counter(TorchDispatchMode):
     """A FLOP counter for the meta device that uses torch's formulas.
 
-    It does what :class:`torch.utils.flop_counter.FlopCounterMode` does. That class first imports torch's compiler,
-    which takes two seconds. Many of torch's own meta kernels import it too; :func:`_shape_of` avoids them.
+    It works like :class:`torch.utils.flop_counter.FlopCounterMode` but does not import torch's compiler, which takes
+    two seconds. Many of torch's meta kernels import the compiler too; :func:`_shape_of` avoids them.
     """
 
     def __init__(self) -> None:
@@ -423,7 +424,7 @@ class _Counter(TorchDispatchMode):
 
 
 def _shape_of(operator: Any, args: tuple) -> Optional[tuple[int, ...]]:  # noqa: PLR0911
-    """Return the shape of a frequent operator's fp32 output; None for other operators, which torch handles."""
+    """Return the shape of a common operator's fp32 output; None for other operators, which are left to torch."""
     tensors = [each for each in (args[0] if operator is aten.cat.default else args) if isinstance(each, Tensor)]
     if any(each.dtype != torch.float32 for each in tensors):
         return None
@@ -432,7 +433,7 @@ def _shape_of(operator: Any, args: tuple) -> Optional[tuple[int, ...]]:  # noqa:
     if operator in (aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor):
         return torch.broadcast_shapes(*(each.shape for each in tensors))
     if operator is aten.glu.default:
-        *before, last = tensors[0].shape  # sublayers only use it along the last dimension
+        *before, last = tensors[0].shape  # sublayers use it only along the last dimension
         return *before, last // 2
     if operator is aten.convolution.default and tuple(args[3]) == tuple(args[5]) == (1,):  # stride and dilation
         (batch, _, time), (channels, _, width) = (each.shape for each in tensors[:2])

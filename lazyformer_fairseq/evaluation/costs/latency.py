@@ -1,4 +1,4 @@
-"""Measures time and memory on this machine; candidates take turns in rounds, so that disturbances affect all alike."""
+"""Time and memory measurements. The candidates run in interleaved rounds, so disturbances affect all of them alike."""
 
 import gc
 import logging
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Optional, TypeVar, cast
 
-# The profiler logs its start and stop to standard error. It reads this variable at first use.
+# The profiler logs its start and stop to standard error. It reads this variable on first use.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 import numpy as np
@@ -39,14 +39,14 @@ logger = logging.getLogger(__name__)
 Things = Mapping[str, Callable[[], object]]
 Condition = TypeVar("Condition")
 WARM_UP = 3
-GRACE = 15.0  # seconds by which a budget may be exceeded
+GRACE = 15.0  # seconds that a budget may be exceeded by
 MATRIX_SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
-SLOW_SIZES = (128, 256)  # a product of size 2048 takes minutes on CPUs without fp16 instructions
+SLOW_SIZES = (128, 256)  # a matmul of size 2048 takes minutes on CPUs without fp16 instructions
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The measured times of one callable in seconds, one sample per round, in order."""
+    """A callable's measured times in seconds, one sample per round, in order."""
 
     samples: tuple[float, ...]
 
@@ -69,16 +69,16 @@ def measure(
     description: str = "latency",
     seconds: Optional[float] = None,
 ) -> dict[str, Timing]:
-    """Time every callable once per round, in a new random order in each round.
+    """Time every callable once per round, in a new random order for each round.
 
     Args:
-        things: the callables by name. The caller decides whether gradients are enabled.
-        rounds: samples per callable.
-        warm_up: additional rounds at the start, which are discarded.
+        things: the callables by name. Gradients are enabled or disabled by the caller.
+        rounds: the number of samples per callable.
+        warm_up: the number of additional rounds at the start, which are discarded.
         device: the device; a GPU is synchronized before and after each call.
-        seed: the seed of the orders.
+        seed: the seed for the order of the callables.
         description: the label of the progress bar.
-        seconds: begin no new round after this time, but keep at least one round; None for no limit.
+        seconds: the time after which no new round begins, although at least one is kept; None for no limit.
     """
     begin = time.perf_counter()
     chance = random.Random(seed)
@@ -102,12 +102,12 @@ def measure(
 
 
 class TimeIsUp(KeyboardInterrupt):
-    """Signals that a budget and its grace are spent; ends the work in progress as Ctrl-C does."""
+    """Raised when a budget and its grace period are used up; ends the work in progress like Ctrl-C."""
 
 
 @contextmanager
 def _ending_after(seconds: float) -> Iterator[None]:
-    """Raise TimeIsUp in the body after this many seconds, wherever Python is by then."""
+    """Raise TimeIsUp in the ``with`` block after this many seconds, at whatever point the code has reached."""
 
     def ring(*_: object) -> None:
         raise TimeIsUp
@@ -125,7 +125,7 @@ def _ending_after(seconds: float) -> Iterator[None]:
 
 
 def wait_for(device: torch.device | str) -> None:
-    """Wait until a GPU has finished its work; return at once on a CPU."""
+    """Wait until a GPU has finished its work; return immediately on a CPU."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -137,19 +137,21 @@ def measure_in_turn(
     rounds: int,
     budget: Optional[float] = None,
 ) -> Iterator[tuple[Condition, dict[str, Timing]]]:
-    """Measure under each condition in order; conditions share the remaining budget equally.
+    """Measure each condition in order, splitting the remaining budget equally between conditions.
 
-    Ctrl-C, SIGTERM and an error of the GPU end it early, but not before the first condition has been measured.
+    After Ctrl-C, SIGTERM or a GPU error, the measurements end early. If this happens during the first condition, the
+    exception is raised again.
 
     Args:
-        conditions: the conditions; their ``str`` labels the progress.
+        conditions: the conditions; their ``str`` is the label in the progress bar.
         things_of: a function that returns the callables to compare under a condition.
         device: the device that they run on.
-        rounds: samples per callable.
-        budget: seconds; one round of each callable always runs, if it ends within :data:`GRACE`. None for no limit.
+        rounds: the number of samples per callable.
+        budget: the time limit in seconds. One round of each callable always runs if it ends within :data:`GRACE`. None
+            for no limit.
 
     Raises:
-        UserError: the time did not suffice for one round of the first condition.
+        UserError: there was not enough time for one round of the first condition.
     """
     began = time.perf_counter()
     done = 0
@@ -161,27 +163,27 @@ def measure_in_turn(
                 things = things_of(condition)
                 taken = time.perf_counter() - here
                 seconds = max(0.0, left / (len(conditions) - done) - taken)
-                warm_up = int(seconds != 0)  # they have been called before
+                warm_up = int(seconds != 0)  # the callables have been called before
                 timings = measure(things, rounds, warm_up, device, description=str(condition), seconds=seconds)
-            del things  # free the GPU memory that they hold
+            del things  # free their GPU memory
             yield condition, timings
             done += 1
     except (KeyboardInterrupt, RuntimeError, UserError) as reason:
         if not done and isinstance(reason, TimeIsUp):
             raise UserError(
-                f"--budget: {budget:g} seconds, and {GRACE:g} more, did not suffice for one round; give a longer "
+                f"--budget: {budget:g} seconds plus {GRACE:g} were not enough for one round; use a longer "
                 "budget or smaller models, such as --arch bert_tiny --baseline-arch bert_tiny"
             ) from None
         if not done:
             raise
         if isinstance(reason, TimeIsUp):
-            logger.warning("the budget is spent; %d of %d conditions were measured", done, len(conditions))
+            logger.warning("the budget is used up; %d of %d conditions were measured", done, len(conditions))
         if isinstance(reason, Exception):
             logger.error("the benchmark stopped early: %s", in_a_line(reason))
 
 
 class Tried(NamedTuple):
-    """Callables that run here, the peak bytes that a call of each needs, and why others are left out, by name."""
+    """Callables that run, their peak memory in bytes, and the reasons why other callables were skipped, by name."""
 
     things: dict[str, Callable[[], object]]
     memory: dict[str, int]
@@ -194,18 +196,18 @@ def try_out(things: Things, device: str, seconds: Optional[float] = None) -> Tri
     Args:
         things: the callables by name.
         device: the device that they run on.
-        seconds: after this time no callable but the first is tried; None for no limit.
+        seconds: the time after which no more callables are tried, except the first; None for no limit.
     """
     found = Tried({}, {}, {})
     began = time.perf_counter()
     for name, call in Progress(things.items(), desc="trying out", leave=False):
         if seconds is not None and found.things and time.perf_counter() - began > seconds:
-            found.left_out[name] = "no time left; give a longer --budget"
+            found.left_out[name] = "no time left; use a longer --budget"
             continue
         try:
             call()
             found.memory[name] = peak_memory(call, device)
-        except Exception as error:  # a kernel may fail in any way on a new GPU; keep the other results
+        except Exception as error:  # kernels may fail in any way on a new GPU; keep the other results
             found.left_out[name] = in_a_line(error)
         else:
             found.things[name] = call
@@ -213,7 +215,7 @@ def try_out(things: Things, device: str, seconds: Optional[float] = None) -> Tri
 
 
 def in_a_line(error: Exception) -> str:
-    """Return the first line of an error, preceded by its type unless it is a UserError."""
+    """Return the first line of an error message, preceded by the error's type unless it is a UserError."""
     if isinstance(error, torch.OutOfMemoryError):
         return "does not fit into memory"
     first = next(iter(str(error).splitlines()), "")
@@ -223,10 +225,10 @@ def in_a_line(error: Exception) -> str:
 
 
 def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
-    """Return the peak bytes that tensors hold during a call, in excess of what they held before it.
+    """Return the peak tensor memory during a call, in bytes, in excess of the memory before the call.
 
-    The result is the same on every run. On a GPU, torch's allocator counts the bytes. On a CPU, the profiler records
-    every allocation and release of torch's allocator, and we add them up. Neither includes the scratch memory of
+    The result is deterministic. On a GPU, it comes from torch's allocator. On a CPU, it is the running sum of all
+    allocations and releases by torch's allocator, as recorded by the profiler. Neither includes the scratch memory of
     libraries such as MKL, cuBLAS and oneDNN.
     """
     if torch.device(device).type == "cuda":
@@ -236,9 +238,9 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
         thing()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    reused_memory.give_back()  # otherwise reused memory would not count
+    reused_memory.give_back()  # otherwise reused memory would not be counted
     was_enabled = gc.isenabled()
-    gc.disable()  # earlier garbage that is freed during the call would count as negative
+    gc.disable()  # freeing earlier garbage during the call would count as negative memory
     try:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
             thing()
@@ -255,7 +257,7 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
 
 
 def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
-    """Return products of square matrices, one per size and library that models use, to measure along with models."""
+    """Return square matmuls, one per size and library used by models, to measure alongside the models."""
     device_type = torch.device(device).type
     libraries: dict[str, Callable[..., Tensor]] = {"matrix product": torch.matmul}
     if (device_type, dtype) == ("cpu", torch.float32) and has_onednn():
@@ -270,20 +272,20 @@ def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str,
 
 
 def matrix_peak(timings: Mapping[str, Timing]) -> float:
-    """Return the FLOP/s of the fastest matrix product in `timings`, considering names from :func:`matrix_products`."""
+    """Return the FLOP/s of the fastest matmul among the `timings` with names from :func:`matrix_products`."""
     sizes = {name: int(name.rpartition(" ")[2]) for name in timings if name.startswith("matrix product")}
     return max(2 * size**3 / timings[name].median for name, size in sizes.items())
 
 
 def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_len: int) -> Callable[[], object]:
-    """Return a callable in which a causal model scores a segment with a full memory, as in the middle of a text.
+    """Return a call that computes a causal model's loss of a segment with a full memory, as in the middle of a text.
 
     Args:
         model: a model with the interface of
             :class:`~lazyformer_fairseq.fairseq_plugin.models.lazyformer.CausalLanguageModel`.
-        tokens_BT: token ids of the segment.
-        targets_BT: token ids to score; they decide which bands of an adaptive softmax are computed.
-        mem_len: number of tokens that the model remembers.
+        tokens_BT: the segment's token ids.
+        targets_BT: the target token ids, which determine the bands of an adaptive softmax that are computed.
+        mem_len: the number of tokens that the model remembers.
     """
     memory = StreamMemory()
 
@@ -303,14 +305,14 @@ def measure_sublayers(
     memory: int = 0,
     **how: Any,
 ) -> dict[str, Timing]:
-    """Measure the inference latency of single sublayers at batch size 1, in the sizes of a network.
+    """Measure the inference latency of individual sublayers at batch size 1, with a network's sizes.
 
     Args:
-        network: builds the sublayers and the context that they share; its own sublayers do not run.
-        sublayers: planned sublayers by name; one with consumers also keeps what they would read.
-        time: T, tokens of the input.
-        memory: M, remembered positions; for a CausalDecoder only.
-        how: `rounds`, `warm_up` and `seed` of :func:`measure`.
+        network: the network used to build the sublayers and their shared context; its own sublayers do not run.
+        sublayers: the planned sublayers by name. Sublayers with consumers also store the state that these would read.
+        time: T, the number of input tokens.
+        memory: M, the number of remembered positions; for a CausalDecoder only.
+        how: `rounds`, `warm_up` and `seed`; see :func:`measure`.
     """
     weight = next(network.parameters())
     like: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
@@ -323,7 +325,7 @@ def measure_sublayers(
     )
     with torch.inference_mode():
         measured = {name: network.build_sublayer(planned).to(**like).eval() for name, planned in sublayers.items()}
-        # The context depends on the sublayers: without attention, a network computes neither bias nor positions.
+        # The context depends on the sublayers: without attention, the network computes neither bias nor positions.
         own = network.sublayers
         network.sublayers = cast(Sequence[nn.Module], nn.ModuleList(measured.values()))
         try:

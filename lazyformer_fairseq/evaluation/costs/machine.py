@@ -1,4 +1,4 @@
-"""Descriptions of the machine and the software versions that a figure was measured with."""
+"""Descriptions of the machine and the software versions used for a measurement."""
 
 import logging
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 def device_named(name: Optional[str]) -> str:
-    """Return the device that ``--device`` names, cpu or cuda; for None or "auto", cuda if there is a GPU.
+    """Return the device selected by ``--device``, cpu or cuda; for None or "auto", cuda if a GPU is available.
 
     Raises:
         UserError: there is no GPU, or torch has no kernels for it.
@@ -30,7 +30,7 @@ def device_named(name: Optional[str]) -> str:
     if name == "cuda" and not has_gpu:
         raise UserError(f"--device cuda: torch finds no GPU here{(misfit and f': {misfit}') or ''}")
     if has_gpu and misfit:
-        raise UserError(f"{misfit}. To use the CPU instead, give --device cpu")
+        raise UserError(f"{misfit}. To use the CPU instead, pass --device cpu")
     if misfit:
         logger.warning("the CPU is used: %s", misfit)
     if has_gpu:
@@ -39,23 +39,23 @@ def device_named(name: Optional[str]) -> str:
 
 
 def describe_machine(device: torch.device | str) -> dict[str, str | int]:
-    """Return the name of the CPU and the number of threads, or the name of the GPU and the version of CUDA."""
+    """Return the CPU's name and the number of threads, or the GPU's name and the CUDA version."""
     if torch.device(device).type == "cuda":
         return {"device": device_key("cuda"), "cuda": str(torch.version.cuda)}
     return {"device": device_key("cpu"), "threads": torch.get_num_threads()}
 
 
 def trade_name(device: str) -> str:
-    """Shorten a device name from :func:`describe_machine` for a title, omitting family, model and instructions."""
+    """Shorten a device name from :func:`describe_machine` for titles, omitting family, model and instruction sets."""
     return device.partition(" (")[0]
 
 
 def describe_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that affect figures."""
+    """Return the versions of Python and the packages that affect measurements."""
     return versions(("torch", "fairseq-fixed", "numpy", "triton", "transformers"))
 
 
 def record(settings: Any, command: Sequence[str]) -> dict[str, Any]:
-    """Return the header of a result: command, machine, versions and settings, a dataclass with a `device`."""
+    """Return a result's header: command, machine, versions and settings (a dataclass with a field `device`)."""
     machine = {"machine": describe_machine(settings.device), "versions": describe_versions()}
     return {"command": " ".join(command), **machine, "settings": asdict(settings)}

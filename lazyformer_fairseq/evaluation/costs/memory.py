@@ -1,12 +1,12 @@
-"""Memory of a training update, measured by running an update on fake tensors, which hold no numbers.
+"""The memory of a training update, measured by running an update on fake tensors, which contain no data.
 
-A fake tensor has a shape, a precision and a storage of known size, so a model of any size is measured in seconds on any
-machine. torch's MemTracker does the same, but it counts too much if one backward pass runs another, as reversible
-layers do, and it takes seconds to import.
+A fake tensor has a shape, a dtype and a storage of known size, so a model of any size can be measured in seconds on any
+machine. torch's MemTracker does the same, but it overcounts if one backward pass runs another, as in reversible layers,
+and importing it takes seconds.
 
-For GPUs, :class:`_GpuKernels` replaces the two functions for which a GPU uses other kernels than a CPU. Our own
-operators count only the tensors that they return. Not counted are their temporary buffers, the memory of libraries
-(CUDA's context, cuBLAS, MKL), and fragmentation of the allocator.
+For GPUs, :class:`_GpuKernels` replaces the two functions that use different kernels on GPUs than on CPUs. For our own
+operators, only the returned tensors are counted. Temporary buffers, library memory (CUDA's context, cuBLAS, MKL) and
+allocator fragmentation are not counted.
 """
 
 import weakref
@@ -36,19 +36,19 @@ from lazyformer_fairseq.modules.networks.named import network
 from lazyformer_fairseq.modules.networks.options import Options
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 
-SINGLE = 4  # bytes of a number in fp32, the precision of optimizers
+SINGLE = 4  # bytes per fp32 number; optimizers run in fp32
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that one process computes at once.
+    """A batch for one forward pass of one process.
 
     Attributes:
-        sequences: B, the number of sequences, or of a causal model's streams.
-        tokens: T, tokens per sequence.
-        predicted: tokens of the batch that the head of a masked language model predicts.
-        memory: M, tokens that a causal model remembers per stream.
-        is_permuted: whether the tokens of a sequence come in any order, with their positions and turns.
+        sequences: B, the number of sequences, or streams for a causal model.
+        tokens: T, the number of tokens per sequence.
+        predicted: the number of tokens in the batch that a masked language model's head predicts.
+        memory: M, the number of tokens per stream that a causal model remembers.
+        is_permuted: whether the tokens of a sequence are permuted and come with their positions and order.
     """
 
     sequences: int
@@ -60,16 +60,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class UpdateMemory:
-    """The memory of one process in an update, in bytes.
+    """The memory of one process during an update, in bytes.
 
     Attributes:
-        weights: the weights, in the precision of the model.
-        gradients: the gradients of all weights in the same precision, and the copy that processes exchange.
-        optimizer: two moments per weight, as Adam and LAMB have, or one per weight of a matrix that Muon updates; in
-            half precision also the weights and their gradients in fp32.
-        carried: the states that streams carry from one update to the next.
-        activations: everything else that exists at the peak of the update.
-        peak: the peak memory of the update.
+        weights: the weights, in the model's precision.
+        gradients: the gradients of all weights in the same precision, and the copy exchanged between processes.
+        optimizer: two moments per weight for Adam and LAMB, or one per weight for matrices updated by Muon; in half
+            precision also fp32 copies of the weights and their gradients.
+        carried: the stream states carried from one update to the next.
+        activations: everything else that exists at the update's peak.
+        peak: the update's peak memory.
     """
 
     weights: int
@@ -92,21 +92,21 @@ def measure_update_memory(
     single_moments: int = 0,
     elsewhere: int = 0,
 ) -> UpdateMemory:
-    """Return the memory of an update: forward pass, loss, backward pass and a step of a fused optimizer.
+    """Measure the memory of an update: forward pass, loss, backward pass and a step of a fused optimizer.
 
     Args:
-        options: options of the model, including its back end of attention.
+        options: the model's options, including its attention back end.
         vocab_size: V.
-        batch: the batch of one process.
+        batch: one process's batch.
         precision: a key of :data:`PRECISIONS`.
-        device: type of the device, ``cuda`` or ``cpu``; the machine need not have it.
-        accumulates: whether the gradients of an earlier batch of the same update exist already.
-        processes: number of processes of the training; if several, each holds a copy of its gradients for exchange.
-        single_moments: number of parameters for which the optimizer keeps one moment instead of two.
-        elsewhere: number of parameters of experts that other processes hold.
+        device: the device type, ``cuda`` or ``cpu``; the machine need not have such a device.
+        accumulates: whether gradients from an earlier batch of the same update already exist.
+        processes: the run's number of processes; with more than one, each stores a copy of its gradients for exchange.
+        single_moments: the number of parameters with one optimizer moment instead of two.
+        elsewhere: the number of expert parameters that are stored in other processes.
 
     Raises:
-        UserError: the model cannot be built, or its computation depends on the numbers in its tensors.
+        UserError: the model cannot be built, or its computation depends on tensor values.
     """
     usual = torch.get_default_dtype()
     with FakeTensorMode(), _GpuKernels() if device == "cuda" else nullcontext():
@@ -141,7 +141,7 @@ def measure_update_memory(
                 f"the memory of {options.sublayer_pattern} cannot be determined without running it: {error}"
             ) from error
 
-    here = 1 - elsewhere / parameters  # share of weights, gradients and moments
+    here = 1 - elsewhere / parameters  # fraction of weights, gradients and moments in this process
     weights = round(here * all_weights)
     sent = weights if processes > 1 else 0
     numbers_per_parameter = 2 if precision == "fp32" else 4
@@ -160,11 +160,11 @@ def measure_update_memory(
 
 
 class _Tracker(TorchDispatchMode):
-    """A counter of the bytes of all storages, which adds those of new tensors and subtracts those that are freed.
+    """A tracker of the total bytes in all storages, which adds new tensors and subtracts freed ones.
 
     Attributes:
-        held, gradients: bytes that exist now, and how many of them are gradients of weights.
-        peak, gradients_at_peak: the same at the time of the highest memory.
+        held, gradients: the bytes currently allocated, and how many of them are weight gradients.
+        peak, gradients_at_peak: the same at the time of the peak.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class _Tracker(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
 
     def hold(self, tensor: Tensor) -> int:
-        """Count a tensor until it is freed, and return its bytes; 0 if its storage is counted already."""
+        """Count a tensor until it is freed, and return its size in bytes; 0 if its storage is already counted."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._sizes:
@@ -190,8 +190,8 @@ class _Tracker(TorchDispatchMode):
         self.held -= self._sizes.pop(key)
 
     def count_gradient(self, weight: nn.Parameter) -> None:
-        """Count the new gradient of a weight."""
-        assert weight.grad is not None, "the hook runs where there is one"
+        """Count a weight's new gradient."""
+        assert weight.grad is not None, "the hook runs after the gradient has been accumulated"
         self.gradients += weight.grad.nbytes
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -225,8 +225,8 @@ def _loss(model: MaskedLM | CausalLM, batch: Batch, vocab_size: int, memory: Str
 def _run_backward(loss: Tensor) -> None:
     """Compute all gradients.
 
-    torch.autograd.backward itself would leave :class:`_GpuKernels` before activation checkpointing recomputes the
-    forward pass, so that the recomputation would use other kernels than the original.
+    torch.autograd.backward would exit :class:`_GpuKernels` before activation checkpointing recomputes the forward pass.
+    The recomputation would then use different kernels than the original forward pass.
     """
     torch.autograd.graph._engine_run_backward(
         (loss,),
@@ -240,11 +240,11 @@ def _run_backward(loss: Tensor) -> None:
 
 
 class _GpuKernels(TorchFunctionMode):
-    """Dropout and attention as a GPU computes them, on CPU tensors.
+    """Imitates the memory use of a GPU's dropout and attention on CPU tensors.
 
-    A GPU's dropout keeps a boolean mask, while a CPU's keeps the factors that it multiplied by. A GPU's attention is
-    fused even if terms added to the scores need gradients, or the distribution goes through dropout; a CPU would then
-    store the distribution.
+    On a GPU, dropout saves a boolean mask, while on a CPU it saves the factors that it multiplied by. On a GPU,
+    attention is fused even with dropout or if terms added to the scores need gradients; a CPU would then store the
+    distribution.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

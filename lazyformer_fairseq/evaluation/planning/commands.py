@@ -22,7 +22,7 @@ class Planning:
 
     gpus: Optional[Gpus] = option(
         None,
-        "Number of GPUs on all nodes together, optionally with the memory of each.",
+        "Total number of GPUs on all nodes, optionally with the memory per GPU.",
         parse=read_gpus,
         metavar="N or NxSIZE",
         shown="this machine's GPUs, or its CPU if it has none",
@@ -31,61 +31,61 @@ class Planning:
         None,
         "Precision of weights and activations.",
         choices=("fp32", "fp16", "bf16"),
-        shown="this machine's; fp16 if SIZE is given or there is no GPU; on a CPU that of `lazyformer pretrain`",
+        shown="this machine's; fp16 with SIZE or without a GPU; on a CPU the same as `lazyformer pretrain`",
     )
-    attention_backend: Optional[str] = option(None, "Back end of attention.", shown="the training's, else auto")
+    attention_backend: Optional[str] = option(None, "Attention back end.", shown="ARCH's, otherwise auto")
     time: Optional[int] = option(
         None,
-        "Length of a sequence, or of a segment, in tokens.",
+        "Number of tokens per sequence or segment.",
         "--tokens-per-sample",
         "--tgt-len",
         low=1,
-        shown="the training's",
+        shown="ARCH's",
     )
     per_update: Optional[int] = option(
         None,
         "Number of sequences per update.",
         "--sequences-per-update",
         low=1,
-        shown="the training's, 256",
+        shown="ARCH's, 256",
     )
     max_update: Optional[int] = option(
         None,
         "Number of updates.",
         low=1,
         high=10**9,
-        shown="the training's, 1000000; 40000 for language models",
+        shown="ARCH's, 1000000; 40000 for language models",
     )
     optimizer: Optional[str] = option(
         None,
-        "Optimizer: muon keeps one moment per weight of a matrix, others keep two per weight.",
+        "Optimizer: muon keeps one moment per matrix weight; all others keep two moments per weight.",
         metavar="NAME",
-        shown="the training's, Adam or LAMB",
+        shown="ARCH's, Adam or LAMB",
     )
     data: Optional[str] = option(
         None,
-        "Folder of binarised data, or several as a:b:c, from which the vocabulary and the size on disk are taken.",
-        shown="32768 symbols; for causal archs those of their text",
+        "Folder of binarized data, or several as a:b:c, to read the vocabulary and the size on disk from.",
+        shown="32768 symbols; for causal archs the vocabulary of their text",
     )
     teraflops: Optional[float] = option(
         None,
-        "TFLOP/s that training reaches per GPU.",
+        "Training speed per GPU, in TFLOP/s.",
         low=0,
         high=10**5,
         is_open=True,
-        shown=f"{PAPER_TERAFLOPS}, as the paper's BERT on a V100; on a CPU the measured speed of matrix products",
+        shown=f"{PAPER_TERAFLOPS}, like the paper's BERT on a V100; on a CPU the measured matmul speed",
     )
-    json: bool = option(False, "Print bytes, FLOPs and hours as JSON.")
+    json: bool = option(False, "Print memory (bytes), FLOPs and hours as JSON.")
 
 
 @click.command(cls=Command)
 @click.argument("archs", metavar="ARCH...", nargs=-1, required=True)
 @takes(Planning, "asked")
 def plan(archs: tuple[str, ...], asked: Planning) -> None:
-    r"""Print whether the training of ARCH fits its GPUs, how they share an update, and how long it takes.
+    r"""Print whether training ARCH fits the GPUs, the batch size per GPU, and how long it takes.
 
     ARCH is the name of a model (docs/patterns.md lists all) or a YAML file, as for `lazyformer pretrain`. Memory is
-    measured on tensors without numbers, which takes a few seconds and no GPU; see docs/training.md.
+    measured with fake tensors, which takes a few seconds and needs no GPU; see docs/training.md.
 
     \b
     lazyformer plan lazyformer_m2x6_s (on this machine's GPUs, or its CPU)
@@ -120,7 +120,7 @@ def plan(archs: tuple[str, ...], asked: Planning) -> None:
 
 
 def _place(archs: Sequence[str], asked: Planning) -> Any:
-    """Return the machine to plan for: this machine, except for what the options replace."""
+    """Return the machine to plan for: this machine with the options' overrides."""
     from lazyformer_fairseq.evaluation.planning.fit import Place
 
     there = count_gpus()

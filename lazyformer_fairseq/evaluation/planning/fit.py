@@ -1,4 +1,4 @@
-"""Fits a training to a GPU: finds the back ends and the largest batch, and writes the plan as text and as numbers."""
+"""Fitting a run to a GPU: the possible back ends, the largest batch, and the plan as text and numbers."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -23,13 +23,13 @@ from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.grammar import plan as planned
 from lazyformer_fairseq.report.tables import markdown_table
 
-# The share of a GPU's memory to plan for. The rest is for CUDA's context, cuBLAS, and gaps between tensors.
+# The fraction of a GPU's memory to plan for. The rest is for CUDA's context, cuBLAS, and gaps between tensors.
 USABLE = 0.9
 GB = 1e9
 TERA = 1e12
 HOUR = 3600
 BY_TRITON = ("fused", "flex")  # on a GPU; GPUs with bf16 meet Triton's requirements
-# The back end that stores each distribution, and the one that stores none: a plan shows both.
+# The back end that stores every distribution, and the one that stores none: a plan shows both.
 KEEPING = "eager"
 RECOMPUTING = "recompute"
 # FlexAttention has no backward pass on CPU tensors. Like `recompute`, it stores no distribution.
@@ -38,11 +38,11 @@ MEASURED_AS = {"flex": RECOMPUTING}
 
 @dataclass(frozen=True)
 class Place:
-    """The machine that trains.
+    """The machine to train on.
 
     Attributes:
-        processes: number of processes, one per GPU.
-        memory: bytes of memory per process: of its GPU, or its share of this machine's memory.
+        processes: the number of processes, one per GPU.
+        memory: the memory per process in bytes: its GPU's memory, or its part of this machine's memory.
         precision: fp32, fp16 or bf16.
         device: cuda or cpu.
     """
@@ -54,12 +54,12 @@ class Place:
 
     @classmethod
     def of_processor(cls, precision: str, processes: int = 1) -> "Place":
-        """Return this machine's CPU as a place, with the memory divided among the processes."""
+        """Return a place for this machine's CPU, with the memory divided among the processes."""
         return cls(processes, memory_of("cpu") // processes, precision, "cpu")
 
     @property
     def unit(self) -> str:
-        """The word for a process in messages."""
+        """The word for a process in messages: GPU or process."""
         if self.device == "cuda":
             return "GPU"
         return "process"
@@ -77,10 +77,10 @@ class Fit:
 
     Attributes:
         back_end: the back end of attention.
-        batch: sequences per batch of a process; 0 if not even one fits.
-        update_freq: batches per process in an update.
-        memory: the memory of a process with this batch, or with one sequence if none fits.
-        of_one: bytes of activations of one sequence.
+        batch: the number of sequences per batch and process; 0 if not even one fits.
+        update_freq: the number of batches per process and update.
+        memory: a process's memory with this batch, or with one sequence if none fits.
+        of_one: the size of one sequence's activations in bytes.
     """
 
     back_end: str
@@ -91,18 +91,18 @@ class Fit:
 
 
 def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
-    """Return the largest batch that fits and that divides a process's share of an update.
+    """Find the largest batch that fits in memory and evenly divides the process's part of an update.
 
-    The activations of one sequence give an estimate. From there, neighbouring batch sizes are measured until one fits
-    and the next larger one does not. That takes two to four measurements of a second or two each.
+    A first estimate comes from one sequence's activations. Starting there, neighboring batch sizes are measured until
+    one fits and the next larger one does not. This takes two to four measurements of one or two seconds each.
 
     Raises:
-        UserError: the processes cannot share an update equally, or the back end cannot compute the model.
+        UserError: an update cannot be split equally among the processes, or the back end does not support the model.
     """
     if job.per_update % place.processes:
         raise UserError(
-            f"an update of {job.per_update} sequences does not divide among {place.processes} GPUs; change either "
-            "number"
+            f"an update of {job.per_update} sequences cannot be split equally among {place.processes} GPUs; change one "
+            "of the numbers"
         )
     share = job.per_update // place.processes
     most = min(share, ON_PROCESSOR) if place.device == "cpu" else share
@@ -126,7 +126,7 @@ def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
 
 
 def measure_on(job: Job, place: Place, back_end: str, share: int, batch: int) -> UpdateMemory:
-    """Return the memory of a process; for ``auto``, that of the back end with the highest memory that it may select."""
+    """Measure a process's memory. With ``auto``, return the maximum over the back ends that it may select."""
     name = back_end
     if back_end == AUTO:
         number = PRECISIONS[place.precision].itemsize
@@ -148,9 +148,9 @@ def measure_on(job: Job, place: Place, back_end: str, share: int, batch: int) ->
 
 
 def possible_back_ends(job: Job, device: str) -> list[str]:
-    """Return the names of the back ends that can compute all attention of a job; empty if nothing attends.
+    """Return the back ends that can compute all of a job's attention; empty if the model has no attention.
 
-    Without a GPU in this machine, the answer is for a GPU that meets Triton's requirements.
+    If this machine has no GPU, a GPU that meets Triton's requirements is assumed.
     """
     added: dict[str, Any] = {"dropout": job.config.attention_dropout}
     if job.is_causal and job.config.same_length:
@@ -168,12 +168,12 @@ def _makers(job: Job) -> list[PlannedSublayer]:
 
 
 def computes_all(back_end: str, calls: Iterable[AttentionCall], device: str) -> bool:
-    """Return whether a back end can compute all these attention calls on a type of device."""
+    """Return True if a back end can compute all of these attention calls on a device type."""
     return all(BACK_ENDS[back_end].why_not(each, device, torch.float32) is None for each in calls)
 
 
 def batch_that_fits(job: Job, place: Place) -> tuple[int, str]:
-    """Return the largest batch that fits, and a message about it; 1 with a warning if none fits.
+    """Return the largest batch that fits and a message about it; if none fits, return 1 and a warning.
 
     Raises:
         UserError: :func:`fit` fails.
@@ -182,21 +182,21 @@ def batch_that_fits(job: Job, place: Place) -> tuple[int, str]:
     gigabytes = f"{found.memory.peak / GB:.1f} GB of a GPU's {place.memory / GB:.1f} GB"
     if not found.batch:
         return 1, f"even a batch of one may not fit: it takes {gigabytes}; see lazyformer plan"
-    return found.batch, f"a batch of {found.batch} takes {gigabytes}; --no-fit or --batch-size N changes it"
+    return found.batch, f"a batch of {found.batch} takes {gigabytes}; use --no-fit or --batch-size N to change it"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a job on a machine.
+    """The plan for a job on a machine.
 
     Attributes:
-        job: the training.
+        job: the run.
         place: the machine.
-        fits: the fits of a back end that stores distributions, of one that does not, and of the chosen one.
-        chosen: the fit of the back end that the training uses.
-        teraflops: TFLOP/s that training reaches per GPU.
-        whose: the source of that number, in words; empty if the user gave it.
-        data_bytes: bytes of the data on disk; None if unknown.
+        fits: the fits for a back end that stores distributions, one that does not, and the chosen one.
+        chosen: the fit for the back end that the run uses.
+        teraflops: the training speed per GPU in TFLOP/s.
+        whose: the source of the speed, in words; empty if the user specified it.
+        data_bytes: the size of the data on disk in bytes; None if unknown.
     """
 
     job: Job
@@ -209,7 +209,7 @@ class Plan:
 
     @property
     def hours(self) -> float:
-        """The duration of the whole training in hours."""
+        """The run's total duration in hours."""
         return self.job.flops / (self.teraflops * TERA) / self.place.processes / HOUR
 
     @property
@@ -219,7 +219,7 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """The size of a checkpoint, in fp32: the weights, the moments, and the optimizer's copy of the weights."""
+        """The size of an fp32 checkpoint: the weights, the moments, and the optimizer's copy of the weights, if any."""
         copies = 3 if self.place.precision == "fp32" else 4
         return SINGLE * (copies * self.job.parameters - self.job.single_moments)
 
@@ -231,14 +231,14 @@ def make_plan(
     teraflops: Optional[float] = None,
     data_bytes: Optional[int] = None,
 ) -> Plan:
-    """Return the plan of a job.
+    """Plan a job.
 
     Args:
-        job: the training.
+        job: the run.
         place: the machine.
-        back_end: the back end of attention.
-        teraflops: TFLOP/s that training reaches per GPU; None for :func:`usual_speed`.
-        data_bytes: bytes of the data on disk; None if unknown.
+        back_end: the attention back end.
+        teraflops: the training speed per GPU in TFLOP/s; None for :func:`usual_speed`.
+        data_bytes: the size of the data on disk in bytes; None if unknown.
 
     Raises:
         UserError: :func:`fit` fails.
@@ -254,16 +254,16 @@ def make_plan(
 
 @cache
 def usual_speed(device: str, precision: str) -> tuple[float, str]:
-    """Return a speed of training in TFLOP/s and its source in words; on a CPU it is measured for about a second."""
+    """Return a typical training speed in TFLOP/s and its source in words; on CPUs it is measured for about a second."""
     if device == "cuda":
-        return PAPER_TERAFLOPS, ", as the paper's BERT on a V100"
+        return PAPER_TERAFLOPS, ", like the paper's BERT on a V100"
     things = matrix_products("cpu", PRECISIONS[precision])
     products = measure(things, rounds=3, warm_up=1, description="speed of this CPU")
-    return matrix_peak(products) / TERA, ", the speed of matrix products on this CPU; training is slower"
+    return matrix_peak(products) / TERA, ", the matmul speed of this CPU; training is slower"
 
 
 def as_text(plan: Plan) -> str:
-    """Return the plan as tables and sentences for readers who are new to it."""
+    """Format a plan as tables and sentences."""
     job = plan.job
     place = plan.place
     held = plan.chosen.memory
@@ -293,7 +293,7 @@ def as_text(plan: Plan) -> str:
 
 
 def as_table(plans: Sequence[Plan]) -> str:
-    """Return a table with one row per plan."""
+    """Format plans as a table with one row per plan."""
     rows = [
         {
             "arch": made.job.name,
@@ -317,7 +317,7 @@ def _sentences(plan: Plan) -> list[str]:
     if chosen.batch:
         back_end = chosen.back_end
         if back_end == AUTO:
-            back_end = "the back end with the highest memory that auto may select"
+            back_end = "the back end with the highest memory use that auto may select"
         update = (
             f"One update is {place.processes} {place.unit}{'s' * (place.processes > 1)} x {chosen.batch} {sequences} "
             f"(--batch-size) x --update-freq {chosen.update_freq} = {job.per_update} {sequences} of {job.time} "
@@ -325,11 +325,11 @@ def _sentences(plan: Plan) -> list[str]:
         )
     else:
         update = (
-            f"THIS DOES NOT FIT: a single one of the {sequences} takes {chosen.memory.peak / GB:,.1f} GB of the "
-            f"{USABLE * place.memory / GB:,.1f} GB that can be used. Choose {_remedies(plan, sequences)}."
+            f"THIS DOES NOT FIT: with {sequences} processed one by one, it takes {chosen.memory.peak / GB:,.1f} GB of "
+            f"the usable {USABLE * place.memory / GB:,.1f} GB. Choose {_remedies(plan, sequences)}."
         )
     training = (
-        f"The training has {job.max_update:,} updates, {job.tokens / 1e9:,.1f} billion tokens and {job.flops:.2e} "
+        f"The run has {job.max_update:,} updates, {job.tokens / 1e9:,.1f} billion tokens and {job.flops:.2e} "
         f"FLOPs. It takes {_time(plan.hours)} at {plan.teraflops:,.3g} TFLOP/s per {place.unit} ({plan.speed})."
     )
     if plan.data_bytes is not None:
@@ -339,13 +339,13 @@ def _sentences(plan: Plan) -> list[str]:
     else:
         data = "4 bytes of data per token"
     disk = (
-        f"On disk it needs {job.checkpoints} checkpoints of {plan.checkpoint_bytes / GB:,.2f} GB each, "
+        f"Disk space is needed for {job.checkpoints} checkpoints of {plan.checkpoint_bytes / GB:,.2f} GB each, "
         f"{job.checkpoints * plan.checkpoint_bytes / GB:,.1f} GB in total, and {data}."
     )
     gaps = "gaps between tensors"
     if place.device == "cuda":
         gaps = "CUDA and gaps between tensors"
-    memory = f"Memory was measured on tensors without numbers; {1 - USABLE:.0%} of it stays free for {gaps}."
+    memory = f"Memory was measured with fake tensors; {1 - USABLE:.0%} of it is reserved for {gaps}."
     words = [update, training, disk, memory]
     if chosen.back_end in BY_TRITON and place.device == "cuda" and place.precision != "bf16":
         words.append(f"{chosen.back_end} needs compute capability 8.0, which a V100 or T4 does not have.")
@@ -364,7 +364,7 @@ def _remedies(plan: Plan, sequences: str) -> str:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """Return the plan as numbers: bytes, sequences, FLOPs and hours."""
+    """Convert a plan to JSON types: bytes, sequences, FLOPs and hours."""
     job = plan.job
     chosen = plan.chosen
     back_ends = {

@@ -1,4 +1,4 @@
-"""Description of a training, from the name of an arch or a YAML file, with all that the cost formulas need."""
+"""Description of a run, from the name of an arch or a YAML file, with everything that the cost formulas need."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -33,27 +33,27 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCH
 from lazyformer_fairseq.patterns.kinds import Sizes, sizes_of
 from lazyformer_fairseq.storage.checked import read_yaml
 
-MASKED = 0.15  # default share of predicted tokens
-KEPT_EVERY = 100_000  # updates between the checkpoints that `lazyformer pretrain` keeps for good
-SECTIONS = ("model", "task", "dataset", "optimization", "optimizer", "checkpoint")  # of a YAML file
-_SYMBOLS = 5  # fairseq's special symbols and the mask, which dict.txt does not list
+MASKED = 0.15  # default fraction of predicted tokens
+KEPT_EVERY = 100_000  # updates between the checkpoints that `lazyformer pretrain` keeps permanently
+SECTIONS = ("model", "task", "dataset", "optimization", "optimizer", "checkpoint")  # sections of a YAML file
+_SYMBOLS = 5  # fairseq's special symbols and the mask, which are not listed in dict.txt
 
 
 @dataclass(frozen=True)
 class Job:
-    """The description of a training.
+    """The description of a run.
 
     Attributes:
-        name: name of the arch or the file.
-        config: the options of the model.
+        name: the name of the arch or the file.
+        config: the model's options.
         vocab_size: V.
-        time: T, tokens per sequence, or per segment of a stream.
-        per_update: sequences per update.
-        max_update: number of updates.
-        masked: share of the tokens that the head predicts, in the update with most of them; 1 for causal models.
-        task: fairseq's settings of the task.
-        optimizer: name of the optimizer; among those known here, only muon keeps less than two moments per weight.
-        checkpoint: fairseq's settings of checkpoints, from a YAML file.
+        time: T, the number of tokens per sequence, or per segment of a stream.
+        per_update: the number of sequences per update.
+        max_update: the number of updates.
+        masked: the maximum fraction of tokens that the head predicts in any update; 1 for causal models.
+        task: fairseq's task settings.
+        optimizer: the optimizer's name; muon is the only supported one with fewer than two moments per weight.
+        checkpoint: fairseq's checkpoint settings, from a YAML file.
     """
 
     name: str
@@ -87,49 +87,49 @@ class Job:
 
     @property
     def attention_backend(self) -> str:
-        """The back end of attention."""
+        """The attention back end."""
         return str(self.config.attention_backend)
 
     @property
     def pattern(self) -> str:
-        """The pattern of the sublayers."""
+        """The sublayer pattern."""
         return self.config.sublayer_pattern
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes of the model, for counting costs."""
+        """The model's sizes, for counting costs."""
         options = vars(self.config)
         return sizes_of(options | {"max_positions": max(options.get("max_positions", 0), self.time)}, self.vocab_size)
 
     @property
     def memory_length(self) -> int:
-        """M, the remembered positions of a causal model; 0 for others."""
+        """M, the number of positions that a causal model remembers; 0 for other models."""
         if self.is_causal:
             return self.config.mem_len
         return 0
 
     @property
     def parameters(self) -> int:
-        """The number of parameters of the model."""
+        """The number of parameters in the model."""
         return count_parameters(self.pattern, self.sizes)
 
     @property
     def single_moments(self) -> int:
-        """The number of parameters for which the optimizer keeps one moment instead of two."""
+        """The number of parameters with one optimizer moment instead of two."""
         if self.optimizer == "muon":
             return count_matrix_parameters(self.pattern, self.sizes)
         return 0
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that the model reads in the whole training."""
+        """The total number of training tokens."""
         return self.max_update * self.per_update * self.time
 
     @property
     def checkpoints(self) -> int:
         """The number of checkpoints at the end: last, best, three more, and for encoders one per 100,000 updates.
 
-        A YAML file that sets how many it keeps replaces these.
+        Settings in a YAML file take precedence.
         """
         names = {"save_interval_updates": 0, "keep_interval_updates": -1}
         every, most = (_number(name, self.checkpoint.get(name, usual)) for name, usual in names.items())
@@ -143,12 +143,12 @@ class Job:
 
     @property
     def computed(self) -> int:
-        """The tokens per sequence that the network computes."""
+        """The number of tokens per sequence that the network computes."""
         return computed_tokens(self.task, self.time, round(self.masked * self.time))
 
     @property
     def flops(self) -> int:
-        """The FLOPs of the whole training without recomputation; a backward pass costs twice the forward pass."""
+        """The run's total FLOPs without recomputation; a backward pass costs twice as much as a forward pass."""
         predicted = round(self.masked * self.time)
         once = count_flops(self.pattern, self.sizes, self.computed, self.memory_length, predicted=predicted)
         return 3 * once * self.per_update * self.max_update
@@ -162,15 +162,15 @@ class Job:
         accumulates: bool = False,
         processes: int = 1,
     ) -> UpdateMemory:
-        """Return the memory of one process, measured on fake tensors in a few seconds.
+        """Measure one process's memory on fake tensors, which takes a few seconds.
 
         Args:
-            batch: sequences per batch of the process.
+            batch: the number of sequences per batch.
             precision: fp32, fp16 or bf16.
             device: cuda or cpu.
-            back_end: the back end of attention.
-            accumulates: whether the gradients of an earlier batch of the same update exist already.
-            processes: number of processes of the training.
+            back_end: the attention back end.
+            accumulates: whether gradients from an earlier batch of the same update already exist.
+            processes: the run's number of processes.
         """
         key = batch, precision, device, back_end, accumulates, processes
         if key in self._measured:
@@ -199,11 +199,11 @@ class Job:
 
 
 def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
-    """Return the training that `lazyformer pretrain ARCH` runs.
+    """Return the job that `lazyformer pretrain ARCH` runs.
 
     Args:
         arch: the name of the arch.
-        vocab_size: the vocabulary size; None for the usual size for such a model.
+        vocab_size: the vocabulary size; None for the model's default vocabulary size.
 
     Raises:
         UserError: there is no such arch; the message suggests similar names.
@@ -236,14 +236,14 @@ def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
 
 
 def job_of_yaml(path: Path, overrides: Sequence[str] = ()) -> Job:
-    """Return the training that `lazyformer pretrain FILE.yaml` runs.
+    """Return the job that `lazyformer pretrain FILE.yaml` runs.
 
     Args:
         path: the file.
         overrides: hydra overrides from the command line, such as ``recipe=phase1``.
 
     Raises:
-        UserError: the file cannot be read, or its model is not one of this package.
+        UserError: the file cannot be read, or its model is not from this package.
     """
     given = compose_yaml(path, overrides)
     name = str(given["model"].get("_name", "nothing"))
@@ -280,14 +280,14 @@ def job_of_launch(
     given: Sequence[str],
     per_update: Optional[int] = None,
 ) -> Job:
-    """Return the training that a launch runs.
+    """Return the job that a launch command runs.
 
     Args:
-        arch: the name of a model; None if `config` is given.
+        arch: the name of a model; None if `config` is set.
         config: a YAML file.
-        data: folders of binarised data, whose dictionary determines the vocabulary size.
-        given: options of fairseq-train, or of hydra, that the user gave.
-        per_update: sequences per update; None for the training's own number.
+        data: folders of binarized data with the dictionary that determines the vocabulary size.
+        given: fairseq-train options or hydra overrides specified by the user.
+        per_update: the number of sequences per update; None for the job's default.
 
     Raises:
         UserError: :func:`job_of_arch`, :func:`job_of_yaml` or :func:`with_options` fails.
@@ -308,21 +308,21 @@ def job_of_launch(
 
 
 def compose_yaml(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """Return those sections of a YAML file that the formulas need, composed as fairseq-hydra-train does.
+    """Return the sections of a YAML file that the formulas need, composed as in fairseq-hydra-train.
 
     Args:
-        path: the file; the files that it names as defaults are in the same folder.
+        path: the file; the defaults that it refers to are in the same folder.
         overrides: hydra overrides from the command line.
 
     Raises:
-        UserError: the file cannot be read, or a setting is not understood.
+        UserError: the file cannot be read, or a setting is invalid.
     """
     from hydra import compose, initialize_config_dir  # takes a third of a second
 
     if path.suffix != ".yaml":
-        raise UserError(f"{path}: hydra only reads files whose names end in .yaml; rename it to {path.stem}.yaml")
+        raise UserError(f"{path}: hydra only reads files with the suffix .yaml; rename it to {path.stem}.yaml")
     read_yaml(path, "give a training's settings")  # enforces limits, and its errors name the line
-    # "++" also accepts settings that the file does not list but fairseq's dataclasses have.
+    # "++" also accepts settings that are not in the file but in fairseq's dataclasses.
     words = [f"++{word}" if re.match(r"\w+\.", word) else word for word in overrides]
     try:
         with initialize_config_dir(str(path.parent.absolute()), version_base="1.1"):
@@ -331,23 +331,23 @@ def compose_yaml(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[st
         for name in SECTIONS:
             section = composed.get(name) or OmegaConf.create()
             if not OmegaConf.is_dict(section):
-                raise TypeError(f"{name} must have settings of its own")
-            # A run's folder may depend on the name of the job, which only hydra's main function knows.
+                raise TypeError(f"{name} must be a section with settings")
+            # A run's folder may depend on the job's name, which is only set in hydra's main function.
             found[name] = OmegaConf.to_container(section, resolve=name != "checkpoint")
         return found
-    except Exception as error:  # hydra, OmegaConf and their parsers raise many types
-        raise UserError(f"{path}: cannot be read as the settings of a training: {error}") from error
+    except Exception as error:  # hydra, OmegaConf and their parsers raise errors of many types
+        raise UserError(f"{path}: cannot be read as training settings: {error}") from error
 
 
 def with_options(job: Job, options: Mapping[str, Any]) -> Job:
-    """Return the training with options of fairseq-train applied; options that the formulas do not need are ignored.
+    """Apply fairseq-train options to a job; options that the formulas do not need are ignored.
 
     Args:
-        job: the training.
-        options: options by name with underscores.
+        job: the job.
+        options: options by name, with underscores.
 
     Raises:
-        UserError: a value is not a number where one is needed.
+        UserError: a value must be a number but is not.
     """
     names = {
         "tokens_per_sample": "time",
@@ -369,7 +369,7 @@ def with_options(job: Job, options: Mapping[str, Any]) -> Job:
 
 
 def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
-    """Return the vocabulary size from the dictionary in the first of the folders `a:b:c`; None if it has none."""
+    """Return the vocabulary size from the dictionary in the first of the folders `a:b:c`; None if there is none."""
     path = Path(data.split(":", maxsplit=1)[0]) / "dict.txt"
     if not path.is_file():
         return None
@@ -394,7 +394,7 @@ def _with(config: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _is_on(value: Any) -> bool:
-    """Return whether a switch is on; on a command line it has no value."""
+    """Return True if a flag is on; flags on a command line have no value."""
     return str(value).lower() in ("", "true")
 
 

@@ -200,7 +200,7 @@ def test_a_cell_in_which_nothing_fits_is_said_and_not_drawn(tmp_path):
         ("--what sleeping", "'sleeping' is not one of 'training', 'encoder', 'inference'"),
         ("--lengths 0", "0 is not in the range 1<=x<="),
         ("--pattern mine=sz", "'sz', character 2"),
-        ("--pattern bert_base=M1 --arch bert_base", "--pattern bert_base=...: an --arch has this name"),
+        ("--pattern bert_base=M1 --arch bert_base", "--pattern bert_base=...: an --arch already has this name"),
         ("--device cuda", "--device cuda: torch finds no GPU here"),
     ],
 )
@@ -236,7 +236,7 @@ def test_a_stop_after_a_cell_keeps_what_was_measured(stop, tmp_path, monkeypatch
     monkeypatch.setattr(latency, "measure", stopped_in_the_second)
     before = signal.getsignal(signal.SIGTERM)
     printed = run(f"{QUICK} --budget 0.0001s --output {tmp_path / 'out'}")
-    assert "The run was stopped before everything was measured." in printed
+    assert "The benchmark was stopped before everything was measured." in printed
     assert ("RuntimeError: CUDA error: an illegal memory access was encountered" in caplog.text) == (stop is GPU_FAILS)
     assert [cell["time"] for cell in json.loads((tmp_path / "out" / "results.json").read_text())["cells"]] == [8]
     assert signal.getsignal(signal.SIGTERM) is before
@@ -255,11 +255,11 @@ def test_a_spent_budget_ends_what_is_under_way_and_tries_no_more(monkeypatch, ca
     things = {"quick": {"a": int, "b": int}, "endless": {"a": int, "b": endless}}
     (measured,) = latency.measure_in_turn(list(things), things.get, "cpu", 2, budget=0.1)
     assert measured[0] == "quick" and [len(timing.samples) for timing in measured[1].values()] == [2, 2]
-    assert "the budget is spent; 1 of 2 conditions were measured" in caplog.text
-    with pytest.raises(UserError, match="--budget: 0.1 seconds, and 0.1 more, did not suffice for one round"):
+    assert "the budget is used up; 1 of 2 conditions were measured" in caplog.text
+    with pytest.raises(UserError, match="--budget: 0.1 seconds plus 0.1 were not enough for one round"):
         list(latency.measure_in_turn(["endless"], things.get, "cpu", 2, budget=0.1))
     tried = latency.try_out({"a": int, "b": endless}, "cpu", seconds=0)
-    assert list(tried.things) == ["a"] and tried.left_out["b"].startswith("no time left; give a longer --budget")
+    assert list(tried.things) == ["a"] and tried.left_out["b"].startswith("no time left; use a longer --budget")
 
 
 def tiny(positions: int = 16, **options) -> BenchModel:

@@ -1,14 +1,14 @@
 """The back ends, by name, and the function that computes attention with one of them.
 
-- With ``eager``, torch writes scores and distribution to memory and differentiates each step.
-- ``materialize`` keeps the distribution in the precision of the values, and an ``l`` is one product. It runs on CPUs,
-  and computes little more than the mask shows.
-- ``fused`` keeps no distribution. It is recomputed by Triton on a GPU and by :mod:`.blockwise` on a CPU.
-- With ``recompute``, every attention is torch's fused attention on the Q and K of its ``s``.
+- ``eager``: torch writes scores and distribution to memory and differentiates each step.
+- ``materialize`` keeps the distribution in the precision of the values, and an ``l`` needs only one matmul. It runs on
+  CPUs and computes few pairs that the mask hides.
+- ``fused`` keeps no distribution. Triton recomputes it on a GPU, and :mod:`.blockwise` on a CPU.
+- ``recompute`` calls torch's fused attention in every sublayer, with the Q and K of its ``s``.
 - ``flex`` is torch's FlexAttention; see :mod:`.flex`.
 
-In ``materialize`` and ``fused``, the ``s`` computes the gradients of its lazy block (:mod:`.lazy_block`). For
-``recompute``, a learned bias is a dense matrix, and torch's kernels support it to different degrees:
+In ``materialize`` and ``fused``, the ``s`` computes the gradients of its lazy block
+(:mod:`.lazy_block`). For ``recompute``, a learned bias is a dense matrix, and support for it depends on torch's kernel:
 
 | device | kernel | gradient of the bias | dropout |
 |---|---|---|---|
@@ -16,7 +16,7 @@ In ``materialize`` and ``fused``, the ``s`` computes the gradients of its lazy b
 | GPU | memory-efficient, compute capability 5.0 and above | yes | yes |
 | GPU | flash (no bias at all) and cuDNN's, compute capability 8.0 and above | no | yes |
 
-Source: can_use_mem_efficient_attention and its neighbors in torch's
+Source: can_use_mem_efficient_attention and the functions next to it in torch's
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 """
 
@@ -50,12 +50,12 @@ from lazyformer_fairseq.modules.attention.lazy_block import BlockKernels
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.weights import distribution
 
-# The memory-efficient kernel writes a gradient of the bias for each sequence, and torch sums them afterwards. This is
-# the largest number of elements to write at a time, unless a single sequence has more: 128 MiB in half precision.
+# The memory-efficient kernel writes a separate bias gradient for each sequence, and torch sums them afterward. This is
+# the maximum number of elements to write at once, unless a single sequence has more: 128 MiB in half precision.
 CHUNK_NUMBERS = 2**26
-ALIGNMENT = 8  # elements; the memory-efficient kernel requires the rows of a bias to begin at multiples
-LARGEST_HEAD = 128  # the largest head size that the Triton kernels support
-# The kernels on CPUs, by the name of their operators. Those in Triton are created when they are first needed.
+ALIGNMENT = 8  # elements; the memory-efficient kernel requires bias rows to start at multiples of this
+LARGEST_HEAD = 128  # the largest head size supported by the Triton kernels
+# The CPU kernels, by the names of their operators. The Triton kernels are created on first use.
 KERNELS = {
     "materialize": BlockKernels("materialize", InChunks(stores=True)),
     "blockwise": BlockKernels("blockwise", InChunks(stores=False)),
@@ -68,14 +68,15 @@ class StoredDistribution(NamedTuple):
     probabilities: Tensor  # (B, N, T, K)
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """Return P V (B, N, T, D); each call draws its own dropout mask."""
+        """Compute P V (B, N, T, D); each call draws a new dropout mask."""
         return torch.matmul(F.dropout(self.probabilities, dropout), v_BNKD)
 
 
 class Eager(BackEnd):
-    """The back end ``eager``, in which torch computes each step and writes scores and distribution to memory.
+    """The back end ``eager``: torch computes each step and writes scores and distribution to memory.
 
-    It supports every call, and serves as the reference. It is the fastest for tiny models, and the only one for entmax.
+    It supports every call and is the reference for the other back ends. It is the fastest for tiny models and the only
+    one that supports entmax.
     """
 
     @override
@@ -87,7 +88,7 @@ class Eager(BackEnd):
         q = given.q_BNTD
         k = given.k_BNKD
         added = given.scores.dense(q.size(-2), k.size(-2), q)
-        scale = math.sqrt(max(1, q.size(-1)))  # the size may be 0, and then all products are 0
+        scale = math.sqrt(max(1, q.size(-1)))  # if the size is 0, QK^T is 0
         scores_BNTK = torch.matmul(q / scale, k.transpose(-2, -1))
         if added is not None:
             scores_BNTK = scores_BNTK + added
@@ -95,7 +96,7 @@ class Eager(BackEnd):
             scores_BNTK,
             exponent_N=given.scores.exponent_N,
             dtype=given.dtype,
-            # In a row that sees no key, softmax would give NaN. Like torch's fused attention, this gives zeros.
+            # In a row that sees no key, softmax would return NaN. Like torch's fused attention, this returns zeros.
             has_blind_rows=given.scores.mask is not None,
         )
         stored = StoredDistribution(probabilities)
@@ -104,7 +105,7 @@ class Eager(BackEnd):
 
 @functools.cache
 def triton_kernels() -> BlockKernels:
-    """Return the Triton kernels, as operators."""
+    """Return the Triton kernels as operators."""
     from lazyformer_fairseq.modules.attention.triton_kernels import InTriton
 
     return BlockKernels("triton", InTriton())
@@ -117,7 +118,7 @@ def _why_not_in_chunks(call: AttentionCall) -> Optional[str]:
         [
             (call.dropout, NO_DROPOUT),
             (call.has_entmax, NO_ENTMAX),
-            (call.has_dense and hides_some, "it adds dense scores only without masks and persistent keys"),
+            (call.has_dense and hides_some, "it does not support dense scores with masks or persistent keys"),
         ]
     )
 
@@ -136,21 +137,21 @@ def _why_not_in_triton(call: AttentionCall, dtype: torch.dtype) -> Optional[str]
             (call.time != call.keys, "on a GPU it needs as many keys as queries"),
             (not has_one_size, f"on a GPU it needs queries and values of the same size, at most {LARGEST_HEAD}"),
             (dtype == torch.float64, "on a GPU it does not support double precision"),
-            (is_deterministic, "on a GPU it sums gradients in any order, but torch is set to be deterministic"),
+            (is_deterministic, "on a GPU its gradients are nondeterministic, but torch is set to be deterministic"),
         ]
     )
     return reason or why_no_triton()
 
 
 class Materialize(BackEnd):
-    """The back end ``materialize``: the fastest for training on a CPU, if the distributions fit into memory."""
+    """The back end ``materialize``, the fastest for training on a CPU if the distributions fit into memory."""
 
     @override
     def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
         if device != "cpu":
-            return "it only runs on CPUs, because it computes chunks that fit into a CPU's cache"
+            return "it runs only on CPUs, because it computes chunks that fit into a CPU's cache"
         if call.has_given:
-            return "it cannot keep a distribution in which sequences see different keys, as with global=given"
+            return "it cannot store a distribution if sequences see different keys, as with global=given"
         return _why_not_in_chunks(call)
 
     @override
@@ -159,10 +160,10 @@ class Materialize(BackEnd):
 
 
 class Fused(BackEnd):
-    """The back end ``fused``, which keeps no distribution.
+    """The back end ``fused``, which does not store the distribution.
 
-    It is the fastest on a GPU with a learned bias. On a CPU it takes the least memory for a learned bias, and is the
-    fastest for masks in single layers.
+    It is the fastest on a GPU with a learned bias. On a CPU it needs the least memory for a learned bias and is the
+    fastest for masks outside lazy blocks.
     """
 
     @override
@@ -184,7 +185,7 @@ class Fused(BackEnd):
 
 
 class RecomputedAttention:
-    """Queries and keys from which each consumer recomputes the attention."""
+    """The queries and keys of an ``s``, from which each consumer recomputes the attention."""
 
     def __init__(self, q_BNTD: Tensor, k_BNKD: Tensor, scores: Scores):
         self.q_BNTD = q_BNTD
@@ -196,13 +197,13 @@ class RecomputedAttention:
             self._added = self._dense()
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """Return softmax(QK^T / sqrt(D) + additions) V (B, N, T, D); each call draws its own dropout mask."""
+        """Compute softmax(QK^T / sqrt(D) + additions) V (B, N, T, D); each call draws a new dropout mask."""
         if self._added is None:
             added = self._dense()
         else:
             added = self._added
-        # Queries that also hold their vectors from before a rotation are wider than values, but torch only fuses
-        # attention of equal sizes.
+        # Queries that also contain their unrotated vectors are wider than values, but torch fuses attention only for
+        # equal sizes.
         size = v_BNKD.size(-1)
         if self.q_BNTD.size(-1) > size:
             v_BNKD = F.pad(v_BNKD, (0, self.q_BNTD.size(-1) - size))
@@ -224,14 +225,14 @@ class RecomputedAttention:
             layout = aligned
         added = self.scores.dense(self.q_BNTD.size(-2), self.k_BNKD.size(-2), self.q_BNTD, layout)
         if added is not None and added.dim() == 3:
-            return added[None]  # on a CPU torch does not fuse attention with a mask of three axes
+            return added[None]  # on a CPU torch does not fuse attention with a 3D mask
         return added
 
 
 class Recompute(BackEnd):
     """The back end ``recompute``, which uses torch's fused attention.
 
-    It is the fastest for inference, on GPUs without a learned bias, and with dropout in single layers.
+    It is the fastest for inference, on GPUs without a learned bias, and with dropout outside lazy blocks.
     """
 
     @override
@@ -244,7 +245,7 @@ class Recompute(BackEnd):
 
     @override
     def attend(self, given: AttentionInputs) -> tuple[Tensor, ReusableAttention]:
-        """Compute attention with torch's kernel, or with ``fused`` if torch has none for additions that learn."""
+        """Compute attention with torch's kernel, or with ``fused`` if torch has no kernel for learned additions."""
         if given.scores.is_learning and given.device == "cpu" and _why_not_in_chunks(AttentionCall.of(given)) is None:
             return FUSED.attend(given)
         attention = RecomputedAttention(given.q_BNTD, given.k_BNKD, given.scores)
@@ -262,17 +263,17 @@ BACK_ENDS: dict[str, BackEnd] = {
 
 
 def attend(given: AttentionInputs, back_end: str) -> tuple[Tensor, ReusableAttention]:
-    """Compute softmax(QK^T / sqrt(D) + additions to scores) V, and the distribution for its consumers.
+    """Compute softmax(QK^T / sqrt(D) + additions to scores) V and the distribution for the consumers.
 
     Args:
         given: The inputs.
         back_end: The name of a back end in :data:`BACK_ENDS`.
 
     Returns:
-        The output (B, N, T, D), and the distribution.
+        The output (B, N, T, D) and the distribution.
 
     Raises:
-        UserError: The back end does not support the call.
+        UserError: If the back end does not support the call.
     """
     if given.q_BNTD.is_meta:
         return counted.attend(given)
@@ -294,24 +295,25 @@ def attention_with_learned_bias(
     added: Tensor,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute torch's fused attention with additions that need a gradient.
+    """Compute torch's fused attention with additions that require a gradient.
 
-    torch uses its memory-efficient kernel where it runs. Elsewhere, as on a CPU, it writes the distribution to memory.
-    Sequences are processed in pieces of at most :data:`CHUNK_NUMBERS` scores, except under torch.compile, which would
-    compile a graph for each size of a piece.
+    torch uses its memory-efficient kernel where available. Elsewhere, such as on a CPU, it writes the distribution to
+    memory. Sequences are processed in chunks of at most :data:`CHUNK_NUMBERS` scores, except under torch.compile, which
+    would compile a graph for each chunk size.
 
     Args:
         q_BNTD: The queries.
         k_BNKD: The keys.
         v_BNKD: The values.
-        added: The additions to the scores, broadcastable to (B, N, T, K), in the precision of the queries.
-        dropout: The rate of dropout on the distribution.
+        added: The additions to the scores, broadcastable to (B, N, T, K), in the data type of the queries.
+        dropout: The dropout rate on the distribution.
 
     Returns:
         The output, (B, N, T, D).
     """
-    # Flash supports no additions. cuDNN's kernel, which some GPUs prefer, has no gradient for them. And if only the
-    # additions learn, torch's forward pass does not keep what the memory-efficient backward pass needs.
+    # Flash attention supports no additions. cuDNN's kernel, which torch prefers on some GPUs, has no gradient for them.
+    # If only the additions require a gradient, torch's forward pass does not save the tensors that the memory-efficient
+    # backward pass needs.
     kernels = [SDPBackend.MATH]
     if q_BNTD.requires_grad or k_BNKD.requires_grad or v_BNKD.requires_grad:
         kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -340,12 +342,12 @@ def attention_with_learned_bias(
 
 
 def aligned(added: Tensor) -> Tensor:
-    """Return the same numbers in a layout that the memory-efficient kernel can read without a copy.
+    """Convert additions to a memory layout that the memory-efficient kernel can read without a copy.
 
-    The kernel requires rows without gaps that begin at multiples of :data:`ALIGNMENT` elements. torch would copy other
-    layouts in each call, and does not check where the first row begins.
+    The kernel requires contiguous rows that start at multiples of :data:`ALIGNMENT` elements. torch would copy other
+    layouts in each call, and does not check where the first row starts.
     """
-    if torch.compiler.is_compiling():  # the compiler chooses the layout of what it computes, and torch copies the rest
+    if torch.compiler.is_compiling():  # the compiler chooses the layout of tensors it computes; torch copies others
         return added
     *strides, stride_of_keys = added.stride()
     starts = [*strides, added.storage_offset()]
@@ -357,7 +359,7 @@ def aligned(added: Tensor) -> Tensor:
 
 
 def has_kernel(precision: torch.dtype, head_size: int, capability: tuple[int, int]) -> bool:
-    """Return whether the memory-efficient kernel supports a precision and head size at a GPU's compute capability."""
+    """Return whether the memory-efficient kernel supports a data type and head size at a GPU's compute capability."""
     lowest_capability = (5, 0)
     if precision == torch.bfloat16:
         lowest_capability = (8, 0)

@@ -1,16 +1,16 @@
-"""Attention on a CPU in chunks, each with as many entries of the distribution as fit into the cache.
+"""Attention on a CPU, computed in chunks of the distribution that fit into the cache.
 
-A chunk consists of neighboring queries of some sequences and heads, with the keys that any of these queries sees. The
-back end ``materialize`` keeps the distribution. ``fused`` recomputes it in each function, and its memory only grows
+A chunk consists of consecutive queries of some sequences and heads, and the keys that any of these queries sees. The
+back end ``materialize`` keeps the distribution. ``fused`` recomputes it in each function, so its memory grows only
 linearly with the length.
 
 Without a mask, a chunk has all keys, or in a causal model all keys up to its last query. With a mask, it has a few
-*runs* of neighboring keys, whose scores are stored side by side, and leaves out keys that none of its queries sees.
-Keys that are not tokens come last, and every query sees them.
+*runs* of consecutive keys and omits the keys that none of its queries sees. The scores of all runs are stored side by
+side. Keys that are not tokens come last, and every query sees them.
 
-Additions that depend on distances are views of something smaller. If there is a bias by distance, the rows of a chunk
-are in reverse order, beginning with the last query, so that row i of the bias is the window of distances that starts at
-i. Transformer-XL's positions give scores by query and distance, and the scores by query and key are a view of them.
+Additions that depend on distances are views of smaller tensors. With a bias by distance, the rows of a chunk are in
+reverse order, starting with the last query. Row i of the bias is then the window of distances that starts at i. For
+Transformer-XL's positions, scores are computed by query and distance and viewed by query and key.
 """
 
 import functools
@@ -30,26 +30,25 @@ from lazyformer_fairseq.modules.attention.reused_memory import empty, scratch
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.products import multiply
 
-# The number of elements in a chunk, 8 MiB in single precision. 2^20 and 2^22 are slower at 2,048 tokens, and equally
-# fast at 512.
+# The number of elements in a chunk, 8 MiB in float32. 2^20 and 2^22 are slower at 2,048 tokens and equally fast at 512.
 CHUNK_ELEMENTS = 2**21
-# Sequences whose distributions have fewer elements share a chunk. A separate call for each of their products costs more
-# than the copy that puts heads side by side.
+# Sequences with distributions smaller than this share a chunk. A separate call for each matmul would cost more than the
+# copy that places heads side by side.
 WORTH_A_CHUNK = 2**19
-# The number of rows in a chunk with a mask. With more rows, more keys are computed that some of the rows do not see;
-# with fewer, products are slower.
+# The number of rows in a chunk with a mask. With more rows, more hidden pairs are computed; with fewer rows, matmuls
+# are slower.
 MASKED_ROWS = 128
 _HIDDEN = float("-inf")
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Neighboring queries, and the tokens that any of them sees.
+    """Consecutive queries and the tokens that any of them sees.
 
     Attributes:
         rows: The queries, as a slice of the T queries.
         runs: The tokens, as slices of the K keys.
-        hidden: True at tokens that a query does not see, (rows, tokens of all runs); None without a mask.
+        hidden: True where a query does not see a token, (rows, tokens of all runs); None without a mask.
     """
 
     rows: slice
@@ -67,7 +66,7 @@ class Segment:
         return sum(run.stop - run.start for run in self.runs)
 
     def columns(self) -> Iterator[tuple[slice, slice]]:
-        """Yield each run of tokens, with the slice of its entries in a row of scores."""
+        """Yield each run of tokens and the slice of its columns in the scores."""
         start = 0
         for run in self.runs:
             stop = start + run.stop - run.start
@@ -99,30 +98,30 @@ class Chunk:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The shape of the chunk's distribution, (sequences x heads, rows, keys)."""
+        """The shape (sequences x heads, rows, keys) of the chunk's distribution."""
         num_sequences = self.sequences.stop - self.sequences.start
         groups = num_sequences * self.num_heads
         keys = self.segment.tokens + self.extra
         return groups, self.segment.num_rows, keys
 
     def turn(self, rows: Tensor) -> Tensor:
-        """Bring rows (..., rows, any size) from the order of the text into that of the chunk, or back."""
+        """Convert rows (..., rows, any size) from text order to chunk order, or back."""
         if self.is_reversed:
             return rows.flip(-2)
         return rows
 
     def select_rows(self, x: Tensor) -> Tensor:
-        """Return the chunk's rows of x (B, N, T, D) in the chunk's order, (sequences x heads, rows, D)."""
+        """Select the chunk's rows (sequences x heads, rows, D) of x (B, N, T, D), in chunk order."""
         rows = x[self.sequences, self.heads, self.segment.rows]
         return self.turn(rows.flatten(0, 1))
 
     def put_rows(self, out: Tensor, rows: Tensor) -> None:
-        """Write rows to the places from which :meth:`select_rows` reads them."""
+        """Write rows to where :meth:`select_rows` reads them."""
         there = out[self.sequences, self.heads, self.segment.rows]
         there.copy_(self.turn(rows).view_as(there))
 
     def select_keys(self, x: Tensor) -> Tensor:
-        """Return the chunk's keys of x (B, N, K, D), (sequences x heads, keys, D), without a copy if possible."""
+        """Select the chunk's keys (sequences x heads, keys, D) of x (B, N, K, D), without a copy if possible."""
         x = x[self.sequences, self.heads]
         runs = [x[:, :, run] for run in self.segment.runs]
         if self.extra:
@@ -135,7 +134,7 @@ class Chunk:
 
 
 def slices(first: int, end: int, size: int) -> Iterator[slice]:
-    """Yield neighboring slices of at most `size` entries, from `first` up to `end`."""
+    """Yield consecutive slices of at most `size` entries, from `first` to `end`."""
     for start in range(first, end, size):
         yield slice(start, min(end, start + size))
 
@@ -147,7 +146,7 @@ def segments_of(parts: Optional[tuple[Part, ...]], time: int, tokens: int, is_ca
         parts: The parts of the heads' mask; None without a mask.
         time: T, the number of queries.
         tokens: The number of keys that are tokens.
-        is_causal: Whether queries do not see later keys.
+        is_causal: Whether later keys are hidden from queries.
     """
     if parts is not None:
         most_rows = min(time, MASKED_ROWS, max(1, CHUNK_ELEMENTS // MASKED_ROWS))
@@ -162,7 +161,7 @@ def segments_of(parts: Optional[tuple[Part, ...]], time: int, tokens: int, is_ca
     return tuple(segments)
 
 
-@functools.lru_cache(maxsize=64)  # one entry for each length of text and mask
+@functools.lru_cache(maxsize=64)  # one entry per combination of text length and mask
 def _masked_segments(
     parts: tuple[Part, ...],
     time: int,
@@ -183,9 +182,9 @@ def _masked_segments(
 
 
 def _segment(rows: slice, shown: np.ndarray) -> Segment:
-    """Return the segment of some rows, given whether each of its queries sees each key, (rows, K)."""
+    """Build the segment of some rows from a visibility mask (rows, K)."""
     is_seen = np.any(shown, axis=0)
-    if not is_seen.any():  # a product needs at least one key, even if no query sees it
+    if not is_seen.any():  # a matmul needs at least one key, even if no query sees it
         is_seen[0] = True
     edges = np.flatnonzero(np.diff(is_seen, prepend=False, append=False)).tolist()
     firsts = edges[::2]
@@ -195,7 +194,7 @@ def _segment(rows: slice, shown: np.ndarray) -> Segment:
 
 
 def _with_given(segment: Segment, seen_K: np.ndarray, time: int, is_causal: bool) -> Segment:
-    """Return a segment whose queries also see the tokens that are True in `seen_K`."""
+    """Extend a segment so that its queries also see the tokens that are True in `seen_K`."""
     assert segment.hidden is not None, "without a mask queries see all tokens"
     shown = np.repeat(seen_K[None], segment.num_rows, 0)
     for run, columns in segment.columns():
@@ -211,30 +210,30 @@ class Addition:
     """The base class of additions to scores."""
 
     def views(self, chunk: Chunk) -> Iterator[tuple[slice, Tensor]]:
-        """Yield slices of a chunk's columns, with what is added there, (sequences x heads or fewer, rows, keys)."""
+        """Yield slices of a chunk's columns and the values to add there, (sequences x heads or fewer, rows, keys)."""
         raise NotImplementedError
 
     def room(self, _chunk: Chunk) -> Optional[Tensor]:
-        """Return zeros to hold dS by query and distance; None if they are not needed, or if there are several runs."""
+        """Return a zeroed buffer for dS by query and distance; None if it is not needed or there are several runs."""
         return None
 
     def add_gradient(self, chunk: Chunk, d_scores: Tensor, room: Optional[Tensor]) -> None:
-        """Add a chunk's part to the gradients.
+        """Add a chunk's contribution to the gradients.
 
         Args:
             chunk: The chunk.
-            d_scores: dS, (sequences x heads, rows, keys); a view of `room` if that is given.
-            room: What :meth:`room` returned.
+            d_scores: dS, (sequences x heads, rows, keys); a view of `room` unless that is None.
+            room: The buffer returned by :meth:`room`.
         """
         raise NotImplementedError
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients by the names of their parts of the scores."""
+        """Return the gradients, keyed by the name of the part of the scores."""
         raise NotImplementedError
 
 
 class Dense(Addition):
-    """Learned scores of each pair of query and key, without a mask.
+    """The addition of learned scores for each query-key pair, without a mask.
 
     Args:
         learned_BNTK: The scores, or (1, N, T, K) if all sequences share them.
@@ -251,7 +250,7 @@ class Dense(Addition):
         self.gradient: Optional[Tensor] = None
 
     def _part(self, x: Tensor, chunk: Chunk) -> Tensor:
-        """Return the part of x that belongs to a chunk, (sequences or 1, heads, rows, keys)."""
+        """Return the chunk's part of x, (sequences or 1, heads, rows, keys)."""
         sequences = chunk.sequences
         if self.is_shared:
             sequences = slice(None)
@@ -282,9 +281,9 @@ class ByDistance(Addition):
 
     Args:
         time: T, the number of queries.
-        distances: The number of distances that occur, beginning with that from the last query to the first key. In a
-            causal model the last one is the distance to the next key, because queries do not see further ahead.
-        like: A tensor with the precision of the scores.
+        distances: The number of possible distances, starting with the distance from the last query to the first key. In
+            a causal model, the last one is the distance to the next key, because queries do not see further ahead.
+        like: A tensor with the data type of the scores.
     """
 
     def __init__(self, time: int, distances: int, like: Tensor):
@@ -293,19 +292,19 @@ class ByDistance(Addition):
         self.like = like
 
     def places(self, segment: Segment, run: slice) -> slice:
-        """Return the slice of distances that occur between the queries of a segment and a run of keys."""
+        """Return the slice of distances between a segment's queries and a run of keys."""
         first = self.time - segment.rows.stop + run.start
         keys = run.stop - run.start
         end = first + segment.num_rows + keys - 1
         return slice(first, min(self.distances, end))
 
     def room_for(self, chunk: Chunk, run: slice) -> Tensor:
-        """Return scratch memory for scores by query and distance, (sequences x heads, rows, distances)."""
+        """Return a scratch buffer (sequences x heads, rows, distances) for scores by query and distance."""
         groups, rows, _ = chunk.shape
         places = self.places(chunk.segment, run)
         width = places.stop - places.start
-        # The memory extends beyond the last row by one entry per row, because the view by key reads there for keys that
-        # are hidden.
+        # The buffer extends beyond the last row by one entry per row, because the view by key reads there for hidden
+        # keys.
         memory = scratch("by_distance", (groups, rows * width + rows), self.like)
         return memory[:, : rows * width].unflatten(1, (rows, width))
 
@@ -317,9 +316,9 @@ class ByDistance(Addition):
         return self.room_for(chunk, runs[0]).zero_()
 
     def by_distance(self, chunk: Chunk, d_scores: Tensor, room: Optional[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Yield, for each run of keys, the slice of its distances, and dS by query and distance.
+        """Yield, for each run of keys, the slice of its distances and dS by query and distance.
 
-        If `room` is given, it already holds dS by query and distance.
+        If `room` is not None, it already contains dS by query and distance.
         """
         for run, columns in chunk.segment.columns():
             found = room
@@ -361,7 +360,7 @@ class Bias(ByDistance):
 
 
 class Positions(ByDistance):
-    """The addition of Transformer-XL's positions: scores by query and distance, viewed by query and key."""
+    """The addition of Transformer-XL's position scores, computed by query and distance and viewed by query and key."""
 
     def __init__(self, queries_BNTD: Tensor, vectors_NKD: Tensor, distances: int):
         super().__init__(queries_BNTD.size(-2), distances, queries_BNTD)
@@ -371,7 +370,7 @@ class Positions(ByDistance):
         self.d_vectors = torch.zeros_like(vectors_NKD)
 
     def _vectors(self, chunk: Chunk, places: slice) -> Tensor:
-        """Return the vectors of a slice of distances, (sequences x heads, distances, D)."""
+        """Return the vectors (sequences x heads, distances, D) of a slice of distances."""
         num_sequences = chunk.sequences.stop - chunk.sequences.start
         return self.vectors[chunk.heads, places].repeat(num_sequences, 1, 1)
 
@@ -401,7 +400,7 @@ class Positions(ByDistance):
 
 
 def additions_of(scores: Scores, q: Tensor, tokens: int) -> list[Addition]:
-    """Return the additions to the scores of queries `q` (B, N, T, D) and of `tokens` keys."""
+    """Return the additions to the scores between queries `q` (B, N, T, D) and `tokens` keys."""
     batch, _, time, _ = q.shape
     distances = tokens + time - 1
     if scores.is_causal:
@@ -419,9 +418,8 @@ def additions_of(scores: Scores, q: Tensor, tokens: int) -> list[Addition]:
 def by_key(by_distance: Tensor, chunk: Chunk, keys: int) -> Tensor:
     """View scores by query and distance (groups, rows, distances) as scores by query and key (groups, rows, keys).
 
-    Entry (i, j) of the view is entry rows - 1 - i + j of row i, or entry i + j if rows are in reverse order. If that
-    lies beyond the end of the row, the key is hidden, and the view shows an entry of the next row that belongs to no
-    key.
+    Entry (i, j) of the view is entry rows - 1 - i + j of row i, or entry i + j if rows are in reverse order. If this
+    index is beyond the end of the row, the key is hidden, and the view contains a meaningless entry of the next row.
     """
     groups, rows, distances = by_distance.shape
     if chunk.is_reversed:
@@ -438,14 +436,14 @@ def by_key(by_distance: Tensor, chunk: Chunk, keys: int) -> Tensor:
 
 
 class Blockwise:
-    """The distribution P in chunks, which are read from memory if it is stored, and computed otherwise.
+    """The distribution P in chunks, which are either read from memory or computed on demand.
 
     Args:
         q: The queries (B, N, T, D).
         k: The keys (B, N, K, D).
         scores: Everything else that determines P.
-        stored: Memory for P of all chunks, one after the other; empty to compute P each time.
-        is_filled: Whether the memory already holds P.
+        stored: A buffer for P of all chunks, one after the other; empty to compute P each time.
+        is_filled: Whether the buffer already contains P.
     """
 
     def __init__(self, q: Tensor, k: Tensor, scores: Scores, stored: Tensor, is_filled: bool = True):
@@ -465,9 +463,9 @@ class Blockwise:
 
     @staticmethod
     def stored_size(q: Tensor, k: Tensor, scores: Scores) -> int:
-        """Return the number of elements of a stored distribution, which only depends on shapes and the mask.
+        """Return the number of elements in a stored distribution, which depends only on the shapes and the mask.
 
-        If no key is hidden, the shapes may be symbolic, so that torch.compile makes one graph for all of them.
+        If no key is hidden, the shapes may be symbolic, so torch.compile can use one graph for all of them.
         """
         batch, heads, time, _ = q.shape
         if scores.mask is None and not scores.is_causal:
@@ -481,7 +479,7 @@ class Blockwise:
         return int(batch) * total
 
     def chunks(self) -> Iterator[tuple[Chunk, Tensor]]:
-        """Yield all chunks, each with its P (sequences x heads, rows, keys), which is valid until the next chunk."""
+        """Yield every chunk and its P (sequences x heads, rows, keys), which is valid until the next chunk."""
         start = 0
         for chunk in self._cut():
             if not self.stored.numel():
@@ -507,7 +505,7 @@ class Blockwise:
                 heads_at_once = min(in_group, max(1, CHUNK_ELEMENTS // max(1, size)))
                 sequences_at_once = max(1, WORTH_A_CHUNK // max(1, in_group * size))
             seen_BK = None
-            if parts is not None and scores.seen_BK is not None:  # sequences differ in the keys that all queries see
+            if parts is not None and scores.seen_BK is not None:  # these keys differ between sequences
                 seen_BK = scores.seen_BK.numpy()
                 sequences_at_once = 1
 
@@ -526,7 +524,7 @@ class Blockwise:
                         )
 
     def _compute(self, chunk: Chunk, out: Tensor) -> Tensor:
-        """Compute P of a chunk, write it to `out`, and return it."""
+        """Compute a chunk's P, write it to `out`, and return it."""
         for number, addition in enumerate(self.additions):
             for columns, added in addition.views(chunk):
                 here = out[..., columns].unflatten(0, (-1, added.size(-3)))
@@ -541,8 +539,8 @@ class Blockwise:
             multiply(q, chunk.select_keys(self.k).mT, out, adds=bool(self.additions))
         may_be_blind = self._hide(chunk, out)
 
-        # torch.softmax computes half precision in single precision internally. Computing torch.exp with the log-sum-exp
-        # of each row instead is 5 times slower on some CPUs.
+        # For half precision, torch.softmax uses float32 internally. Using torch.exp with each row's log-sum-exp instead
+        # is 5 times slower on some CPUs.
         if not may_be_blind:
             return torch.softmax(out, -1, out=out)
         is_blind = out.amax(-1, keepdim=True) == _HIDDEN  # rows that see no key must be zero, not NaN
@@ -550,7 +548,7 @@ class Blockwise:
         return out.masked_fill_(is_blind, 0)
 
     def _hide(self, chunk: Chunk, out: Tensor) -> bool:
-        """Write -inf at keys that queries do not see, and return whether a row may see no key at all."""
+        """Write -inf at hidden keys, and return whether a row may see no key at all."""
         segment = chunk.segment
         if segment.hidden is not None:
             is_hidden = chunk.turn(torch.from_numpy(segment.hidden))
@@ -572,21 +570,21 @@ class Blockwise:
         return bool(self.lengths) or bool(segment.hidden.all(axis=-1).any())
 
     def room(self, chunk: Chunk) -> Optional[Tensor]:
-        """Return memory for dS by query and distance; None if dS is to be computed by query and key."""
+        """Return a buffer for dS by query and distance; None if dS should be computed by query and key."""
         if not self.additions:
             return None
         return self.additions[0].room(chunk)
 
     def add_product(self, total: Tensor, chunk: Chunk, probabilities: Tensor, rows: Tensor) -> None:
-        """Add the product P^T rows of a chunk to a sum over queries.
+        """Add a chunk's matmul P^T rows to a sum over queries.
 
-        Without a mask, the chunk with the first rows of a head initializes the sum.
+        Without a mask, the chunk with a head's first rows initializes the sum.
 
         Args:
             total: The sum, (B, N, K, D).
             chunk: The chunk.
-            probabilities: The P or dS of the chunk, (sequences x heads, rows, keys).
-            rows: The rows to multiply with, (sequences x heads, rows, D).
+            probabilities: The chunk's P or dS, (sequences x heads, rows, keys).
+            rows: The rows to multiply by, (sequences x heads, rows, D).
         """
         product = multiply(probabilities.mT, rows).unflatten(0, (-1, chunk.num_heads))
         heads = total[chunk.sequences, chunk.heads]
@@ -601,14 +599,14 @@ class Blockwise:
             heads[:, :, -chunk.extra :] += product[:, :, -chunk.extra :]
 
     def empty_sums(self, like: Tensor) -> Tensor:
-        """Return memory (B, N, K, D) for sums over queries, which is zero unless chunks initialize the sums."""
+        """Return a buffer (B, N, K, D) for sums over queries, zeroed unless chunks initialize the sums."""
         if self.scores.mask is None and not self.scores.extra:
             return empty_heads(like)
         return empty_heads(like).to(sum_dtype(like)).zero_()
 
 
 def _groups(scores: Scores, heads: int) -> Iterator[tuple[slice, Optional[tuple[Part, ...]]]]:
-    """Yield slices of neighboring heads that see the same keys, with the parts of their mask; None without a mask."""
+    """Yield slices of consecutive heads that see the same keys, with the parts of their mask; None without a mask."""
     if scores.mask is None:
         yield slice(0, heads), None
         return
@@ -619,7 +617,7 @@ def _groups(scores: Scores, heads: int) -> Iterator[tuple[slice, Optional[tuple[
 
 
 class InChunks(Implementation):
-    """The functions of a lazy block on a CPU, computed in chunks.
+    """The CPU implementation of lazy blocks, which computes attention in chunks.
 
     Args:
         stores: Whether to keep P. Otherwise each function recomputes it.
@@ -633,7 +631,7 @@ class InChunks(Implementation):
         return q.new_empty(self._size(q, k, scores))
 
     def _size(self, q: Tensor, k: Tensor, scores: Scores) -> int:
-        """Return the number of elements of P that are kept."""
+        """Return the number of stored elements of P."""
         if not self.stores:
             return 0
         return Blockwise.stored_size(q, k, scores)
@@ -666,9 +664,9 @@ class InChunks(Implementation):
         saved: Tensor,
         scores: Scores,
     ) -> list[Tensor]:
-        """Compute dS = P * (sum of dO_i V_i^T - delta), and from it all gradients of a block.
+        """Compute dS = P * (sum of dO_i V_i^T - delta) and from it all gradients of a block.
 
-        The sum is a single product, because the values of all layers are concatenated.
+        The sum is a single matmul, because the values of all layers are concatenated.
         """
         distribution = Blockwise(q, k, scores, saved)
         d_q = empty_heads(q)
@@ -707,7 +705,7 @@ class InChunks(Implementation):
 
 
 def _weigh(distribution: Blockwise, v: Tensor) -> Tensor:
-    """Return P V (B, N, T, D) for values (B, N, K, D)."""
+    """Compute P V (B, N, T, D) for values (B, N, K, D)."""
     output = empty_rows(distribution.q, v)
     for chunk, probabilities in distribution.chunks():
         chunk.put_rows(output, multiply(probabilities, chunk.select_keys(v)))
@@ -721,5 +719,5 @@ def _side_by_side(tensors: list[Tensor]) -> Tensor:
 
 
 def sum_dtype(like: Tensor) -> torch.dtype:
-    """Return the precision in which sums are accumulated: single precision or better."""
+    """Return the data type in which sums are accumulated, float32 or higher."""
     return torch.promote_types(like.dtype, torch.float32)

@@ -1,7 +1,7 @@
-"""Attention on the meta device, which computes nothing, but reports its products to torch's FlopCounterMode.
+"""Attention on the meta device, which computes nothing but reports its matmuls to torch's FlopCounterMode.
 
-With a mask, each query is counted with the keys that it sees, whatever tiles a back end computes. Without a mask it is
-counted with all keys, including those in its future, because back ends compute these, too.
+With a mask, each query counts with the keys that it sees, regardless of the tiles that a back end computes. Without a
+mask it counts with all keys, including future keys, because back ends compute these too.
 """
 
 from typing import NamedTuple
@@ -21,8 +21,8 @@ for _name in ("compare", "compare_positions"):
     _LIBRARY.impl(_name, lambda _vectors, _pairs: None, "Meta")
 _LIBRARY.impl("weigh", lambda v, _pairs, time: v.new_empty((*v.shape[:-2], time, v.size(-1))), "Meta")
 
-COMPARE = torch.ops.lazyformer.compare  # the products of queries and keys
-WEIGH = torch.ops.lazyformer.weigh  # the weighted sums of values
+COMPARE = torch.ops.lazyformer.compare  # the matmul of queries and keys
+WEIGH = torch.ops.lazyformer.weigh  # the weighted sum of values
 _COMPARE_POSITIONS = torch.ops.lazyformer.compare_positions
 
 
@@ -35,7 +35,7 @@ class CountedDistribution(NamedTuple):
     """A distribution without its values.
 
     Attributes:
-        pairs: The number of pairs of query and key.
+        pairs: The number of query-key pairs.
         time: T, the number of queries.
     """
 
@@ -48,18 +48,19 @@ class CountedDistribution(NamedTuple):
 
 
 def attend(given: AttentionInputs) -> tuple[Tensor, CountedDistribution]:
-    """Count the products that :func:`lazyformer_fairseq.modules.attention.attend` computes for these inputs."""
+    """Count the matmuls that :func:`lazyformer_fairseq.modules.attention.attend` computes for these inputs."""
     scores = given.scores
     batch, heads, time, _ = given.q_BNTD.shape
     tokens = given.k_BNKD.size(-2) - scores.extra
     queries = batch * heads * time
-    # A learned span, whose bias ends where its mask ends, is counted with all keys, because it may grow to see them.
+    # A learned span, where bias and mask end at the same distance, counts with all keys, because it may grow to see all
+    # of them.
     if scores.mask is not None and not scores.far:
         seen = batch * count_pairs(scores.mask, time, tokens, scores.is_causal)
         distances = seen
     else:
         seen = queries * tokens
-        distances = seen + queries  # every query is multiplied with one more distance, that of a future key
+        distances = seen + queries  # every query is also multiplied with the distance of a future key
     pairs = seen + queries * scores.extra
     COMPARE(given.q_BNTD, pairs)
     if scores.position_queries_BNTD is not None:

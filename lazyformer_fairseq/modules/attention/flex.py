@@ -1,11 +1,12 @@
 """The back end ``flex``: torch's FlexAttention on a GPU, which skips blocks of keys that a mask hides.
 
-torch compiles it together with the functions that hide keys and add to scores. Everything that changes from call to
-call reaches these functions as tensors, because a number would be a constant, and each of its values would need another
-compilation. There is one compilation for each combination of features, and a second one when sizes change for the first
+torch compiles it together with the functions that mask keys and add to scores. Everything that varies between calls is
+passed to these functions as tensors, because a number would be a constant, and each new value would trigger another
+compilation. There is one compilation per combination of features, and a second one when sizes change for the first
 time.
 
-An ``l`` recomputes the attention, as in ``recompute``. torch sums the gradients of a bias by distance in any order.
+An ``l`` recomputes the attention, as in ``recompute``. torch sums the gradients of a bias by distance in a
+nondeterministic order.
 """
 
 import functools
@@ -31,19 +32,19 @@ from lazyformer_fairseq.modules.attention.masks import AttentionMask, Numbers, b
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.compiled import compiled
 
-BLOCK = 128  # the number of queries and keys in a block, which is torch's default
+BLOCK = 128  # the number of queries and keys per block, which is torch's default
 HEAD_SIZES = (16, 32, 64, 128)  # torch 2.6 only supports powers of two
-_KEPT = 64  # the number of cached plans; there is one for each length of text and each mask
+_KEPT = 64  # the number of cached plans, one per combination of text length and mask
 
 
 class FlexAttention:
-    """Queries and keys from which each consumer recomputes the attention."""
+    """The queries and keys of an ``s``, from which each consumer recomputes the attention with FlexAttention."""
 
     def __init__(self, q_BNTD: Tensor, k_BNKD: Tensor, scores: Scores):
         self.q_BNTD = q_BNTD
         self.k_BNKD = k_BNKD
         self.scores = scores
-        # The compiler traces the function behind a cache anyway, and warns about the cache.
+        # The compiler traces cached functions anyway, and warns about the cache.
         if torch.compiler.is_compiling():
             plan_of = _plan.__wrapped__
         else:
@@ -61,18 +62,18 @@ class FlexAttention:
             device=q_BNTD.device,
         )
         key: tuple[Hashable, ...] = ("flex", scores.mask, scores.extra)
-        if not torch.compiler.is_compiling():  # for the reason given in Scores.dense
+        if not torch.compiler.is_compiling():  # see Scores.dense
             key = (*key, time, keys)
         self.block_mask = scores.once(key, lambda: _block_mask(plan, scores, time, keys))
         self.addition = _addition(plan, scores, q_BNTD, keys)
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """Return softmax(QK^T / sqrt(D) + additions) V (B, N, T, D)."""
+        """Compute softmax(QK^T / sqrt(D) + additions) V (B, N, T, D)."""
         assert not dropout, "flex has no dropout"
         return self._kernel()(self.q_BNTD, self.k_BNKD, v_BNKD, self.addition, self.block_mask)
 
     def _kernel(self) -> Callable[..., Tensor]:
-        """Return torch's function, compiled on a GPU. On a CPU it only serves for comparisons, and is not fused."""
+        """Return torch's function, compiled on a GPU. On a CPU, where it is only used for comparison, it is not fused."""
         from torch.nn.attention.flex_attention import flex_attention
 
         if torch.compiler.is_compiling() or not _is_compiled(self.q_BNTD.device):
@@ -95,14 +96,14 @@ class FlexAttention:
 
 
 class Flex(BackEnd):
-    """The back end ``flex``: the fastest for masks on a GPU."""
+    """The back end ``flex``, the fastest for masks on a GPU."""
 
     @override
     def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
         has_one_size = call.query_size == call.value_size and call.query_size in HEAD_SIZES
         reason = first_reason(
             [
-                (device != "cuda", "torch's FlexAttention has gradients only on GPUs"),
+                (device != "cuda", "torch's FlexAttention supports gradients only on GPUs"),
                 (call.dropout, NO_DROPOUT),
                 (call.has_entmax, NO_ENTMAX),
                 (call.has_dense, "it does not support dense scores"),
@@ -129,12 +130,12 @@ def _is_compiled(device: torch.device) -> bool:
 def _compiled(_features: Hashable) -> Callable[..., Tensor]:
     """Return torch's function, compiled for one combination of features.
 
-    torch counts the compilations of a piece of code, and gives up after a few; the function would then write all scores
-    to memory. Therefore each combination has its own copy of the code, and if torch cannot compile it, that is an
-    error.
+    torch limits the number of recompilations per code object. Beyond the limit, the function would run uncompiled and
+    write all scores to memory. Each combination therefore gets its own copy of the code, and it is an error if torch
+    cannot compile it.
 
     Args:
-        _features: Everything that determines how the function is compiled; the key of the cache.
+        _features: Everything that determines how the function is compiled; the cache key.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -152,15 +153,15 @@ def _compiled(_features: Hashable) -> Callable[..., Tensor]:
 
 
 class _Plan(NamedTuple):
-    """The parts of a FlexAttention call that only depend on the mask and on sizes.
+    """The parts of a FlexAttention call that depend only on the mask and the sizes.
 
-    `offset`, `latest` and `tokens` are tensors without dimensions.
+    `offset`, `latest` and `tokens` are zero-dimensional tensors.
 
     Attributes:
         numbers: The parts of the mask as numbers.
-        shown, whole: What the mask shows of each block; see :class:`.masks.Blocks`.
-        offset: The place of the first query.
-        latest: The largest number of positions that a key may be ahead of the query.
+        shown, whole: The visibility of each block; see :class:`.masks.Blocks`.
+        offset: The position of the first query.
+        latest: The maximum number of positions that a key may be ahead of the query.
         tokens: The number of keys that are tokens.
         reach: The number of positions back that a query sees.
     """
@@ -175,7 +176,7 @@ class _Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=_KEPT)
-@torch.inference_mode(False)  # training may use plans that validation has created
+@torch.inference_mode(False)  # training may reuse plans created during validation
 def _plan(
     mask: Optional[AttentionMask],
     heads: int,
@@ -211,7 +212,7 @@ def _plan(
 
 
 def _block_mask(plan: _Plan, scores: Scores, time: int, keys: int) -> Any:
-    """Return torch's BlockMask. This does not wait for a GPU; only the GPU knows how many blocks are shown."""
+    """Build torch's BlockMask without a GPU synchronization; the number of visible blocks stays on the GPU."""
     from torch.nn.attention.flex_attention import BlockMask
 
     shown = plan.shown[None]
@@ -237,12 +238,12 @@ def _block_mask(plan: _Plan, scores: Scores, time: int, keys: int) -> Any:
 
 
 def _by_block(flags_BK: Tensor, keys: int, at_end: bool) -> Tensor:
-    """Return flags of tokens by block, (B, blocks, BLOCK).
+    """Group flags of keys by block, (B, blocks, BLOCK).
 
     Args:
-        flags_BK: The flags. Keys that are not tokens get False.
+        flags_BK: The flags of keys that are tokens. The flag of all other keys is False.
         keys: The number of keys, including those that are not tokens.
-        at_end: The flag with which the last block is filled up.
+        at_end: The flag that pads the last block.
     """
     of_keys = F.pad(flags_BK, (0, keys - flags_BK.size(1)), value=False)
     filled = F.pad(of_keys, (0, -keys % BLOCK), value=at_end)
@@ -250,15 +251,15 @@ def _by_block(flags_BK: Tensor, keys: int, at_end: bool) -> Tensor:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many blocks are True in each row of (B, N, R, C), and their indices, which come first; int32."""
+    """Return the number of True blocks per row of (B, N, R, C), and block indices with the True ones first; int32."""
     order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
 def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor]) -> Callable[..., Tensor]:
-    """Return the function that tells torch whether a query sees a key, given their indices."""
-    # The numbers of a part are separate tensors (N,), because in torch 2.10 indices that are tensors cannot be mixed
-    # with others. They are copies, because the compiler for CPUs does not accept views.
+    """Return torch's `mask_mod`, a function of indices that returns whether a query sees a key."""
+    # The numbers of a part are separate tensors (N,), because torch 2.10 cannot mix tensor indices with other indices.
+    # They are copies, because the CPU compiler does not accept views.
     bands, columns = (
         [[each.clone() for each in part.unbind(-1)] for part in parts.unbind(1)] for parts in plan.numbers
     )
@@ -289,8 +290,8 @@ def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor
 
 
 def _addition(plan: _Plan, scores: Scores, q: Tensor, keys: int) -> Optional[Callable[..., Tensor]]:
-    """Return the function with which torch adds to a score; None if nothing is added."""
-    exact = torch.promote_types(q.dtype, torch.float32)  # the precision in which gradients of many scores are summed
+    """Return torch's `score_mod`, a function that adds to a score; None if nothing is added."""
+    exact = torch.promote_types(q.dtype, torch.float32)  # the precision for summing the gradients of many scores
     found = []
     if scores.table_KN is not None:
         by_distance = scores.table_KN.to(exact)[scores.bucket_by_distance].t()

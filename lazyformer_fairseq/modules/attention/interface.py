@@ -1,4 +1,4 @@
-"""The interface of back ends, each of which computes attention and reports which calls it does not support."""
+"""The back-end interface. A back end computes attention and reports which calls it does not support."""
 
 import functools
 from collections.abc import Iterable
@@ -14,22 +14,22 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.processor import compute_capability
 
 LOWEST_CAPABILITY = (8, 0)  # the lowest compute capability that Triton supports
-# Reasons that several back ends share.
-NO_DROPOUT = "it has no attention dropout; use --attention-dropout 0"
-NO_ENTMAX = "it computes softmax, not entmax"
+# Reasons shared by several back ends.
+NO_DROPOUT = "it does not support attention dropout; use --attention-dropout 0"
+NO_ENTMAX = "it supports softmax but not entmax"
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionInputs:
-    """The inputs of one attention.
+    """The inputs of an attention computation.
 
     Attributes:
-        q_BNTD, k_BNKD, v_BNKD: The queries, keys and values. The size of queries and keys, whose square root divides
-            their products, may differ from that of values. If it is 0, the additions to the scores alone determine the
-            distribution.
+        q_BNTD, k_BNKD, v_BNKD: The queries, keys and values. Queries and keys may have a different head size than
+            values; its square root scales the scores. If it is 0, the distribution depends only on the additions to the
+            scores.
         scores: The additions to the scores, and the keys that each query sees.
-        dropout: The rate of dropout on the distribution. An ``s`` hands on its distribution before dropout.
-        consumers: The number of ``l`` sublayers that will read the distribution.
+        dropout: The dropout rate on the distribution. An ``s`` passes on its distribution before dropout.
+        consumers: The number of ``l`` sublayers that will reuse the distribution.
     """
 
     q_BNTD: Tensor
@@ -41,34 +41,34 @@ class AttentionInputs:
 
     @property
     def device(self) -> str:
-        """The type of the device, such as "cuda"."""
+        """The device type, such as "cuda"."""
         return self.q_BNTD.device.type
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the values."""
+        """The data type of the values."""
         return self.v_BNKD.dtype
 
 
 class AttentionCall(NamedTuple):
-    """One computation of attention as a back end sees it: the sizes, and what determines the distribution.
+    """An attention computation as seen by a back end: its sizes and everything that determines the distribution.
 
     Attributes:
         batch, heads, time, keys: B, N, T and K. K includes persistent keys.
-        query_size: D of queries and keys; 0 if dense scores alone determine the distribution.
-        value_size: D of values.
+        query_size: The head size D of queries and keys; 0 if the distribution depends only on dense scores.
+        value_size: The head size D of values.
         mask: The keys that queries see; None for all keys.
         num_extra: The number of keys that are not tokens.
-        has_bias: Whether a learned bias by distance is added.
-        has_positions: Whether Transformer-XL's scores of positions are added.
-        has_dense: Whether learned scores of each pair of query and key are added.
+        has_bias: Whether a learned bias per distance is added.
+        has_positions: Whether Transformer-XL's position scores are added.
+        has_dense: Whether learned scores are added for every query-key pair.
         has_entmax: Whether entmax replaces softmax.
-        has_given: Whether each sequence has keys of its own that all of its queries see.
-        is_causal: Whether queries do not see later keys.
+        has_given: Whether each sequence has individual keys that all of its queries see.
+        is_causal: Whether later keys are hidden from queries.
         is_padded: Whether some keys are padding.
         is_training: Whether gradients will be computed.
-        dropout: The rate of dropout on the distribution.
-        consumers: The number of higher sublayers that read the distribution.
+        dropout: The dropout rate on the distribution.
+        consumers: The number of sublayers above that reuse the distribution.
     """
 
     batch: int = 1
@@ -92,7 +92,7 @@ class AttentionCall(NamedTuple):
 
     @classmethod
     def of(cls, given: AttentionInputs) -> "AttentionCall":
-        """Return the call with these inputs."""
+        """Describe the call with these inputs."""
         scores = given.scores
         batch, heads, time, query_size = given.q_BNTD.shape
         return cls(
@@ -118,12 +118,12 @@ class AttentionCall(NamedTuple):
 
     @property
     def learns_additions(self) -> bool:
-        """True if an addition to the scores may need a gradient."""
+        """True if an addition to the scores may require a gradient."""
         return self.is_training and (self.has_bias or self.has_positions or self.has_dense)
 
 
 def first_reason(reasons: Iterable[tuple[object, str]]) -> Optional[str]:
-    """Return the first reason whose condition holds; None if no condition holds.
+    """Return the first reason with a true condition, or None if there is none.
 
     Args:
         reasons: Pairs of a condition and a reason.
@@ -133,7 +133,7 @@ def first_reason(reasons: Iterable[tuple[object, str]]) -> Optional[str]:
 
 @functools.cache
 def has_triton() -> bool:
-    """Return whether Triton is installed in a version whose kernels accept tuples."""
+    """Return whether Triton is installed in a version that accepts tuples as kernel arguments."""
     try:
         major, minor, *_ = version("triton").split(".")
     except PackageNotFoundError:
@@ -142,29 +142,29 @@ def has_triton() -> bool:
 
 
 def why_no_triton() -> Optional[str]:
-    """Return why Triton kernels do not run on the current GPU; None if they do, or if there is no GPU."""
+    """Return why Triton kernels cannot run on the current GPU; None if they can, or if there is no GPU."""
     if not torch.cuda.is_available():
         return None
     capability = compute_capability()
     if capability < LOWEST_CAPABILITY:
-        return f"it needs a GPU of compute capability 8.0 or above, and this one has {capability[0]}.{capability[1]}"
+        return f"it needs a GPU with compute capability 8.0 or higher, and this one has {capability[0]}.{capability[1]}"
     if not has_triton():
         return "it needs triton 3.3 or newer"
     return None
 
 
 class ReusableAttention(Protocol):
-    """A distribution, in any form, that an ``s`` hands to the ``l`` sublayers above it."""
+    """A distribution, in any form, that an ``s`` passes to the ``l`` sublayers above it."""
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """Return P V, (B, N, T, D), after dropout on P. Each call draws its own dropout mask."""
+        """Compute P V (B, N, T, D) with dropout on P. Each call draws a new dropout mask."""
 
 
 class BackEnd(Protocol):
-    """A way to compute attention; :data:`~lazyformer_fairseq.modules.attention.BACK_ENDS` has an instance of each."""
+    """A way to compute attention. The instances are in :data:`~lazyformer_fairseq.modules.attention.BACK_ENDS`."""
 
     def why_not(self, call: AttentionCall, device: str, dtype: torch.dtype) -> Optional[str]:
-        """Return why the back end does not support a call on a type of device; None if it does."""
+        """Return why the back end does not support a call on a device type; None if it does."""
 
     def attend(self, given: AttentionInputs) -> tuple[Tensor, ReusableAttention]:
         """Compute attention; see :func:`lazyformer_fairseq.modules.attention.attend`."""

@@ -1,13 +1,14 @@
 """Gradients of a lazy block: each ``l`` computes the gradient of its values, and the ``s`` computes the rest once.
 
 The gradient of the distribution P is dP = sum of dO_i V_i^T over the layers that share P, and the gradient before
-softmax is dS = P * (dP - sum of rowsum(dO_i * O_i)). An ``l`` does not need to compute its part of dS. It passes dO_i,
-V_i and the row sums to its ``s``, whose backward pass comes last. autograd transports them: the ``s`` gives each
-consumer three *handles*, zeros that take no memory and that nothing reads, and the consumer returns the three tensors
-as the gradients of the handles. No state is kept outside the graph, so graphs can be retained, run twice or compiled.
+softmax is dS = P * (dP - sum of rowsum(dO_i * O_i)). An ``l`` does not need to compute its contribution to dS. It
+passes dO_i, V_i and the row sums to its ``s``, where the backward pass arrives last. autograd transports them: the
+``s`` passes three *handles* to each consumer, zero tensors that take no memory and are never read. The consumer returns
+the three tensors as the gradients of the handles. No state is kept outside the graph, so graphs can be retained, run
+twice or compiled.
 
-The scores of a block are flattened once, and pass through autograd and torch's operators in this form. An operator
-(:class:`BlockKernels`) turns them back into an object.
+The scores of a block are flattened once and pass through autograd and torch's operators in this form. An operator
+(:class:`BlockKernels`) converts them back to an object.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,27 +23,27 @@ from lazyformer_fairseq.modules.attention.scores import LEARNED, FlatScores, Sco
 
 
 class Implementation:
-    """The base class of implementations of lazy blocks.
+    """The base class of lazy-block implementations.
 
-    In all methods q is (B, N, T, E), k is (B, N, K, E) and values are (B, N, K, D). E may differ from D, and is 0 if
-    learned scores alone determine the distribution P. `saved` is the tensor that an implementation keeps to reproduce
+    In all methods, q is (B, N, T, E), k is (B, N, K, E) and values are (B, N, K, D). E may differ from D, and is 0 if
+    the distribution P depends only on learned scores. `saved` is the tensor that an implementation keeps to reproduce
     P. A subclass may override :meth:`row_sums` with a faster version.
     """
 
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
-        """Return an uninitialized tensor with the shape and type of `saved`."""
+        """Return an uninitialized tensor with the shape and data type of `saved`."""
         raise NotImplementedError
 
     def attend_forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Return P V and `saved`."""
+        """Compute P V and `saved`."""
         raise NotImplementedError
 
     def reuse_forward(self, q: Tensor, k: Tensor, v: Tensor, saved: Tensor, scores: Scores) -> Tensor:
-        """Return P V."""
+        """Compute P V."""
         raise NotImplementedError
 
     def value_gradient(self, q: Tensor, k: Tensor, d_output: Tensor, saved: Tensor, scores: Scores) -> Tensor:
-        """Return P^T dO."""
+        """Compute P^T dO."""
         raise NotImplementedError
 
     def block_gradient(
@@ -55,30 +56,30 @@ class Implementation:
         saved: Tensor,
         scores: Scores,
     ) -> list[Tensor]:
-        """Return dQ, dK, dV of the first values, and the gradients of ``scores.learned``.
+        """Compute dQ, dK, dV of the first values and the gradients of ``scores.learned``.
 
         Args:
             q: The queries.
             k: The keys.
-            values: The values of all layers in the block, beginning with those of the ``s``.
+            values: The values of all layers in the block, starting with the ``s``.
             d_outputs: The gradients dO_i of the layers' outputs.
             delta: The sum of rowsum(dO_i * O_i), (B, N, T).
-            saved: What :meth:`attend_forward` returned.
-            scores: The scores of the block. If a part is missing, its gradient is an empty tensor.
+            saved: The tensor `saved` returned by :meth:`attend_forward`.
+            scores: The block's scores. The gradient of a missing part is an empty tensor.
         """
         raise NotImplementedError
 
     def row_sums(self, d_output: Tensor, output: Tensor) -> Tensor:
-        """Return rowsum(dO * O), (B, N, T), with products in single precision or better; half might overflow."""
+        """Compute rowsum(dO * O), (B, N, T), in float32 or higher precision, because half precision might overflow."""
         exact = torch.promote_types(output.dtype, torch.float32)
         zero = output.new_zeros((1,) * output.dim(), dtype=exact)
-        return torch.addcmul(zero, d_output, output).sum(-1)  # converts each element without a copy of the tensors
+        return torch.addcmul(zero, d_output, output).sum(-1)  # converts elements without copying the tensors
 
 
 class BlockKernels:
-    """The functions of an implementation as operators of torch, such as ``lazyformer::NAME_attend_forward``.
+    """An implementation's functions as torch operators, such as ``lazyformer::NAME_attend_forward``.
 
-    torch.compile does not look into them. They take flattened scores, and compute in the precision of their inputs.
+    They are opaque to torch.compile. They take flattened scores and compute in the precision of their inputs.
     """
 
     def __init__(self, name: str, implementation: Implementation):
@@ -118,10 +119,10 @@ def _operator(name: str, compute: Callable, schema: str, fake: Callable) -> Call
     """Register a function of tensors and flattened scores as an operator.
 
     Args:
-        name: The name of the operator.
-        compute: The function, which takes a :class:`Scores` as its last argument.
-        schema: The schema of the operator, without the flattened scores.
-        fake: A function of the operator's arguments that returns tensors like its results.
+        name: The operator's name.
+        compute: The function, which takes a :class:`Scores` object as its last argument.
+        schema: The operator's schema, without the flattened scores.
+        fake: A function with the operator's arguments that returns empty tensors like its results.
     """
 
     def in_given_precision(*args: Any) -> Any:
@@ -165,9 +166,9 @@ class SharedAttention(NamedTuple):
     Attributes:
         kernels: The kernels that compute the block.
         q_BNTD, k_BNKD: The queries and keys, detached.
-        saved: What the implementation keeps to reproduce P.
+        saved: The tensor that the implementation keeps to reproduce P.
         scores: The scores, flattened and detached.
-        handles: Three handles for each consumer.
+        handles: Three handles per consumer.
     """
 
     kernels: BlockKernels
@@ -178,7 +179,7 @@ class SharedAttention(NamedTuple):
     handles: Iterator[tuple[Tensor, ...]]
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """Return P V (B, N, T, D). Call this at most as often as there are consumers in the inputs."""
+        """Compute P V (B, N, T, D). Each of the declared consumers may call this once."""
         assert not dropout, "lazy blocks have no dropout"
         tensors, numbers = self.scores
         v_BNKD = v_BNKD.to(self.q_BNTD.dtype)
@@ -195,12 +196,12 @@ class SharedAttention(NamedTuple):
 
 
 def attend(kernels: BlockKernels, given: AttentionInputs) -> tuple[Tensor, SharedAttention]:
-    """Compute attention with the given kernels; see :func:`lazyformer_fairseq.modules.attention.attend`."""
+    """Compute attention with a set of kernels; see :func:`lazyformer_fairseq.modules.attention.attend`."""
     q_BNTD = given.q_BNTD
     k_BNKD = given.k_BNKD
     v_BNKD = given.v_BNKD
     scores = given.scores
-    if torch.is_autocast_enabled(given.device):  # adding weights gives single precision, but products are in half
+    if torch.is_autocast_enabled(given.device):  # adding weights promotes to float32, but matmuls are in half precision
         lower = torch.get_autocast_dtype(given.device)
         q_BNTD = q_BNTD.to(lower)
         k_BNKD = k_BNKD.to(lower)
@@ -225,7 +226,7 @@ def attend(kernels: BlockKernels, given: AttentionInputs) -> tuple[Tensor, Share
 
 
 class _Attend(torch.autograd.Function):
-    """The ``s`` of a block, which returns P V, `saved` and the handles."""
+    """An autograd function for the ``s`` of a block, which returns P V, `saved` and the handles."""
 
     @staticmethod
     def forward(
@@ -267,7 +268,7 @@ class _Attend(torch.autograd.Function):
         delta = torch.stack(row_sums).sum(0)
         scores = FlatScores(tensors, ctx.numbers)
         d_q, d_k, d_v, *d_learned = ctx.kernels.block_gradient(q, k, values, d_outputs, delta, saved, scores)
-        # In the arguments, the tensors follow after kernels, consumers, numbers, q, k and v, and those that learn come
+        # The tensors follow kernels, consumers, numbers, q, k and v in the argument list, and the learned ones come
         # first.
         needed = ctx.needs_input_grad[6 : 6 + len(d_learned)]
         d_tensors = [d if is_needed else None for d, is_needed in zip(d_learned, needed, strict=True)]
@@ -276,7 +277,7 @@ class _Attend(torch.autograd.Function):
 
 
 class _Reuse(torch.autograd.Function):
-    """An ``l`` of a block, which returns P V."""
+    """An autograd function for an ``l`` of a block, which returns P V."""
 
     @staticmethod
     def forward(ctx: Any, kernels: BlockKernels, numbers: list[int], *given: Optional[Tensor]) -> Tensor:
@@ -298,7 +299,7 @@ class _Reuse(torch.autograd.Function):
 
 
 def _handles(output: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return zeros with the shapes of dO, V and the row sums. Each takes the memory of a single number."""
+    """Return zero tensors with the shapes of dO, V and the row sums, each of which stores only a single number."""
     exact = torch.promote_types(v.dtype, torch.float32)
     return (
         v.new_zeros(()).expand(output.shape),
@@ -308,22 +309,22 @@ def _handles(output: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def empty_heads(like: Tensor) -> Tensor:
-    """Return an uninitialized tensor (B, N, T, D) with heads side by side in memory, so that merging them is a view."""
+    """Return an uninitialized tensor (B, N, T, D), laid out as (B, T, N, D) so that merging the heads is a view."""
     batch, heads, time, size = like.shape
     return like.new_empty(batch, time, heads, size).transpose(1, 2)
 
 
 def empty_rows(rows: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor like :func:`empty_heads`, with as many rows as `rows` and the width of `like`."""
+    """Return a tensor like :func:`empty_heads` with as many rows as `rows` and the width of `like`."""
     shape = (*rows.shape[:-1], like.size(-1))
     return empty_heads(like.new_empty(()).expand(shape))
 
 
 def learned_gradients(found: Mapping[str, Tensor], like: Tensor) -> list[Tensor]:
-    """Return the gradients of all parts in LEARNED, and an empty tensor for each part that is missing.
+    """Return the gradients of all parts in LEARNED, with empty tensors for missing parts.
 
     Args:
-        found: The gradients by the names of the parts.
-        like: A tensor with the device and type of the empty tensors.
+        found: The gradients, keyed by part name.
+        like: A tensor with the device and data type of the empty tensors.
     """
     return [found.get(name, like.new_empty(0)) for name in LEARNED]

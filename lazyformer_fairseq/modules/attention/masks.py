@@ -1,7 +1,7 @@
-"""Masks, which determine the keys that a query sees, apart from padding and causality.
+"""Attention masks, which determine the keys that a query sees, apart from padding and causality.
 
-A mask is a union of simple parts, for each group of heads. The place of a key is its index among the K keys. The place
-of a query is that of its own key, K - T + i for the i-th of T queries.
+For each group of heads, a mask is a union of simple parts. The position of a key is its index among the K keys. The
+position of the i-th of T queries is the position of its own key, K - T + i.
 """
 
 import functools
@@ -24,8 +24,8 @@ class Band(NamedTuple):
     Attributes:
         before: The number of steps back that a query sees; None for no limit.
         after: The number of steps ahead that a query sees; None for no limit.
-        dilation: The number of positions in a step. Keys between two steps are not seen.
-        block: The length of a block, if queries only see keys in their own block; 0 for no blocks.
+        dilation: The number of positions per step. Keys between two steps are not seen.
+        block: The block length, if queries only see keys in their own block; 0 for no blocks.
     """
 
     before: Optional[int]
@@ -34,7 +34,7 @@ class Band(NamedTuple):
     block: int = 0
 
     def shows(self, queries_T: Places, keys_K: Places) -> Places:
-        """Return whether each query sees each key, (T, K), given their places (T,) and (K,)."""
+        """Return a mask (T, K) that is True where a query sees a key, from their positions (T,) and (K,)."""
         queries_T1 = queries_T[:, None]
         ahead_TK = keys_K - queries_T1
         seen_TK = ahead_TK % self.dilation == 0
@@ -52,7 +52,7 @@ class Columns(NamedTuple):
 
     Attributes:
         first: The number of keys at the start.
-        period: The length of a period; 0 for none.
+        period: The length of a period; 0 for no periods.
         last: The number of keys at the end of each period.
     """
 
@@ -61,7 +61,7 @@ class Columns(NamedTuple):
     last: int = 0
 
     def shows(self, queries_T: Places, keys_K: Places) -> Places:
-        """Return whether each query sees each key, (T, K), given their places (T,) and (K,)."""
+        """Return a mask (T, K) that is True where a query sees a key, from their positions (T,) and (K,)."""
         seen_K = keys_K < self.first
         if self.period:
             place_in_period = keys_K % self.period
@@ -72,11 +72,11 @@ class Columns(NamedTuple):
 
 Part = Union[Band, Columns]
 _NO_LIMIT = -1
-_SAMPLED = 128  # the number of queries from which `count_share` estimates
+_SAMPLED = 128  # the number of queries that `count_share` samples
 
 
 def shown_by(parts: Sequence[Part], queries_T: Places, keys_K: Places) -> Places:
-    """Return whether any of the parts shows each key to each query, (T, K), given their places (T,) and (K,)."""
+    """Return a mask (T, K) that is True where any part shows a key to a query, from positions (T,) and (K,)."""
     seen_TK = parts[0].shows(queries_T, keys_K)
     for part in parts[1:]:
         seen_TK = seen_TK | part.shows(queries_T, keys_K)
@@ -84,16 +84,16 @@ def shown_by(parts: Sequence[Part], queries_T: Places, keys_K: Places) -> Places
 
 
 class AttentionMask(NamedTuple):
-    """A mask: the parts that each group of heads has. A query sees every key that any of the parts shows.
+    """An attention mask, in parts per group of heads. A query sees every key that at least one part shows.
 
     Attributes:
-        groups: Pairs of the number of neighboring heads in a group and the parts of their mask.
+        groups: Pairs of the number of consecutive heads in a group and the parts of their mask.
     """
 
     groups: tuple[tuple[int, tuple[Part, ...]], ...]
 
     def dense(self, time: int, keys: int, device: torch.device) -> Tensor:
-        """Return whether each query sees each key, (1, T, K), or (N, T, K) if heads differ, without causality."""
+        """Return a boolean mask, True where a query sees a key: (1, T, K), or (N, T, K) if heads differ; not causal."""
         places = torch.arange(keys, device=device)
         queries = places[keys - time :]
         by_group = []
@@ -104,7 +104,7 @@ class AttentionMask(NamedTuple):
 
     @property
     def reach(self) -> Optional[int]:
-        """Return how many positions back a query sees; None if there is no limit, or if it depends on the place."""
+        """The number of positions back that queries see; None if unlimited or different for each query."""
         reach = 0
         for _, parts in self.groups:
             for part in parts:
@@ -114,7 +114,7 @@ class AttentionMask(NamedTuple):
         return reach
 
     def within(self, reach: int) -> "AttentionMask":
-        """Return the same mask without keys that are more than `reach` positions back. All parts must be bands."""
+        """Return a copy that hides keys more than `reach` positions back. All parts must be bands."""
         groups = []
         for heads, parts in self.groups:
             shortened = tuple(_shortened(part, reach) for part in parts)
@@ -122,7 +122,7 @@ class AttentionMask(NamedTuple):
         return AttentionMask(tuple(groups))
 
     def flat(self) -> list[int]:
-        """Return the mask as a list of integers for torch's operators; :func:`mask_of` is the inverse."""
+        """Flatten the mask into a list of integers for torch's operators; :func:`mask_of` is the inverse."""
         numbers = []
         for heads, parts in self.groups:
             numbers += [heads, len(parts)]
@@ -133,7 +133,7 @@ class AttentionMask(NamedTuple):
 
 
 def groups_of(mask: Optional[AttentionMask]) -> tuple[tuple[int, tuple[Part, ...]], ...]:
-    """Return the number of heads and the parts of each group. If all heads see the same, one head represents them."""
+    """Return each group's number of heads and parts. If all heads have the same mask, one head represents them."""
     if mask is None:
         everything = Band(None, None)
         return ((1, (everything,)),)
@@ -153,7 +153,7 @@ def _shortened(part: Part, reach: int) -> Band:
 
 @functools.lru_cache(maxsize=256)
 def count_pairs(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> int:
-    """Return how many pairs of query and key a mask shows, summed over heads; padding is not considered."""
+    """Count the query-key pairs that a mask shows, summed over heads and ignoring padding."""
     return sum(heads * _count_of_head(parts, time, keys, is_causal) for heads, parts in mask.groups)
 
 
@@ -174,10 +174,10 @@ def _count_of_head(parts: tuple[Part, ...], time: int, keys: int, is_causal: boo
 
 @functools.lru_cache(maxsize=1024)  # every forward pass calls this
 def count_share(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> float:
-    """Return the share of all pairs of query and key that a mask shows: above 0, at most 1, with three digits.
+    """Estimate the fraction of query-key pairs that a mask shows, in (0, 1] and rounded to three digits.
 
-    The share is estimated from a few queries, because it is needed for many lengths of text. The places of the queries
-    are multiples of the golden ratio, which are spread evenly and do not coincide with the period of a mask.
+    The fraction is estimated from a sample of queries, because it is needed for many text lengths. The sampled
+    positions are multiples of the golden ratio, so they are spread evenly and do not align with the period of a mask.
     """
     places = torch.arange(keys, device="cpu")
     if time <= _SAMPLED:
@@ -196,7 +196,7 @@ def count_share(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> f
 
 
 def _count_shown(parts: tuple[Part, ...], queries: Tensor, places: Tensor, is_causal: bool) -> int:
-    """Return how many pairs of these queries and all keys are shown, given their places."""
+    """Count the visible pairs of these queries and all keys, from their positions."""
     seen = shown_by(parts, queries, places)
     if is_causal:
         seen &= places <= queries[:, None]
@@ -204,7 +204,7 @@ def _count_shown(parts: tuple[Part, ...], queries: Tensor, places: Tensor, is_ca
 
 
 def mask_of(numbers: Sequence[int]) -> Optional[AttentionMask]:
-    """Return the mask for which :meth:`AttentionMask.flat` returned these numbers; None if there are none."""
+    """Restore a mask from the numbers returned by :meth:`AttentionMask.flat`; None if there are no numbers."""
     if not numbers:
         return None
     rest = iter(numbers)
@@ -230,20 +230,20 @@ def _read_part(rest: Iterator[int]) -> Part:
     return band
 
 
-# The rest of this file is for GPU kernels: it computes which blocks of queries and keys a mask shows, and the parts of
-# a mask as numbers. A block consists of neighboring queries and as many neighboring keys. Nothing here waits for a
-# GPU.
+# The rest of this file is for GPU kernels: it computes which blocks of queries and keys a mask shows, and encodes the
+# parts of a mask as numbers. A block consists of consecutive queries and an equal number of consecutive keys. Nothing
+# here synchronizes with the GPU.
 
-_PAIRS_AT_ONCE = 2**26  # pairs of query and key, whose distances take half a gigabyte
-_ENDLESS = 2**30  # stands for no limit; the sum of two such numbers fits into 32 bits
+_PAIRS_AT_ONCE = 2**26  # query-key pairs; their distances take half a gigabyte
+_ENDLESS = 2**30  # means no limit; the sum of two such numbers fits into 32 bits
 
 
 class Numbers(NamedTuple):
-    """The parts of a mask by head, as int32 tensors. Heads with fewer parts are filled up with parts that show nothing.
+    """The parts of each head's mask as int32 tensors. Heads with fewer parts are padded with parts that show nothing.
 
     Attributes:
-        bands_NX4: For each :class:`Band`, the least and the greatest number of positions that a key may be ahead of the
-            query, the dilation, and the length of a block.
+        bands_NX4: For each :class:`Band`, the minimum and maximum number of positions that a key may be ahead of the
+            query, the dilation, and the block length.
         columns_NX3: For each :class:`Columns`, its attributes `first`, `period` and `last`.
     """
 
@@ -252,7 +252,7 @@ class Numbers(NamedTuple):
 
     @classmethod
     def of(cls, mask: Optional[AttentionMask], heads: int, device: torch.device) -> "Numbers":
-        """Return the numbers for a mask of `heads` heads. Without a mask, all heads see all keys."""
+        """Encode a mask for `heads` heads. Without a mask, all heads see all keys."""
         bands: list[list[tuple[int, ...]]] = []
         columns: list[list[tuple[int, ...]]] = []
         groups = groups_of(mask)
@@ -281,7 +281,7 @@ def _numbers_of(band: Band) -> tuple[int, int, int, int]:
 
 
 def _table(by_head: list[list[tuple[int, ...]]], nothing: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return numbers as a tensor (N, parts, fields), filling up heads with fewer parts with the part `nothing`."""
+    """Build a tensor (N, parts, fields), padding heads that have fewer parts with the part `nothing`."""
     most = max(map(len, by_head))
     padded = [rows + [nothing] * (most - len(rows)) for rows in by_head]
     table = torch.tensor(padded, dtype=torch.int32)
@@ -289,14 +289,14 @@ def _table(by_head: list[list[tuple[int, ...]]], nothing: tuple[int, ...], devic
 
 
 class Blocks(NamedTuple):
-    """Visibility of each block of queries and keys under a mask, (1, R, C), or (N, R, C) if heads differ.
+    """The visibility of each block of queries and keys under a mask, (1, R, C), or (N, R, C) if heads differ.
 
-    Padding is not considered.
+    Padding is ignored.
 
     Attributes:
-        shown: Whether any query of the block sees any of its keys.
-        whole: Whether all queries of the block see all of its keys. Blocks that extend beyond the last query or key
-            are not whole.
+        shown: True if any query of the block sees any of its keys.
+        whole: True if all queries of the block see all of its keys. Blocks that extend beyond the last query or key are
+            not whole.
     """
 
     shown: Tensor
@@ -312,15 +312,15 @@ def blocks_of(
     size: int,
     device: torch.device,
 ) -> Blocks:
-    """Return the blocks of an attention over T queries and K keys.
+    """Compute the visibility of the blocks of T queries and K keys.
 
     Args:
         mask: The mask; None to show all keys.
         time: T, the number of queries.
         keys: K, the number of keys, including those that are not tokens.
         extra: The number of keys that are not tokens. They follow the tokens, and every query sees them.
-        is_causal: Whether queries do not see later keys.
-        size: The number of queries, and of keys, in a block.
+        is_causal: Whether later keys are hidden from queries.
+        size: The block size, in queries and in keys.
         device: The device of the result.
     """
     tokens = keys - extra
@@ -328,8 +328,8 @@ def blocks_of(
     places = torch.arange(keys + -keys % size, device=device)
     is_token = places < tokens
     is_extra = (places >= tokens) & (places < keys)
-    # Rows of blocks are computed a few at a time, to save memory. A compiled graph fuses all steps, so it computes all
-    # rows at once.
+    # To save memory, only a few rows of blocks are computed at once. A compiled graph fuses all steps, so it can
+    # compute all rows at once.
     if torch.compiler.is_compiling():
         at_once = time
     else:

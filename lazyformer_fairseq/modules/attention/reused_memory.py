@@ -1,7 +1,7 @@
-"""CPU memory that is kept from one update to the next.
+"""CPU memory that is reused from update to update.
 
-Each update writes distributions of a few hundred megabytes. The operating system provides new memory page by page,
-which took a third as long as computing the content. GPUs do not need this, because torch caches their memory.
+Each update writes distributions of a few hundred megabytes. The operating system allocates new memory page by page,
+which took a third as long as computing the contents. GPUs do not need this, because torch caches their memory.
 """
 
 import math
@@ -18,10 +18,10 @@ _scratch = threading.local()
 
 
 def empty(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return an uninitialized contiguous tensor with the device and precision of `like`.
+    """Return an uninitialized contiguous tensor with the device and data type of `like`.
 
-    Once nothing refers to the tensor, its memory serves the next request of the same size. A request of another size
-    returns all free memory to the system.
+    When the tensor is garbage-collected, its memory is reused for the next request of the same size. A request of a
+    different size returns all free memory to the system.
     """
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or not size:
@@ -34,15 +34,15 @@ def empty(shape: Sequence[int], like: Tensor) -> Tensor:
         memory = torch.empty(size, dtype=torch.uint8).numpy()
     lease = memory.view()  # the tensor's storage keeps this array alive until it is freed
     finalizer = weakref.finalize(lease, _free.append, memory)
-    finalizer.atexit = False  # type: ignore[misc]  # typeshed lists __slots__, but the attribute is documented
+    finalizer.atexit = False  # type: ignore[misc]  # missing in typeshed's __slots__, but documented
     return torch.from_numpy(lease).view(like.dtype).view(*shape)
 
 
 def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return an uninitialized tensor like :func:`empty`, for data that a function only needs while it runs.
+    """Return an uninitialized tensor like :func:`empty` for temporary data of a function.
 
-    The next request with the same name reuses the memory. Each thread has its own memory, which is as large as the
-    largest request under each name.
+    The next request with the same name reuses the memory. Each thread has its own memory, which grows to the largest
+    request under each name.
     """
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or not size:
@@ -51,11 +51,11 @@ def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
     if memory is None or memory.nbytes < size:
         memory = torch.empty(size, dtype=torch.uint8).numpy()
         setattr(_scratch, name, memory)
-    # A new tensor each time: code outside inference mode cannot write to one made inside it.
+    # A new tensor is created each time, because tensors created in inference mode cannot be written outside it.
     return torch.from_numpy(memory[:size]).view(like.dtype).view(*shape)
 
 
 def give_back() -> None:
-    """Return all free memory and this thread's scratch memory to the system, for example to measure memory."""
+    """Return all free memory and this thread's scratch memory to the system, for example to measure memory use."""
     _free.clear()
     vars(_scratch).clear()

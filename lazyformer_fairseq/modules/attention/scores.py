@@ -1,7 +1,7 @@
-"""Everything that determines a distribution besides queries and keys.
+"""Everything that determines an attention distribution except queries and keys.
 
-That is the bias, padding, causality, relative positions, the mask, keys that are not tokens, and the function that
-turns scores into weights.
+This includes the bias, padding, causality, relative positions, the mask, keys that are not tokens, and the function
+that turns scores into weights.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, mask_of
 
-# The tensors that may have gradients, in the order in which a back end returns them, and those that have none.
+# The tensors that may have gradients, in the order in which back ends return these, and the tensors that never have
+# any.
 LEARNED = ("table_KN", "position_queries_BNTD", "distances_NKD", "exponent_N", "learned_BNTK")
 _FIXED = ("bucket_by_distance", "lengths_B", "seen_BK")
 Layout = Callable[[Tensor], Tensor]
@@ -28,35 +29,35 @@ _BY_SEQUENCE = (
     "position_queries_BNTD",
     "learned_BNTK",
 )
-# The parts from which :meth:`Scores.dense` writes the additions that sublayers share.
+# The parts that determine the additions shared by sublayers, as computed by :meth:`Scores.dense`.
 _SHARED = {"table_KN", "bucket_by_distance", "lengths_B", "is_causal", "seen_BK"}
 
 
 @dataclass(eq=False)
 class Scores:
-    """The additions to the scores of one attention, and the keys that its queries see.
+    """The additions to the scores of an attention call, and the keys that its queries see.
 
-    There are T queries and K keys; the queries are the last T of the K positions. Back ends read the parts, none of
-    which grows with T x K except `learned_BNTK`. :meth:`dense` writes them out as a matrix for back ends that need it.
+    There are T queries and K keys; the queries are the last T of the K positions. Back ends use the individual parts,
+    none of which grows with T x K except `learned_BNTK`. For back ends that need a matrix, :meth:`dense` combines them.
 
     Attributes:
-        table_KN: The learned bias by bucket and head; None for no bias.
-        bucket_by_distance: The bucket of each distance, integers (K + T - 1,), with that of the distance key - query at
-            K - 1 + (key - query). None without a bias.
-        far: The distance from which on, on either side, all distances share one bucket.
+        table_KN: The learned bias, indexed by bucket and head; None for no bias.
+        bucket_by_distance: The bucket of each distance, integers (K + T - 1,). The bucket of the distance key - query
+            is at index K - 1 + (key - query). None without a bias.
+        far: The distance at and beyond which all distances on the same side share one bucket.
         lengths_B: The number of keys before the padding, which is always on the right; None without padding.
-        is_causal: Whether queries do not see later keys.
-        position_queries_BNTD: (Q + v) / sqrt(D) for Transformer-XL's positions; None without such positions.
-        distances_NKD: The projected distances K - 1, ..., 0 and -1, (N, K + 1, D). The last one belongs to a key in the
-            future, which no query sees. It allows :func:`relative_shift` to be a view.
+        is_causal: Whether later keys are hidden from queries.
+        position_queries_BNTD: (Q + v) / sqrt(D) for Transformer-XL's positions; None without these positions.
+        distances_NKD: The projected distances K - 1, ..., 0 and -1, (N, K + 1, D). The last one belongs to a future
+            key, which no query sees; with it, :func:`relative_shift` can return a view.
         mask: The keys that queries see; None for all keys. The output of a query that sees no key is zero.
-        seen_BK: True at keys that every query sees, whatever the mask; None for none.
+        seen_BK: True at keys that every query sees regardless of the mask; None if there are none.
         extra: The number of keys at the end that are not tokens. Every query sees them, without bias or positions.
         exponent_N: The alpha of entmax for each head; None for softmax.
-        given_BK, given_places_BG: True at the positions that the caller marks, and the indices of these positions,
-            filled up with T. Back ends do not read them; an attention variant derives `seen_BK` from them.
+        given_BK, given_places_BG: True at the positions marked by the caller, and the indices of these positions,
+            padded with T. Back ends ignore them; an attention variant derives `seen_BK` from them.
         learned_BNTK: Learned scores to add, or (1, N, T, K) to share them among sequences; None for none.
-        places_BT: The position of each token in its text, if it is not the token's index. Back ends do not read it.
+        places_BT: The position of each token in its text, if it differs from the token's index. Back ends ignore it.
     """
 
     table_KN: Optional[Tensor] = None
@@ -76,30 +77,30 @@ class Scores:
     places_BT: Optional[Tensor] = None
 
     def __post_init__(self) -> None:
-        self._written: dict[Hashable, Any] = {}  # shared by the sublayers of a forward pass
-        self.outlasts_checkpoints = False  # whether what is written lies outside the checkpoint that surrounds it
+        self._written: dict[Hashable, Any] = {}  # a cache shared by the sublayers of a forward pass
+        self.outlasts_checkpoints = False  # whether cached values outlive the checkpoint in which they are computed
 
     def with_padding(self, padding_mask_BK: Tensor) -> "Scores":
-        """Return the same scores for sequences with padding.
+        """Return a copy for sequences with padding.
 
-        In a sequence that consists only of padding, queries see the first key. Otherwise its distribution, and with it
-        every gradient, would be NaN.
+        In a sequence that consists only of padding, queries see the first key. Otherwise its distribution, and
+        therefore every gradient, would be NaN.
 
         Args:
-            padding_mask_BK: True at padding, which must follow the text of each sequence.
+            padding_mask_BK: True at padding, which must follow the text in each sequence.
         """
         num_padding_B = padding_mask_BK.sum(-1)
         lengths_B = (padding_mask_BK.size(1) - num_padding_B).clamp(min=1)
         return replace(self, lengths_B=lengths_B)
 
     def with_given(self, given_BK: Tensor) -> "Scores":
-        """Return the same scores with positions that the caller marks. This waits for a GPU.
+        """Return a copy with positions marked by the caller. This synchronizes with the GPU.
 
         Args:
             given_BK: True at the marked positions.
         """
         time = given_BK.size(1)
-        # A graph must work for any number of marked positions.
+        # A compiled graph must work for any number of marked positions.
         if torch.compiler.is_compiling():
             most = time
         else:
@@ -109,9 +110,9 @@ class Scores:
         return replace(self, given_BK=given_BK, given_places_BG=given_first[:, :most])
 
     def with_own(self, **parts: Any) -> "Scores":
-        """Return the same scores with some parts replaced by those of one sublayer.
+        """Return a copy with some parts replaced for one sublayer.
 
-        What :meth:`once` has written stays shared, unless the replaced parts determine it.
+        Values cached by :meth:`once` stay shared unless they depend on the replaced parts.
         """
         own = replace(self, **parts)
         if not parts.keys() & _SHARED:
@@ -120,7 +121,7 @@ class Scores:
         return own
 
     def first_sequences(self, count: int) -> "Scores":
-        """Return the scores of the first `count` sequences of a batch, with detached parts and nothing written yet."""
+        """Return a copy for the first `count` sequences of a batch, with detached parts and an empty cache."""
         parts = {}
         for name in _BY_SEQUENCE:
             part = getattr(self, name)
@@ -134,11 +135,11 @@ class Scores:
         return replace(self, **parts)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, which is called once per key for all sublayers of a forward pass."""
+        """Return the cached result of `make`, which is called once per key and forward pass for all sublayers."""
         if key in self._written:
             return self._written[key]
         if self.outlasts_checkpoints:
-            # Let autograd keep what it would keep outside a checkpoint.
+            # Make autograd save the same tensors as it would outside the checkpoint.
             context: AbstractContextManager = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda kept: kept)
         else:
             context = nullcontext()
@@ -149,18 +150,18 @@ class Scores:
 
     @property
     def learned(self) -> tuple[Optional[Tensor], ...]:
-        """Return the parts that may have gradients, in the order in which back ends return these."""
+        """The parts that may have gradients, in the order in which back ends return the gradients."""
         return tuple(getattr(self, name) for name in LEARNED)
 
     @property
     def is_learning(self) -> bool:
-        """Return whether any part needs a gradient in this pass."""
+        """True if any part needs a gradient in this pass."""
         if not torch.is_grad_enabled():
             return False
         return any(part is not None and part.requires_grad for part in self.learned)
 
     def flat(self) -> "FlatScores":
-        """Return the parts as two lists, of tensors and of integers, which autograd and torch's operators accept."""
+        """Flatten the parts into a list of tensors and a list of integers, for autograd and torch's operators."""
         tensors = [getattr(self, name) for name in (*LEARNED, *_FIXED)]
         numbers = [self.far, int(self.is_causal), self.extra]
         if self.mask is not None:
@@ -185,21 +186,21 @@ class Scores:
         like: Tensor,
         layout: Optional[Layout] = None,
     ) -> Optional[Tensor]:
-        """Return the additions to scores as a tensor that broadcasts to (B, N, T, K); None if there are none.
+        """Return the additions to the scores as a tensor that broadcasts to (B, N, T, K); None if there are none.
 
-        The additions that sublayers share are only written once per forward pass.
+        Additions shared by several sublayers are computed only once per forward pass.
 
         Args:
             time: T, the number of queries.
             keys: K, the number of keys, including `extra`.
-            like: A tensor with the device and precision of the scores.
-            layout: A function that returns the same numbers in the layout that a back end needs, without a copy if
-                they have it already. None for any layout. torch.compile makes no graph of a pass that stores something
-                under a function as the key.
+            like: A tensor with the scores' device and data type.
+            layout: A function that converts a tensor to the memory layout that a back end needs, without a copy if it
+                already has that layout. None for any layout. torch.compile cannot trace a pass that caches a value with
+                a function as the key.
         """
         tokens = keys - self.extra
-        # The sizes are part of the key, because a sublayer may leave out memory beyond the reach of its mask. They are
-        # left out under torch.compile, which would compile a graph for each size.
+        # The sizes are part of the key, because a sublayer may drop memory beyond the reach of its mask. Under
+        # torch.compile they are not, because it would compile a graph for each size.
         key: tuple[Hashable, ...] = (self.mask, layout)
         if not torch.compiler.is_compiling():
             key = (*key, time, tokens)
@@ -219,7 +220,7 @@ class Scores:
         return layout(added)
 
     def _write(self, time: int, keys: int, like: Tensor, layout: Optional[Layout]) -> Optional[Tensor]:
-        """Return the bias by distance, with -inf at padding, at later keys and at keys that the mask hides."""
+        """Return the bias by distance, with -inf at padding, later keys, and keys hidden by the mask."""
         added = None
         if self.table_KN is not None:
             added = self._by_distance(self.table_KN, time, keys).to(like.dtype)
@@ -232,7 +233,7 @@ class Scores:
         return layout(added)
 
     def _hidden(self, time: int, keys: int, device: torch.device) -> Iterator[Tensor]:
-        """Yield masks that broadcast to (B, N, T, K), True at padding, later keys, and keys that the mask hides."""
+        """Yield masks that broadcast to (B, N, T, K), True at padding, later keys, and keys hidden by the mask."""
         is_padding = self.is_padding(keys)
         if is_padding is not None:
             yield is_padding[:, None, None, :]
@@ -247,11 +248,12 @@ class Scores:
     def _by_distance(self, table_KN: Tensor, time: int, keys: int) -> Tensor:
         """Return the bias (1, N, T, K).
 
-        Row i is a window of K distances that starts at distance number T - 1 - i, so the rows are sliding windows in
-        reverse order. Each distance is looked up once, whereas a (T, K) matrix of buckets would look up each pair.
+        Row i is a window of K consecutive distances, starting at index T - 1 - i, so the rows are sliding windows in
+        reverse order. Each distance is looked up only once, whereas a (T, K) matrix of buckets would require a lookup
+        per pair.
         """
         by_distance = table_KN[self.bucket_by_distance].t()
-        if torch.compiler.is_compiling():  # the size of a window would be a constant, and each T another graph
+        if torch.compiler.is_compiling():  # unfold would make the window size a constant and recompile for each T
             rows = torch.arange(time, device=by_distance.device)
             columns = torch.arange(keys, device=by_distance.device)
             places = time - 1 + columns - rows[:, None]
@@ -266,32 +268,32 @@ def _sum(own: Tensor, shared: Optional[Tensor]) -> Tensor:
 
 
 class FlatScores(NamedTuple):
-    """A :class:`Scores` as two lists, of tensors and of integers."""
+    """A :class:`Scores` object flattened into a list of tensors and a list of integers."""
 
     tensors: Sequence[Optional[Tensor]]
     numbers: Sequence[int]
 
     def scores(self) -> Scores:
-        """Return the scores that the lists were made from."""
+        """Restore the Scores object."""
         far, is_causal, extra, *mask = self.numbers
         parts = dict(zip((*LEARNED, *_FIXED), self.tensors, strict=True))
         return Scores(**parts, far=far, is_causal=bool(is_causal), extra=extra, mask=mask_of(mask))
 
 
 def relative_shift(by_distance: Tensor) -> Tensor:
-    """Return a view of scores by query and distance as scores by query and key.
+    """View scores indexed by query and distance as scores indexed by query and key.
 
     Args:
         by_distance: The scores by query and distance, contiguous (..., T, K + 1), for the distances K - 1, ..., 0, -1.
 
     Returns:
         The scores by query and key, (..., T, K). Entry (i, j) is the score of query i at its distance to key j, which
-        is K - T + i - j. If the key is in the future, the number is meaningless.
+        is K - T + i - j. Entries of future keys are meaningless.
     """
     time = by_distance.size(-2)
     keys = by_distance.size(-1) - 1
-    # Entry (i, j) is entry (i, T - 1 - i + j) of the input, which has the index T - 1 + i K + j in its flat rows of
-    # K + 1.
+    # Entry (i, j) is entry (i, T - 1 - i + j) of the input, which is at index T - 1 + i K + j after flattening its rows
+    # of K + 1 entries.
     first = time - 1
     flat = by_distance.flatten(-2)
     return flat[..., first : first + time * keys].unflatten(-1, (time, keys))

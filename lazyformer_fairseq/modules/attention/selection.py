@@ -1,8 +1,8 @@
-"""Selection of a back end: the one that the user names or, for ``auto``, the fastest one on the machine.
+"""Back-end selection: the back end that the user names or, for ``auto``, the fastest one on this machine.
 
-The first attention of a shape times the back ends that support it, on its own queries, keys and values
-(:mod:`lazyformer_fairseq.modules.timing`). If nothing is timed, a fixed order decides, which begins with the back end
-that is usually the fastest for such calls.
+The first attention call of each shape times the back ends that support it, on its own queries, keys and values
+(:mod:`lazyformer_fairseq.modules.timing`). If nothing is timed, the first back end in a fixed order is selected, which
+is usually the fastest for this kind of call.
 """
 
 import math
@@ -25,22 +25,22 @@ from lazyformer_fairseq.modules.timing import LARGEST_ERROR, SELECTOR, half_octa
 AUTO = "auto"
 DEVICES = ("cpu", "cuda")
 BACKENDS = tuple(BACK_ENDS)
-SHARE_OF_MEMORY = 0.4  # the share of a device's memory that ``auto`` lets the distributions of all sublayers take
+SHARE_OF_MEMORY = 0.4  # the fraction of a device's memory that ``auto`` allows for the distributions of all sublayers
 WORTH_IT = 2**22  # multiply-adds of queries and keys below which timing takes longer than any back end
-# The number of tokens of a batch that are timed on a CPU, whose back ends compute one sequence after the other.
+# The number of tokens per batch that are timed on a CPU. CPU back ends process sequences one after the other.
 TOKENS = 2048
-# Skipping what a mask hides pays with at least so many queries and at most such a share of pairs shown.
+# Skipping masked pairs pays off with at least this many queries and at most this fraction of visible pairs.
 FEWEST_MASKED = 256
 SHARE_MASKED = 0.5
 
 
 class Workload(NamedTuple):
-    """A call and its circumstances, which determine the selection of a back end.
+    """A call and its context, which together determine the selected back end.
 
     Attributes:
         call: The computation.
-        device: The type of the device.
-        precision: The precision of the values.
+        device: The device type.
+        precision: The data type of the values.
         attentions: The number of sublayers in the network that compute a distribution.
     """
 
@@ -51,14 +51,14 @@ class Workload(NamedTuple):
 
     @property
     def multiply_adds(self) -> int:
-        """The number of multiply-adds of all queries with all keys."""
+        """The number of multiply-adds between all queries and all keys."""
         call = self.call
         size = max(call.query_size, call.value_size)
         return call.batch * call.heads * call.time * call.keys * size
 
     @property
     def share(self) -> float:
-        """The share of all pairs of query and key that the mask shows; 1 without a mask."""
+        """The fraction of query-key pairs that the mask shows; 1 without a mask."""
         call = self.call
         if call.mask is None:
             return 1.0
@@ -66,13 +66,14 @@ class Workload(NamedTuple):
 
     @property
     def hides_most(self) -> bool:
-        """True if the mask hides so much that it pays to compute only the rest."""
+        """True if the mask hides so many pairs that computing only the others pays off."""
         return self.share < SHARE_MASKED and self.call.time >= FEWEST_MASKED
 
     def shape(self) -> str:
-        """Return a description of the calls that a selection holds for.
+        """Describe the class of calls that share a selection.
 
-        Lengths, batch size and share are in steps of half an octave, so that similar calls have the same description.
+        Lengths, batch size and the visible fraction are rounded to half octaves, so similar calls have the same
+        description.
         """
         call = self.call
         flags = {
@@ -107,10 +108,10 @@ class Workload(NamedTuple):
 
 
 class BackEndSelector:
-    """The selection of back ends for one forward pass. The same call always gets the same back end.
+    """A selector of back ends for one forward pass. The same call always gets the same back end.
 
     Args:
-        name: AUTO, or the name of a back end in :data:`BACKENDS`.
+        name: AUTO or the name of a back end in :data:`BACKENDS`.
         attentions: The number of sublayers in the network that compute a distribution.
     """
 
@@ -120,7 +121,7 @@ class BackEndSelector:
         self._selected: dict[Workload, str] = {}
 
     def __call__(self, given: AttentionInputs) -> str:
-        """Return the name of the back end for an attention."""
+        """Return the name of the back end for an attention call."""
         if self.name != AUTO:
             return self.name
         if given.q_BNTD.is_meta:
@@ -137,7 +138,8 @@ def check_back_end(name: str, attention_dropout: float) -> None:
     """Check the name of a back end.
 
     Raises:
-        UserError: The name is unknown, or the back end has no attention dropout on some device, but the model does.
+        UserError: If the name is unknown, or the model has attention dropout and the back end does not support it on
+            one of the devices.
     """
     if name == AUTO:
         return
@@ -153,7 +155,7 @@ def check_back_end(name: str, attention_dropout: float) -> None:
 
 
 def _select(workload: Workload, given: AttentionInputs) -> str:
-    """Return the fastest back end that fits into memory, or the first in the fixed order if nothing is timed."""
+    """Return the fastest back end that fits into memory, or the first one in the fixed order if nothing is timed."""
     names = [name for name in fixed_order(workload) if _fits(name, workload)]
     if not names:
         return "eager"
@@ -176,10 +178,11 @@ def _select(workload: Workload, given: AttentionInputs) -> str:
 
 
 def fixed_order(workload: Workload, knows_sizes: bool = True) -> list[str]:
-    """Return the back ends that support a workload and may be the fastest, beginning with the usual winner.
+    """Return the candidate back ends for a workload, starting with the one that is usually the fastest.
 
-    If additions learn on a CPU, ``recompute`` is not a candidate without dropout, because it writes the distribution or
-    uses ``fused``. With dropout, ``eager`` is faster for a lazy block, because it keeps what the consumers read.
+    On a CPU without dropout, ``recompute`` is not a candidate if additions to the scores are learned, because it would
+    write the distribution to memory or fall back to ``fused``. With dropout, ``eager`` is faster for a lazy block,
+    because it keeps the distribution for the consumers.
 
     Args:
         workload: The workload.
@@ -230,7 +233,7 @@ def _order_on_processor(workload: Workload, knows_sizes: bool) -> list[str]:
 
 
 def _torch_fuses(workload: Workload) -> bool:
-    """Return whether torch has a fused kernel on a GPU for a workload whose additions to scores learn."""
+    """Return whether torch has a fused GPU kernel for a workload with learned additions to the scores."""
     if torch.cuda.is_available():
         capability = compute_capability()
     else:
@@ -239,7 +242,7 @@ def _torch_fuses(workload: Workload) -> bool:
 
 
 def _fits(name: str, workload: Workload) -> bool:
-    """Return whether the T x K matrices that a back end writes, in all sublayers, take a tolerable share of memory."""
+    """Return whether the T x K matrices that a back end writes in all sublayers fit into its fraction of memory."""
     call = workload.call
     matrix = call.heads * call.time * call.keys
     distributions = call.batch * matrix
@@ -257,13 +260,13 @@ def _fits(name: str, workload: Workload) -> bool:
         "materialize": distributions * workload.share,
         "recompute": additions,
         "fused": 0,
-        "flex": 2 * distributions * call.has_positions,  # scores by distance, in single precision
+        "flex": 2 * distributions * call.has_positions,  # scores by distance, in float32
     }
     return written[name] * workload.precision.itemsize <= SHARE_OF_MEMORY * memory_of(workload.device)
 
 
 def sequences_to_time(workload: Workload) -> int:
-    """Return the number of sequences of a batch on which back ends are timed."""
+    """Return the number of sequences per batch used to time back ends."""
     call = workload.call
     if workload.device == "cuda":
         return call.batch
@@ -271,9 +274,9 @@ def sequences_to_time(workload: Workload) -> int:
 
 
 def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Callable[[], Sequence[Tensor]]]:
-    """Return a function that takes the name of a back end and returns the computation to time.
+    """Return a function that maps the name of a back end to the computation to time.
 
-    The computation is the forward pass of a block and, in training, its backward pass, on the first sequences of the
+    The computation is the forward pass and, in training, the backward pass of a block on the first sequences of the
     batch.
     """
     call = workload.call
@@ -305,7 +308,7 @@ def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Call
                 torch.autocast(device, autocast_dtype, is_autocast),
                 torch.random.fork_rng(devices),
             ):
-                fresh = replace(first_scores)  # a copy in which nothing is written yet
+                fresh = replace(first_scores)  # a copy with an empty cache
                 first = AttentionInputs(q_BNTD, k_BNKD, v_BNKD, fresh, call.dropout, call.consumers)
                 output, reusable = attend(first, name)
                 outputs = [output]
@@ -325,9 +328,9 @@ def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Call
 
 
 def memory_of(device: str) -> int:
-    """Return the total memory of a device in bytes.
+    """Return a device's total memory in bytes.
 
-    Free memory is not considered, because a selection must not depend on what else is running.
+    Free memory does not count, because the selection must not depend on other running processes.
     """
     if device == "cuda":
         return torch.cuda.get_device_properties().total_memory

@@ -1,13 +1,13 @@
-"""The back end ``fused`` on a GPU: attention of a lazy block in Triton, which writes no n x n matrix to memory.
+"""The back end ``fused`` on a GPU: lazy-block attention in Triton, which writes no T x T matrix to memory.
 
-An ``s`` saves the log-sum-exp of each row of scores, (B, N, T) in float32, with the natural logarithm. In units of one
-n x n x D product per head, a forward pass costs 2, the gradient of an ``l`` costs 2, and the gradient of an ``s`` with
-m - 1 consumers costs m + 4. The kernels support any T, D <= 128, fp16, bf16 and fp32. q, k, values and gradients may be
-views with any strides.
+An ``s`` saves the log-sum-exp (natural logarithm) of each row of scores, (B, N, T) in float32. In units of one T x T x
+D matmul per head, a forward pass costs 2, the gradient of an ``l`` costs 2, and the gradient of an ``s`` with m - 1
+consumers costs m + 4. The kernels support any T, D <= 128, fp16, bf16 and fp32. q, k, values and gradients may be views
+with arbitrary strides.
 
-A GPU tries the tiles once for each class of inputs and keeps the fastest. The lists are short, and contain tiles that
-fit: ``tests/modules/attention/triton_in_compiler.py`` asks the compiler how many registers and how much shared memory
-each of them takes. A GPU skips tiles that are too large for it. The first of each list fits an A100.
+Autotuning tries the tiles once for each class of inputs and keeps the fastest. The lists are short and contain tiles
+that fit: ``tests/modules/attention/triton_in_compiler.py`` queries the compiler for the registers and shared memory
+that each of them needs. Tiles too large for a GPU are skipped. The first tile of each list fits an A100.
 """
 
 import functools
@@ -26,13 +26,13 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 
 
 class Tiles(NamedTuple):
-    """The size of a tile, and how it is computed.
+    """The tile size and launch parameters of a kernel.
 
     Attributes:
-        queries: The number of queries in a tile.
-        keys: The number of keys in a tile.
-        warps: The number of warps that share a tile.
-        stages: The number of tiles that are loaded from memory at the same time.
+        queries: The number of queries per tile.
+        keys: The number of keys per tile.
+        warps: The number of warps per tile.
+        stages: The number of pipeline stages, that is, tiles loaded at the same time.
     """
 
     queries: int
@@ -42,15 +42,15 @@ class Tiles(NamedTuple):
 
     @property
     def config(self) -> triton.Config:
-        """The tiles as a config of Triton."""
+        """The corresponding Triton config."""
         sizes = {"BLOCK_Q": self.queries, "BLOCK_K": self.keys}
         return triton.Config(sizes, num_warps=self.warps, num_stages=self.stages)
 
 
-FEWEST_KEYS = 32  # the smallest number of keys in any tile in this file
-MOST_LAYERS = 6  # the largest number of layers whose values fit into a tile
-_ANYWHERE = (Tiles(32, 32, 8, 1),)  # for the interpreter and for single precision
-# The tiles by kernel, then by the largest D, which is a power of two, and then by the largest m.
+FEWEST_KEYS = 32  # the smallest number of keys per tile in this file
+MOST_LAYERS = 6  # the maximum number of layers whose values fit into a tile
+_ANYWHERE = (Tiles(32, 32, 8, 1),)  # for the interpreter and float32
+# The tiles by kernel, maximum D (a power of two) and maximum m.
 _TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
     "attend": {
         64: {
@@ -133,13 +133,13 @@ _TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
 
 
 class NearBias(NamedTuple):
-    """The bias by distance up to `reach`. From there on, on either side, all distances share one bucket.
+    """The bias by distance up to `reach`. At and beyond it, all distances on the same side share one bucket.
 
     Attributes:
-        rows: The bias (N, 2 reach + 1), multiplied by log2(e), with that of the distance key - query at
-            reach + (key - query). None without a bias. It is in float16 if q is in half precision, because Triton would
-            send wider numbers through shared memory, one tile at a time.
-        reach: The `far` of the scores, or less if sequences are shorter.
+        rows: The bias (N, 2 reach + 1), multiplied by log2(e); the distance key - query is at index reach + (key -
+            query). None without a bias. It is in float16 if q is in half precision, because Triton would pass wider
+            numbers through shared memory, one tile at a time.
+        reach: The scores' `far`, or less for shorter sequences.
         buckets: The buckets of the distances from -reach to reach, (2 reach + 1,).
     """
 
@@ -149,7 +149,7 @@ class NearBias(NamedTuple):
 
     @classmethod
     def of(cls, scores: Scores, q_BNTD: Tensor) -> "NearBias":
-        """Return the bias for these queries."""
+        """Compute the bias for these queries."""
         table_KN = scores.table_KN
         bucket_by_distance = scores.bucket_by_distance
         if table_KN is None or bucket_by_distance is None:
@@ -178,14 +178,14 @@ class NearBias(NamedTuple):
 
 
 class BiasGradient:
-    """The gradients of scores, dS, that the kernels write to compute the gradient of a bias.
+    """Buffers for dS, the gradient of the scores, from which the gradient of a bias is computed.
 
     Args:
         bias: The bias.
         q: The queries (B, N, T, D).
 
     Attributes:
-        band: dS at distances nearer than `reach`, (B, N, T, 2 reach + 1), initially zero.
+        band: dS at distances less than `reach`, (B, N, T, 2 reach + 1), initially zero.
         far_sums: Partial sums of dS at distances <= -reach and at distances >= reach, (B, N, number of sums, 2),
             initially zero.
     """
@@ -197,12 +197,12 @@ class BiasGradient:
         self.far_sums = q.new_zeros(batch, heads, far_slots(time), 2, dtype=torch.float32)
 
     def of_table(self, table_KN: Tensor) -> Tensor:
-        """Return the gradient of the table, (K, N), always summed in the same order."""
+        """Compute the gradient of the table, (K, N), in a deterministic order."""
         by_distance = self.band.sum((0, 2), dtype=torch.float32).double()
         below, above = self.far_sums.double().sum((0, 2)).unbind(-1)
         by_distance[:, 0] += below
         by_distance[:, -1] += above
-        # On a GPU, index_add_ would add in any order.
+        # index_add_ is nondeterministic on a GPU.
         assert self.bias.buckets is not None, "there is a bias"
         buckets_K = torch.arange(table_KN.size(0), device=table_KN.device)
         is_in_bucket = torch.eq(self.bias.buckets, buckets_K[:, None, None])
@@ -210,12 +210,12 @@ class BiasGradient:
 
 
 def far_slots(time: int) -> int:
-    """Return the largest number of tiles of keys, each of which writes partial sums of far distances."""
+    """Return the maximum number of key tiles, each of which writes partial sums of far distances."""
     return math.ceil(time / FEWEST_KEYS)
 
 
 def tiles_for(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
-    """Return the tiles to choose from, beginning with the most promising.
+    """Return the candidate tiles, starting with the most promising.
 
     Args:
         kernel: A key of the table of tiles.
@@ -240,16 +240,16 @@ def launch(
     set_to_zero: tuple[str, ...] = (),
     **others: Any,
 ) -> None:
-    """Run a kernel with one program for each tile of each head.
+    """Launch a kernel with one program per tile and head.
 
     Args:
         kernel: The kernel.
-        kept: The tile that a program keeps while it loops over the others, BLOCK_Q or BLOCK_K.
+        kept: The dimension of the tile that a program keeps while it loops over the other one, BLOCK_Q or BLOCK_K.
         q: The queries (B, N, T, D), which determine the sizes.
-        strided: Arguments that are accompanied by an argument NAME_strides: tensors (B, N, T, D), or tuples of tensors.
-        tiles: The tiles to choose from.
-        set_to_zero: The names of arguments that programs add to. They are reset to zero before each trial of tiles.
-        others: The other arguments of the kernel.
+        strided: Arguments that need an additional argument NAME_strides: tensors (B, N, T, D) or tuples of tensors.
+        tiles: The candidate tiles.
+        set_to_zero: The names of arguments that programs add to. They are zeroed before each autotuning trial.
+        others: The kernel's other arguments.
     """
     batch, heads, time, size = q.shape
     strides = {f"{name}_strides": _strides(tensor) for name, tensor in strided.items()}
@@ -273,15 +273,15 @@ def launch(
 
 
 def block_of_head(size: int) -> int:
-    """Return the number of elements in a row of a tile for heads of size D."""
+    """Return the number of elements per tile row for heads of size D."""
     return max(16, triton.next_power_of_2(size))
 
 
 @functools.cache
 def _tuned(kernel: triton.JITFunction, tiles: tuple[Tiles, ...], set_to_zero: tuple[str, ...]) -> Any:
-    """Return the kernel with autotuning: the first call of each class of T, m, D and dtype tries the tiles.
+    """Return the autotuned kernel, which tries the tiles on the first call of each class of T, m, D and dtype.
 
-    Classes of T are separated by powers of two.
+    The classes of T are separated by powers of two.
     """
     configs = [choice.config for choice in tiles]
     key = [name for name in ("time_class", "M", "HEAD") if name in kernel.arg_names]
@@ -289,7 +289,7 @@ def _tuned(kernel: triton.JITFunction, tiles: tuple[Tiles, ...], set_to_zero: tu
 
 
 def _strides(tensors: Union[Tensor, tuple[Tensor, ...]]) -> tuple:
-    """Return the strides of B, N and T of a tensor, or of each tensor in a tuple."""
+    """Return the strides of B, N and T for a tensor, or for each tensor in a tuple."""
     if isinstance(tensors, tuple):
         return tuple(map(_strides, tensors))
     return tensors.stride()[:3]
@@ -297,7 +297,7 @@ def _strides(tensors: Union[Tensor, tuple[Tensor, ...]]) -> tuple:
 
 @torch.library.custom_op("lazyformer::triton_row_sums", mutates_args=())
 def row_sums(d_output: Tensor, output: Tensor) -> Tensor:
-    """Return rowsum(dO * O), (B, N, T) in float32."""
+    """Compute rowsum(dO * O), (B, N, T) in float32."""
     batch, heads, time, size = output.shape
     sums = one_per_row(output)
     rows_of_tile = 64
@@ -363,14 +363,14 @@ def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return the same tensor with contiguous rows. Views of projections have them already, and are not copied."""
+    """Return the tensor with contiguous rows. Views of projections already have contiguous rows and are not copied."""
     if x.stride(-1) == 1:
         return x
     return x.contiguous()
 
 
 class InTriton(Implementation):
-    """The functions of a lazy block in Triton. `saved` is the log-sum-exp of each row of scores."""
+    """The Triton implementation of lazy blocks. `saved` is the log-sum-exp of each row of scores."""
 
     @override
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
@@ -378,18 +378,18 @@ class InTriton(Implementation):
 
     @override
     def attend_forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Return P V (B, N, T, D) and the log-sum-exp (B, N, T) of an ``s``."""
+        """Compute P V (B, N, T, D) and the log-sum-exp (B, N, T) of an ``s``."""
         lse = one_per_row(q)
         return _forward(q, k, v, lse, scores, reuses=False), lse
 
     @override
     def reuse_forward(self, q: Tensor, k: Tensor, v: Tensor, saved: Tensor, scores: Scores) -> Tensor:
-        """Return P V (B, N, T, D) of an ``l``: exp(scores - log-sum-exp) V, without rescaling by a running maximum."""
+        """Compute an ``l``, exp(scores - log-sum-exp) V (B, N, T, D), without rescaling by a running maximum."""
         return _forward(q, k, v, saved, scores, reuses=True)
 
     @override
     def value_gradient(self, q: Tensor, k: Tensor, d_output: Tensor, saved: Tensor, scores: Scores) -> Tensor:
-        """Return dV = P^T dO (B, N, T, D) of an ``l``."""
+        """Compute dV = P^T dO (B, N, T, D) of an ``l``."""
         dv = empty_heads(k)
         launch(
             triton_passes.value_gradient_kernel,
@@ -421,9 +421,9 @@ class InTriton(Implementation):
         saved: Tensor,
         scores: Scores,
     ) -> list[Tensor]:
-        """Return dQ, dK, dV of the first values, and the gradients of ``scores.learned``, in one pass for the block.
+        """Compute dQ, dK, dV of the first values and the gradients of ``scores.learned`` in one pass for the block.
 
-        Programs add to dQ in float32 and in any order. All other sums are always computed in the same order.
+        Programs add to dQ in float32, in a nondeterministic order. All other sums are deterministic.
         """
         if len(values) > MOST_LAYERS:
             return self._sum_of_halves(q, k, values, d_outputs, delta, saved, scores)
@@ -478,9 +478,9 @@ class InTriton(Implementation):
         saved: Tensor,
         scores: Scores,
     ) -> list[Tensor]:
-        """Return the gradients of a block with more than MOST_LAYERS layers.
+        """Compute the gradients of a block with more than MOST_LAYERS layers.
 
-        They are the sum of the gradients of its parts, because all gradients are linear in (dO_i, delta).
+        All gradients are linear in (dO_i, delta), so they are the sum of the gradients of two parts of the block.
         """
         d_q, d_k, d_v, d_table, *others = self.block_gradient(
             q,

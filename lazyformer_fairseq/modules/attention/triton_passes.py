@@ -1,17 +1,17 @@
-"""The Triton kernels: attention of an ``s``, attention of an ``l`` that reads its log-sum-exp, and their gradients.
+"""The Triton kernels: attention of an ``s``, attention of an ``l`` that reuses its log-sum-exp, and their gradients.
 
-The online softmax is that of Milakov and Gimelshein (2018), and the loop over tiles is that of FlashAttention (Dao et
-al., 2022).
+The online softmax follows Milakov and Gimelshein (2018), and the loop over tiles follows FlashAttention
+(Dao et al., 2022).
 
 A program keeps one tile of queries (or keys) and loops over tiles of keys (or queries). Distances are key - query.
-Tiles whose distances from the kept tile are all `reach` or more share one bias and need no mask. They are *far*, and
+Tiles at distances of at least `reach` from the kept tile share one bias and need no mask. They are called *far*, and
 the loop over them is a plain attention loop. The other tiles are *near*: the bias of each element is looked up in a row
 of 2 reach + 1 entries (:class:`~.triton_kernels.NearBias`), and padding is masked.
 
 An ``l`` computes the gradient of its values, and an ``s`` computes the other gradients of its block in one pass. For m
-values V_i with one distribution P and the gradients dO_i of the outputs, dS = P o (sum_i dO_i V_i^T - delta) with
-delta = sum_i rowsum(dO_i o O_i), for any m. In passes over keys, tiles are stored transposed, keys by queries, because
-the products that sum over queries need them in this form.
+values V_i with one distribution P and output gradients dO_i, dS = P o (sum_i dO_i V_i^T - delta) with delta = sum_i
+rowsum(dO_i o O_i), for any m. In passes over keys, tiles are transposed (keys by queries), as required by the matmuls
+that sum over queries.
 """
 
 import triton
@@ -19,13 +19,13 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-# Triton must not specialize on whether these arguments are 1 or multiples of 16, because it would compile each case.
+# Triton must not specialize on these arguments being 1 or a multiple of 16, because it would compile each case.
 NOT_SPECIALIZED = ["reach", "time_class"]
 
 
 @triton.jit
 def own_tile(time, heads, KEPT: tl.constexpr):
-    """Return the first row of this program's tile, the KEPT rows of the tile, the index in the batch, and the head."""
+    """Return the first row of this program's tile, the tile's KEPT rows, the batch index, and the head."""
     tiles = (time + KEPT - 1) // KEPT
     program = tl.program_id(0)
     head_of_batch = program // tiles
@@ -35,20 +35,20 @@ def own_tile(time, heads, KEPT: tl.constexpr):
 
 @triton.jit
 def head_of(tensor, strides, b, n):
-    """Return a pointer to the (T, D) of one head in a tensor (B, N, T, D); `strides` are those of B, N and T."""
+    """Return a pointer to one head (T, D) of a tensor (B, N, T, D); `strides` contains the strides of B, N and T."""
     return tensor + tl.cast(b, tl.int64) * strides[0] + tl.cast(n, tl.int64) * strides[1]
 
 
 @triton.jit
 def rows_of(head, start, stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return pointers (ROWS, BLOCK_D) to the rows of a head from `start` on."""
+    """Return pointers (ROWS, BLOCK_D) to a head's rows, starting at `start`."""
     first = head + start * tl.cast(stride, tl.int64)
     return first + tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
 
 
 @triton.jit
 def inside(start, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return a mask (ROWS, BLOCK_D) that is True in rows below `limit`, at the HEAD entries of a head."""
+    """Return a mask (ROWS, BLOCK_D) that is True at the first HEAD entries of rows before `limit`."""
     return ((start + tl.arange(0, ROWS))[:, None] < limit) & (tl.arange(0, BLOCK_D)[None, :] < HEAD)
 
 
@@ -65,7 +65,7 @@ def store_rows(
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Write the rows of a head from `start` up to `limit`, in the precision of the tensor."""
+    """Store a head's rows from `start` to `limit`, in the data type of the tensor."""
     pointers = rows_of(head_of(tensor, strides, b, n), start, strides[2], ROWS, BLOCK_D)
     tl.store(pointers, values.to(tensor.dtype.element_ty), mask=inside(start, limit, HEAD, ROWS, BLOCK_D))
 
@@ -81,7 +81,7 @@ def load_rows(
     BLOCK_D: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Load rows (ROWS, BLOCK_D) from `start` on, with zeros outside; WHOLE asserts that all are below `limit`."""
+    """Load rows (ROWS, BLOCK_D) starting at `start`, zero-padded; WHOLE asserts that all rows are before `limit`."""
     pointers = rows_of(head, start, stride, ROWS, BLOCK_D)
     if WHOLE and HEAD == BLOCK_D:
         loaded = tl.load(pointers)
@@ -92,9 +92,10 @@ def load_rows(
 
 @triton.jit
 def far_tiles(kept, full, bias, reach, KEPT: tl.constexpr, MOVING: tl.constexpr):
-    """Return `low` and `high`: of the `full` whole tiles of MOVING rows, those before `low` and from `high` on are far.
+    """Return `low` and `high`, the bounds of the near tiles among the `full` whole tiles of MOVING rows.
 
-    `kept` is the first of the KEPT rows of the kept tile. Without a bias, every whole tile is far.
+    The tiles before `low` and from `high` on are far. `kept` is the first of the KEPT rows of the kept tile. Without a
+    bias, every whole tile is far.
     """
     if bias is None:
         low = full
@@ -107,7 +108,7 @@ def far_tiles(kept, full, bias, reach, KEPT: tl.constexpr, MOVING: tl.constexpr)
 
 @triton.jit
 def count_tiles(low, high, full, total, NEAR: tl.constexpr):
-    """Return the number of near tiles among all `total` tiles, or of far ones; an incomplete last tile is near."""
+    """Count the near or far tiles among all `total` tiles; an incomplete last tile is near."""
     if NEAR:
         return high - low + total - full
     return low + full - high
@@ -115,7 +116,7 @@ def count_tiles(low, high, full, total, NEAR: tl.constexpr):
 
 @triton.jit
 def nth_tile(j, low, high, full, NEAR: tl.constexpr):
-    """Return the index of the j-th near tile, or of the j-th far tile."""
+    """Return the index of the j-th near or far tile."""
     if NEAR:
         return low + j + tl.where(j < high - low, 0, full - high)
     return j + tl.where(j < low, 0, high - low)
@@ -123,18 +124,18 @@ def nth_tile(j, low, high, full, NEAR: tl.constexpr):
 
 @triton.jit
 def near_scores(products, distance, is_key, scale, bias, reach):
-    """Compute the scores of a near tile, times log2(e), -inf where there is no key; `bias` points to distance 0."""
+    """Compute a near tile's scores times log2(e), -inf where there is no key; `bias` points to distance 0."""
     scores = products * (scale * LOG2_E)
     if bias is not None:
-        # Each element is looked up by itself. The compiler would preload predictable addresses into registers, of which
-        # there are too few.
+        # Each element is looked up individually. The compiler would preload predictable addresses, but there are too
+        # few registers.
         scores += tl.load(bias + tl.minimum(tl.maximum(distance, -reach), reach))
     return tl.where(is_key, scores, float("-inf"))
 
 
 @triton.jit
 def far_biases(bias, reach):
-    """Load the biases of all distances <= -reach and of all distances >= reach; `bias` points to distance 0."""
+    """Load the biases for distances <= -reach and for distances >= reach; `bias` points to distance 0."""
     below = 0.0
     above = 0.0
     if bias is not None:
@@ -145,7 +146,7 @@ def far_biases(bias, reach):
 
 @triton.jit
 def length_of(lengths, b, time):
-    """Load the number of keys of a sequence that are not padding."""
+    """Load the number of keys in a sequence that are not padding."""
     if lengths is None:
         length = time
     else:  # with an early return instead, Triton would still compile this
@@ -155,7 +156,7 @@ def length_of(lengths, b, time):
 
 @triton.jit(do_not_specialize=["time", "reach"])
 def write_rows(rows, table, bucket_stride, head_stride, bucket_by_distance, time, reach, BLOCK: tl.constexpr):
-    """Write the `rows` of a NearBias. Each program writes BLOCK distances of a head."""
+    """Write the `rows` of a NearBias. Each program writes BLOCK distances for one head."""
     n = tl.program_id(1)
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = entry <= 2 * reach
@@ -190,11 +191,11 @@ def forward_kernel(
 ):
     """Compute softmax(scale QK^T + bias) V for a tile of queries; write `lse` (B, N, T), or read it with REUSES.
 
-    `time_class` only serves to choose tiles.
+    `time_class` is only used by autotuning.
     """
     first_query, queries, b, n = own_tile(time, heads, BLOCK_Q)
     length = length_of(lengths, b, time)
-    if bias is not None:  # not in a function, because functions in Triton 3.6 cannot return None
+    if bias is not None:  # inlined, because functions in Triton 3.6 cannot return None
         bias += n * (2 * reach + 1) + reach
     below, above = far_biases(bias, reach)
     k_head = head_of(k, k_strides, b, n)
@@ -248,7 +249,7 @@ def forward_kernel(
 
 @triton.jit
 def load_row(per_query, queries, time, beyond, NEAR: tl.constexpr):
-    """Load one number per query, and `beyond` where there is no query."""
+    """Load one number per query, with `beyond` where there is no query."""
     pointers = per_query + queries
     if NEAR:
         return tl.load(pointers, mask=queries < time, other=beyond)
@@ -257,7 +258,7 @@ def load_row(per_query, queries, time, beyond, NEAR: tl.constexpr):
 
 @triton.jit
 def query_tiles(first_key, length, time, KEPT: tl.constexpr, MOVING: tl.constexpr):
-    """Count the whole tiles of queries, and all tiles, for a tile of keys; none is whole if any key is padding."""
+    """Count the whole query tiles, and all query tiles, for a key tile; none is whole if any key is padding."""
     full = tl.where(first_key + KEPT <= length, time // MOVING, 0)
     total = tl.where(first_key < length, (time + MOVING - 1) // MOVING, 0)
     return full, total
@@ -410,11 +411,12 @@ def key_side_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute dK, and dV of the first values, for a tile of keys, and its part of dQ and of the gradient of the bias.
+    """Compute dK and dV of the first values for a tile of keys, and its contribution to dQ and the bias gradient.
 
-    `dq` is in float32 and initially zero; programs add to it in any order. `band` (B, N, T, 2 reach + 1), initially
-    zero, receives dS by query and distance for distances nearer than `reach`. `far_sums` (B, N, far_slots, 2),
-    initially zero, receives the sums of dS over this tile at distances <= -reach and at distances >= reach.
+    `dq` is in float32 and initially zero; programs add to it in a nondeterministic order. `band`
+    (B, N, T, 2 reach + 1), initially zero, receives dS by query and distance for distances less than `reach`.
+    `far_sums` (B, N, far_slots, 2), initially zero, receives the sums of dS over this tile at distances <= -reach and
+    at distances >= reach.
     """
     first_key, keys, b, n = own_tile(time, heads, BLOCK_K)
     length = length_of(lengths, b, time)

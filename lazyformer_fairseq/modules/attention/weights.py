@@ -1,12 +1,12 @@
-"""Weights from scores: softmax or alpha-entmax (Peters et al., 2019, section 3), and their gradients.
+"""Attention weights from scores: softmax or alpha-entmax (Peters et al., 2019, section 3), and their gradients.
 
-With eps = alpha - 1, entmax gives each key the weight p = [1 + eps (s - tau)]_+^(1 / eps), where tau makes each row sum
-to one. Keys whose scores are far enough below the best have a weight of exactly zero. eps -> 0 is softmax, and eps = 1
-is sparsemax.
+With eps = alpha - 1, entmax assigns each key the weight p = [1 + eps (s - tau)]_+^(1 / eps), where tau is chosen so
+that each row sums to one. Keys that score far enough below the best key have a weight of exactly zero. The limit eps ->
+0 is softmax, and eps = 1 is sparsemax.
 
-We find tau by Newton's method on the (1 / eps)-norm of the row, which for alpha up to 2 is convex in tau and almost
-linear. This takes 4 to 10 steps, whereas bisection takes one step per bit, and the exact algorithms (for 1.5 and 2)
-sort each row.
+We find tau with Newton's method on the (1 / eps)-norm of the row, which is convex in tau and almost linear for alpha up
+to 2. This takes 4 to 10 steps, whereas bisection takes one step per bit, and the exact algorithms (for 1.5 and 2) sort
+each row.
 """
 
 import math
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# The number of Newton steps. In our tests, rows of up to 16,384 scores took at most 10 steps until their sums were
-# within 1e-9 of one.
+# The maximum number of Newton steps. In our tests, rows of up to 16,384 scores took at most 10 steps until their sums
+# were within 1e-9 of one.
 _STEPS = 12
-# The number of scores that a CPU computes at a time, so that they fit into its cache.
+# The number of scores that a CPU processes at once, so that they fit into its cache.
 _PIECE_ELEMENTS = 2**17
 # The Taylor coefficients of (1 - (1 - z) e^z) / z^2, from the highest order to the lowest.
 _SERIES = [(k - 1) / math.factorial(k) for k in range(10, 1, -1)]
@@ -31,15 +31,15 @@ def distribution(
     dtype: torch.dtype,
     has_blind_rows: bool = False,
 ) -> Tensor:
-    """Return the distribution P of scores, computed in single precision or better.
+    """Compute the distribution P from scores, in float32 or higher precision.
 
     P is differentiable with respect to the scores and the exponents.
 
     Args:
-        scores: The scores (..., N, T, K), -inf at keys that are not seen.
-        exponent_N: The alpha of each head, above 1 and at most 2; None for softmax.
-        dtype: The precision of P.
-        has_blind_rows: Whether some rows may see no key at all. They get zeros instead of the NaN of softmax.
+        scores: The scores (..., N, T, K), -inf at hidden keys.
+        exponent_N: The alpha of each head, in (1, 2]; None for softmax.
+        dtype: The data type of P.
+        has_blind_rows: Whether some rows may see no key at all. They become zeros, where softmax would return NaN.
     """
     exact = torch.promote_types(scores.dtype, torch.float32)
     if exponent_N is not None:
@@ -72,13 +72,13 @@ class _Entmax(torch.autograd.Function):
 
 @torch.library.custom_op("lazyformer::entmax", mutates_args=())
 def entmax(scores: Tensor, exponent_N: Tensor) -> Tensor:
-    """Compute alpha-entmax of rows (..., N, T, K) in their precision, without a gradient.
+    """Compute alpha-entmax of rows (..., N, T, K) in their own precision, without a gradient.
 
-    Rows that see no key are zero. The function is an operator, because torch.compile would unroll its steps, and take
+    Rows that see no key are zero. This is a custom operator because torch.compile would unroll its steps, which takes
     minutes.
 
     Args:
-        scores: The scores, -inf at keys that are not seen.
+        scores: The scores, -inf at hidden keys.
         exponent_N: The alpha of each head.
     """
     exponent = exponent_N[:, None, None]
@@ -95,12 +95,12 @@ def _(scores: Tensor, _exponent_N: Tensor) -> Tensor:
 
 
 def _is_on_processor(scores: Tensor) -> bool:
-    """Return whether values can be read at no cost; a GPU would have to be waited for, and a graph has no values."""
+    """Return whether reading values is free; on a GPU it requires a synchronization, and a graph has no values."""
     return scores.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _rows(scores: Tensor, exponent: Tensor) -> Tensor:
-    """Compute entmax of some rows. In the code, `above` is tau relative to the best score of the row."""
+    """Compute entmax of some rows. In the code, `above` is tau relative to the row's best score."""
     step = exponent - 1
     limits = torch.finfo(scores.dtype)
     best = scores.amax(-1, keepdim=True).clamp(min=limits.min)
@@ -115,7 +115,7 @@ def _rows(scores: Tensor, exponent: Tensor) -> Tensor:
         slope = _positive(slopes.sum(-1, keepdim=True))
         if may_look and bool((mass <= enough).all()):
             break
-        # On this side of tau the mass is at least 1, except for rounding errors and rows that see no key.
+        # On this side of tau, the mass is at least 1 except for rounding errors and rows that see no key.
         mass = mass.clamp(min=1)
         excess = torch.expm1(-step * mass.log())
         above = above - mass / slope * excess
@@ -126,7 +126,7 @@ def _rows(scores: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _positive(sums: Tensor) -> Tensor:
-    """Return sums that are safe to divide by, because the sum of a row that sees no key is zero."""
+    """Clamp sums to be positive, because the sum of a row that sees no key is zero and must not be a divisor."""
     return sums.clamp(min=torch.finfo(sums.dtype).tiny)
 
 
@@ -138,7 +138,7 @@ def _powers(bases: Tensor, exponent: Tensor, may_look: bool) -> tuple[Tensor, Te
     if may_look and bool((exponent == 2).all()):
         powers = 1 + bases
         return (powers > 0).to(powers.dtype), powers
-    # log1p is needed because close to softmax x is close to 1, and its distance from 1 matters.
+    # Near softmax, x is close to 1 and its distance from 1 matters, so log1p is needed.
     power = 1 / (exponent - 1) - 1
     slopes = torch.exp(torch.log1p(bases) * power)
     slopes = slopes.masked_fill_(bases <= -1, 0)
@@ -146,7 +146,7 @@ def _powers(bases: Tensor, exponent: Tensor, may_look: bool) -> tuple[Tensor, Te
 
 
 def _entmax_gradient(probabilities: Tensor, d_probabilities: Tensor, exponent_N: Tensor) -> Tensor:
-    """Return dS = w (dP - m), where w = p^(2 - alpha), and m is the mean of dP weighted by w.
+    """Compute dS = w (dP - m), where w = p^(2 - alpha) and m is the mean of dP weighted by w.
 
     See Peters et al., 2019, section 3.
     """
@@ -160,12 +160,12 @@ def _entmax_gradient(probabilities: Tensor, d_probabilities: Tensor, exponent_N:
 
 
 def _exponent_gradient(probabilities: Tensor, d_scores: Tensor, exponent_N: Tensor) -> Tensor:
-    """Return the gradient of the exponents (N,), in a form that is also exact near softmax.
+    """Compute the gradient of the exponents (N,), in a form that is also accurate near softmax.
 
-    See Correia et al., 2019, section 3. Differentiating p^eps = 1 + eps (s - tau) by alpha gives
-    dp = w (c - l^2 phi(eps l)), where l = log p, w = p^(2 - alpha), phi(z) = (1 - (1 - z) e^z) / z^2, and c makes each
-    row sum to 0. The gradient of the exponent is therefore the sum of -dS l^2 phi(eps l). The form in the paper is the
-    difference of two numbers as large as 1 / eps^2.
+    See Correia et al., 2019, section 3. Differentiating p^eps = 1 + eps (s - tau) with respect to alpha yields dp = w
+    (c - l^2 phi(eps l)), where l = log p, w = p^(2 - alpha), phi(z) = (1 - (1 - z) e^z) / z^2, and c is chosen so that
+    each row sums to 0. The gradient of the exponent is therefore the sum of -dS l^2 phi(eps l). The paper's formula is
+    a difference of two numbers as large as 1 / eps^2.
     """
     logs = torch.where(probabilities > 0, probabilities, 1).log()
     scaled = logs * (exponent_N - 1)[:, None, None]

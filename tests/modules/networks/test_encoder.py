@@ -153,7 +153,7 @@ def test_a_back_end_that_cannot_do_what_is_asked_is_refused():
     with pytest.raises(UserError, match="--attention-backend quick: choose from auto, eager"):
         make_encoder("sf", attention_backend="quick")
     with pytest.raises(
-        UserError, match="--attention-backend fused: it has no attention dropout; use --attention-dropout 0"
+        UserError, match="--attention-backend fused: it does not support attention dropout; use --attention-dropout 0"
     ):
         make_encoder("sf", attention_backend="fused", attention_dropout=0.1)
 

@@ -1,1 +1,1 @@
-"""The pattern language, the kinds of sublayers and the named models. This package imports neither torch nor fairseq."""
+"""The pattern language, the sublayer kinds and the named models. This package imports neither torch nor fairseq."""

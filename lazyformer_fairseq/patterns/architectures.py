@@ -1,7 +1,7 @@
 """The table of named models: encoders, followed by causal language models.
 
 To add a model, add a row; tests compare all other lists of names with this table. Every row also has a tiny twin with
-the same pattern for tests and quick starts: ``bert_tiny`` for ``bert_base``, ``lazyformer_m2x6_s_tiny`` for
+the same pattern for tests and quick starts, such as ``bert_tiny`` for ``bert_base`` and ``lazyformer_m2x6_s_tiny`` for
 ``lazyformer_m2x6_s``.
 """
 
@@ -13,7 +13,7 @@ MASKED_LM = "full_sentences_masked_lm"
 _NOT_OPTIONS = {"parameters_in_millions", "source", "tgt_len", "rows", "updates", "recipe", "task"}
 
 
-# Options of an encoder that are neither its pattern nor a size. Variants of the model with other widths keep them.
+# Encoder options other than the pattern and the sizes. Variants of a model with different widths keep them.
 PARTS = (
     "norm",
     "no_norm_bias",
@@ -30,18 +30,18 @@ PARTS = (
 class Architecture:
     """A row of the table.
 
-    Attributes that are not described here or in a subclass are options of the model, and their help texts describe
-    them. None stands for the default of the model.
+    Attributes that are not documented here or in a subclass are model options, which are documented by their help
+    texts. None means the model's default.
 
     Attributes:
-        source: The paper and table that the row comes from.
+        source: The paper and table that the row is taken from.
     """
 
     sublayer_pattern: str
     source: str
 
     def options(self) -> dict[str, Union[str, int, float]]:
-        """Return the row as options of the model, by name."""
+        """Return the row's model options by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_OPTIONS}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -51,12 +51,12 @@ Row = TypeVar("Row", bound=Architecture)
 
 @dataclass(frozen=True)
 class EncoderArchitecture(Architecture):
-    """A row for an encoder; the defaults are the sizes of BERT and RoBERTa, without T5's bias.
+    """A row for an encoder. The defaults are the sizes of BERT and RoBERTa, without T5's bias.
 
     Attributes:
-        parameters_in_millions: The parameter count that the paper prints, for a vocabulary of 32,768 and 512 positions.
-            The count of our model is within 1% of it.
-        task: The fairseq task with which `lazyformer pretrain` trains the model.
+        parameters_in_millions: The parameter count reported in the paper, for a vocabulary of 32,768 and 512 positions.
+            Our model's count is within 1% of it.
+        task: The fairseq task that `lazyformer pretrain` uses to train the model.
     """
 
     encoder_ffn_embed_dim: int = 3072
@@ -84,15 +84,15 @@ _WIKITEXT_103_CUTOFFS = "19997,39997,199997"  # Transformer-XL's, of 267,735 wor
 
 @dataclass(frozen=True)
 class CausalArchitecture(Architecture):
-    """A row for a causal language model; the defaults are those of Transformer-XL's base model in PAR's Table 5.
+    """A row for a causal language model. The defaults are taken from Transformer-XL's base model in PAR's Table 5.
 
     Attributes:
-        parameters_in_millions: The parameter count that the paper prints for 267,735 words (Table 6). The count of our
-            model is within 1% of it.
-        tgt_len: The number of tokens per segment in training.
+        parameters_in_millions: The parameter count reported in the paper for 267,735 words (Table 6). Our model's count
+            is within 1% of it.
+        tgt_len: The number of tokens per segment during training.
         rows: The number of segments per update.
-        updates: The number of updates of the training.
-        recipe: The file in ``configs/language_modeling/recipe`` that configures the training.
+        updates: The number of training updates.
+        recipe: The training recipe, a file in ``configs/language_modeling/recipe``.
     """
 
     decoder_ffn_embed_dim: int = 2048
@@ -123,22 +123,22 @@ _LAZY = partial(_BIASED, attention_dropout=0.0)
 
 
 def _twins(name: str, pattern: str, width: int, source: str) -> dict[str, EncoderArchitecture]:
-    """Return the rows NAME_sd (with attention dropout) and NAME_s (without), with BERT's width and parameter count."""
+    """Build the rows NAME_sd (with attention dropout) and NAME_s (without), with BERT's width and parameter count."""
     row = _BIASED(pattern, source, encoder_ffn_embed_dim=width, parameters_in_millions=112)
     return {f"{name}_sd": row, f"{name}_s": replace(row, attention_dropout=0.0)}
 
 
 def _synthesizer(terms: str, row: str) -> EncoderArchitecture:
-    """Return a row of Synthesizer's Table 2, at BERT's size.
+    """Build a row of Synthesizer's Table 2 with BERT's sizes.
 
-    There is no attention dropout, so that all sequences share the learned distribution.
+    It has no attention dropout, so all sequences share the learned distribution.
     """
     source = f"Synthesizer, Table 2: {row}"
     return EncoderArchitecture(f"(s[synthesizer={terms}]f)x12", source, attention_dropout=0.0)
 
 
 def _linformers(name: str, projected: int) -> dict[str, EncoderArchitecture]:
-    """Return rows of RoBERTa's size that share projections among heads, also keys and values, and also layers."""
+    """Build rows of RoBERTa's size that share projections among heads, then also keys and values, then also layers."""
 
     def row(share: str, called: str) -> EncoderArchitecture:
         pattern = f"(s[linformer={projected}{share}]f)x12"
@@ -151,7 +151,7 @@ def _linformers(name: str, projected: int) -> dict[str, EncoderArchitecture]:
     }
 
 
-# These encoders are pre-norm, with rotary positions only, no biases in sublayers and no dropout.
+# These encoders are pre-norm and have only rotary positions, no biases in sublayers and no dropout.
 _MODERN = partial(
     EncoderArchitecture,
     attention_dropout=0.0,
@@ -163,9 +163,9 @@ _MODERN = partial(
 
 
 def _modernbert(of_two: str, width: int, source: str) -> EncoderArchitecture:
-    """Return a row with 22 layers, of which every third has full attention; `of_two` is the pattern of the two between.
+    """Build a row with 22 layers and full attention in every third one; `of_two` is the pattern of the two in between.
 
-    Inputs have up to 1,024 tokens, as in the first phase of ModernBERT's training.
+    Inputs have up to 1,024 tokens, as in the first phase of ModernBERT's pre-training.
     """
     of_all = "s[rope=160000]f[gate=gelu]"
     return _MODERN(
@@ -209,8 +209,8 @@ _NAMED = {
     **_twins("lazyformer_m6x2", "M6x2", 3712, "LazyFormer, Table 3"),
     **_twins("lazyformer_m5m3m2m2", "M5M3M2M2", 3584, "LazyFormer, Table 3"),
     **_twins("lazyformer_m2m2m3m5", "M2M2M3M5", 3584, "LazyFormer, Table 3"),
-    # These models have 8 layers of width 512. The parameters that M2x4 saves in four query and key projections go into
-    # wider feed-forwards.
+    # These models have 8 layers of width 512. M2x4 saves four query and key projections and uses their parameters for
+    # wider feed-forward sublayers.
     "bert_small": _BIASED("M1x8", "for one GPU (ours)", encoder_ffn_embed_dim=2048, **_SMALL),
     "lazyformer_small": _LAZY("M2x4", "for one GPU (ours)", encoder_ffn_embed_dim=2304, **_SMALL),
     "bert_laptop": _LAZY(
@@ -220,10 +220,10 @@ _NAMED = {
         encoder_embed_dim=192,
         encoder_attention_heads=6,
     ),
-    # The paper gives 110M parameters with a vocabulary of 30,527 tokens.
+    # The paper reports 110M parameters with a vocabulary of 30,527 tokens.
     "mpnet_base": _BIASED("(sf)x12", "MPNet, section 3.1", task="masked_permuted_lm"),
-    # These and par_bert_base are the rows of PAR's Table 4. Their parameters were counted here; with 30,522 tokens the
-    # counts are those of the published models.
+    # These and par_bert_base are the rows of PAR's Table 4. We counted their parameters; with 30,522 tokens, the counts
+    # match the published models.
     "bert_base_absolute": EncoderArchitecture("(sf)x12", "PAR, Table 4", parameters_in_millions=111.2),
     "distilbert_base": EncoderArchitecture("(sf)x6", "PAR, Table 4", parameters_in_millions=68.7),
     "par_bert_base": EncoderArchitecture("(sff)x5 (f)x9", "PAR, Table 4", parameters_in_millions=127.8),
@@ -234,7 +234,7 @@ _NAMED = {
         attention_dropout=0.0,
     ),
     "gshard_base": EncoderArchitecture("(sfsf[experts=8])x6", "GShard, section 2.2, in BERT's size (ours)"),
-    # The window has 256 tokens on either side, and <s> is global, as in Longformer's fine-tuning.
+    # The window has 256 tokens on each side, and <s> is global, as in Longformer's fine-tuning.
     "longformer_base": _LONG("(s[window=256,global=1]f)x12", "Longformer, section 5"),
     "lazy_longformer_base": _LONG("(s[window=256,global=1]flf)x6", "lazy blocks in Longformer (ours)"),
     "synthesizer_fixed_base": _synthesizer("fixed", "Fixed Random"),
@@ -246,7 +246,7 @@ _NAMED = {
     "synthesizer_dense_dot_base": _synthesizer("dense+dot", "Dense + Vanilla"),
     "synthesizer_random_dot_base": _synthesizer("random+dot", "Random + Vanilla"),
     "adaptively_sparse_base": EncoderArchitecture("(s[entmax=learned]f)x12", "adaptively sparse, section 3"),
-    # With 128 buckets a chunk of 64 is twice as long as an average bucket (section 2, "LSH attention").
+    # With 128 buckets, a chunk of 64 is twice as long as the average bucket (section 2, "LSH attention").
     "reformer_base": _LONG("(s[buckets=128,rounds=4]f)x12", "Reformer, section 2", attention_dropout=0.0),
     "reformer_reversible_base": _LONG(
         "(s[buckets=128,rounds=4]f)x12",
@@ -263,14 +263,14 @@ _NAMED = {
         encoder_ffn_embed_dim=3456,
         attention_dropout=0.0,
     ),
-    # "Nonuniform projected dimension": higher layers project to fewer positions. The paper gives no numbers.
+    # "Nonuniform projected dimension": higher layers project to fewer positions. The paper reports no numbers.
     "linformer_falling_base": EncoderArchitecture(
         "(s[linformer=192]f)x4 (s[linformer=128]f)x4 (s[linformer=64]f)x4",
         "Linformer, section 4 (our reading)",
     ),
     "nbrc_base": EncoderArchitecture("(r[cell=nbrc]f)x12", "nBRC for attention (ours)"),
     "modernbert_base": _modernbert("(s[window=64,rope=10000]f[gate=gelu])x2", 1152, "ModernBERT, section 2.1"),
-    # The parameters that each l saves in queries and keys go into wider feed-forwards.
+    # Each l saves the query and key projections; their parameters are used for wider feed-forward sublayers.
     "lazy_modernbert_base": _modernbert(
         "s[window=64,rope=10000]f[gate=gelu]lf[gate=gelu]",
         1312,
@@ -313,7 +313,7 @@ def _twin(name: str) -> str:
 ARCHITECTURES = _with_tiny_twins(_NAMED, encoder_ffn_embed_dim=64, encoder_embed_dim=32, encoder_attention_heads=2)
 
 
-# PAR Transformer, section 3.1. Dropout rates and the narrowing of the bands are those of Transformer-XL's large model.
+# PAR Transformer, section 3.1. Dropout rates and band widths follow Transformer-XL's large model.
 _LARGE = partial(
     CausalArchitecture,
     decoder_ffn_embed_dim=4096,
@@ -329,7 +329,7 @@ _LARGE = partial(
     updates=100_000,
     recipe="nvidia_large",
 )
-# PAR Transformer, section 3.1: character models of 24 sublayers with the sizes of the base model.
+# PAR Transformer, section 3.1: character-level models with 24 sublayers and the base model's sizes.
 _24B = partial(
     CausalArchitecture,
     source="PAR, Table 3",
@@ -338,8 +338,8 @@ _24B = partial(
     tgt_len=512,
     rows=96,
 )
-# The small models of Sukhbaatar et al. as published, with dropout in the same places and at least 8,192 keys. Unlike
-# theirs, they have Transformer-XL's positions instead of a table of 8,192 keys, and a tied embedding.
+# The small models as published by Sukhbaatar et al., with dropout in the same places and at least 8,192 keys. Unlike
+# the originals, they have Transformer-XL's positions instead of a table of 8,192 keys, and a tied embedding.
 _SUKHBAATAR = partial(
     CausalArchitecture,
     dropout=0.0,
@@ -354,7 +354,7 @@ _SUKHBAATAR = partial(
 
 
 def _igpt(layers: int, width: int, heads: int, recipe: str = "igpt") -> CausalArchitecture:
-    """Return an Image GPT for 32 x 32 pixels, with the paper's sizes and the norm, biases and heads of its code."""
+    """Build an Image GPT for 32 x 32 pixels, with sizes from the paper and norm, biases and heads from its code."""
     return CausalArchitecture(
         f"(s[positions=absolute,length=1024]f)x{layers}",
         "iGPT, section 3.3",
@@ -386,8 +386,8 @@ _NAMED_CAUSAL = {
         "PAR, Table 6",
         parameters_in_millions=192,
     ),
-    # PAR base with every second s replaced by an l, which only computes values and output. The model lies between the
-    # rows with three and six s in Table 1.
+    # PAR base with every other s replaced by an l, which computes only values and output. It lies between the rows with
+    # three and six s in Table 1.
     "lazy_par_transformer_base": CausalArchitecture(
         "(sffflfff)x3 (f)x8",
         "PAR base with every other s lazy (ours)",
@@ -407,8 +407,8 @@ _NAMED_CAUSAL = {
     "par_transformer_24b": _24B("(sff)x5 (f)x9"),
     "sandwich_transformer_24b": _24B("(s)x6 (sf)x6 (f)x6"),
     "mingru_base": CausalArchitecture("(r[cell=mingru]f)x16", "minGRU for attention (ours)"),
-    # There is no memory between segments. The windows grow from 32 to 512 tokens with a mean of 230 (Table 4); we chose
-    # the layer of each window. In the last three pairs of layers, two heads have gaps of 1, 2 and 3 tokens.
+    # There is no memory between segments. The windows grow from 32 to 512 tokens, with a mean of 230 (Table 4); we
+    # chose the layer of each window. In the last three pairs of layers, two heads have gaps of 1, 2 and 3 tokens.
     "longformer_small": CausalArchitecture(
         "(s[window=32]f)x2 (s[window=64]f)x2 (s[window=128]f)x2 (s[window=256,dilation=2]f)x2 "
         "s[window=256,dilation=3]f s[window=512,dilation=3]f (s[window=512,dilation=4]f)x2",
@@ -426,7 +426,7 @@ _NAMED_CAUSAL = {
         "(s[span=8192,span_loss=1e-7,persistent=1024])x18",
         "Sukhbaatar et al., 2019b, section 5",
     ),
-    # Each head sees both parts, as in the paper's model of text. There is no memory between segments of 12,288 bytes.
+    # Each head sees both parts, as in the paper's text model. There is no memory between segments of 12,288 bytes.
     "sparse_transformer_base": CausalArchitecture(
         "(s[fixed=128,summary=32]f)x30",
         "Sparse Transformer, section 7.2 (enwik8)",

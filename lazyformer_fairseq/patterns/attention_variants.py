@@ -1,17 +1,18 @@
-"""The table of attention variants, which the settings of an ``s`` select.
+"""The table of attention variants, which are selected by the settings of an ``s``.
 
-Attention is made of six choices, and each row of the table makes one of them, so rows of different choices combine:
+Attention involves six design choices. Each row of the table makes one of them, so rows of different choices can be
+combined:
 
-| choice | default | what it decides |
+| choice | default | determines |
 |---|---|---|
-| scores | QK^T / sqrt(D) | where scores come from |
+| scores | QK^T / sqrt(D) | how scores are computed |
 | mask | all keys, in causal models the past | which keys a query sees |
 | weights | softmax | how scores become a distribution |
 | memory | the tokens | what keys and values are computed from |
-| vectors | the projections | what happens to queries and keys before their product |
+| vectors | the projections | what happens to queries and keys before their matmul |
 | positions | T5's bias, in causal models Transformer-XL's | how scores depend on positions |
 
-The first setting of a row switches it on. ``modules/sublayers/attention_variants`` contains the modules of the rows.
+The first setting of a row enables it. ``modules/sublayers/attention_variants`` contains the modules of the rows.
 """
 
 import math
@@ -30,8 +31,8 @@ CHOICES = (SCORES, MASK, WEIGHTS, MEMORY, VECTORS, POSITIONS)
 Value = Union[int, float, str]
 QUERIES = "queries"
 KEYS = "keys"
-LARGEST = 2**31 - 1  # the largest value of a setting, so that kernels can add two of them without overflow
-Checks = Iterable[tuple[str, str]]  # (name of a setting, what is wrong with it)
+LARGEST = 2**31 - 1  # the largest value of a setting; kernels can add two of them without overflow
+Checks = Iterable[tuple[str, str]]  # (name of a setting, why it is invalid)
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,15 @@ class Setting:
     """A setting in square brackets after a letter, as in ``s[window=256]``.
 
     Attributes:
-        name: The name of the setting in patterns.
-        default: The value if the setting is left out. All values have its type, except the words that `choices` allows
-            in place of a number. The defaults 0 and "" may stand for "off", even if they lie outside the bounds or the
-            choices. A default of False makes the setting a switch, which is written without a value.
+        name: The setting's name in patterns.
+        default: The value if the setting is omitted. All values have its type, except words from `choices` that replace
+            a number. The defaults 0 and "" may mean "off" even if they are outside the bounds or the choices. A default
+            of False makes the setting a switch, which is written without a value.
         help: A one-line description.
         unit: The unit of a number, such as tokens.
         low, high: The inclusive bounds of a number.
-        choices: The words that the setting accepts; for a number, words that may stand in its place.
-        is_sum: Whether several choices may be added up, as in ``dense+dot``.
+        choices: The words that the setting accepts; for a number, words accepted in addition.
+        is_sum: Whether several choices can be summed, as in ``dense+dot``.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Setting:
         """Parse a value.
 
         Raises:
-            ValueError: The text is not a valid value; the message gives the reason.
+            ValueError: If the text is not a valid value; the message states the reason.
         """
         if isinstance(self.default, str) or text in self.choices:
             return self._word(text)
@@ -73,7 +74,7 @@ class Setting:
         except ValueError:
             needed = " or ".join([f"a {'whole ' * (type_ is int)}number", *self.choices])
             raise ValueError(f"{self.name} needs {needed}, not {text!r}") from None
-        if abs(value) > LARGEST or not self.low <= value <= self.high:  # true for NaN, too
+        if abs(value) > LARGEST or not self.low <= value <= self.high:  # also true for NaN
             raise ValueError(f"{self.name} must be {self.bounds}, not {text[:20]}{'...' * (len(text) > 20)}")
         return value
 
@@ -85,12 +86,12 @@ class Setting:
             some = "a sum of some" if self.is_sum else "one"
             raise ValueError(f"{self.name} must be {some} of {', '.join(self.choices)}, not {unknown[0]!r}")
         if len(set(terms)) < len(terms):
-            raise ValueError(f"{self.name} contains a term twice")
+            raise ValueError(f"{self.name} contains a duplicate term")
         return "+".join(sorted(terms, key=self.choices.index))
 
     @property
     def bounds(self) -> str:
-        """The bounds of a number, in words."""
+        """A description of a number's bounds."""
         if math.isfinite(self.low) and math.isfinite(self.high):
             return f"from {self.low:g} to {self.high:g}"
         if math.isfinite(self.low):
@@ -100,11 +101,11 @@ class Setting:
         return "a finite number"
 
 
-CLASSES: dict[str, Any] = {}  # classes by place; filled by an exported model, whose modules have other names
+CLASSES: dict[str, Any] = {}  # classes by location; filled by exported models, where modules have different names
 
 
 def find_class(place: str) -> Any:
-    """Import and return the class at a place such as ``"package.module:Class"``."""
+    """Import and return the class at a location such as ``"package.module:Class"``."""
     if place in CLASSES:
         return CLASSES[place]
     return pkgutil.resolve_name(place)
@@ -112,33 +113,35 @@ def find_class(place: str) -> Any:
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """An attention variant: one row of the table.
+    """An attention variant, that is, one row of the table.
 
-    The functions among the attributes take the values of all settings by name, including defaults.
+    Attributes that are functions take the values of all settings by name, including defaults.
 
     Attributes:
-        choice: The choice that the variant makes, one of CHOICES. Rows of the same choice exclude each other.
-        source: The name of the variant in its paper, and the paper.
-        module: The class of the variant, as ``"file:Class"`` in ``modules/sublayers/attention_variants``; a
+        choice: The design choice that the variant makes, one of CHOICES. Rows of the same choice are mutually
+            exclusive.
+        source: The variant's name in its paper, and the paper.
+        module: The variant's class, as ``"file:Class"`` in ``modules/sublayers/attention_variants``. It must be a
             :class:`~lazyformer_fairseq.modules.sublayers.attention_variants.interface.VariantModule`.
-        settings: The settings of the variant. The first one switches it on, and the others are only valid with it.
+        settings: The variant's settings. The first one enables the variant, and the others are only valid with it.
             Several rows may share settings other than their first.
-        why_not_causal, why_not_encoder: The reason why causal models, or encoders, do not support the variant; empty if
+        why_not_causal, why_not_encoder: The reason why causal models or encoders do not support the variant; empty if
             they do.
         why_no_memory: A function that returns why a causal model with this variant cannot have a memory, or "".
         why_no_segments: The reason why a causal model with this variant cannot carry its memory from one segment to the
-            next, although it can remember a text from its start; empty if it can.
-        excludes: The reasons why the variant cannot be combined with others, by the first setting of the other row or
-            by its choice.
-        refuses: The reasons why the variant does not support what a network adds to all scores, "bias" or "mask", each
-            with a remedy.
+            next, although it can remember a text from the beginning; empty if it can.
+        excludes: The reasons why the variant cannot be combined with others, keyed by the other row's first setting or
+            its choice.
+        refuses: The reasons why the variant does not support terms that a network adds to all scores, "bias" or "mask",
+            each with a remedy.
         projects: A function that returns which of :data:`QUERIES` and :data:`KEYS` the ``s`` projects.
-        has_probabilities: Whether the attention weights are a distribution over the tokens alone, which a search
-            requires to mix them.
-        has_own_scores: Whether each ``s`` learns something that it adds to its scores, or how they become weights.
+        has_probabilities: Whether the attention weights are a distribution over the tokens only. A search requires this
+            to mix them.
+        has_own_scores: Whether each ``s`` has learned weights of its own that are added to its scores or determine how
+            scores become weights.
         why_keys_stay: A function that returns why a ``k`` cannot read the keys and values of the ``s``, or "".
-        check: A function that also takes whether the model is causal (None if unknown), and returns the name of a
-            setting and what is wrong with it for each conflict among the settings.
+        check: A function that also takes whether the model is causal (None if unknown). For each conflict among the
+            settings, it returns the name of a setting and the reason.
     """
 
     choice: str
@@ -163,28 +166,28 @@ class AttentionVariant:
 
     @property
     def name(self) -> str:
-        """The name of the setting that switches the variant on."""
+        """The name of the setting that enables the variant."""
         return self.settings[0].name
 
     def load(self) -> Any:
-        """Import and return the class of the variant; this imports torch."""
+        """Import and return the variant's class. This imports torch."""
         return find_class(self.place)
 
     @property
     def place(self) -> str:
-        """The place of the variant's class, for :func:`find_class`."""
+        """The location of the variant's class, for :func:`find_class`."""
         return f"lazyformer_fairseq.modules.sublayers.attention_variants.{self.module}"
 
 
 GIVEN = "given"  # the caller marks the global tokens
-_DILATED_HEADS = Setting("dilated_heads", 2, "number of heads with gaps; these are the last heads", "heads", low=1)
+_DILATED_HEADS = Setting("dilated_heads", 2, "number of dilated heads, counted from the last head", "heads", low=1)
 
 
 def _check_window(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
     if values["dilation"] == 1 and values["dilated_heads"] != _DILATED_HEADS.default:
-        yield "dilated_heads", "dilated_heads needs gaps, as in s[window=...,dilation=2,dilated_heads=...]"
+        yield "dilated_heads", "dilated_heads needs a dilation, as in s[window=...,dilation=2,dilated_heads=...]"
     if causal and values["global"] == GIVEN:
-        yield "global", "global=given is for encoders: causal models read streams, in which no caller marks tokens"
+        yield "global", "global=given is for encoders: causal models read text streams, which have no marked tokens"
     for other, why in _NOT_WITH_GLOBAL.items():
         if values["global"] and values.get(other):
             yield "global", f"global cannot be combined with {other}: {why}"
@@ -192,32 +195,32 @@ def _check_window(values: Mapping[str, Value], causal: Optional[bool]) -> Checks
 
 def _why_no_memory_before_global_tokens(values: Mapping[str, Value]) -> str:
     if values["global"]:
-        return "global tokens are the first tokens of their segment, and a memory would precede them"
+        return "global tokens are the first tokens of a segment, but a memory would precede them"
     return ""
 
 
 _NOT_WITH_GLOBAL = {
-    "synthesizer": "global tokens compute their scores from queries and keys, not by a synthesizer",
-    "persistent": "global tokens have their own keys and values, and it is undefined which of the vectors they see",
+    "synthesizer": "global tokens compute their scores from queries and keys, not with a synthesizer",
+    "persistent": "global tokens have separate keys and values, so it is undefined which persistent vectors they see",
 }
-# Settings that both patterns of the Sparse Transformer share.
+# Settings shared by both patterns of the Sparse Transformer.
 _PART = Setting(
     "part",
     "both",
-    "which keys a query sees: those nearby (local), those that summarize the text (summary), or both",
+    "keys that a query sees: nearby keys (local), keys that summarize the text (summary), or both",
     choices=("both", "local", "summary"),
 )
 _HEADS = Setting(
     "heads",
     "merged",
-    "merged: each head sees both parts; split: the first half of the heads sees local, the others see summary",
+    "merged: each head sees both parts; split: the first half of the heads sees local keys, the others summary keys",
     choices=("merged", "split"),
 )
 
 
 def _check_parts(values: Mapping[str, Value], _causal: Optional[bool] = None) -> Checks:
     if values["heads"] == "split" and values["part"] != "both":
-        yield "heads", f"heads=split gives each part its own heads, but part={values['part']} leaves only one part"
+        yield "heads", f"heads=split assigns separate heads to both parts, but part={values['part']} leaves only one"
 
 
 def _check_fixed(values: Mapping[str, Any], _causal: Optional[bool]) -> Checks:
@@ -231,23 +234,23 @@ def _check_fixed(values: Mapping[str, Any], _causal: Optional[bool]) -> Checks:
 
 
 _SUMMARY = Setting("summary", 8, "number of positions at the end of each block that all queries see", "tokens", low=1)
-_LENGTH = Setting("length", 512, "length of the longest input of a causal model", "tokens", low=1)
+_LENGTH = Setting("length", 512, "maximum input length of a causal model", "tokens", low=1)
 
 
 def _check_synthesizer(values: Mapping[str, Any], causal: Optional[bool]) -> Checks:
     terms = values["synthesizer"].split("+")
     if terms == ["dot"]:
-        yield "synthesizer", "dot alone is what an s computes without settings: remove the setting, or add a term"
+        yield "synthesizer", "dot alone is the default of an s: remove the setting, or add a term"
     if values["rank"] != 8 and "factorised_random" not in terms:
-        yield "rank", "rank applies to factorised_random, which this synthesizer does not contain"
+        yield "rank", "rank applies only to factorised_random, which this synthesizer does not contain"
     if causal is False and values["length"] != _LENGTH.default:
-        yield "length", "length is for causal models; --max-positions sets the longest input of an encoder"
+        yield "length", "length is for causal models; --max-positions sets the maximum input length of an encoder"
     if "dot" not in terms and values.get("persistent"):
         yield "persistent", "persistent vectors are compared with queries: add dot to the synthesizer"
     if values.get("qk_norm") and "dot" not in terms:
-        yield "qk_norm", "qk_norm applies to products of queries and keys: use a synthesizer with dot"
+        yield "qk_norm", "qk_norm applies to dot products of queries and keys: use a synthesizer with dot"
     if values.get("rope") and ("dot" not in terms or {"dense", "factorised_dense"} & {*terms}):
-        yield "rope", "rope applies to products of queries and keys: use a synthesizer with dot and no dense term"
+        yield "rope", "rope applies to dot products of queries and keys: use a synthesizer with dot and no dense term"
 
 
 def _projected_beside_synthesizer(values: Mapping[str, Any]) -> frozenset[str]:
@@ -261,7 +264,7 @@ def _projected_beside_synthesizer(values: Mapping[str, Any]) -> frozenset[str]:
 
 def _check_buckets(values: Mapping[str, Value], _causal: Optional[bool]) -> Checks:
     if values["buckets"] % 2:
-        yield "buckets", f"buckets must be even, not {values['buckets']}: half of them are opposites of the others"
+        yield "buckets", f"buckets must be even, not {values['buckets']}: half of them are the negatives of the others"
 
 
 ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
@@ -270,21 +273,21 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         source="Longformer: Beltagy et al., 2020, section 3.1",
         module="global_tokens:WindowWithGlobalTokens",
         settings=(
-            Setting("window", 0, "keys on either side of a query; in causal models on the left", "tokens", low=1),
-            Setting("dilation", 1, "distance between the keys of the window; 1 for no gaps", "tokens", low=1),
+            Setting("window", 0, "keys on each side of a query; in causal models, only on the left", "tokens", low=1),
+            Setting("dilation", 1, "distance between the keys in the window; 1 for no gaps", "tokens", low=1),
             _DILATED_HEADS,
             Setting(
                 "global",
                 0,
-                "number of tokens at the start that see all and are seen by all, with their own projections; given: "
-                "the tokens that the caller marks",
+                "number of initial tokens that see all tokens and are seen by all, with separate projections; given: "
+                "the tokens marked by the caller",
                 "tokens",
                 low=1,
                 choices=(GIVEN,),
             ),
         ),
         why_no_memory=_why_no_memory_before_global_tokens,
-        why_keys_stay=lambda values: "its global tokens have their own keys and values" if values["global"] else "",
+        why_keys_stay=lambda values: "its global tokens have separate keys and values" if values["global"] else "",
         check=_check_window,
     ),
     AttentionVariant(
@@ -295,7 +298,7 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting(
                 "strided",
                 0,
-                "keys on either side of a query, and the distance between keys further away",
+                "number of keys on each side of a query, and the stride of keys further away",
                 "tokens",
                 low=1,
             ),
@@ -308,8 +311,8 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         choice=MASK,
         source="Sparse Transformer, fixed: Child et al., 2019, section 4.3",
         module="sparse:Fixed",
-        settings=(Setting("fixed", 0, "length of a block", "tokens", low=1), _SUMMARY, _PART, _HEADS),
-        refuses={"mask": "queries see blocks and summaries at any distance: remove --same-length"},
+        settings=(Setting("fixed", 0, "block length", "tokens", low=1), _SUMMARY, _PART, _HEADS),
+        refuses={"mask": "queries see blocks and summaries at any distance: omit --same-length"},
         check=_check_fixed,
     ),
     AttentionVariant(
@@ -321,18 +324,18 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting(
                 "share",
                 "heads",
-                "shared projections: none; those of all heads; also of keys and values; also of all layers",
+                "shared projections: none, those of all heads, also of keys and values (kv), or also of all layers",
                 choices=("none", "heads", "kv", "layers"),
             ),
         ),
-        why_not_causal="each of its keys mixes all positions, including those in the future",
+        why_not_causal="each of its keys mixes all positions, including future positions",
         excludes=dict.fromkeys(
             (SCORES, MASK, POSITIONS),
             "each of its keys mixes all positions, so no key has a position",
         ),
         refuses={
-            "bias": "each of its keys mixes all positions and has no distance to a query, which T5's bias needs: "
-            "use --relative-position-buckets 0"
+            "bias": "each of its keys mixes all positions, so the distances for T5's bias are undefined: use "
+            "--relative-position-buckets 0"
         },
     ),
     AttentionVariant(
@@ -343,15 +346,15 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting(
                 "synthesizer",
                 "",
-                "sources of the scores, joined by +; learned weights mix them",
+                "score functions, joined by + and mixed with learned weights",
                 choices=("dense", "random", "fixed", "factorised_dense", "factorised_random", "dot"),
                 is_sum=True,
             ),
-            Setting("rank", 8, "number of columns of the two factors of factorised_random", "columns", low=1),
+            Setting("rank", 8, "number of columns in the two factors of factorised_random", "columns", low=1),
             _LENGTH,
         ),
-        why_no_memory=lambda _: "a synthesizer only has scores for the positions of one segment",
-        why_keys_stay=lambda _: "its scores are made for its own input, and a k has another input",
+        why_no_memory=lambda _: "a synthesizer has scores only for the positions of one segment",
+        why_keys_stay=lambda _: "its scores are computed for its own input, but a k has a different input",
         projects=_projected_beside_synthesizer,
         has_own_scores=True,
         excludes={"buckets": "hashing needs keys that are queries"},
@@ -362,8 +365,8 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         source="adaptive span: Sukhbaatar et al., 2019a, section 2.2",
         module="span:Span",
         settings=(
-            Setting("span", 0, "longest span a head can learn, including the query's position", "tokens", low=1),
-            Setting("ramp", 32, "distance over which the weights of a head fall from 1 to 0", "tokens", low=1),
+            Setting("span", 0, "maximum span that a head can learn, including the query's position", "tokens", low=1),
+            Setting("ramp", 32, "distance over which a head's weights ramp down from 1 to 0", "tokens", low=1),
             Setting("span_loss", 2e-6, "loss per predicted token and per token of the mean span", "nats", low=0),
         ),
         has_own_scores=True,
@@ -383,7 +386,7 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting(
                 "entmax",
                 0.0,
-                "alpha, from 1.01 (close to softmax) to 2 (sparsemax); learned: one per head",
+                "alpha, from 1.01 (close to softmax) to 2 (sparsemax); learned: a learned alpha per head",
                 "alpha",
                 low=1.01,
                 high=2,
@@ -397,23 +400,23 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         source="Reformer: Kitaev et al., 2020, section 2",
         module="reformer:Reformer",
         settings=(
-            Setting("buckets", 0, "number of different hashes; half are opposites of the others", "buckets", low=2),
-            Setting("rounds", 1, "rounds of hashing; a query sees the keys found in any round", "rounds", low=1),
+            Setting("buckets", 0, "number of hash buckets; half are the negatives of the others", "buckets", low=2),
+            Setting("rounds", 1, "number of hashing rounds; a query sees the keys found in any round", "rounds", low=1),
             Setting("chunk", 64, "chunk of sorted positions; queries see their own and adjacent ones", "tokens", low=1),
         ),
-        why_not_causal="its chunks are cut from a sort of all positions, including those in the future",
+        why_not_causal="its chunks come from sorting all positions, including future positions",
         excludes={
-            "synthesizer": "it hashes queries and keys, and compares those with the same hash",
+            "synthesizer": "it hashes queries and keys, and compares queries and keys with the same hash",
             "linformer": "it hashes the keys of tokens",
             "persistent": "persistent vectors are not tokens, so they have no hash",
-            "entmax": "the rounds are combined as parts of one softmax",
+            "entmax": "the rounds are combined as parts of a single softmax",
             "qk_norm": "its queries are its keys, which it already normalizes",
         },
         refuses={
-            "bias": "it finds keys by their content, wherever they are, before T5's bias could favor any: "
-            "use --relative-position-buckets 0"
+            "bias": "it finds keys by their content, regardless of distance, before T5's bias has an effect: use "
+            "--relative-position-buckets 0"
         },
-        why_keys_stay=lambda _: "they are its queries, too",
+        why_keys_stay=lambda _: "they are also its queries",
         projects=lambda _: frozenset({KEYS}),
         has_probabilities=False,
         check=_check_buckets,
@@ -422,13 +425,13 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         choice=VECTORS,
         source="ViT-22B: Dehghani et al., 2023, section 2",
         module="qk_norm:QKNorm",
-        settings=(Setting("qk_norm", False, "RMSNorm of the queries and keys of each head, with learned gains"),),
+        settings=(Setting("qk_norm", False, "RMSNorm on each head's queries and keys, with learned gains"),),
     ),
     AttentionVariant(
         choice=POSITIONS,
         source="RoFormer: Su et al., 2021, section 3.2",
         module="rope:Rope",
-        settings=(Setting("rope", 0, "base of rotary positions; 10000 is usual", "base", low=2),),
+        settings=(Setting("rope", 0, "base of the rotary positions, usually 10000", "base", low=2),),
     ),
     AttentionVariant(
         choice=POSITIONS,
@@ -438,8 +441,8 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting("positions", "", "absolute: an embedding of `length` learned positions", choices=("absolute",)),
             _LENGTH,
         ),
-        why_not_encoder="an encoder has learned positions already, unless it has --no-token-positional-embeddings",
-        why_no_segments="absolute positions are counted from the start of a text",
+        why_not_encoder="an encoder already has learned positions, unless --no-token-positional-embeddings is set",
+        why_no_segments="absolute positions are counted from the beginning of a text",
     ),
 )
 
@@ -447,26 +450,27 @@ SETTINGS = tuple(dict.fromkeys(setting for row in ATTENTION_VARIANTS for setting
 
 
 def row_of_name(name: str) -> AttentionVariant:
-    """Return the row whose first setting is `name`."""
+    """Return the row enabled by the setting `name`."""
     return next(row for row in ATTENTION_VARIANTS if row.name == name)
 
 
 def chosen_variants(values: Mapping[str, Value]) -> list[AttentionVariant]:
-    """Return the rows that these settings of an ``s`` switch on, in the order of the table."""
+    """Return the rows enabled by these settings of an ``s``, in table order."""
     return [row for row in ATTENTION_VARIANTS if values.get(row.name)]
 
 
 def with_defaults(given: tuple[tuple[str, Value], ...]) -> dict[str, Value]:
-    """Return the values of all settings by name: the given ones, and defaults for the others."""
+    """Return the values of all settings by name, with defaults for settings that are not in `given`."""
     return {setting.name: setting.default for setting in SETTINGS} | dict(given)
 
 
 def check(values: Mapping[str, Value], causal: Optional[bool] = None) -> Optional[tuple[str, str]]:
-    """Return the name of a setting and why it is wrong if the settings of an ``s`` conflict, else None.
+    """Check the settings of an ``s``; return the name of an invalid setting and the reason, or None.
 
     Args:
         values: The values of all settings by name, including defaults.
-        causal: Whether the model is causal. None checks only what holds for both encoders and causal models.
+        causal: Whether the model is causal. None limits the check to conflicts that apply to both encoders and causal
+            models.
     """
     chosen = chosen_variants(values)
     for setting in SETTINGS:
@@ -498,7 +502,7 @@ def _conflicts(
 
 
 def why_keys_stay(values: Mapping[str, Value]) -> str:
-    """Return why a ``k`` cannot read the keys and values of an ``s`` with these settings; "" if it can."""
+    """Return why a ``k`` cannot use the keys and values of an ``s`` with these settings, or "" if it can."""
     for row in chosen_variants(values):
         if why := row.why_keys_stay(values):
             return f"{row.name} does not share its keys and values: {why}"
@@ -506,7 +510,7 @@ def why_keys_stay(values: Mapping[str, Value]) -> str:
 
 
 def why_no_memory(values: Mapping[str, Value]) -> str:
-    """Return why an ``s`` with these settings cannot attend to the memory of a causal model; "" if it can."""
+    """Return why an ``s`` with these settings cannot attend to a causal model's memory, or "" if it can."""
     return next(filter(None, (row.why_no_memory(values) for row in chosen_variants(values))), "")
 
 
@@ -516,5 +520,5 @@ def projected(values: Mapping[str, Value]) -> frozenset[str]:
 
 
 def has_positions(values: Mapping[str, Value]) -> bool:
-    """Return whether these settings of an ``s`` make its scores depend on positions."""
+    """Return whether the scores of an ``s`` with these settings depend on positions."""
     return any(row.choice == POSITIONS for row in chosen_variants(values))

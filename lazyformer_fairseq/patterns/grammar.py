@@ -1,11 +1,10 @@
 """The pattern language, in which a string of sublayers defines an architecture.
 
-Each letter stands for one residual sublayer, from the lowest to the highest; :mod:`~lazyformer_fairseq.patterns.kinds`
-has the table of letters. Settings may follow a letter in square brackets, as in ``m[width=3]``. ``x`` repeats a letter
+Each letter represents one residual sublayer, from bottom to top; :mod:`~lazyformer_fairseq.patterns.kinds` contains the
+table of letters. A letter may be followed by settings in square brackets, as in ``m[width=3]``. ``x`` repeats a letter
 or a group: ``(sff)x5 (f)x9`` is PAR BERT (PAR Transformer, Table 4). ``Mb`` is LazyFormer's lazy block of b layers
-(section 3.1), that is, ``sf`` followed by b - 1 times ``lf``: ``M2x6`` is ``(sflf)x6``, and ``M5M3M2M2`` has four
-blocks. Whitespace is ignored. The module does not import torch, so patterns can be parsed, searched and counted
-anywhere.
+(section 3.1), that is, one ``sf`` followed by b - 1 ``lf``: ``M2x6`` is ``(sflf)x6``, and ``M5M3M2M2`` has four blocks.
+Whitespace is ignored. This module does not import torch, so patterns can be parsed, searched and counted anywhere.
 """
 
 import re
@@ -26,8 +25,8 @@ from lazyformer_fairseq.patterns.kinds import (
     lazy_block,
 )
 
-LINE = 100  # the number of characters of a pattern that an error shows
-# Both limits are far above any model that trains. They keep "((((s)x999)x999)x999)x999" from filling the memory and
+LINE = 100  # the maximum number of pattern characters shown in an error message
+# Both limits are far beyond any trainable model. They prevent "((((s)x999)x999)x999)x999" from exhausting memory and
 # "((((((..." from overflowing the stack.
 MAX_SUBLAYERS = 2_000
 MAX_DEPTH = 100
@@ -36,11 +35,11 @@ DIGITS = re.compile("[0-9]*")
 
 @dataclass(frozen=True)
 class PlannedSublayer:
-    """One sublayer of a plan.
+    """A sublayer of a plan.
 
     Attributes:
-        kind: The row of the table of kinds.
-        settings: The settings that differ from their defaults, as (name, value) in the order of the kind's table.
+        kind: The sublayer's row in the table of kinds.
+        settings: The settings that differ from their defaults, as (name, value) in the order of the kind's settings.
         consumers: For each higher sublayer that reads from this one, the output that it reads, such as DISTRIBUTION.
         producer: The lower sublayer that this one reads from. None if it reads from no sublayer, or if the plan has not
             been connected yet.
@@ -58,14 +57,14 @@ class PlannedSublayer:
 
     @property
     def shaper(self) -> "PlannedSublayer":
-        """The sublayer whose settings determine the scores: the producer if it provides the keys, else this one."""
+        """The sublayer that determines the scores through its settings: the producer of the keys, or this sublayer."""
         if self.kind.reads == KEYS_AND_VALUES and self.producer:
             return self.producer
         return self
 
     @property
     def text(self) -> str:
-        """The sublayer as it is written in a pattern, such as ``m[width=3]``."""
+        """The sublayer as written in a pattern, such as ``m[width=3]``."""
         if not self.settings:
             return self.kind.letter
         inner = ",".join(name if value is True else f"{name}={value}" for name, value in self.settings)
@@ -73,39 +72,39 @@ class PlannedSublayer:
 
 
 def expand(pattern: str) -> str:
-    """Write out a pattern sublayer by sublayer: ``expand("M2x2 (f)x3")`` is ``"sflfsflffff"``.
+    """Expand a pattern into individual sublayers: ``expand("M2x2 (f)x3")`` returns ``"sflfsflffff"``.
 
     Raises:
-        UserError: The pattern is invalid; see :func:`plan`.
+        UserError: If the pattern is invalid; see :func:`plan`.
     """
     return "".join(sublayer.text for sublayer in plan(pattern))
 
 
 def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer, ...]:
-    """Turn a pattern into the sublayers to build, lowest first.
+    """Parse a pattern into the sublayers to build, from bottom to top.
 
     Args:
         pattern: A string of sublayers.
-        direction: ENCODER or CAUSAL, to reject kinds and settings that such models do not support. None accepts those
-            of both.
+        direction: ENCODER or CAUSAL, to reject kinds and settings that these models do not support. None accepts all
+            kinds and settings.
 
     Raises:
-        UserError: The pattern is empty or has too many sublayers, contains an unknown letter or setting, a value out of
-            bounds, settings that conflict, unbalanced or empty brackets, or a repeat count that is missing or zero, or
-            a sublayer lacks a producer or does not support `direction`. The message points to the character.
+        UserError: If the pattern is empty or has too many sublayers; if it contains an unknown letter or setting, an
+            out-of-bounds value, conflicting settings, unbalanced or empty brackets, or a missing or zero repeat count;
+            or if a sublayer lacks a producer or does not support `direction`. The message points to the character.
     """
     parser = _Parser(pattern)
     elements, end = parser.sequence(0)
     assert end == len(pattern)
     if not elements:
-        raise UserError(f"sublayer pattern {pattern!r} is empty; write for example M2x6, (sf)x12 or '(sff)x5 (f)x9'")
+        raise UserError(f"sublayer pattern {pattern!r} is empty; use, for example, M2x6, (sf)x12 or '(sff)x5 (f)x9'")
     for element in elements:
         if direction is not None and direction not in element.sublayer.kind.modules:
             kind = element.sublayer.kind
             others = " or ".join(element.sublayer.kind.modules)
             parser.fail(
                 element.position,
-                f"{kind.name} ({kind.letter}) is for {others} models, not for {direction} ones",
+                f"{kind.name} ({kind.letter}) is for {others} models, not for {direction} models",
             )
         if direction is not None:
             parser.check(element.sublayer, element.position, causal=direction == CAUSAL)
@@ -127,13 +126,13 @@ def is_possible(pattern: str, direction: str) -> bool:
 
 
 def count_kinds(pattern: str) -> dict[str, int]:
-    """Return the number of sublayers of each kind, by letter; identities are not counted."""
+    """Count the sublayers of each kind, by letter, except identities."""
     found = [planned.kind for planned in plan(pattern)]
     return {kind.letter: found.count(kind) for kind in kinds() if not kind.is_identity}
 
 
 def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]:
-    """Connect each sublayer to its producer: the nearest sublayer below that hands on what it reads."""
+    """Connect each sublayer to its producer, the nearest sublayer below that provides the output it reads."""
     connected = list(sublayers)
     consumers: list[list[str]] = [[] for _ in sublayers]
     for index, (sublayer, producer) in enumerate(zip(sublayers, places_read(sublayers), strict=True)):
@@ -146,7 +145,7 @@ def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]
 
 
 def places_read(sublayers: Sequence[PlannedSublayer]) -> tuple[Optional[int], ...]:
-    """Return the index of each sublayer's producer; None for a sublayer that reads from no other."""
+    """Return the index of each sublayer's producer, or None for sublayers without a producer."""
     newest: dict[str, int] = {}
     places = []
     for index, sublayer in enumerate(sublayers):
@@ -156,15 +155,15 @@ def places_read(sublayers: Sequence[PlannedSublayer]) -> tuple[Optional[int], ..
 
 
 def split_sublayers(expanded: str) -> list[str]:
-    """Split an expanded pattern into its sublayers: ``"sm[width=3]-f"`` into s, m[width=3], - and f."""
+    """Split an expanded pattern into sublayers: ``"sm[width=3]-f"`` into s, m[width=3], - and f."""
     return re.findall(r"[^\s\[\]](?:\[[^\]]*\])?", expanded)
 
 
 def read_sublayer(text: str) -> PlannedSublayer:
-    """Return the sublayer that a text describes by letter or name: ``s``, ``m[width=3]`` or ``identity``.
+    """Parse a single sublayer from its letter or name, such as ``s``, ``m[width=3]`` or ``identity``.
 
     Raises:
-        UserError: The text does not describe a single sublayer.
+        UserError: If the text does not describe exactly one sublayer.
     """
     kind = find_kind(text)
     if kind is not None:
@@ -175,11 +174,11 @@ def read_sublayer(text: str) -> PlannedSublayer:
         sublayer, end = parser.sublayer(0)
         if end == len(text):
             return sublayer
-    raise UserError(f"{text!r} is not a sublayer: use {describe_letters()}, followed by settings in brackets if any")
+    raise UserError(f"{text!r} is not a sublayer: use {describe_letters()}, and optional settings in brackets")
 
 
 def producers(what: str) -> str:
-    """Return the letters of the kinds that hand on `what`, joined by "or"."""
+    """Return the letters of the kinds that provide the output `what`, joined by "or"."""
     return " or ".join(kind.letter for kind in kinds() if what in kind.hands_on)
 
 
@@ -191,9 +190,9 @@ class Element(NamedTuple):
 
 
 class _Parser:
-    """A recursive-descent parser of one pattern.
+    """A recursive-descent parser for one pattern.
 
-    Its methods that read take the position at which to start, and return what they read and the position after it.
+    Its parsing methods take a start position, and return the parsed object and the position after it.
     """
 
     def __init__(self, pattern: str):
@@ -206,10 +205,10 @@ class _Parser:
         opened_at: Optional[int] = None,
         below: frozenset[str] = frozenset(),
     ) -> tuple[list[Element], int]:
-        """Read units up to the end of the pattern, or to the bracket that closes the one at `opened_at`.
+        """Parse units up to the end of the pattern, or up to the bracket that closes the one at `opened_at`.
 
-        `below` names what the sublayers below this sequence hand on. It serves to check that every consumer has a
-        producer.
+        `below` contains the outputs provided by the sublayers below this sequence. It is used to check that every
+        consumer has a producer.
         """
         elements: list[Element] = []
         position = start
@@ -227,7 +226,7 @@ class _Parser:
                 unit, end = self.unit(position, below)
                 times, position = self.repeat(end)
                 if len(elements) + len(unit) * times > MAX_SUBLAYERS:
-                    self.fail(end, f"this makes more than {MAX_SUBLAYERS} sublayers")
+                    self.fail(end, f"the pattern has more than {MAX_SUBLAYERS} sublayers")
                 elements += unit * times
                 below = below.union(*(element.sublayer.kind.hands_on for element in unit))
         if opened_at is not None:
@@ -235,12 +234,12 @@ class _Parser:
         return elements, position
 
     def unit(self, position: int, below: frozenset[str]) -> tuple[list[Element], int]:
-        """Read one sublayer, one group in brackets or one lazy block ``Mb``."""
+        """Parse one sublayer, one group in brackets or one lazy block ``Mb``."""
         character = self.pattern[position]
         if character == "(":
             self.depth += 1
             if self.depth > MAX_DEPTH:
-                self.fail(position, f"brackets are nested more than {MAX_DEPTH} deep")
+                self.fail(position, f"brackets are nested more than {MAX_DEPTH} levels deep")
             elements, end = self.sequence(position + 1, opened_at=position, below=below)
             self.depth -= 1
             return elements, end
@@ -251,11 +250,11 @@ class _Parser:
         sublayer, end = self.sublayer(position)
         needed = sublayer.kind.reads
         if needed and needed not in below:
-            self.fail(position, f"this {character} has no {producers(needed)} below it whose {needed} it could reuse")
+            self.fail(position, f"this {character} has no {producers(needed)} below it to reuse the {needed} from")
         return [Element(sublayer, position)], end
 
     def sublayer(self, position: int) -> tuple[PlannedSublayer, int]:
-        """Read a letter and the settings in square brackets that may follow it."""
+        """Parse a letter and its optional settings in square brackets."""
         letter = self.pattern[position]
         kind = find_kind(letter)
         if kind is None or kind.letter != letter:
@@ -273,7 +272,7 @@ class _Parser:
         return sublayer, end
 
     def check(self, sublayer: PlannedSublayer, position: int, causal: Optional[bool] = None) -> None:
-        """Reject settings that conflict; the caret of the error points to one of them."""
+        """Reject conflicting settings; the caret in the error message points to one of them."""
         wrong = sublayer.settings and sublayer.kind.check and sublayer.kind.check(sublayer.values, causal)
         if wrong:
             name, why = wrong
@@ -281,7 +280,7 @@ class _Parser:
             self.fail(position if found is None else found.start(1), why)
 
     def settings(self, kind: Kind, opened_at: int) -> tuple[dict[str, Value], int]:
-        """Read ``[name=value, ...]`` and return the values that differ from their defaults."""
+        """Parse ``[name=value, ...]`` and return the values that differ from their defaults."""
         closed_at = self.pattern.find("]", opened_at)
         if closed_at < 0:
             self.fail(opened_at, "this bracket is never closed")
@@ -291,14 +290,14 @@ class _Parser:
             at = start + len(part) - len(part.lstrip())
             name, value = self.setting(kind, part, at)
             if name in found:
-                self.fail(at, f"{name} is given twice")
+                self.fail(at, f"{name} is specified twice")
             found[name] = value
             start += len(part) + 1
         defaults = {setting.name: setting.default for setting in kind.settings}
         return {name: value for name, value in found.items() if value != defaults[name]}, closed_at + 1
 
     def setting(self, kind: Kind, text: str, at: int) -> tuple[str, Value]:
-        """Read one ``name=value``, or the ``name`` of a switch, that begins at position `at`."""
+        """Parse one ``name=value``, or the ``name`` of a switch, starting at position `at`."""
         name, equals, value = (part.strip() for part in text.partition("="))
         known = [setting.name for setting in kind.settings]
         setting = kind.setting(name)
@@ -322,7 +321,7 @@ class _Parser:
             self.fail(at + text.strip().index("=") + 1, str(error))
 
     def repeat(self, position: int) -> tuple[int, int]:
-        """Read an optional ``xN`` after a unit."""
+        """Parse an optional ``xN`` after a unit."""
         if self.pattern[position : position + 1] != "x":
             return 1, position
         return self.number(position + 1, "x needs the number of repeats, as in (sf)x12")
@@ -333,14 +332,14 @@ class _Parser:
         if not digits:
             self.fail(position - 1, needed)
         if len(digits) > len(str(MAX_SUBLAYERS)):
-            self.fail(position, f"this makes more than {MAX_SUBLAYERS} sublayers")
+            self.fail(position, f"the pattern has more than {MAX_SUBLAYERS} sublayers")
         value = int(digits)
         if value == 0:
-            self.fail(position, "a repeat count or block size of zero builds nothing; use 1 or more")
+            self.fail(position, "the repeat count or block size must be 1 or more")
         return min(value, MAX_SUBLAYERS + 1), position + len(digits)
 
     def fail(self, position: int, why: str) -> NoReturn:
-        """Raise an error that points to a position; only a line around it is shown if the pattern is long."""
+        """Raise an error that points to a position; for long patterns, only a window around it is shown."""
         if len(self.pattern) <= LINE:
             first = 0
         else:

@@ -1,12 +1,12 @@
-"""The table of kinds of sublayers, with one row per letter of the pattern language.
+"""The table of sublayer kinds, with one row per letter of the pattern language.
 
-A kind is a row of this table and a file in ``modules/sublayers``. The parser, the networks, the cost formulas, the
-latency tables, the searches, the reports and the help texts read the row. The file holds the module, and next to it the
-formulas that count its costs.
+A kind consists of a row in this table and a file in ``modules/sublayers``. The parser, networks, cost formulas, latency
+tables, searches, reports and help texts use the row. The file contains the module and the formulas that count its
+costs.
 
-Other packages can add kinds. They list modules that call :func:`register` as entry points of the group
-:data:`ENTRY_POINTS`, or the user names such modules in the environment variable :data:`VARIABLE`. The modules are
-imported when the table is first read. ``docs/add_a_kind.md`` walks through an example.
+Other packages can add kinds. They declare modules that call :func:`register` as entry points in the group
+:data:`ENTRY_POINTS`, or the user lists such modules in the environment variable :data:`VARIABLE`. The modules are
+imported when the table is first accessed. ``docs/add_a_kind.md`` walks through an example.
 """
 
 import importlib
@@ -25,9 +25,9 @@ from lazyformer_fairseq.patterns.attention_variants import Setting, Value, find_
 # Directions: encoders see the whole input, causal language models see only the past.
 ENCODER = "encoder"
 CAUSAL = "causal"
-# Outputs that a sublayer can hand on to higher sublayers.
+# Outputs that a sublayer can pass to higher sublayers.
 DISTRIBUTION = "distribution"
-# The keys and values, and everything else that determines the scores except the queries.
+# The keys and values, and everything else except the queries that determines the scores.
 KEYS_AND_VALUES = "keys and values"
 # Forms of a convolution's filters.
 DEPTHWISE = "depthwise"
@@ -36,7 +36,7 @@ LIGHTWEIGHT = "lightweight"
 BRC = "brc"
 NBRC = "nbrc"
 MINGRU = "mingru"
-# Types of norms; all sublayers of a network have the same one.
+# Types of norms; all sublayers of a network use the same type.
 LAYER, RMS = NORMS = "layer", "rms"
 
 ENTRY_POINTS = "lazyformer_fairseq.kinds"
@@ -47,25 +47,24 @@ _RESERVED = "Mx()[],="
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """A kind of sublayer: one row of the table.
+    """A sublayer kind, that is, one row of the table.
 
     Attributes:
-        letter: The letter that stands for the kind in patterns.
-        name: The name that tables, pictures and lists of candidates show.
+        letter: The letter that represents the kind in patterns.
+        name: The name shown in tables, pictures and lists of candidates.
         help: A one-line description of what the sublayer computes.
-        source: The paper that the kind comes from.
-        modules: The class of the sublayer by direction, a :class:`~lazyformer_fairseq.modules.sublayers.interface
-            .Sublayer`, given as ``"package.module:Class"`` or as the class itself. Models of a direction that is
-            missing here reject the kind.
+        source: The paper that introduced the kind.
+        modules: The sublayer class for each direction, as ``"package.module:Class"`` or as the class itself. It must be
+            a :class:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer`. Models of a direction without a class
+            reject the kind.
         settings: The settings that may follow the letter in brackets.
-        check: A function that checks whether settings conflict. It takes the values of all settings by name and whether
-            the model is causal (None if unknown), and returns the name of a setting with the reason why it conflicts
-            with the others, or None.
+        check: A function that checks settings for conflicts. It takes the values of all settings by name and whether
+            the model is causal (None if unknown). It returns the name of a conflicting setting and the reason, or None.
         hands_on: The outputs that higher sublayers may read, such as DISTRIBUTION.
-        reads: The output that the sublayer reads from the nearest sublayer below that hands it on.
-        check_producer: A function that takes the settings of the producer, and returns why a sublayer of this kind
-            cannot read from it, or "".
-        is_identity: Whether the sublayer passes on its input unchanged. Patterns that a search finds leave it out.
+        reads: The output that the sublayer reads from the nearest sublayer below that provides it.
+        check_producer: A function that takes the producer's settings and returns why a sublayer of this kind cannot
+            read from it, or "".
+        is_identity: Whether the sublayer returns its input unchanged. Patterns found by a search omit it.
     """
 
     letter: str
@@ -81,28 +80,28 @@ class Kind:
     is_identity: bool = False
 
     def __reduce__(self) -> tuple[Callable[[str], "Kind"], tuple[str]]:
-        """Copy and pickle the row as its letter, so that a copied plan, or one in another process, has the same row."""
+        """Copy and pickle the row by its letter, so copied plans and plans in other processes have the same row."""
         return row_of_letter, (self.letter,)
 
     def setting(self, name: str) -> Optional[Setting]:
-        """Return the setting of this name; None if the kind has no such setting."""
+        """Return the setting with this name, or None if the kind does not have it."""
         return next((setting for setting in self.settings if setting.name == name), None)
 
     @property
     def computes_scores(self) -> bool:
-        """True if a back end computes scores of queries and keys for the sublayer."""
+        """True if a back end computes query-key scores for the sublayer."""
         return DISTRIBUTION in self.hands_on or self.reads == KEYS_AND_VALUES
 
     @property
     def kept_for_consumers(self) -> tuple[str, ...]:
-        """The outputs that are kept only for consumers; keys and values are not, as they exist in any case."""
+        """The outputs that are kept only for consumers, which excludes keys and values because they exist anyway."""
         return tuple(what for what in self.hands_on if what != KEYS_AND_VALUES)
 
     def module(self, direction: str) -> Any:
-        """Import and return the class for a direction. Importing the class imports torch.
+        """Import and return the class for a direction. This imports torch.
 
         Raises:
-            UserError: The kind belongs to another package, and its class cannot be imported.
+            UserError: If the kind belongs to another package and its class cannot be imported.
         """
         module = self.modules[direction]
         try:
@@ -121,7 +120,7 @@ _SUBLAYERS = "lazyformer_fairseq.modules.sublayers"
 
 
 def _modules(encoder: str, causal: Optional[str] = None) -> dict[str, str]:
-    """Return the classes of a row by direction; encoders and causal models share one unless `causal` is given."""
+    """Return a row's classes by direction; causal models use the encoder's class unless `causal` is set."""
     return {ENCODER: f"{_SUBLAYERS}.{encoder}", CAUSAL: f"{_SUBLAYERS}.{causal or encoder}"}
 
 
@@ -132,29 +131,29 @@ def register(kind: Kind) -> Kind:
     """Add a row to the table.
 
     Raises:
-        ValueError: Another row has this letter or this name, or the letter has another meaning in patterns.
+        ValueError: If the letter or name is taken, or the letter has another meaning in patterns.
     """
     if len(kind.letter) != 1 or kind.letter in _RESERVED or kind.letter.isspace() or kind.letter.isdigit():
         raise ValueError(
-            f"a kind cannot have the letter {kind.letter!r}: it must be one character that means nothing else in a "
-            "pattern"
+            f"a kind cannot have the letter {kind.letter!r}: it must be a single character without another meaning in "
+            "patterns"
         )
     for other in _TABLE.values():
         if kind.letter == other.letter or kind.name == other.name:
-            raise ValueError(f"{kind.letter} ({kind.name}) is taken: {other.letter} ({other.name}) exists already")
+            raise ValueError(f"{kind.letter} ({kind.name}) is taken: {other.letter} ({other.name}) already exists")
     _TABLE[kind.letter] = kind
     return kind
 
 
-_mistakes: Optional[list[UserError]] = None  # errors of other packages' kinds; None before these are imported
+_mistakes: Optional[list[UserError]] = None  # errors in other packages' kinds; None before they are imported
 
 
 def kinds() -> tuple[Kind, ...]:
-    """Return all rows in the order in which tables and pictures show them; those of other packages come last.
+    """Return all rows in the order of tables and pictures, with other packages' rows last.
 
     Raises:
-        UserError: A module of another package cannot be imported or registers no valid kind. The message names the
-            entry point or the environment variable that lists it.
+        UserError: If a module of another package cannot be imported or registers no valid kind. The message names the
+            entry point or environment variable that lists it.
     """
     for mistake in _import_others():
         raise mistake
@@ -182,12 +181,12 @@ def _import_kinds(place: str, module: str) -> Optional[UserError]:
     except Exception as error:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
         if is_missing:
-            remedy = "; install it, or add the folder that contains it to PYTHONPATH"
+            remedy = "; install it, or add its parent folder to PYTHONPATH"
         else:
             remedy = ""
         return UserError(f"{place}: {_one_line(error)}{remedy}")
     if is_new and len(_TABLE) == rows:
-        return UserError(f"{place}: {module} registers no kind; see docs/add_a_kind.md for an example")
+        return UserError(f"{place}: {module} does not register a kind; see docs/add_a_kind.md for an example")
     return None
 
 
@@ -196,28 +195,28 @@ def _one_line(error: Exception) -> str:
 
 
 def find_kind(text: str) -> Optional[Kind]:
-    """Return the row with this letter or name; None if no row has it."""
+    """Return the row with this letter or name, or None if there is none."""
     return next((kind for kind in kinds() if text in (kind.letter, kind.name)), None)
 
 
 def row_of_letter(letter: str) -> Kind:
-    """Return the row of a letter in a pickled model.
+    """Return the row for a letter in a pickled model.
 
     Raises:
-        UserError: No row has this letter, because the package that registers it is not installed.
+        UserError: If no row has this letter, because the package that registers it is not installed.
     """
     kind = find_kind(letter)
     if kind is None:
         raise UserError(
-            f"the model has sublayers {letter!r}, a kind that is not registered here: install the package that "
-            f"registers it, or name its module in {VARIABLE}"
+            f"the model has sublayers of kind {letter!r}, which is not registered here: install the package that "
+            f"registers it, or list its module in {VARIABLE}"
         )
     return kind
 
 
 def describe_letters() -> str:
-    """Return all letters with their names for help and messages, as in ``s (self-attention) or l (lazy attention)``."""
-    _import_others()  # errors are ignored, so that help texts work whatever is wrong with other packages
+    """Return all letters and names for help texts and messages, as in ``s (self-attention) or l (lazy attention)``."""
+    _import_others()  # errors are ignored, so help texts work even if other packages are broken
     *most, last = [f"{kind.letter} ({kind.name})" for kind in _TABLE.values()]
     return f"{', '.join(most)} or {last}"
 
@@ -230,7 +229,7 @@ def _check_experts(values: Mapping[str, Value], _causal: Optional[bool]) -> Opti
 
 
 def lazy_block(layers: int) -> str:
-    """Return the sublayers of ``Mb``: one layer with self-attention, and b - 1 layers that reuse its distribution.
+    """Expand ``Mb`` to one layer with self-attention and b - 1 layers that reuse its distribution.
 
     See LazyFormer, section 3.1.
     """
@@ -291,8 +290,8 @@ for _kind in (
             Setting(
                 "cell",
                 NBRC,
-                "what each gate reads: its own unit of the state (brc), the whole state (nbrc), or none of it, so that "
-                "all steps are computed at once (mingru)",
+                "recurrent input of each gate: its own unit of the state (brc), the whole state (nbrc), or nothing, so "
+                "all steps are computed in parallel (mingru)",
                 choices=(BRC, NBRC, MINGRU),
             ),
         ),
@@ -307,15 +306,15 @@ for _kind in (
             Setting(
                 "gate",
                 "",
-                "activation of the gate, a map whose output multiplies that of another; both have the full width",
+                "activation of the gate, which multiplies the output of a second linear map; both have the full width",
                 choices=("gelu", "silu", "relu"),
             ),
-            Setting("experts", 0, "number of feed-forwards, from which a gate chooses for each token", low=2),
-            Setting("top", 2, "experts per token; training skips the second one at random", "experts", low=1, high=2),
+            Setting("experts", 0, "number of feed-forwards (experts), among which a gate routes each token", low=2),
+            Setting("top", 2, "experts per token; training randomly skips the second one", "experts", low=1, high=2),
             Setting(
                 "capacity",
                 1.25,
-                "slots of an expert in training, relative to its equal share of a text",
+                "slots per expert during training, relative to an equal share of the tokens in a text",
                 "equal shares",
                 low=0.01,
             ),
@@ -325,7 +324,7 @@ for _kind in (
     Kind(
         letter="-",
         name="identity",
-        help="its input, unchanged; a search may choose it in place of a sublayer",
+        help="its input, unchanged; a search may choose it instead of a sublayer",
         source="PAR Transformer, section 2.1",
         modules=_modules("feed_forward:Identity"),
         is_identity=True,
@@ -336,16 +335,16 @@ for _kind in (
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a network that, with its pattern, determine its costs. A network has them as ``network.sizes``.
+    """The sizes of a network, which together with its pattern determine its costs; available as ``network.sizes``.
 
     Attributes:
         vocab_size: V, the number of tokens in the vocabulary.
         embed_dim: C, the hidden size.
-        ffn_embed_dim: W, the hidden size of feed-forwards.
+        ffn_embed_dim: W, the hidden size of the feed-forward sublayers.
         num_heads: N, the number of attention heads.
         norm: The type of all norms, LAYER or RMS.
         norm_bias: Whether LayerNorms have a bias.
-        linear_bias: Whether the linear maps of sublayers and of a masked-LM head have biases.
+        linear_bias: Whether the linear maps of the sublayers and the masked-LM head have biases.
     """
 
     direction: ClassVar[str]
@@ -364,14 +363,14 @@ class EncoderSizes(Sizes):
     """The sizes of a masked language model with an :class:`~lazyformer_fairseq.modules.networks.encoder.Encoder`.
 
     Attributes:
-        max_positions: The length of the longest input, which is the number of rows in the table of absolute positions.
+        max_positions: The maximum input length, which is the number of rows in the table of absolute positions.
         relative_position_buckets: The number of buckets of T5's bias; 0 for no bias.
         token_types: The number of rows in the table of token types.
-        no_token_positional_embeddings: Whether the model has no table of absolute positions.
-        plain_lm_head: Whether the masked-LM head consists of the output map only.
-        untied_lm_head: Whether the output map has its own weights instead of those of the word embedding.
-        computes_all_tokens: Whether the feed-forwards at the top are computed for all tokens, as in reversible models
-            and in those of other packages, and not only for the predicted tokens.
+        no_token_positional_embeddings: Whether the model omits the table of absolute positions.
+        plain_lm_head: Whether the masked-LM head consists only of the output projection.
+        untied_lm_head: Whether the output projection has its own weights instead of sharing the word embedding.
+        computes_all_tokens: Whether the feed-forward sublayers at the top process all tokens instead of only the
+            predicted ones, as in reversible models and in other packages' models.
     """
 
     direction: ClassVar[str] = ENCODER
@@ -392,10 +391,10 @@ class CausalSizes(Sizes):
     See :class:`~lazyformer_fairseq.modules.networks.causal_decoder.CausalDecoder`.
 
     Attributes:
-        cutoffs: The word ids at which a new band begins; empty for a plain softmax.
-        div_val: The factor by which the vectors of each band are narrower than those of the band before.
+        cutoffs: The word ids at which new bands start; empty for a plain softmax.
+        div_val: The factor by which the embedding width shrinks from band to band.
         normalize_before: Whether the model is pre-norm, which adds a final LayerNorm.
-        untied_softmax: Whether the softmax has its own word vectors instead of those of the embedding.
+        untied_softmax: Whether the softmax has its own word vectors instead of sharing the embedding.
     """
 
     direction: ClassVar[str] = CAUSAL
@@ -406,12 +405,12 @@ class CausalSizes(Sizes):
     untied_softmax: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        # Counts are cached by sizes, which must therefore be hashable.
+        # Sizes are cache keys of cost counts, so they must be hashable.
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
 
     @property
     def bands(self) -> list[tuple[int, int]]:
-        """The number of words and the width of their vectors in each band."""
+        """The number of words and the embedding width of each band."""
         bounds = [0, *self.cutoffs, self.vocab_size]
         return [
             (upper - lower, self.embed_dim // self.div_val**number)
@@ -423,7 +422,7 @@ def parse_cutoffs(text: str) -> tuple[int, ...]:
     """Parse the cutoffs of an adaptive softmax: ``"19997,39997"`` into ``(19997, 39997)``, and ``""`` into ``()``.
 
     Raises:
-        UserError: The text is not a comma-separated list of whole numbers.
+        UserError: If the text is not a comma-separated list of integers.
     """
     try:
         if text.strip():
@@ -431,21 +430,20 @@ def parse_cutoffs(text: str) -> tuple[int, ...]:
         return ()
     except ValueError as error:
         raise UserError(
-            f"--adaptive-softmax-cutoff {text!r} must be whole numbers separated by commas, such as 19997,39997, or "
-            "empty"
+            f"--adaptive-softmax-cutoff {text!r} must be comma-separated integers, such as 19997,39997, or empty"
         ) from error
 
 
 def sizes_of(options: Mapping[str, Any], vocab_size: int) -> Sizes:
-    """Return the sizes of a model with these options. Options named ``encoder_...`` mark the model as an encoder.
+    """Return the sizes of a model with these options. Options named ``encoder_...`` indicate an encoder.
 
     Args:
-        options: The options of the model by name, as values or as text.
+        options: The model's options by name, as values or as text.
         vocab_size: V, the number of tokens in the vocabulary.
 
     Raises:
-        KeyError, ValueError: The options belong to a model of another package.
-        UserError: The cutoffs of the adaptive softmax are invalid; see :func:`parse_cutoffs`.
+        KeyError, ValueError: If the options belong to another package's model.
+        UserError: If the adaptive softmax cutoffs are invalid; see :func:`parse_cutoffs`.
     """
 
     def is_on(name: str) -> bool:

@@ -63,7 +63,7 @@ def test_a_config_without_a_pattern_is_the_papers_model(tmp_path):
     model.save_pretrained(tmp_path)
     code = code_in(tmp_path)
     assert_close(code.LazyFormerForMaskedLM.from_pretrained(tmp_path)(some_ids()).logits, model(some_ids()).logits)
-    with pytest.raises(UserError, match="'' is empty; write for example M2x6"):
+    with pytest.raises(UserError, match="'' is empty; use, for example, M2x6"):
         LazyFormerConfig(sublayer_pattern="")
     assert LazyFormerForCausalLM(LazyFormerCausalConfig(**SIZES))(some_ids()).logits.isfinite().all()
 

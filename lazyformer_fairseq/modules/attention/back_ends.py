@@ -7,8 +7,8 @@
 - ``recompute`` calls torch's fused attention in every sublayer, with the Q and K of its ``s``.
 - ``flex`` is torch's FlexAttention; see :mod:`.flex`.
 
-In ``materialize`` and ``fused``, the ``s`` computes the gradients of its lazy block
-(:mod:`.lazy_block`). For ``recompute``, a learned bias is a dense matrix, and support for it depends on torch's kernel:
+In ``materialize`` and ``fused``, the ``s`` computes the gradients of its lazy block (:mod:`.lazy_block`). For
+``recompute``, a learned bias is a dense matrix, and support for it depends on torch's kernel:
 
 | device | kernel | gradient of the bias | dropout |
 |---|---|---|---|

@@ -73,7 +73,7 @@ class FlexAttention:
         return self._kernel()(self.q_BNTD, self.k_BNKD, v_BNKD, self.addition, self.block_mask)
 
     def _kernel(self) -> Callable[..., Tensor]:
-        """Return torch's function, compiled on a GPU. On a CPU, where it is only used for comparison, it is not fused."""
+        """Return torch's function, compiled on a GPU. On a CPU it is used only for comparison and is not fused."""
         from torch.nn.attention.flex_attention import flex_attention
 
         if torch.compiler.is_compiling() or not _is_compiled(self.q_BNTD.device):

@@ -97,7 +97,7 @@ def test_several_patterns_make_one_picture_and_one_looks_at_nothing(tmp_path):
         ("s[windw=3]", "did you mean window"),
         ("l", "no s below it"),
         ("s --arch no_such", "no_such: no such arch"),
-        ("s[linformer=2] --arch bert_base", "T5's bias needs: use --relative-position-buckets 0"),
+        ("s[linformer=2] --arch bert_base", "T5's bias are undefined: use --relative-position-buckets 0"),
         ("s --arch transformer_xl_tiny --relative-position-buckets 8", "causal models have no T5 bias"),
         ("s --memory 3", "encoders have no memory"),
         ("s --heads 5", "5 attention heads do not divide an embedding dimension of 768"),

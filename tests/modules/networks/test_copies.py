@@ -135,7 +135,7 @@ def test_a_row_of_a_table_comes_back_as_itself(row):
 
 
 def test_a_kind_that_is_not_registered_here_is_named():
-    with pytest.raises(UserError, match="sublayers 'q', a kind that is not registered here: install the package"):
+    with pytest.raises(UserError, match="sublayers of kind 'q', which is not registered here: install the package"):
         row_of_letter("q")
 
 

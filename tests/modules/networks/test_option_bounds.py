@@ -35,7 +35,7 @@ def test_a_build_and_a_load_refuse_the_same_values(tmp_path, name, value, words)
 
 
 def test_the_number_of_sublayers_is_bounded():
-    with pytest.raises(UserError, match="this makes more than 2000 sublayers"):
+    with pytest.raises(UserError, match="the pattern has more than 2000 sublayers"):
         lazyformer_fairseq.build("bert_tiny", 100, sublayer_pattern="(s)x9999")
 
 

@@ -95,9 +95,9 @@ def test_it_is_attention_of_own_queries(given, back_end):
     ("producer", "why"),
     [
         ("f", "this k has no s below it whose keys and values it could reuse"),
-        ("s[buckets=4]", "buckets does not share its keys and values: they are its queries, too"),
-        ("s[window=2,global=1]", "its global tokens have their own keys and values"),
-        ("s[synthesizer=random]", "its scores are made for its own input"),
+        ("s[buckets=4]", "buckets does not share its keys and values: they are also its queries"),
+        ("s[window=2,global=1]", "its global tokens have separate keys and values"),
+        ("s[synthesizer=random]", "its scores are computed for its own input"),
     ],
 )
 def test_what_it_cannot_read_is_named(producer, why):

@@ -282,11 +282,11 @@ def test_every_back_end_computes_the_same_or_refuses(direction, s, back_end):
             CAUSAL,
             "s[synthesizer=random]",
             {"mem_len": 3},
-            "--mem-len 3 cannot be .*: a synthesizer only has .*--mem-len 0",
+            "--mem-len 3 cannot be .*: a synthesizer has .*--mem-len 0",
         ),
         (CAUSAL, "s[positions=absolute]", {"mem_len": 3}, "--mem-len 3 cannot be .*: absolute positions are counted"),
         (CAUSAL, "s[positions=absolute,length=9] s[positions=absolute,length=8]", {}, "length=8.: another .* length=9"),
-        (ENCODER, "s[positions=absolute]", {}, r"not for encoders: an encoder has learned positions already"),
+        (ENCODER, "s[positions=absolute]", {}, r"not for encoders: an encoder already has learned positions"),
     ],
 )
 def test_networks_that_cannot_have_it_are_refused(direction, s, options, message):

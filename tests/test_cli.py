@@ -38,7 +38,7 @@ def test_help_names_commands_and_defaults():
     for group in ("", "bench", "lm", "pattern"):
         listed = help_of(*group.split()).split("Commands: ")[1]
         assert "..." not in listed.replace(", ...", "") and listed.endswith("."), "whole sentences"
-        assert group != "lm" or "Measure perplexity per word, or bits per character, of CHECKPOINT over every" in listed
+        assert group != "lm" or "Measure CHECKPOINT's perplexity per word or bits per character over all" in listed
 
 
 def test_a_script_is_its_command():
@@ -88,7 +88,7 @@ def test_what_is_misspelt_gets_the_nearest_names(command, said):
 
 
 def test_a_corpus_without_a_folder_to_write_to():
-    assert "give the folder to write too, as in: lazyformer corpus my_texts data" in refusal("corpus", "my_texts")
+    assert "specify the output folder too, as in: lazyformer corpus my_texts data" in refusal("corpus", "my_texts")
 
 
 def test_a_folder_may_be_called_almost_like_a_command(tmp_path, monkeypatch):

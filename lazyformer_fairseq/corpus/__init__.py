@@ -1,1 +1,1 @@
-"""Text -> documents -> sentences -> the folder of binarised data that ``fairseq-train`` reads."""
+"""The corpus pipeline, from raw text to documents, sentences and the binarized data that ``fairseq-train`` reads."""

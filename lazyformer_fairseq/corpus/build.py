@@ -1,4 +1,4 @@
-"""The construction of a corpus: plan it, run its stages in a work folder, resume a stopped run, publish the result."""
+"""Corpus construction: plan the build, run its stages in a work folder, resume a stopped run, publish the result."""
 
 import os
 import shutil
@@ -49,9 +49,9 @@ UNITS_OF_SMALL_INPUT = 64
 SMALLEST_UNIT = MEGABYTE // 4
 LARGEST_UNIT = 32 * MEGABYTE
 MOST_LINES = 10
-WORKER_IMPORTS = "lazyformer_fairseq.corpus.worker_imports"  # takes seconds to load, so workers share it
-# No stage reads these settings before the words are stored. So an unfinished corpus may change them, for example if the
-# vocabulary turns out to be too large for the text.
+WORKER_IMPORTS = "lazyformer_fairseq.corpus.worker_imports"  # takes seconds to import, so the workers share it
+# No stage reads these settings before the words are stored. They may therefore be changed while a corpus is unfinished,
+# for example if the vocabulary turns out to be too large for the text.
 DECIDED_LATE = ("valid_share", "seed", "word_coverage", "vocab_size", "shards", "tokenizer")
 OPTION_OF_RULE = {
     "too short": " (--min-document-characters)",
@@ -69,17 +69,17 @@ def build_corpus(
     word_budget: Optional[int] = None,
     executor: Optional[Executor] = None,
 ) -> dict[str, Any]:
-    """Build ``folder`` from raw ``inputs``: shards, dictionary, tokenizer, manifest.json and report.html.
+    """Build a corpus from raw text: shards, dictionary, tokenizer, manifest.json and report.html.
 
-    The build may be stopped at any time; the same call resumes it. Except for ``timing`` in the manifest, the bytes
-    written do not depend on the number of workers.
+    The build can be stopped at any time; the same call resumes it. Except for ``timing`` in the manifest, the output is
+    byte-identical for any number of workers.
 
     Args:
         inputs: paths or URLs of files or folders, each optionally preceded by ``FORMAT:``.
         folder: path or URL of the corpus to build.
-        settings: together with the inputs, they determine the bytes of the corpus.
-        workers: number of tasks that run at the same time on this machine.
-        word_budget: largest number of words that both splits may have together, counted between spaces after cleaning;
+        settings: the settings, which together with the inputs determine the corpus byte for byte.
+        workers: number of tasks to run in parallel on this machine.
+        word_budget: maximum number of words in both splits together, separated by spaces and counted after cleaning;
             None for no limit.
         executor: runs the tasks; None for this machine.
 
@@ -87,7 +87,7 @@ def build_corpus(
         the manifest.
 
     Raises:
-        UserError: an input, the folder or a setting is wrong, or a task failed; the message says why.
+        UserError: an input, the folder or a setting is invalid, or a task failed; the message says why.
     """
     if executor is None and workers > 1:
         with Local(workers, preload=[WORKER_IMPORTS], keeps_processes=True) as here:
@@ -108,8 +108,8 @@ def _build(
     *,
     remote: Optional[RemoteWork] = None,
 ) -> dict[str, Any]:
-    """Build a corpus as :func:`build_corpus` does; if it has a URL, ``folder`` is this machine's copy of it."""
-    folder = folder.resolve()  # at the end, the result could not replace a link or "."
+    """Build a corpus as :func:`build_corpus` does, in a local folder that may be the copy of a remote one."""
+    folder = folder.resolve()  # the finished result cannot replace a symlink or "."
     left_out: list[str] = []
     files = find_inputs(inputs, settings.bad_input, left_out)
     _tell(left_out, files)
@@ -127,8 +127,8 @@ def _build(
         size = manifest["vocabulary"]["size"]
         if settings.vocab_size not in (None, size):
             raise UserError(
-                f"{folder}: has only {size} symbols, because its text is small; leave out --vocab-size, or remove the "
-                "folder"
+                f"{folder}: its vocabulary has only {size} symbols, because the text is small; omit --vocab-size, or "
+                "remove the folder"
             )
         remove_leftovers(folder.parent, folder.name)
         remove_published_work(folder)
@@ -164,7 +164,7 @@ def _run_stages(
     """Run all stages.
 
     Returns:
-        the job with its units; by part of a file that was cut, the path of that file.
+        the job with its units, and a mapping from each part of a file that was cut to the path of that file.
     """
     paths = job.paths
     if remote:
@@ -175,7 +175,7 @@ def _run_stages(
     to_read, origins = _with_parts(files, job, remote)
     job = _planned(job, files, to_read)
     _forget_other(late, paths, remote)
-    stages.loaded_tokenizer.cache_clear()  # it may hold the tokenizer of an earlier corpus with the same path
+    stages.loaded_tokenizer.cache_clear()  # may contain the tokenizer of an earlier corpus at the same path
     for stage, (task, sizes) in stages.STAGES.items():
         _run_stage(stage, task, sizes(job), job, executor, remote)
         if stage == "words":
@@ -192,7 +192,7 @@ def _run_stages(
 
 
 def _write_result(paths: stages.WorkPaths, manifest: dict[str, Any]) -> None:
-    """Write the parts of a corpus other than its shards: tokenizer, dictionary, report and manifest."""
+    """Write everything in a corpus but its shards: tokenizer, dictionary, report and manifest."""
     shutil.copytree(paths.tokenizer, paths.result / "tokenizer", copy_function=copy_file, dirs_exist_ok=True)
     copy_file(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
     write_report(manifest, paths.result / "report.html")
@@ -207,7 +207,7 @@ def _run_stage(
     executor: Optional[Executor],
     remote: Optional[RemoteWork],
 ) -> None:
-    """Run the tasks of a stage; if the work folder is at a URL, fetch those results that this process reads."""
+    """Run a stage's tasks; if the work folder is at a URL, fetch the results that this process needs."""
     folder = job.paths.tasks / stage
     if remote is None:
         stages.run_tasks(partial(task, job), sizes, folder, executor)
@@ -219,7 +219,7 @@ def _run_stage(
 
 
 def _with_tokenizer(settings: CorpusSettings) -> tuple[CorpusSettings, Optional[str]]:
-    """Return the settings as the user's tokenizer, if there is one, determines them, and its digest or None."""
+    """Apply the user's tokenizer, if any, to the settings; return them and the tokenizer's digest, or None."""
     if not settings.tokenizer:
         return settings, None
     path = os.path.abspath(settings.tokenizer)
@@ -229,7 +229,7 @@ def _with_tokenizer(settings: CorpusSettings) -> tuple[CorpusSettings, Optional[
 
 
 def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
-    """Return the path, format, bytes and SHA-256 of each file, and show a progress bar while hashing."""
+    """Return each file's path, format, size in bytes and SHA-256, showing a progress bar while hashing."""
     scale = {"unit": "B", "unit_scale": True}
     with (
         Progress(total=sum(file.size for file in files), desc="checking inputs", **scale) as bar,
@@ -245,7 +245,7 @@ def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
 
 
 def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
-    """Return the bytes of input per unit: as set, or few enough that several workers can share a small input."""
+    """Return the bytes of input per unit: as configured, or small enough for several workers to share a small input."""
     if settings.unit_megabytes:
         return max(1, round(settings.unit_megabytes * MEGABYTE))
     total = sum(file.size for file in files)
@@ -255,10 +255,10 @@ def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
 def _with_parts(
     files: Sequence[InputFile], job: stages.Job, remote: Optional[RemoteWork]
 ) -> tuple[list[InputFile], dict[str, str]]:
-    """Replace files that were cut by their parts.
+    """Replace each file that was cut with its parts.
 
     Returns:
-        the files to read; by part, the path of the file that it comes from.
+        the files to read, and a mapping from each part to the path of its original file.
     """
     to_read = []
     origins = {}
@@ -281,22 +281,22 @@ def _planned(job: stages.Job, files: Sequence[InputFile], to_read: Sequence[Inpu
     """Return the job with its units and its number of shards.
 
     Raises:
-        UserError: there is no unit, or there are fewer units than shards.
+        UserError: there are no units, or fewer units than shards.
     """
     units = plan_units(to_read, job.unit_bytes)
     if not units:
-        raise UserError(f"{files[0].path}: is damaged from its start, and there is no other input; get a new copy")
+        raise UserError(f"{files[0].path}: is damaged from the start, and there is no other input; get a new copy")
     shards = job.settings.shards or -(-sum(file.size for file in files) // GIGABYTE)
     if shards > len(units):
         raise UserError(
-            f"--shards {shards}: each shard needs at least one unit of work, and the input has only {len(units)}; give "
-            "at most that number"
+            f"--shards {shards}: each shard needs at least one unit of work, and the input has only {len(units)}; use "
+            "at most that many shards"
         )
     return replace(job, units=units, shards=shards)
 
 
 def _forget_other(late: dict[str, Any], paths: stages.WorkPaths, remote: Optional[RemoteWork]) -> None:
-    """Remove what an unfinished corpus made from its words with other late settings, but keep the words."""
+    """Keep the words of an unfinished corpus, but remove everything built from them if its late settings changed."""
     chosen = paths.root / LATE_SETTINGS
     if chosen.exists() and read_json(chosen) == late:
         return
@@ -312,7 +312,7 @@ def _forget_other(late: dict[str, Any], paths: stages.WorkPaths, remote: Optiona
 
 
 def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
-    """Report the format of each input, since a guess may not be what the user meant, and the files left out."""
+    """Report the format of each input, which may have been detected wrongly, and the files left out."""
     for name, format in FORMATS.items():
         if sizes := [file.size for file in files if file.format == name]:
             what = f"{len(sizes):,} {'file' if len(sizes) == 1 else 'files'}, {sum(sizes) / MEGABYTE:,.1f} MB"
@@ -320,8 +320,8 @@ def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
     nameless = [file.path for file in files if file.format == "mediawiki" and not file.left_out_namespaces]
     if nameless:
         _say(
-            f"{', '.join(nameless[:3])}: no <siteinfo> with the names of namespaces; links to pictures and "
-            f"categories are recognised only by their names in {len(TABLE)} languages"
+            f"{', '.join(nameless[:3])}: no <siteinfo> with the names of namespaces; links to images and categories "
+            f"are recognized only by their names in {len(TABLE)} languages"
         )
     for line in left_out[:MOST_LINES]:
         _say(f"left out: {line}")
@@ -330,7 +330,7 @@ def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
 
 
 def _tell_of_words(job: stages.Job, origins: dict[str, str]) -> None:
-    """Report what reading and cleaning dropped, and by which rule, before hours of work on the rest.
+    """Report what reading and cleaning dropped, by rule, before hours are spent on the rest.
 
     Raises:
         UserError: nothing is left.
@@ -343,16 +343,16 @@ def _tell_of_words(job: stages.Job, origins: dict[str, str]) -> None:
     if not steps["store"]["documents out"]:
         raise UserError(
             f"none of the {documents} is left: dropped {of_documents}; of {lines}, dropped {of_lines or 'none'}. "
-            "Relax these rules, or give other text"
+            "Relax these rules, or use other text"
         )
     for dropped, of in ((of_documents, documents), (of_lines, lines)):
         if dropped:
-            _say(f"of {of}, dropped: {dropped}")
+            _say(f"dropped from {of}: {dropped}")
     if number := read[NOT_UTF8]:
         names = gather_notes(job, origins).dropped[NOT_UTF8]
         _say(
-            f"lines that are not UTF-8: {number:,.0f}; they were read as Windows-1252, perhaps wrongly (iconv converts "
-            f"files); the first are in {', '.join(dict.fromkeys(origins.get(path, path) for path in names))}"
+            f"lines that are not UTF-8: {number:,.0f}; they were decoded as Windows-1252, which may be wrong (convert "
+            f"files with iconv); the first are in {', '.join(dict.fromkeys(origins.get(path, path) for path in names))}"
         )
 
 
@@ -364,7 +364,7 @@ def _by_rule(steps: Iterable[Counter], label: str) -> str:
     dropped: Counter[str] = Counter()
     for counts in steps:
         dropped.update({name.removeprefix(label): n for name, n in counts.items() if name.startswith(label)})
-    del dropped["empty"]  # an empty line is no loss
+    del dropped["empty"]  # dropping an empty line loses nothing
     return ", ".join(f"{n:,} {rule}{OPTION_OF_RULE.get(rule, '')}" for rule, n in dropped.most_common() if n)
 
 
@@ -374,35 +374,36 @@ def _refuse_empty_split(paths: stages.WorkPaths, valid_share: float) -> None:
         if must_have and not counts[split]:
             raise UserError(
                 f"none of the {counts['train'] + counts['valid']:,.0f} documents fell into the {split} split "
-                f"(--valid-share {valid_share}); give more documents, another share or another --seed; --valid-share 0 "
-                "holds out no documents"
+                f"(--valid-share {valid_share}); use more documents, another fraction or another --seed; with "
+                "--valid-share 0 no documents are held out"
             )
 
 
 def _refuse_empty_shard(job: stages.Job) -> None:
-    """Refuse a shard without training documents: all documents of its units may be duplicates or held out."""
+    """Raise a UserError for a shard without training documents, if all of them are duplicates or held out."""
     has_text = [job.documents_of_splits(unit)["train"].any() for unit in range(len(job.units))]
     for rank in range(job.shards):
         if not any(has_text[rank :: job.shards]):
-            raise UserError(f"--shards {job.shards}: no training document is left for shard{rank}; give fewer shards")
+            raise UserError(f"--shards {job.shards}: no training document is left for shard{rank}; use fewer shards")
 
 
 def _refuse_too_many_words(job: stages.Job, budget: Optional[int]) -> None:
-    """Refuse text with more words than a budget allows, such as the one in BabyLM's rules."""
+    """Raise a UserError if the text exceeds the word budget, such as the one in BabyLM's rules."""
     words = 0
     for unit in range(len(job.units)):
         stored = WordStore(job.paths.of("words", unit)).running_words
         for documents in job.documents_of_splits(unit).values():
             words += int(stored[documents].sum(dtype="int64"))
     if budget is not None and words > budget:
-        raise UserError(f"--word-budget {budget:,}: the text has {words:,} words; give less text, or a larger budget")
+        raise UserError(f"--word-budget {budget:,}: the text has {words:,} words; use less text, or a larger budget")
 
 
 def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, Any]]:
     """Return the manifest of an existing corpus, or None if ``folder`` does not exist or is empty.
 
     Raises:
-        UserError: ``folder`` holds something else, or a corpus of another ``plan``; the message names the difference.
+        UserError: ``folder`` contains something else, or a corpus built with another ``plan``; the message names the
+            difference.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir()) and not folder.is_mount()):
         return None
@@ -421,7 +422,7 @@ def work_folder_of(folder: Path) -> Path:
 
 
 def remove_published_work(folder: Path) -> None:
-    """Remove the work folder that is left if :func:`publish` was stopped after it had renamed the result."""
+    """Remove the work folder left behind if :func:`publish` was stopped after renaming the result."""
     work = work_folder_of(folder)
     if (work / PUBLISHED).exists() and not (work / stages.RESULT).exists():
         shutil.rmtree(work)
@@ -429,10 +430,10 @@ def remove_published_work(folder: Path) -> None:
 
 @contextmanager
 def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
-    """Yield the work folder ``.NAME.unfinished`` beside ``folder``, as the last run of the same plan left it.
+    """Yield the work folder ``.NAME.unfinished`` next to ``folder``, as the last run with the same plan left it.
 
     Raises:
-        UserError: the work folder cannot be made, another run is using it, or it was begun with another ``plan``.
+        UserError: the work folder cannot be created, is in use by another run, or was started with another ``plan``.
     """
     remove_published_work(folder)
     work = work_folder_of(folder)
@@ -445,19 +446,19 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
 
 
 def publish(work: Path, folder: Path) -> None:
-    """Rename ``result`` in ``work`` to ``folder``, and remove the rest of ``work``."""
+    """Rename the finished corpus ``work/result`` to ``folder``, and remove the rest of ``work``."""
     write_text(work / PUBLISHED, "")  # from now on, a work folder without a result may be deleted
     sync_content(work / stages.RESULT)
     if folder.is_dir():
         folder.rmdir()  # it is empty, see finished_manifest
     os.replace(work / stages.RESULT, folder)
-    os.replace(work, rest := unfinished_name(folder))  # if we are stopped now, the same command removes it
+    os.replace(work, rest := unfinished_name(folder))  # if interrupted here, rerunning the command removes it
     shutil.rmtree(rest, ignore_errors=True)
 
 
 @dataclass(frozen=True)
 class PlannedInput:
-    """An input file of a corpus, whose content is identified by its hash."""
+    """A corpus's input file, with its content identified by a hash."""
 
     path: str
     format: str
@@ -476,13 +477,13 @@ class Plan:
 def _refuse_other_plan(there: Plan, plan: dict[str, Any], folder: Path) -> None:
     remedy = "use the same as before, remove the folder, or choose another one"
     settings = dict(there.settings)
-    if settings.get("bad_input") == "stop":  # no finished task met bad input, so "skip" changes none of them
+    if settings.get("bad_input") == "stop":  # no finished task found bad input, so "skip" would not change any
         settings["bad_input"] = plan["settings"]["bad_input"]
     for name, found in (("settings", settings), ("versions", there.versions)):
         if differing := differences({key: found.get(key) for key in plan[name]}, plan[name]):
-            raise UserError(f"{folder} was begun with other {name} ({differing}); {remedy}")
+            raise UserError(f"{folder} was started with other {name} ({differing}); {remedy}")
     now = [PlannedInput(each["path"], each["format"], each["sha256"]) for each in plan["inputs"]]
     if there.inputs != now:
         changed = sorted(each.path for each in {*there.inputs} ^ {*now})
         where = changed[0] if changed else "their order"
-        raise UserError(f"{folder} was begun with other inputs ({where} differs); {remedy}")
+        raise UserError(f"{folder} was started with other inputs ({where} differs); {remedy}")

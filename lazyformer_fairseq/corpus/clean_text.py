@@ -1,9 +1,9 @@
-"""The cleaning of documents, line by line (a line is a paragraph); it drops lines and documents that are not prose.
+"""Line-by-line cleaning of documents (a line is a paragraph), which drops lines and documents that are not prose.
 
-The first part of the module has the rules that replace parts of a line: remnants of wiki and HTML markup, links, odd
-characters. Each rule takes time in proportion to the length of the line, whatever its text. To this end, a pattern that
-repeats something either stops at the character that it starts with, or is possessive (``++``), or matches only at the
-start of a run.
+The first part of the module contains the rules that replace parts of a line: remnants of wiki and HTML markup, links,
+odd characters. Every rule runs in time linear in the length of the line, whatever the text. To ensure this, a
+repetition in a pattern either stops at the character that it starts with, or is possessive (``++``), or matches only at
+the start of a run.
 """
 
 import html
@@ -28,8 +28,8 @@ class Rule:
 
     Attributes:
         label: the name under which replacements are counted.
-        hints: plain strings; every text that the pattern matches contains one of them, which is much faster to test.
-        gate: a faster pattern that is found in every text that the pattern matches.
+        hints: plain strings, one of which occurs in every text that the pattern matches; much faster to test for.
+        gate: a faster pattern that also matches every text that the pattern matches.
     """
 
     label: str
@@ -39,7 +39,7 @@ class Rule:
     gate: Optional[re.Pattern] = None
 
     def applies(self, text: str) -> bool:
-        """Return whether the pattern may match in a text, by its hints and its gate."""
+        """Return whether the pattern may match a text, judging by its hints and its gate."""
         for hint in self.hints:  # any() with a generator would take three times as long
             if hint in text:
                 return self.gate is None or self.gate.search(text) is not None
@@ -49,14 +49,14 @@ class Rule:
 # Characters -----------------------------------------------------------------------------------------------------------
 
 # Control characters, soft hyphens, zero-width characters, direction marks, private use, lone surrogates and
-# non-characters: none is printable. The zero-width joiner and non-joiner belong to the spelling of Persian and of the
-# scripts of India, so they stay between their letters.
+# non-characters, none of which are printable. The zero-width joiner and non-joiner are part of the spelling of Persian
+# and of Indian scripts, so they are kept between letters of those scripts.
 INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"
     "\ud800-\uf8ff\ufdd0-\ufdef\ufeff\ufff0-\ufffb\ufffe\uffff\U000e0000-\U000e007f\U000f0000-\U0010ffff]"
     "|(?<![\u0600-\u1cff])[\u200c\u200d]|[\u200c\u200d](?![\u0600-\u1cff])"
 )
-UNDECODABLE = "\ufffd"  # readers put it in place of bytes that they cannot decode
+UNDECODABLE = "\ufffd"  # readers substitute it for bytes that they cannot decode
 
 # Markup ---------------------------------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ def decode_entity(entity: re.Match) -> str:
 
 
 def tags(names: str) -> re.Pattern:
-    """Return a pattern of opening and closing tags with these names."""
+    """Return a pattern that matches opening and closing tags with these names."""
     return re.compile(rf"</?(?:{'|'.join(names.split())})(?:\s[^<>]*+|/)?>", re.IGNORECASE)
 
 
@@ -89,7 +89,7 @@ def _keep_caption(link: re.Match) -> str:
 
 
 def _without_paired(quotes: re.Match) -> str:
-    """Remove the quotes of wiki's bold and italics, which come in pairs; a single ``''`` opens a quotation and stays.
+    """Remove wiki markup for bold and italics, which comes in pairs; keep a single ``''``, which opens a quotation.
 
     An example of such a quotation is ``''Tis so,'``.
     """
@@ -100,7 +100,7 @@ def _without_paired(quotes: re.Match) -> str:
 
 
 def _without_empty(brackets: re.Match) -> str:
-    """Remove each balanced pair of round brackets that holds only other such pairs, spaces and separators."""
+    """Remove balanced parentheses that contain nothing but other such pairs, spaces and separators."""
     kept: list[str] = []
     open_places: list[int] = []
     for character in brackets[0]:
@@ -120,7 +120,7 @@ def _without_empty(brackets: re.Match) -> str:
 
 
 def _any_of(words: frozenset[str]) -> str:
-    """Return a pattern that matches any of these words, the longest first."""
+    """Return a pattern that matches any of these words, trying the longest first."""
     ordered = sorted(words, key=lambda word: (-len(word), word))
     return f"(?:{'|'.join(re.escape(word).replace(chr(92) + ' ', '[ _]') for word in ordered)})"
 
@@ -139,8 +139,8 @@ def _rule(
     return Rule(label, hints, re.compile(pattern), replacement, gate and re.compile(gate))
 
 
-# Rules that depend on the language: names of MediaWiki's namespaces and image options in all languages, and editors'
-# notes in English.
+# Language-dependent rules: names of MediaWiki's namespaces and image options in all languages, and editors' notes in
+# English.
 OF_LANGUAGES = (
     _rule("wiki links", rf"(?i)\[\[ ?:?{_any_of(LEFT_OUT_NAMESPACES)}:[^\[\]]*+\]\]", "", "[["),
     _rule("image options", rf"(?i)\b(?:{_any_of(SMALL_PICTURE)}|{SIZE})\|(?:{OPTION}\|)*+", "", "|"),
@@ -177,7 +177,7 @@ MARKUP = (
     _rule("bullets", r"^(?:[*•]+ )++", "", "* ", "• "),
 )
 
-# Brackets from which an extractor removed a template: Nous (, ) is; Rand (; born 1905); Activity theory (AT; ).
+# Parentheses from which an extractor removed a template: Nous (, ) is; Rand (; born 1905); Activity theory (AT; ).
 BRACKETS = (
     _rule("empty brackets", r"(?: |^)\([ ,;]*+[()][ ,;()]*+", _without_empty, "(", gate=r"\([ ,;()]"),
     _rule("empty brackets", r"(?: |^)\[ ?\](?= |$)", "", "[ ]", "[]"),
@@ -185,7 +185,7 @@ BRACKETS = (
     _rule("separators in brackets", r"(?<![,;])(?<![,;] ) ?[,;](?:[,;]| (?=[,;]))*+ \)", ")", ", )", "; )"),
 )
 
-# Halves of pairs. These rules come last: an outer pair can be recognised only once the inner one is gone.
+# Unpaired delimiters. These rules come last, because an outer pair can be recognized only once the inner one is gone.
 HALVES = (
     _rule("comments", "<!--", "", "<!--"),
     _rule("templates", r"\{\{+|\}\}+", "", "{{", "}}"),
@@ -205,7 +205,7 @@ ROOTS = r"(?:usr|etc|home|var|opt|bin|sbin|dev|tmp|lib|mnt|proc|sys|Users|Librar
 
 
 def _replaced_by(token: str) -> Callable[[re.Match], str]:
-    """Return a function that replaces a link and its angle brackets by ``token``, set apart from adjoining letters."""
+    """Return a function that replaces a link and its angle brackets with ``token``, separated from adjacent letters."""
 
     def replace(link: re.Match) -> str:
         found = link[0]
@@ -215,7 +215,7 @@ def _replaced_by(token: str) -> Callable[[re.Match], str]:
             bare = found.rstrip(AFTER_A_LINK)
             rest = found[len(bare) :]
             if rest.startswith(")") and bare.count("(") > bare.count(")"):
-                rest = rest[1:]  # it belongs to a title such as Mercury_(planet)
+                rest = rest[1:]  # the parenthesis belongs to a title such as Mercury_(planet)
         before = text[link.start() - 1 : link.start()]
         after = rest[:1] or text[link.end() : link.end() + 1]
         return f"{' ' if before.isalnum() else ''}{token}{' ' if after.isalnum() else ''}{rest}"
@@ -238,7 +238,7 @@ LINKS = (
     _rule("<file>", r"(?<!\w)[A-Za-z]:\\[^\s<>\"“”|*?,;()\[\]]*+", _file, ":\\"),
     _rule("<url>", "(?i)" + _bare_or_bracketed(rf"{PROTOCOL}:///?{ADDRESS}"), _url, "://"),
     _rule("<url>", "(?i)" + _bare_or_bracketed(rf"(?<![\w.])www\.[\w-]++\.{ADDRESS}"), _url, "www.", "WWW."),
-    # A bare Amazon.com is a name; with a path, it is an address.
+    # A bare Amazon.com is a name; with a path, it is a URL.
     _rule(
         "<url>",
         rf"(?<![\w./@-])(?:[\w-]++\.)+{SITE}(?::\d{{1,5}})?/[^\s<>\"“”\[\]]*+",
@@ -260,12 +260,12 @@ RULES = (*MARKUP, *BRACKETS, *LINKS)
 
 
 PASSES = 8  # markup nested deeper than this is not prose
-MOST_UNDECODABLE = 0.1  # share of a line's characters
+MOST_UNDECODABLE = 0.1  # fraction of a line's characters
 ENDS_A_SENTENCE = re.compile(r"""[.!?…。！？।؟][ "'”’»)\]*_-]*$""")
-FEW = 5  # characters other than letters and spaces, which even the shortest line may have: "No!"
+FEW = 5  # characters other than letters and spaces that even the shortest line may have, as in "No!"
 LETTER = re.compile(r"[^\W\d_]")
 TABLE = re.compile(r"\{\||\||\!\s.*\!\!")
-# Deleting these bytes from UTF-8 leaves the digits and signs of ASCII; all other characters count as letters.
+# Deleting these bytes from UTF-8 leaves ASCII digits and punctuation; all other characters count as letters.
 LETTERS_AND_SPACE = bytes(c for c in range(256) if c >= 128 or chr(c).isalpha() or c == 32)
 SENTENCE_END_OR_SPACE = (
     re.compile(r".*[.!?][\"'”’)\]]* |.*[。！？।]", re.DOTALL),
@@ -277,24 +277,24 @@ LOOKS = ("heading", "table", "few letters", "short, not a sentence")  # reasons 
 
 @dataclass
 class CleanText(DocumentStep):
-    """The step that removes markup, odd characters and superfluous spaces, and writes links as ``<url>`` and the like.
+    """The step that removes markup, odd characters and extra spaces, and replaces links with ``<url>`` and the like.
 
-    It takes and returns text with one paragraph per line. The rules run on each line until none changes it, so
-    cleaning a text again changes nothing. Unicode is normalised to NFC, which has one spelling for what looks the same;
-    NFKC would turn 10² into 102. Among the counts, ``lines in`` equals ``lines out`` plus the sum of all ``lines
-    dropped: REASON``, while ``replaced: <url>``, ``removed: tags`` and the like count places in the text.
+    The text has one paragraph per line, before and after. The rules are applied to each line until none of them changes
+    it, so cleaning is idempotent. Unicode is normalized to NFC, in which equal-looking text has one encoding; NFKC
+    would turn 10² into 102. In the counts, ``lines in`` equals ``lines out`` plus the sum of all ``lines dropped:
+    REASON``, while ``replaced: <url>``, ``removed: tags`` and the like count occurrences in the text.
 
-    Words and characters are counted as in ``steps.py``, according to the script. No line or document of a format with
-    selected text is dropped for its looks.
+    Words and characters are counted as in ``steps.py``, depending on the script. In formats with hand-selected text, no
+    line or document is dropped for its looks.
 
     Args:
         min_line_words: a line with fewer words, such as a title, a caption or a list item, is dropped unless it ends
             like a sentence.
-        min_line_letters: a line is dropped if the share of letters and spaces among its characters is smaller.
-        min_document_characters: a document that keeps fewer is dropped as too short. One that lost more than half
-            of its characters in lines of few letters is dropped for that reason.
-        max_line_characters: a longer line is divided after the last sentence that fits, or else at a space, and its
-            parts count as lines. A line that cannot be divided is dropped.
+        min_line_letters: a line is dropped if the fraction of letters and spaces among its characters is smaller.
+        min_document_characters: a document with fewer characters left is dropped as too short. A document that lost
+            more than half of its characters to lines with few letters is dropped for that reason.
+        max_line_characters: a longer line is split after the last sentence that fits, or else at a space, and its parts
+            count as lines. A line that cannot be split is dropped.
     """
 
     name = "clean"
@@ -304,7 +304,7 @@ class CleanText(DocumentStep):
     max_line_characters: int = 100_000
 
     def process(self, document: Document) -> Optional[str]:
-        """Clean the lines of a document, and drop it if too little is left."""
+        """Clean a document's lines, and drop the document if too little is left."""
         counts = self.counts
         is_selected = document.metadata.get("format") in SELECTED
         kept = []
@@ -334,7 +334,7 @@ class CleanText(DocumentStep):
         return None
 
     def _cleaned(self, line: str, counts: Counter[str]) -> tuple[str, Optional[str]]:
-        """Return the clean line, and the reason to drop it, or None."""
+        """Return the cleaned line, and the reason to drop it or None."""
         if UNDECODABLE in line and line.count(UNDECODABLE) > MOST_UNDECODABLE * len(line):
             return line, "undecodable"
         line = clean_characters(line, counts)
@@ -363,7 +363,7 @@ class CleanText(DocumentStep):
 
 
 def clean_characters(line: str, counts: Counter[str]) -> str:
-    """Return the line in NFC, without invisible characters and with single spaces."""
+    """Normalize a line to NFC, remove invisible characters, and collapse spaces."""
     if UNDECODABLE in line:
         counts["removed: undecodable characters"] += line.count(UNDECODABLE)
         line = line.replace(UNDECODABLE, "")
@@ -380,7 +380,7 @@ def clean_characters(line: str, counts: Counter[str]) -> str:
 
 
 def replace_once(line: str, counts: Counter[str]) -> str:
-    """Apply the rules once to a line of clean characters, and return it."""
+    """Apply every rule once to a line that has gone through :func:`clean_characters`, and return the result."""
     before = line
     for rules in (RULES, HALVES):
         for rule in rules:
@@ -395,9 +395,9 @@ def replace_once(line: str, counts: Counter[str]) -> str:
 
 
 def divided(line: str, most: int) -> Iterator[str]:
-    """Yield parts of a line of at most ``most`` characters, cut after a sentence or else at a space.
+    """Split a line into parts of at most ``most`` characters, after a sentence if possible or else at a space.
 
-    Where there is neither, the rest of the line is one part.
+    If there is neither, the rest of the line becomes one part.
     """
     start = 0
     while len(line) - start > most:

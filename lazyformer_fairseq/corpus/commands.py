@@ -1,4 +1,4 @@
-"""``lazyformer corpus``: the command line of this package."""
+"""The command ``lazyformer corpus``."""
 
 import os
 import shutil
@@ -26,13 +26,13 @@ from lazyformer_fairseq.storage.remote import is_url
 @click.option(
     "--cased",
     is_flag=True,
-    help="Keep upper-case letters.  [default: convert to lower case, as in the paper]",
+    help="Keep uppercase letters.  [default: convert to lowercase, as in the paper]",
 )
 @click.option(
     "--word-budget",
     metavar="N",
     callback=lambda _context, _option, text: text and read_count(text),
-    help="Stop if the cleaned text has more than N words, such as 10M; words are counted between spaces.",
+    help="Stop if the cleaned text has more than N words (separated by spaces), for example 10M.",
 )
 @takes(ExecutorOptions, into="place")
 def corpus(
@@ -43,32 +43,32 @@ def corpus(
     word_budget: Optional[int],
     settings: CorpusSettings,
 ) -> None:
-    """Convert raw text (INPUTs) to OUT, a folder of data that fairseq-train reads.
+    """Convert raw text (INPUTs) to OUT, a folder of training data for fairseq-train.
 
-    OUT receives shards of training data, the validation split, a dictionary, a tokenizer, manifest.json and
+    OUT will contain shards of training data, the validation split, a dictionary, a tokenizer, manifest.json and
     report.html.
 
     INPUT and OUT may be URLs, such as s3://bucket/folder (docs/scaling.md).
 
-    An INPUT is a file or a folder. It holds a MediaWiki dump (.xml, .xml.bz2), WikiExtractor's output, JSON lines, or
-    plain text whose documents are separated by blank lines or by `= Title =` lines; all of these may be compressed as
-    .gz, .bz2 or .zst. Parquet files with one document per row are read as well. The format is detected from the
-    content; FORMAT:INPUT sets it (mediawiki, wikiextractor, jsonl, text, wikitext, book, babylm, parquet). Use
-    book:INPUT for plain-text books, one document per file. Use babylm:INPUT for text whose lines were selected by
-    people, such as BabyLM's: each line is a paragraph, and none is dropped. Of equal documents, the first in the
-    order given is kept.
+    An INPUT is a file or folder: a MediaWiki dump (.xml, .xml.bz2), WikiExtractor output, JSON lines, or plain text
+    with documents separated by blank lines or by `= Title =` lines. All of these may be compressed (.gz, .bz2 or .zst).
+    Parquet files with one document per row are also supported. The format is detected from the content; to override
+    it, write FORMAT:INPUT (mediawiki, wikiextractor, jsonl, text, wikitext, book, babylm, parquet). Use book:INPUT for
+    plain-text books, one document per file. Use babylm:INPUT for text with hand-selected lines, such as BabyLM's: each
+    line is a paragraph, and no line is dropped. If documents are identical, only the first one, in the order of the
+    INPUTs, is kept.
 
     You can stop the command at any time and rerun it to resume.
     """
     refuse_without_extra("corpus", "lazyformer corpus")
-    if not inputs:  # click takes a single path for OUT
-        raise click.UsageError(f"give the folder to write too, as in: lazyformer corpus {out} data")
+    if not inputs:  # click assigns a single path to OUT
+        raise click.UsageError(f"specify the output folder too, as in: lazyformer corpus {out} data")
     refuse_missing_inputs(inputs)
     from lazyformer_fairseq.corpus.build import build_corpus
     from lazyformer_fairseq.corpus.manifest import told_of_bad_input
 
     if cased and settings.tokenizer:
-        raise UserError("--cased: the tokenizer of --tokenizer decides this; leave out --cased")
+        raise UserError("--cased: the tokenizer from --tokenizer determines the casing; omit --cased")
     settings = replace(settings, text=replace(settings.text, lower_case=not cased))
     with stoppable(f"{out}: stopped; rerun to resume"):
         executor = None
@@ -79,7 +79,7 @@ def corpus(
         if place.executor != LOCAL or place.slurm:
             executor = choose_executor(place, logs, "lazyformer-corpus")
         manifest = build_corpus(inputs, out, settings, place.workers or processors_here(), word_budget, executor)
-        shutil.rmtree(logs, ignore_errors=True)  # after a failure, this line is not reached and the logs stay
+        shutil.rmtree(logs, ignore_errors=True)  # not reached after a failure, so its logs are kept
     documents = manifest["documents"]
     train, valid = (
         f"{of['sentences']:,} sentences, {of['words']:,} words, {of['tokens']:,} tokens" if of["tokens"] else "empty"
@@ -96,7 +96,7 @@ def corpus(
 
 
 def refuse_missing_inputs(inputs: tuple[str, ...]) -> None:
-    """Raise a UserError if an input is missing, before anything heavy is imported."""
+    """Raise a UserError if an input is missing, before any heavy imports."""
     from lazyformer_fairseq.corpus.readers.inputs import parse_spec
 
     for spec in inputs:

@@ -1,7 +1,7 @@
-"""The search for duplicates and near-duplicates among any number of documents, in bounded memory.
+"""Detection of duplicate and near-duplicate documents, in bounded memory for any number of documents.
 
-Equal documents have the same hash of their text; on request, similar documents are found by further hashes that they
-share. The hash of the text also decides which documents are held out for validation.
+Identical documents have the same text hash; similar documents are found, on request, by additional hashes that they
+share. The text hash also determines which documents are held out for validation.
 """
 
 import re
@@ -14,7 +14,7 @@ from rensa import RMinHash
 
 from lazyformer_fairseq.corpus.steps import Document, DocumentStep
 
-# Punctuation outside ASCII: Latin, general, Chinese and Japanese, full-width.
+# Non-ASCII punctuation: Latin, general, Chinese and Japanese, full-width.
 PUNCTUATION = re.compile(
     "[\u0085\u00a0-\u00a9\u00ab-\u00b1\u00b4\u00b6-\u00b8\u00bb\u00bf\u1680\u2000-\u206f\u3000-\u3004\u3008-\u3020\uff00-\uff0f\uff1a-\uff20]+"
 )
@@ -31,27 +31,27 @@ SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, made odd: a multi
 
 @dataclass
 class Fingerprint(DocumentStep):
-    """The step that adds a ``fingerprint`` to a document's metadata: the halves of a hash of its letters and digits.
+    """The step that adds a ``fingerprint`` to a document's metadata: a hash of its letters and digits, in two halves.
 
-    With ``near_duplicates``, it also adds ``bands``, which are 18 integers of 64 bits (see :func:`bands`). The same
-    text gives the same numbers on every machine; only the bands may differ between versions of rensa.
+    With ``near_duplicates``, it also adds ``bands``, 18 64-bit integers (see :func:`bands`). The same text has the same
+    fingerprint and bands on every machine; only the bands may differ between versions of rensa.
     """
 
     name = "fingerprint"
     near_duplicates: bool = False
 
     def process(self, document: Document) -> None:
-        """Add the hashes of a document to its metadata."""
+        """Add a document's hashes to its metadata."""
         document.metadata["fingerprint"] = fingerprint(document.text)
         if self.near_duplicates:
             document.metadata["bands"] = bands(document.text)
 
 
 def fingerprint(text: str) -> tuple[int, int]:
-    """Return the (high, low) 64 bits of xxh3-128 of the text's letters and digits.
+    """Return the high and the low 64 bits of the xxh3-128 hash of a text's letters and digits.
 
-    Case, spacing and punctuation do not count: other line breaks, curly quotes or an extra space make no difference.
-    Text without any letters or digits is hashed as it is, without its spaces.
+    Case, spacing and punctuation are ignored, so line breaks, curly quotes or an extra space make no difference. A text
+    without any letters or digits is hashed as it is, without its spaces.
     """
     letters = _folded(text).translate(None, NOT_WORDS)
     digest = xxhash.xxh3_128_intdigest(letters or "".join(text.split()).encode())
@@ -59,15 +59,15 @@ def fingerprint(text: str) -> tuple[int, int]:
 
 
 def bands(text: str) -> list[int]:
-    """Return BANDS integers of 64 bits, of which similar texts share one or more.
+    """Return a text's LSH bands: BANDS 64-bit integers, at least one of which two similar texts are likely to share.
 
-    Each is a hash of 14 MinHash values (Broder 1997) of the set of the text's runs of 5 words. Two texts whose sets
-    have Jaccard similarity s share a band with probability 1 - (1 - s^14)^18: 1% at s = 0.6, 12% at 0.7, 55% at 0.8,
-    99% at 0.9.
+    Each is a hash of 14 MinHash values (Broder, 1997) of the text's set of 5-word shingles. Two texts whose sets have
+    Jaccard similarity s share a band with probability 1 - (1 - s^14)^18: 1% at s = 0.6, 12% at 0.7, 55% at 0.8, 99% at
+    0.9.
     """
     words = _folded(text).translate(NOT_WORDS_TO_SPACES).split()
     hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, words), dtype=np.uint64, count=len(words))
-    runs = max(1, len(words) - SHINGLE + 1)  # a text of fewer words is one run
+    runs = max(1, len(words) - SHINGLE + 1)  # a shorter text is a single shingle
     shingles = np.zeros(runs, dtype=np.uint64)
     for place in range(min(SHINGLE, len(words))):
         shingles = shingles * SPREAD + hashes[place : place + runs]
@@ -77,21 +77,21 @@ def bands(text: str) -> list[int]:
 
 
 def _folded(text: str) -> bytes:
-    """Return the case-folded text in UTF-8, with spaces in place of punctuation outside ASCII."""
+    """Return the case-folded text in UTF-8, with non-ASCII punctuation replaced by spaces."""
     if text.isascii():
         return text.lower().encode()
     return PUNCTUATION.sub(" ", text.casefold()).encode()
 
 
 def threshold(draws: Sequence[np.ndarray], valid_share: float) -> float:
-    """Return the threshold such that documents whose :func:`draw` is below it are held out.
+    """Return the threshold for holding out documents: those with a lower :func:`draw` are held out.
 
-    It is the share itself or, if no draw is that low, a number just above the lowest draw. With a single document,
-    it is always the share.
+    It equals ``valid_share`` or, if no draw is that low, a number just above the lowest draw. With a single document,
+    it is always ``valid_share``.
 
     Args:
-        draws: the draws of the documents, an array per unit.
-        valid_share: expected share of the documents to hold out; 0 for none.
+        draws: the documents' draws, one array per unit.
+        valid_share: expected fraction of documents to hold out; 0 for none.
     """
     lowest = min((unit.min() for unit in draws if len(unit)), default=1.0)
     several = sum(map(len, draws)) > 1
@@ -105,7 +105,7 @@ def draw(fingerprints: np.ndarray, seed: int) -> np.ndarray:
 
     Args:
         fingerprints: uint64 (documents, 2), or (2,) for a single document.
-        seed: another seed gives other numbers.
+        seed: the random seed.
 
     Returns:
         float64 (documents,), or a single number.
@@ -117,10 +117,7 @@ def draw(fingerprints: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """Mix 64-bit integers by a bijection that leaves no visible pattern; overflow is intended.
-
-    Source: splitmix64 (Steele, Lea and Flood, 2014).
-    """
+    """Scramble 64-bit integers with splitmix64's bijection (Steele, Lea and Flood, 2014); overflow is intended."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -137,21 +134,21 @@ def find_duplicates(
     bands: Sequence[np.ndarray] = (),
     documents_at_once: int = DOCUMENTS_PER_PARTITION,
 ) -> list[np.ndarray]:
-    """Decide which documents to drop as duplicates of an earlier one, in the order of the units and their documents.
+    """Mark the documents to drop as duplicates of an earlier one, in the order of the units and their documents.
 
     A document is a DUPLICATE if an earlier one has the same fingerprint. Otherwise it is a NEAR_DUPLICATE if an earlier
-    one, kept or not, has the same hash in the same band. So a document is kept if no equal or similar one comes before
-    it. The result depends neither on the division into units nor on ``documents_at_once``.
+    one, kept or not, has the same hash in the same band. A document is therefore kept if no identical or similar one
+    precedes it. The result does not depend on the division into units or on ``documents_at_once``.
 
     Args:
-        fingerprints: an array per unit, uint64 (documents, 2), which may be memory-mapped.
-        bands: an array per unit, uint64 (documents, bands); no arrays, or arrays of 0 columns, to find exact
-            duplicates only.
-        documents_at_once: bounds the memory, which is about 80 bytes for each of these documents plus 1 byte for every
-            document; equal documents are always compared together.
+        fingerprints: one array per unit, uint64 (documents, 2), which may be memory-mapped.
+        bands: one array per unit, uint64 (documents, bands); no arrays, or arrays with 0 columns, to find only exact
+            duplicates.
+        documents_at_once: number of documents to compare at once, which bounds the memory: about 80 bytes for each of
+            them plus 1 byte for every document. Identical documents are always compared with each other.
 
     Returns:
-        an array per unit, uint8 (documents,): KEEP, DUPLICATE or NEAR_DUPLICATE.
+        one array per unit, uint8 (documents,): KEEP, DUPLICATE or NEAR_DUPLICATE.
     """
     decisions = [np.full(len(unit), KEEP, dtype=np.uint8) for unit in fingerprints]
     assert not bands or list(map(len, bands)) == list(map(len, fingerprints))
@@ -175,10 +172,10 @@ def _mark_repeated(
     mark: int,
     at_once: int,
 ) -> None:
-    """Mark each row that equals an earlier row and has no mark yet; units are uint64 (documents, columns)."""
+    """Mark each unmarked row that equals an earlier row; units are uint64 (documents, columns)."""
     partitions = np.uint64(-(-sum(map(len, units)) // at_once))
     for partition in range(int(partitions)):
-        # The top 32 bits of a hash are spread evenly, and equal rows fall into the same partition.
+        # The top 32 bits of a hash are uniformly distributed, and equal rows fall into the same partition.
         places = [
             np.flatnonzero((unit[:, 0] >> np.uint64(32)) * partitions >> np.uint64(32) == partition) for unit in units
         ]
@@ -194,7 +191,7 @@ def _mark_repeated(
 
 
 def _may_be_repeated(hashes: np.ndarray) -> np.ndarray:
-    """Return the places of all hashes that occur more than once, much faster than by sorting whole rows."""
+    """Return the indices of all hashes that occur more than once, which is much faster than sorting whole rows."""
     order = np.argsort(hashes)
     in_order = hashes[order]
     equals_next = in_order[1:] == in_order[:-1]

@@ -1,7 +1,7 @@
-"""``manifest.json``: a corpus's inputs, what each step received, dropped and passed on, and the time that it took.
+"""``manifest.json``: a corpus's inputs, each step's counts of documents in, out and dropped, and timings.
 
-``report.html`` shows the same to people, on one page that loads nothing and runs no scripts. Its text and layout are in
-``report.html.jinja``. jinja2 escapes every value, because a corpus may contain anything.
+``report.html`` presents the same information for people, on one page that loads no resources and runs no scripts. Its
+text and layout are in ``report.html.jinja``. jinja2 escapes every value, because a corpus may contain anything.
 """
 
 import json
@@ -26,22 +26,22 @@ from lazyformer_fairseq.report.numbers import duration, number
 from lazyformer_fairseq.storage.atomic import write_text
 
 FORMAT_VERSION = 1
-# The packages whose versions, with those of Python and the spaCy model, determine the result.
+# The result depends on the versions of these packages, in addition to those of Python and the spaCy model.
 PACKAGES = ("lazyformer_fairseq", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy", "xxhash", "rensa")
 NAMES_OF_DROPPED = 10
 DROPPED = "dropped: "
-MOST_VALIDATED = 200_000  # tokens of the validation split that the counts of neighbours predict
+MOST_VALIDATED = 200_000  # maximum number of validation tokens on which the table of counts is evaluated
 FLOW = ("documents in", "documents out", "characters in", "characters out")
 
 
 def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: int) -> dict[str, Any]:
-    """Return the manifest of a corpus whose stages have all run.
+    """Return the manifest of a corpus after all stages have run.
 
     Args:
         job: paths and settings.
         plan: settings, versions and inputs.
-        origins: by part of a file that was cut, the path of that file.
-        workers: number of tasks that ran at the same time.
+        origins: maps each part of a file that was cut to the path of that file.
+        workers: number of tasks that ran in parallel.
     """
     paths = job.paths
     steps = [_step(name, counts) for name, counts in stage_totals(paths.tasks / "words").items()]
@@ -92,7 +92,7 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
 
 
 def stage_totals(folder: Path) -> dict[str, Counter]:
-    """Return the counts of a stage's tasks, summed by step."""
+    """Return the counts of a stage's tasks, summed per step."""
     totals: dict[str, Counter] = defaultdict(Counter)
     for path in sorted(folder.glob("[0-9]*.json")):
         for step, counts in json.loads(path.read_text()).items():
@@ -101,7 +101,7 @@ def stage_totals(folder: Path) -> dict[str, Counter]:
 
 
 def _step(name: str, counts: Counter) -> dict[str, Any]:
-    """Return a step's row in the manifest's list of steps."""
+    """Return a step's entry in the manifest."""
     others = {label: n for label, n in sorted(counts.items()) if label not in FLOW and not label.startswith(DROPPED)}
     flow = {label: counts[label] for label in FLOW if label in counts}
     return {"name": name, **flow, "dropped": _dropped(counts), "counts": others}
@@ -113,9 +113,10 @@ def _dropped(counts: Counter) -> dict[str, int]:
 
 
 def gather_notes(job: Job, origins: dict[str, str]) -> TaskNotes:
-    """Return the notes of all units together.
+    """Merge the notes of all units.
 
-    They hold the first examples by step, the first dropped names by reason, and the number of documents by input file.
+    The result contains the first examples per step, the first dropped names per reason, and the number of documents per
+    input file.
     """
     notes = TaskNotes()
     names: dict[str, list[str]] = defaultdict(list)
@@ -131,7 +132,7 @@ def gather_notes(job: Job, origins: dict[str, str]) -> TaskNotes:
         notes.documents.update(of_unit["documents"])
 
     first_of_part = {}
-    for part, origin in origins.items():  # parts come in the order of the file
+    for part, origin in origins.items():  # the parts are in file order
         first_of_part[part] = notes.documents[origin]
         notes.documents[origin] += notes.documents.pop(part, 0)
     for reason in sorted(names):
@@ -140,7 +141,7 @@ def gather_notes(job: Job, origins: dict[str, str]) -> TaskNotes:
 
 
 def _in_input(name: str, origins: Mapping[str, str], first_of_part: Mapping[str, int]) -> str:
-    """Return a document's ``FILE:NUMBER``, or another remark, with the input file in place of a part of it."""
+    """Make a document's ``FILE:NUMBER``, or another note, refer to the input file instead of a part cut from it."""
     part, _, number = name.rpartition(":")
     if part in origins and number.isdecimal():
         return f"{origins[part]}:{first_of_part[part] + int(number)}"
@@ -151,12 +152,12 @@ def _in_input(name: str, origins: Mapping[str, str], first_of_part: Mapping[str,
 
 
 def _damaged_while_cut(job: Job) -> list[Path]:
-    """Return the files with remarks on input files whose compressed data was found damaged while they were cut."""
+    """Return the files that report damage found in compressed input files while they were being cut."""
     return sorted(job.paths.root.glob(f"cut/*/{DAMAGE_FILE}"))
 
 
 def told_of_bad_input(manifest: dict[str, Any]) -> Iterator[str]:
-    """Yield sentences that say how much ``--bad-input skip`` left out, and where it first did so."""
+    """Yield a message for each kind of bad input that ``--bad-input skip`` left out, with its count and first case."""
     numbers = {
         BAD_RECORD: manifest["documents"]["dropped"].get(BAD_RECORD, 0),
         DAMAGED_FILE: manifest["steps"][0]["counts"].get(f"{DAMAGED_FILE}s", 0),
@@ -168,7 +169,7 @@ def told_of_bad_input(manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def _timing(paths: WorkPaths, workers: int, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the seconds that each stage took, over all runs, and the megabytes of text that were cleaned."""
+    """Return each stage's duration in seconds, summed over all runs, and the megabytes of text that were cleaned."""
     stages = []
     for stage in STAGES:
         folder = paths.tasks / stage
@@ -184,12 +185,12 @@ def _timing(paths: WorkPaths, workers: int, steps: list[dict[str, Any]]) -> dict
 
 
 def _split_totals(job: Job, split: str, token_counts: np.ndarray, logarithms: np.ndarray) -> dict[str, Any]:
-    """Return the totals of a split; the logarithms are those of the ids' frequencies in the training text."""
+    """Return a split's totals; ``logarithms`` are the ids' log-frequencies in the training text."""
     parts = [json.loads(job.paths.of("ids", unit, ".json").read_text())[split] for unit in range(len(job.units))]
     names = ("documents", "sentences", "words", "tokens", "unknown")
     sums = {name: sum(part[name] for part in parts) for name in names}
     unknown = sums.pop("unknown")
-    sums["unknown_share"] = None  # stays so if the split is empty
+    sums["unknown_share"] = None  # remains None if the split is empty
     sums["frequencies_bits"] = None
     if sums["tokens"]:
         sums["unknown_share"] = unknown / sums["tokens"]
@@ -198,9 +199,9 @@ def _split_totals(job: Job, split: str, token_counts: np.ndarray, logarithms: np
 
 
 def _cost_of_neighbours(job: Job) -> Optional[float]:
-    """Return the loss of the table of counts on the validation text, in bits per token, with all neighbours visible.
+    """Return the validation loss of the table of counts, in bits per token, with all neighboring tokens visible.
 
-    Return None if there is no validation text. Ends of sentences are visible but not predicted.
+    Return None if there is no validation text. Sentence ends are visible but not predicted.
     """
     tokenizer = load_tokenizer(job.paths.tokenizer)
     train = (job.paths.of("ids", unit, ".train") for unit in range(len(job.units)))
@@ -236,7 +237,7 @@ def write_report(manifest: Manifest, path: Path) -> None:
 
 
 def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:
-    """Return (reason, number of documents, first names) for each reason, the most frequent first.
+    """Return (reason, number of documents, first names) for each reason, most frequent first.
 
     Reasons that drop no documents, such as a damaged file, come last.
     """
@@ -247,7 +248,7 @@ def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:
 
 
 def visible(value: Any) -> Any:
-    """Return text with invisible characters (control, direction, lone surrogates) as codes and line ends as ↵."""
+    """Return text with invisible characters (control, direction, lone surrogates) as codes and newlines as ↵."""
     if isinstance(value, Markup):
         return value
     text = str(value).replace("\n", " ↵ ")
@@ -255,21 +256,21 @@ def visible(value: Any) -> Any:
 
 
 def count(value: Optional[float]) -> str:
-    """Return a number without decimals, or a dash for None."""
+    """Format a number without decimals, or None as a dash."""
     if value is None:
         return "–"
     return f"{value:,.0f}"
 
 
 def plural(several: int, noun: str) -> str:
-    """Return a number with its noun in the singular or plural."""
+    """Format a count with its noun in the singular or plural."""
     if several == 1:
         return f"1 {noun}"
     return f"{several:,} {noun}s"
 
 
 def short(value: Union[int, float]) -> str:
-    """Return a number in short form, with three digits and a unit from a million on: 1,234 or 12.3 M."""
+    """Format a number compactly, such as 1,234 or 12.3 M, with three digits and a unit from one million on."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= 0.9995 * size:
             return f"{number(value / size)} {unit}"
@@ -277,7 +278,7 @@ def short(value: Union[int, float]) -> str:
 
 
 def percent(share: Optional[float]) -> str:
-    """Return a percentage with two significant digits, such as 12%, 1.2% or 0.012%, or a dash for None and NaN."""
+    """Format a fraction as a percentage with two significant digits, such as 12% or 0.012%; None and NaN as a dash."""
     if share is None or np.isnan(share):
         return "–"
     return f"{float(f'{100 * share:.2g}'):g}%"

@@ -1,7 +1,7 @@
-"""The work folder of a corpus at a URL, and the copy of it that each machine works on.
+"""The work folder of a corpus at a URL, and each machine's local copy of it.
 
-A task fetches those of its input files that this machine lacks, works on local files, and sends its output, with its
-counts last. So the counts at the URL show which tasks are done, whichever machine ran them.
+A task fetches any input files that its machine lacks, works on local files, and uploads its output, with its counts
+last. The counts at the URL therefore show which tasks are done, no matter which machine ran them.
 """
 
 import secrets
@@ -32,12 +32,12 @@ from lazyformer_fairseq.storage.json_files import read_json
 from lazyformer_fairseq.storage.remote import copies, digest, fetch, opened, remove
 from lazyformer_fairseq.storage.run_lock import file_lock, run_lock
 
-AT_ONCE = 32  # files that are transferred at the same time
+AT_ONCE = 32  # files to transfer in parallel
 PLAN = "plan.json"
 LATE_SETTINGS = "late_settings.json"
 MANIFEST = "manifest.json"
 
-# Files and folders of the work folder, by stage; {0:05d} is the number of the task.
+# Files and folders in the work folder, by stage; {0:05d} is the task's number.
 READ = {  # what a task reads besides its input; see also _parts_of_shard
     "cut": (),
     "words": (),
@@ -47,7 +47,7 @@ READ = {  # what a task reads besides its input; see also _parts_of_shard
     "ids": ("words/{0:05d}", "duplicates/{0:05d}.npy", "tokenizer", "kept_words.npy"),
     "shards": ("tokenizer",),
 }
-MADE = {  # what a task makes
+MADE = {  # what a task writes
     "cut": ("cut/{0:05d}",),
     "words": ("words/{0:05d}",),
     "duplicates": ("duplicates",),
@@ -78,11 +78,11 @@ def _parts_of_shard(job: Job, rank: int) -> list[str]:
 
 @dataclass(frozen=True)
 class RemoteWork:
-    """The work folder of a corpus at a URL; the object is sent to the machines that run tasks.
+    """The work folder of a corpus at a URL; this object is sent to the machines that run tasks.
 
     Attributes:
         url: the URL of the corpus to build.
-        run: a unique name of this run of the command; a copy from another run is discarded.
+        run: unique name of this run of the command; copies from other runs are discarded.
     """
 
     url: str
@@ -90,7 +90,7 @@ class RemoteWork:
 
     @property
     def home(self) -> Path:
-        """The local folder that holds the copies of the corpus and of its work folder."""
+        """The local folder for the copies of the corpus and of its work folder."""
         return copies() / digest(self.url)
 
     @property
@@ -110,7 +110,7 @@ class RemoteWork:
         return WorkPaths(self.home / self.work_url.rpartition("/")[2])
 
     def open(self) -> WorkPaths:
-        """Return the paths of the local copy of the work folder, after emptying a copy from another run."""
+        """Return the paths in the local copy of the work folder, first discarding a copy from another run."""
         paths = self.paths
         paths.tasks.mkdir(parents=True, exist_ok=True)
         mark = self.home / "run"
@@ -138,7 +138,7 @@ class RemoteWork:
                 below = files.find(f"{top}/{name.partition('/*')[0]}")
                 found = [path.removeprefix(f"{top}/") for path in below]
                 found = [path for path in found if fnmatch(path, name) or path.startswith(f"{name}/")]
-                found = [path for path in found if ".." not in path.split("/")]  # would lead out of the copy
+                found = [path for path in found if ".." not in path.split("/")]  # would escape the local copy
                 if needed and not found:
                     raise FileNotFoundError(f"{top}/{name}")
                 return found
@@ -149,7 +149,7 @@ class RemoteWork:
             list(pool.map(fetch_one, chain.from_iterable(pool.map(files_named, names))))
 
     def send(self, names: Sequence[str]) -> None:
-        """Send files, folders with all their files, and files that match patterns."""
+        """Upload files and entire folders, given by name or by pattern."""
         with opened(self.work_url) as (files, top), ThreadPoolExecutor(AT_ONCE) as pool:
             root = self.paths.root
             found = [path for name in names for path in root.glob(name)]
@@ -169,7 +169,7 @@ class RemoteWork:
                 counted += read_json(job.paths.of("ids", unit, ".json"))["train"]["tokens"]
 
     def fetch_begun(self) -> None:
-        """Fetch what an earlier run left: the manifest of a finished corpus, or else the plan and the counts.
+        """Fetch the results of an earlier run: the manifest of a finished corpus, or else the plan and the counts.
 
         Raises:
             UserError: something else exists at the URL.
@@ -198,12 +198,12 @@ def remote_work(url: str) -> Iterator[RemoteWork]:
 
     Raises:
         UserError: the URL cannot be reached, or another command on this machine is building the same corpus. A
-            UserError from the block is raised again, with the URL in place of the copy's path in its message.
+            UserError from the block is re-raised with the URL in its message instead of the local path.
     """
     url = url.rstrip("/")
     parent, _, name = url.rpartition("/")
     if not name or parent.endswith("/"):
-        raise UserError(f"{url}: is a whole bucket; give a folder in it, such as {url}/data")
+        raise UserError(f"{url}: is a whole bucket; use a folder in it, such as {url}/data")
     work = RemoteWork(url, secrets.token_hex(8))
     try:
         with run_lock(work.home):
@@ -219,7 +219,7 @@ def remote_work(url: str) -> Iterator[RemoteWork]:
 
 
 def run_remote_task(work: RemoteWork, stage: str, job: Job, rank: int) -> int:
-    """Run a task on the local copy of the work folder, send its output, and return its rank."""
+    """Run a task on the local copy of the work folder, upload its output, and return its rank."""
     paths = work.open()
     job = replace(job, paths=paths)
     task = cut_one
@@ -228,7 +228,7 @@ def run_remote_task(work: RemoteWork, stage: str, job: Job, rank: int) -> int:
     reads = [name.format(rank) for name in READ[stage]]
     if stage == "shards":
         reads += _parts_of_shard(job, rank)
-    with at_work(paths.tasks):  # a resumed run waits until the last file is sent
+    with at_work(paths.tasks):  # makes a resumed run wait until the last file is uploaded
         work.fetch(reads)
         run_task(partial(task, job), paths.tasks / stage, rank)
         work.send([name.format(rank) for name in MADE[stage]])

@@ -1,10 +1,10 @@
-"""The division of cased text into sentences, by rules for English or by a spaCy model.
+"""Sentence splitting of cased text, with rules for English or a spaCy model.
 
-Appendix A of the LazyFormer paper uses spaCy. Sentences must be divided before the text is converted to lower case.
+The LazyFormer paper uses spaCy (appendix A). Text must be split before it is converted to lowercase.
 
-:func:`starts_of_sentences` applies the rules at every final mark before a space. They look, in this order, at the next
-letter, at the mark, and at the word before the mark, which may be an abbreviation. Where no rule says otherwise, the
-sentence ends. The rules are tested on ``tests/corpus/sentence_gold.txt``.
+:func:`starts_of_sentences` applies the rules at every terminal mark that is followed by a space. They consider, in this
+order, the next letter, the mark, and the word before the mark, which may be an abbreviation. Unless a rule says
+otherwise, the sentence ends. The rules are tested on ``tests/corpus/sentence_gold.txt``.
 """
 
 import re
@@ -16,7 +16,7 @@ from typing import Optional
 from lazyformer_fairseq.corpus.steps import Document, DocumentStep, has_words
 from lazyformer_fairseq.errors import UserError
 
-# A final mark, the marks that follow it (closing quotes, a dash, a footnote's number), and then space. WikiText writes
+# A terminal mark, the marks that follow it (closing quotes, a dash, a footnote number), and a space. WikiText writes
 # @.@ inside numbers.
 END = re.compile(r"[.?!…։؟۔।॥።](?:(?!\[\w)[^\w\s@]|_){0,30}+(?:\[\w{1,3}\]){0,9}+(?=\s)")
 SPACE = re.compile(r"\s+")
@@ -24,21 +24,21 @@ LONE_MARKS = re.compile(r"(?:[^\w\s]|_){1,30}(?=\s)")
 MARKS = re.compile(r"(?:[^\w\s]|_|\s){0,30}")
 CLOSING = frozenset(")]}”’»")
 NEVER_FIRST = frozenset("&,;:/%+=.?!…)]}”»|")  # no sentence begins with one of these
-LONGEST_WORD = 40  # characters looked at before a final mark
+LONGEST_WORD = 40  # characters to consider before a terminal mark
 
-# Abbreviations before a name: never the end of a sentence.
+# Abbreviations that precede a name and never end a sentence.
 TITLES = frozenset(
     """Mr Mrs Ms Messrs Mme Mlle M Dr Prof Ste Mt Ft Gen Col Lt Maj Capt Cpt Cmdr Cdr Sgt Cpl Pvt Adm Rev Hon Sen Rep
     Gov Pres Supt Insp Fr Atty Dep Asst Brig Ven Pte vs v cf viz e.g i.e E.g I.e Cf approx Approx ca est resp
     esp incl Proc Natl Acad Sci Biol Chem Phys Univ Dept""".split()
 )
-# Abbreviations that are not the end of a sentence if a number follows.
+# Abbreviations that do not end a sentence if a number follows.
 BEFORE_NUMBERS = frozenset(
     """No Nos no nos Fig Figs fig figs Eq Eqs eq Sec Secs sec Sect Vol Vols vol vols Ch Chs ch Chap chap Art Arts art p
     pp P Pp Op op fol ff ll vv Bk bk Pt pt Tab Temp Pop Alt Max Min Rs Ps Ex ex Cor Rom Matt Gal Heb Lev Deut""".split()
 )
 MONTHS = frozenset("Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec".split())
-# Abbreviations that end a sentence only if the next word often begins one.
+# Abbreviations that end a sentence only if the next word is one that often starts a sentence.
 UNSURE = frozenset(
     """Inc Ltd Co Corp Bros Plc plc Cos Jr Sr jr sr al seq Ave Rd Blvd Bldg Esq Ala Ariz Ark Calif Colo Conn Del Fla Ga
     Ill Ind Kan Ky La Mass Md Me Mich Minn Miss Mo Mont Neb Nev Okla Ore Pa Penn Tenn Tex Va Vt Wash Wis Wyo Mon
@@ -60,7 +60,7 @@ FIRST_WORDS = frozenset(
 AFTER_HOURS = re.compile(
     r"(?:[A-Z]{2,4}|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day)\b|(?:Eastern|Pacific|Central) \W{0,30}\w"
 )
-DOTTED = re.compile(r"(?:[^\W\d_]{1,2}\.)+-?[^\W\d_]")  # U.S, p.m, J.R.R, J.-P without their last mark
+DOTTED = re.compile(r"(?:[^\W\d_]{1,2}\.)+-?[^\W\d_]")  # U.S, p.m, J.R.R, J.-P without their last period
 LIST_NUMBER = re.compile(r"\W{0,3}(?:\d{1,3}|[A-Za-z]|[IVXLC]{1,6})\.")
 LAST_WORD = re.compile(r"(?:\w[\w'’]*\.)*(?:\w[\w'’]*)?\Z")  # U.S in then-U.S, Mr in --Mr, but all of isn't
 LETTERS = re.compile(r"[^\W\d_]*")
@@ -74,7 +74,7 @@ SAID = re.compile(
 
 
 def starts_of_sentences(text: str) -> Iterator[int]:
-    """Yield the places in a cased paragraph where sentences start, except the first, in order; each follows a space."""
+    """Yield the offsets at which sentences start in a cased paragraph, in order; the first sentence is omitted."""
     quotes = _Quotes(text)
     sentence = 0
     for mark in END.finditer(text):
@@ -89,7 +89,7 @@ def starts_of_sentences(text: str) -> Iterator[int]:
 
 
 class _Quotes:
-    """A counter that tells opening from closing straight quotes if they have space on both sides, as in WikiText."""
+    """A counter that distinguishes opening from closing straight quotes with spaces on both sides, as in WikiText."""
 
     def __init__(self, text: str):
         self._text = text
@@ -97,16 +97,16 @@ class _Quotes:
         self._is_open = False
 
     def closes(self, place: int) -> bool:
-        """Return whether the quote at ``place`` is a closing one; places must ascend from call to call."""
+        """Return whether the quote at offset ``place``, which must increase from call to call, is a closing one."""
         self._is_open ^= self._text.count('"', self._counted, place) % 2 == 1
         self._counted = place
         return self._is_open
 
 
 def _next(text: str, end: int, quotes: _Quotes) -> tuple[int, int]:
-    """Return where a next sentence would start, and where its first word would start, after any opening marks.
+    """Return the offsets at which the next sentence and its first word would start; opening marks may separate them.
 
-    Closing marks that stand alone belong to the sentence before.
+    Standalone closing marks belong to the preceding sentence.
     """
     position = SPACE.match(text, end).end()
     while lone := LONE_MARKS.match(text, position):
@@ -125,15 +125,15 @@ def _is_end(  # noqa: PLR0911  (a list of rules)
     start: int,
     word: int,
 ) -> bool:
-    """Return whether the sentence from ``sentence`` on ends at ``mark``, so that the next one starts at ``start``."""
+    """Return whether the sentence that starts at ``sentence`` ends at ``mark`` and the next one starts at ``start``."""
     letter = text[word]
     marks = mark[0]
     if text[start] in NEVER_FIRST or marks[-1] in ",;:":
         return False
     is_special_token = text[word - 1] == "<"  # <url> has no case
-    if letter.islower() and not is_special_token and not text[word + 1 : word + 2].isupper():  # iPod may be first
+    if letter.islower() and not is_special_token and not text[word + 1 : word + 2].isupper():  # iPod may start one
         first = MARKS.match(text, sentence).end()
-        # A text without capitals has sentences too.
+        # Text without capitals has sentences too.
         if not text[first].islower():
             return False
     if marks.startswith(("..", "…")) or text.endswith(". .", sentence, mark.start() + 1):
@@ -160,18 +160,18 @@ def _is_end_after(  # noqa: PLR0911  (a list of rules)
     stop: int,
     word: int,
 ) -> bool:
-    """Return whether a sentence ends between the word before the full stop at ``stop`` and the one at ``word``.
+    """Return whether a period ends a sentence, judging by the words before and after it.
 
     Args:
         text: the paragraph.
-        begin: the place after the last space before ``stop``.
-        stop: the place of the full stop.
-        word: the place of the first letter after the full stop.
+        begin: offset after the last space before ``stop``.
+        stop: offset of the period.
+        word: offset of the first letter after the period.
     """
     before = LAST_WORD.search(text, begin, stop)[0]
     if before in BEFORE_NUMBERS and ROMAN_OR_NUMBER.match(text, word):
         return False
-    if before == "I":  # the pronoun, a king's number or a name's letter
+    if before == "I":  # the pronoun, a monarch's number or an initial
         previous = text[text.rfind(" ", max(0, begin - LONGEST_WORD), max(0, begin - 1)) + 1]
         return (previous.islower() and text[word + 1 : word + 2] != ".") or _likes_to_begin(text, word)
     if before in TITLES:
@@ -187,17 +187,17 @@ def _is_end_after(  # noqa: PLR0911  (a list of rules)
 
 
 def _likes_to_begin(text: str, word: int) -> bool:
-    """Return whether the word at ``word`` is one of FIRST_WORDS and not an initial such as ``A.``."""
+    """Return whether the word at offset ``word`` is one of FIRST_WORDS and not an initial such as ``A.``."""
     letters = LETTERS.match(text, word)
     return letters[0] in FIRST_WORDS and text[letters.end() : letters.end() + 1] != "."
 
 
 class SentenceSplitter:
-    """A function that divides a paragraph of cased text into sentences, and loses no characters except spaces.
+    """A callable that splits a paragraph of cased text into sentences, losing no characters except spaces.
 
     Args:
         spacy_model: name of an installed spaCy pipeline that sets sentence boundaries, such as ``en_core_web_sm``;
-            None for the rules, which are far faster.
+            None for the rules, which are much faster.
 
     Raises:
         UserError: ``spacy_model`` is not installed, or does not set sentence boundaries.
@@ -233,18 +233,19 @@ class SentenceSplitter:
 
 @dataclass
 class SplitSentences(DocumentStep):
-    """The step that divides paragraphs (one per line) into cased sentences (one per line), and joins short ones.
+    """The step that splits paragraphs (one per line) into cased sentences (one per line), and joins short ones.
 
-    The paper concatenates short sequences (LazyFormer, appendix A). Here a sentence of fewer than ``min_words`` is
-    joined to the one before it in its paragraph, or else to the next one, even of a later paragraph; at the end of the
-    document, it is joined to the one before. Sentences are never joined across documents.
+    The paper concatenates short sequences (LazyFormer, appendix A). Here, a sentence with fewer than ``min_words``
+    words is joined to the previous one in its paragraph or, if there is none, to the next one, even across paragraphs;
+    at the end of the document, it is joined to the previous one. Sentences are never joined across documents.
 
     The step counts the ``sentences`` that it passes on and the ``short sentences joined``, and drops documents that
     have ``no sentence`` left.
 
     Args:
         spacy_model: see :class:`SentenceSplitter`.
-        min_words: least number of words (between spaces) in a sentence, unless its document has fewer; 0 to join none.
+        min_words: minimum number of words (separated by spaces) in a sentence, unless its document has fewer; 0 to join
+            none.
 
     Raises:
         UserError: ``spacy_model`` is not installed; raised at the first document.
@@ -255,7 +256,7 @@ class SplitSentences(DocumentStep):
     min_words: int = 4
 
     def process(self, document: Document) -> Optional[str]:
-        """Divide a document into sentences."""
+        """Split a document into sentences."""
         split = load_splitter(self.spacy_model)
         paragraphs = list(map(split, document.text.split("\n")))
         sentences = join_short(paragraphs, self.min_words)
@@ -272,7 +273,7 @@ load_splitter = lru_cache(maxsize=1)(SentenceSplitter)  # once per process, for 
 
 
 def join_short(paragraphs: list[list[str]], min_words: int) -> list[str]:
-    """Return the sentences of all paragraphs in order; those of fewer than ``min_words`` are joined to a neighbour."""
+    """Return the sentences of all paragraphs in order, joining those with fewer than ``min_words`` to a neighbor."""
     sentences: list[str] = []
     waiting = ""  # short sentences at the beginning of a paragraph, such as a number, a heading or "No."
     for paragraph in paragraphs:

@@ -1,4 +1,4 @@
-"""The settings that, together with the inputs, determine the bytes of a corpus."""
+"""The settings that, together with the inputs, determine a corpus byte for byte."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional, Union
@@ -13,15 +13,15 @@ VOCAB_SIZE = 32_768
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """Settings of ``lazyformer corpus``; each is an option of the command, except for the last two.
+    """Settings of ``lazyformer corpus``; all but the last two are options of the command.
 
     Raises:
-        UserError: a value is not allowed; the message names it.
+        UserError: a value is invalid; the message names it.
     """
 
     vocab_size: Optional[int] = option(
         None,
-        "Number of entries in the dictionary, special symbols included.",
+        "Number of entries in the dictionary, including special symbols.",
         low=10,
         shown="32768, or fewer if the text is too small",
     )
@@ -29,7 +29,7 @@ class CorpusSettings:
 
     word_coverage: Optional[float] = option(
         None,
-        "Keep the most frequent words that make up this share of the text; rarer ones become <unk>.",
+        "Keep the most frequent words that make up this fraction of the text; rarer words become <unk>.",
         low=0,
         is_open=True,
         high=1,
@@ -37,17 +37,17 @@ class CorpusSettings:
     )
     """Words of equal frequency are kept or dropped together.
 
-    With a tokenizer from another model, all words are kept by default, because it has learnt to spell rare ones.
+    With another model's tokenizer, all words are kept by default, because it was trained to encode rare words too.
 
-    The number of dropped words grows with the text, as it should. From 9 million running words of Wikipedia and
-    novels, the default drops none: half a percent of them occur once, and most of these are good English that BPE can
-    spell, such as "cordially" and "vapors". From 3,000 million words it drops those that occur fewer than about 15
-    times, by the same law (the share of rare words falls with the text's size to the power of 0.6).
+    The number of dropped words grows with the text, as it should. From 9 million words of running text (Wikipedia and
+    novels), the default drops none: half a percent of them occur only once, and most of these are valid English words
+    that BPE can encode, such as "cordially" and "vapors". From 3 billion words, it drops those that occur fewer than
+    about 15 times, by the same scaling law (the fraction of rare words falls with the text's size to the power of 0.6).
     """
 
     valid_share: float = option(
         0.005,
-        "Share of documents to hold out for validation, at least one document; after 0, train with "
+        "Fraction of documents to hold out for validation, at least one document. If you set 0, train with "
         "--disable-validation.",
         low=0,
         high=1,
@@ -56,36 +56,38 @@ class CorpusSettings:
 
     min_document_characters: int = option(
         100,
-        "Drop documents of fewer characters; a Chinese, Japanese or Korean character counts as three.",
+        "Drop documents with fewer characters than this; a Chinese, Japanese or Korean character counts as three.",
         low=0,
     )
     min_line_words: int = option(
         5,
-        "Drop lines of fewer words unless they end like a sentence; two Chinese, Japanese or Korean characters count "
-        "as a word.",
+        "Drop lines with fewer words than this unless they end like a sentence; two Chinese, Japanese or Korean "
+        "characters count as a word.",
         low=0,
     )
-    min_line_letters: float = option(0.5, "Drop lines with a smaller share of letters and spaces.", low=0, high=1)
-    near_duplicates: bool = option(False, "Drop near-duplicate documents (found by MinHash), not only equal ones.")
+    min_line_letters: float = option(
+        0.5, "Drop lines with a smaller fraction of letters and spaces than this.", low=0, high=1
+    )
+    near_duplicates: bool = option(False, "Also drop near-duplicate documents, which are found with MinHash.")
     spacy_model: Optional[str] = option(
-        None, "Installed spaCy model that splits text into sentences.", shown="rules for English"
+        None, "Installed spaCy model to use for splitting text into sentences.", shown="rules for English"
     )
     bad_input: str = option(
         "stop",
-        "Whether to stop at a broken record or a damaged file and name it, or to skip it, count it and continue.",
+        "What to do with a broken record or a damaged file: stop with an error that names it, or skip and count it.",
         choices=("stop", "skip"),
     )
-    """A corpus that was begun with "stop" may be continued with "skip"."""
+    """A corpus that was started with "stop" may be resumed with "skip"."""
 
-    seed: int = option(1, "Seed that chooses the documents to hold out.", low=0)
+    seed: int = option(1, "Random seed for choosing the documents to hold out.", low=0)
     shards: Optional[int] = option(
-        None, "Number of shards, the folders of training data.", low=1, shown="one per gigabyte of input"
+        None, "Number of shards (folders of training data).", low=1, shown="one per gigabyte of input"
     )
     tokenizer: Optional[str] = option(
         None,
-        "Existing tokenizer to use, with its case and vocabulary.",
+        "Existing tokenizer to use, with its casing and vocabulary.",
         metavar="FOLDER",
-        shown="train one",
+        shown="train a new one",
     )
     """It determines ``vocab_size`` and ``text``."""
 
@@ -99,7 +101,7 @@ class CorpusSettings:
 
     @property
     def share_of_kept_words(self) -> float:
-        """The word coverage in effect: the one that was set, or the default."""
+        """The word coverage in effect: the configured value or the default."""
         if self.word_coverage is not None:
             return self.word_coverage
         if isinstance(self.text, LibrarySettings):
@@ -107,10 +109,10 @@ class CorpusSettings:
         return WORD_COVERAGE
 
     def as_json(self, tokenizer: Optional[str]) -> dict[str, Any]:
-        """Return all settings as values for JSON, those of the text under ``text``.
+        """Return all settings as JSON-serializable values, with the text settings under ``text``.
 
         Args:
-            tokenizer: digest of the user's tokenizer, which takes the place of its path; None if there is none.
+            tokenizer: digest of the user's tokenizer, which replaces its path; None without such a tokenizer.
         """
         values = asdict(self)
         values["word_coverage"] = self.share_of_kept_words

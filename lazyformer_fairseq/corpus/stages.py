@@ -1,15 +1,15 @@
-"""The stages of ``lazyformer corpus``: what the tasks of each stage do, and how they run.
+"""The stages of ``lazyformer corpus``: the tasks in each stage and how they are run.
 
 cut         large compressed files -> parts (one task per file)
 words       units of input -> stored words (one task per unit)
-duplicates  fingerprints -> which documents to drop and to hold out (one task)
-count       stored words -> counts of the words of the training documents (one task per unit)
+duplicates  fingerprints -> documents to drop or to hold out (one task)
+count       stored words -> word counts of the training documents (one task per unit)
 tokenizer   merged counts -> low-frequency filter -> BPE (one task)
 ids         stored words -> token ids (one task per unit)
 shards      parts of units -> shards (one task per shard)
 
-Tasks run in this process or where an executor puts them, and show their progress. A task is done once its counts are
-in the stage's folder, ``tasks/STAGE/NNNNN.json``. A resumed run does the remaining tasks.
+Tasks run in this process or on an executor, with a progress bar. A task is done once its counts are in the stage's
+folder, ``tasks/STAGE/NNNNN.json``. A resumed run executes the remaining tasks.
 """
 
 import math
@@ -47,12 +47,12 @@ from lazyformer_fairseq.storage.indexed_format import join_parts
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
 
-RESULT = "result"  # the folder in the work folder that becomes the corpus
+RESULT = "result"  # the subfolder of the work folder that becomes the corpus
 Counts = dict[str, Counter]  # a task's counts, by step
 
 
 class WorkPaths:
-    """The paths in a work folder; `tasks` holds the counts of the tasks, in one folder per stage."""
+    """The paths in a work folder; `tasks` contains the tasks' counts, in one folder per stage."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -66,16 +66,16 @@ class WorkPaths:
         """Return the path of a task's output.
 
         Args:
-            name: ``words``, ``duplicates``, ``counts`` or ``ids`` of a unit, or ``cut`` for the parts of a file.
+            name: ``words``, ``duplicates``, ``counts`` or ``ids`` for a unit, or ``cut`` for the parts of a file.
             number: number of the unit or file.
-            ending: what follows the number in the name.
+            ending: suffix after the number.
         """
         return self.root / name / f"{number:05d}{ending}"
 
 
 @dataclass(frozen=True)
 class Job:
-    """The settings and paths that every task needs; it is sent to the workers."""
+    """The settings and paths that every task needs, which are sent to the workers."""
 
     paths: WorkPaths
     settings: CorpusSettings
@@ -85,18 +85,18 @@ class Job:
     shards: int = 1
 
     def documents_of_splits(self, unit: int) -> dict[str, np.ndarray]:
-        """Return, by split, which documents of a unit belong to it: bool (documents,)."""
+        """Return a mask of a unit's documents per split, bool (documents,)."""
         marks = np.load(self.paths.of("duplicates", unit, ".npy"), allow_pickle=False)
         return {"train": marks == KEEP, "valid": marks == HELD_OUT}
 
 
 def cut_one(job: Job, rank: int) -> None:
-    """Cut a compressed file that can only be read from its start into parts."""
+    """Cut a compressed file that does not support random access into parts."""
     cut_file(job.to_cut[rank], job.paths.of("cut", rank), job.unit_bytes, job.settings.bad_input)
 
 
 def store_words(job: Job, rank: int) -> Counts:
-    """Read a unit, and store its words."""
+    """Run a unit's documents through all steps, from reading to storing their words."""
     settings = job.settings
     steps = [
         ReadDocuments(job.units[rank], settings.bad_input),
@@ -113,7 +113,7 @@ def store_words(job: Job, rank: int) -> Counts:
 
 
 def through(steps: Iterable[DocumentStep]) -> Iterator[Document]:
-    """Yield the documents that pass all steps; the steps share their notes."""
+    """Run documents through a chain of steps that share their notes, and yield those that pass."""
     documents: Iterable[Document] = ()
     notes = TaskNotes()
     for step in steps:
@@ -123,13 +123,13 @@ def through(steps: Iterable[DocumentStep]) -> Iterator[Document]:
 
 
 def clean_documents(inputs: Sequence[str]) -> Iterator[Document]:
-    """Yield the documents of ``inputs`` after the first steps, with one clean paragraph per line and a fingerprint."""
+    """Yield the cleaned documents of ``inputs``, each with one paragraph per line and a fingerprint."""
     unit = [Piece(file.path, file.format) for file in find_inputs(inputs)]
     return through([ReadDocuments(unit), ExtractWikiMarkup(), CleanText(), Fingerprint()])
 
 
 def mark_duplicates(job: Job, _rank: int) -> Counts:
-    """Decide, for each unit, which of its documents to drop, and why, and which to hold out."""
+    """Mark the duplicates to drop and the documents to hold out, and store the marks per unit."""
     counts: Counter[str] = Counter()
     stores = [WordStore(job.paths.of("words", unit)) for unit in range(len(job.units))]
     marks = find_duplicates([store.fingerprints for store in stores], [store.bands for store in stores])
@@ -148,17 +148,17 @@ def mark_duplicates(job: Job, _rank: int) -> Counts:
 
 
 def count_words_of_unit(job: Job, rank: int) -> None:
-    """Count the words of the unit's training documents."""
+    """Count the words in a unit's training documents."""
     store = WordStore(job.paths.of("words", rank))
     count_words(store, job.documents_of_splits(rank)["train"], job.paths.of("counts", rank))
 
 
 def train_tokenizer(job: Job, _rank: int) -> None:
-    """Merge the word counts of all units, and train BPE on the frequent words unless the user gives a tokenizer.
+    """Merge the word counts of all units, and train BPE on the frequent words unless the user provides a tokenizer.
 
     If no vocabulary size is set and the text is too small for the default, the size is the largest power of two that is
-    at most half of what the text allows: at the full size, most words would be symbols of their own, each seen only a
-    few times.
+    at most half of what the text allows. At the full size, most words would be single symbols, each seen only a few
+    times.
     """
     paths = job.paths
     settings = job.settings
@@ -177,13 +177,13 @@ def train_tokenizer(job: Job, _rank: int) -> None:
                 raise
             try:
                 train(2 ** int(math.log2(error.largest / 2)))
-            except UserError:  # the text has more characters than that
+            except UserError:  # the text has more distinct characters than that
                 train(error.largest)
     write_json(paths.vocabulary, {**summary, "size": len(load_tokenizer(paths.tokenizer).symbols)})
 
 
 def write_ids_of_unit(job: Job, rank: int) -> None:
-    """Encode the unit's words as token ids, each split separately."""
+    """Encode a unit's words as token ids, separately for each split."""
     counts = write_ids(
         WordStore(job.paths.of("words", rank)),
         keep=job.documents_of_splits(rank),
@@ -198,7 +198,7 @@ loaded_tokenizer = lru_cache(maxsize=1)(load_tokenizer)  # once per process, for
 
 
 def join_shard(job: Job, rank: int) -> None:
-    """Join the parts of the units that belong to a shard; the first shard also gets the whole validation split."""
+    """Concatenate the parts of the units in a shard; the first shard also contains the whole validation split."""
     folder = job.paths.result / f"shard{rank}"
     units = len(job.units)
     folder.mkdir(parents=True, exist_ok=True)
@@ -233,12 +233,12 @@ def run_tasks(
     """Run ``task(rank)`` for each rank below ``len(sizes)``, except for tasks that an earlier run completed.
 
     Args:
-        task: a function that can be pickled and returns its counts by step, or None if it counts nothing.
-        sizes: bytes of input of each task, for the progress bar; 1 each if they do not apply.
-        folder: receives the counts of the tasks and the seconds that the run took.
-        executor: runs tasks in parallel; None for this process, one after the other.
-        keeps_counts: whether the task writes its counts itself and returns its rank; it then runs independently of the
-            command's folder.
+        task: a picklable function that returns its counts by step, or None if it counts nothing.
+        sizes: bytes of input per task, for the progress bar; 1 per task if there is no such size.
+        folder: receives the tasks' counts and the duration of the run in seconds.
+        executor: runs tasks in parallel; None to run them sequentially in this process.
+        keeps_counts: whether the task writes its counts itself and returns its rank; it then does not depend on the
+            working directory.
 
     Raises:
         UserError: a task failed for a reason that the user can fix; finished work is kept.
@@ -269,18 +269,18 @@ def run_tasks(
         if error.errno not in OUT_OF_SPACE:
             raise
         raise UserError(
-            f"{error.filename or folder}: cannot be written ({error.strerror}). Finished work is kept; make room and "
-            "run the same command again"
+            f"{error.filename or folder}: cannot be written ({error.strerror}). Finished work is kept; free some space "
+            "and run the same command again"
         ) from None
     finally:
-        with open(folder / SECONDS_FILE, "a", opener=own_file) as file:  # each run adds a line
+        with open(folder / SECONDS_FILE, "a", opener=own_file) as file:  # one line per run
             file.write(f"{time.monotonic() - began}\n")
 
 
 def run_task(task: Callable[[int], Optional[Counts]], folder: Path, rank: int) -> int:
     """Run one task in this process, write its counts, and return its rank.
 
-    A run that resumes after a kill waits for the tasks that are still running; see :func:`wait_for_workers`.
+    After a kill, a resumed run waits for tasks that are still running; see :func:`wait_for_workers`.
     """
     with at_work(folder.parent):
         write_json(folder / f"{rank:05d}.json", task(rank) or {}, durable=False)
@@ -288,12 +288,12 @@ def run_task(task: Callable[[int], Optional[Counts]], folder: Path, rank: int) -
 
 
 def at_work(tasks: Path) -> AbstractContextManager[None]:
-    """Return a context manager whose block :func:`wait_for_workers` waits for."""
+    """Return a context manager that makes :func:`wait_for_workers` wait for the end of its block."""
     return file_lock(tasks / WORKERS_LOCK, shared=True)
 
 
 def _elsewhere(run: Callable[[int], int], ranks: Sequence[int], executor: Executor, begins_in: str) -> Iterator[int]:
-    """Run the tasks of ``ranks`` on an executor, and yield each rank as its task ends."""
+    """Run the tasks with the given ranks on an executor, and yield each rank when its task has finished."""
     rank_of = {Call(run, (rank,), begins_in): rank for rank in ranks}
     for ended in run_calls(list(rank_of), executor):
         if ended is None or ended.is_tried_again:
@@ -301,7 +301,7 @@ def _elsewhere(run: Callable[[int], int], ranks: Sequence[int], executor: Execut
         if isinstance(ended.error, LostError):
             raise UserError(
                 f"a worker died: {ended.error}. It was killed from outside, or by the system because memory ran out. "
-                "Finished work is kept; run the same command again, with fewer --workers if memory was short"
+                "Finished work is kept; run the same command again, with fewer --workers if memory ran out"
             )
         if ended.error is not None:
             raise ended.error

@@ -1,7 +1,7 @@
-"""The interface of the steps that a unit's documents go through, and the first step, which reads them.
+"""The interface of the steps that process a unit's documents, and the first step, which reads them.
 
-The module also measures the length of texts in letters and words of English, because some scripts need fewer
-characters for the same text.
+The module also measures the length of text in equivalents of English letters and words, because some scripts need fewer
+characters for the same content.
 """
 
 import re
@@ -21,11 +21,12 @@ EXAMPLE_LENGTH = 160
 
 @dataclass
 class Document:
-    """A text on its way through the steps, with one paragraph or sentence per line.
+    """A document that passes through the steps, with one paragraph or sentence per line.
 
     Attributes:
+        text: the text as changed by the steps so far.
         id: ``FILE:NUMBER``, see :class:`~lazyformer_fairseq.corpus.readers.formats.RawDocument`.
-        metadata: ``format`` and the fields that the reader adds; from :class:`Fingerprint` on, also its hashes.
+        metadata: ``format`` and the fields that the reader adds; after :class:`Fingerprint`, also the text's hashes.
     """
 
     text: str
@@ -35,12 +36,12 @@ class Document:
 
 @dataclass
 class TaskNotes:
-    """A task's notes for the report, in addition to its counts; the steps of a task share them.
+    """A task's notes for the report, in addition to its counts; they are shared by the task's steps.
 
     Attributes:
-        examples: by step, pairs of text before and after it, cut around the first place that it changed.
-        dropped: by reason, the names of the first documents (or files) that were dropped.
-        documents: by file, the number of documents read.
+        examples: for each step, pairs of text before and after it, cropped to the first change.
+        dropped: for each reason, the names of the first documents (or files) that were dropped.
+        documents: the number of documents read from each file.
     """
 
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class TaskNotes:
     documents: Counter[str] = field(default_factory=Counter)
 
     def add_example(self, step: str, before: str, after: str) -> None:
-        """Keep the text before and after a step as an example, unless it has enough or changed nothing."""
+        """Keep the text before and after a step as an example, unless the step has enough or changed nothing."""
         examples = self.examples.setdefault(step, [])
         if len(examples) < EXAMPLES and before != after:
             place = len(commonprefix((before, after)))  # noqa: RUF071  texts, not paths
@@ -56,7 +57,7 @@ class TaskNotes:
             examples.append((before[window], after[window]))
 
     def add_dropped(self, reason: str, name: str) -> None:
-        """Keep the name of a dropped document or file, unless the reason has enough names."""
+        """Keep the name of a dropped document or file, unless there are enough names for that reason."""
         names = self.dropped.setdefault(reason, [])
         if len(names) < EXAMPLES:
             names.append(name)
@@ -67,7 +68,7 @@ class DocumentStep:
     """A step that changes a document's text in place, or drops the document for a reason.
 
     In its ``counts``, ``documents in`` equals ``documents out`` plus the sum of all ``dropped: REASON``; there are also
-    ``characters in`` and ``characters out``. A subclass implements :meth:`process` and may add counts of its own.
+    ``characters in`` and ``characters out``. Subclasses implement :meth:`process` and may add their own counts.
     """
 
     name: ClassVar[str]
@@ -96,8 +97,8 @@ class DocumentStep:
             yield document
 
 
-# Letters and marks of Chinese, Japanese and Korean. A text in these scripts has a third to a half as many characters as
-# in English, and Chinese and Japanese have no spaces. So a sign counts as three letters, and two signs as a word.
+# Chinese, Japanese and Korean characters. Text in these scripts has a third to a half as many characters as in English,
+# and Chinese and Japanese have no spaces. One character therefore counts as three letters, and two as a word.
 WIDE = re.compile("[\u1100-\u11ff\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff01-\uffdc\U00020000-\U0003ffff]")
 LETTERS_OF_A_SIGN = 3
 SIGNS_OF_A_WORD = 2
@@ -109,7 +110,7 @@ def length_in_letters(text: str) -> int:
 
 
 def has_words(text: str, at_least: int) -> bool:
-    """Return whether ``text`` has ``at_least`` words; two Chinese, Japanese or Korean characters count as one."""
+    """Return whether ``text`` has enough words; two Chinese, Japanese or Korean characters count as one word."""
     words = len(text.split(maxsplit=at_least))
     return words >= at_least or words + _signs(text) // SIGNS_OF_A_WORD >= at_least
 
@@ -131,8 +132,8 @@ class ReadDocuments(DocumentStep):
 
     Args:
         unit: the pieces to read, in order.
-        bad_input: "stop" raises a BadInputError at a broken record or a damaged file; "skip" drops and counts a broken
-            record, and keeps the documents of a damaged file that come before the damage.
+        bad_input: "stop" raises a BadInputError at a broken record or a damaged file; "skip" drops and counts broken
+            records, and keeps the documents before the damage in a damaged file.
     """
 
     name = "read"
@@ -140,7 +141,7 @@ class ReadDocuments(DocumentStep):
     bad_input: Literal["stop", "skip"] = "stop"
 
     def run(self, documents: Iterable[Document] = ()) -> Iterator[Document]:  # noqa: ARG002  (the first step)
-        """Yield the documents of the unit, and count them."""
+        """Yield the unit's documents, and count them."""
         for piece in self.unit:
             watch = Watch()
             skip = None

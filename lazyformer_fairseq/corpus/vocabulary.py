@@ -1,9 +1,9 @@
-"""The counts of words, which decide which words are too rare and which ones train the tokenizer, and their token ids.
+"""Word counts, used to drop rare words and to train the tokenizer, and the encoding of words as token ids.
 
-The counts of a unit are stored in a folder:
+Each unit's counts are stored in a folder:
 
-    COUNTS/hashes.npy      uint64 (words,): xxh3_64 of each distinct word of the unit, sorted
-    COUNTS/counts.npy      uint64 (words,): how often each occurs
+    COUNTS/hashes.npy      uint64 (words,): xxh3_64 of each distinct word in the unit, sorted
+    COUNTS/counts.npy      uint64 (words,): number of occurrences of each word
     COUNTS/vocabulary.bin  the words themselves, in the order of the hashes, as in a word store
 
 The counts of all units are merged by hash, which takes about 60 bytes of memory per distinct word. Two words with the
@@ -11,11 +11,11 @@ same 64-bit hash would count as one word; the probability that 10 million words 
 
 The token ids are stored in fairseq's memory-mapped format, one part per unit and split:
 
-    PREFIX.bin  PREFIX.idx   an item per sentence, which ends with ``</s>``, and an item of ``</s>`` alone after each
-                             document: what fairseq-preprocess writes if an empty line follows each document
-    PREFIX.unigrams.npy      uint32 (2, ids): the ids that occur, without ``</s>``, and how often each of them occurs
+    PREFIX.bin  PREFIX.idx   one item per sentence, which ends with ``</s>``, and one item with only ``</s>`` after each
+                             document, as fairseq-preprocess writes if an empty line follows each document
+    PREFIX.unigrams.npy      uint32 (2, ids): the ids that occur, except ``</s>``, and their numbers of occurrences
 
-Each distinct word of the unit is encoded once; numpy does the rest.
+Each distinct word in a unit is encoded only once; numpy does the rest.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,15 +33,15 @@ from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder
 from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
 
 MOST_WORDS_FOR_BPE = 1_000_000
-ENTRIES_AT_ONCE = 4_000_000  # words of waiting units that are merged at once
+ENTRIES_AT_ONCE = 4_000_000  # pending entries that are merged in one sort
 
 
 def smallest_kept_count(counts: np.ndarray, coverage: float) -> int:
-    """Return the largest count such that words with at least this count make up ``coverage`` of the running words.
+    """Return the largest count such that words occurring at least that often make up ``coverage`` of the running text.
 
     Args:
-        counts: how often each distinct word occurs: integers (words,).
-        coverage: share of the running words to keep.
+        counts: number of occurrences of each distinct word, integers (words,).
+        coverage: fraction of the running text to keep.
     """
     values, types = np.unique(counts, return_counts=True)
     kept = np.cumsum((values.astype(np.int64) * types)[::-1])  # running words with at least this count
@@ -49,17 +49,17 @@ def smallest_kept_count(counts: np.ndarray, coverage: float) -> int:
 
 
 def word_hashes(words: Sequence[str]) -> np.ndarray:
-    """Return xxh3_64 of each word's UTF-8 bytes: uint64 (words,)."""
+    """Return the xxh3_64 hash of each word's UTF-8 bytes, uint64 (words,)."""
     return np.fromiter(map(xxhash.xxh3_64_intdigest, words), dtype=np.uint64, count=len(words))
 
 
 def count_words(store: WordStore, keep: np.ndarray, folder: Path) -> None:
-    """Count the words of those documents of a unit for which ``keep`` is true, and write the counts to ``folder``.
+    """Count the words in the selected documents of a unit, and write the counts to ``folder``.
 
     Args:
-        store: words of the unit.
-        keep: bool (documents,).
-        folder: receives the counts; it is written whole or not at all.
+        store: the unit's words.
+        keep: mask of the documents to count, bool (documents,).
+        folder: receives the counts; it is written atomically.
     """
     vocabulary = store.vocabulary
     counts = np.bincount(store.select(keep).words, minlength=len(vocabulary)).astype(np.uint64)
@@ -86,19 +86,19 @@ def merge_counts(
         kept_file: receives the sorted hashes of the kept words, uint64 (kept words,), as .npy; it exists only after a
             successful merge.
         coverage: see :func:`smallest_kept_count`; rarer words become ``<unk>``.
-        always_kept: words that are kept even if they are rare.
-        most_frequent: largest number of words to return; words of equal count are returned together or not at all.
+        always_kept: words to keep even if they are rare.
+        most_frequent: maximum number of words to return; words with the same count are returned together or not at all.
 
     Returns:
-        a summary for the manifest, and the most frequent kept words with their counts, the most frequent first and ties
-        in the order of the words.
+        a summary for the manifest, and the most frequent kept words with their counts, most frequent first and ties in
+        alphabetical order.
 
     Raises:
         UserError: the training documents contain no words, or the disk is full.
     """
     hashes, counts = _merged(folders)
     if not len(hashes):
-        raise UserError("the training documents contain no words; give more documents, or hold out fewer of them")
+        raise UserError("the training documents contain no words; use more documents, or hold out fewer of them")
     min_count = smallest_kept_count(counts, coverage)
     is_kept = (counts >= min_count) | np.isin(hashes, word_hashes(always_kept))
     with atomic_file(kept_file) as file:
@@ -121,7 +121,7 @@ def merge_counts(
 
 
 def _merged(folders: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct hashes of all units, sorted, and their counts; several units are merged in one sort."""
+    """Return the distinct hashes of all units in sorted order, and their counts; one sort merges several units."""
     merged = np.empty((2, 0), dtype=np.uint64)
     waiting: list[np.ndarray] = []
     for folder in folders:
@@ -137,7 +137,7 @@ def _merged(folders: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
-    """Return the words with the given hashes, which are sorted; each comes from the first unit that has it."""
+    """Return the words with the given sorted hashes, each from the first unit that contains it."""
     words = [""] * len(wanted)
     missing = np.ones(len(wanted), dtype=bool)
     for folder in folders:
@@ -155,7 +155,7 @@ def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
 
 
 def place_of(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return the place of each of ``hashes`` in the sorted ``table``, or -1 for a hash that is not in it."""
+    """Return the index of each hash in the sorted ``table``, or -1 if it is not there."""
     if not len(table):
         return np.full(len(hashes), -1)
     places = np.minimum(np.searchsorted(table, hashes), len(table) - 1)
@@ -173,20 +173,20 @@ def write_ids(
     frequent: np.ndarray,
     prefix: Path,
 ) -> dict[str, dict[str, Any]]:
-    """Write a unit's part of each split, ``PREFIX.SPLIT``, each file whole or not at all.
+    """Write a unit's part of each split to ``PREFIX.SPLIT``, each file atomically.
 
     Args:
-        store: words of the unit.
-        keep: by split, bool (documents,): which documents belong to it.
+        store: the unit's words.
+        keep: for each split, a mask of its documents, bool (documents,).
         tokenizer: encodes the words.
-        frequent: uint64, sorted: the hashes of the words that are frequent enough. In the training split, every other
-            word becomes one ``<unk>``. In the validation split, every word is spelt in pieces, as it is when the model
-            is used in GLUE or ``fill_mask``.
-        prefix: path without the split and the ending.
+        frequent: sorted hashes of the words that are frequent enough, uint64. In the training split, every other word
+            becomes a single ``<unk>``. In the validation split, every word is encoded as tokens, as it is when the
+            model is used for GLUE or ``fill_mask``.
+        prefix: path without the split and the suffix.
 
     Returns:
-        by split, counts that can be summed over units: ``documents``, ``sentences``, ``words`` (between spaces, before
-        normalisation), ``tokens`` (without ``</s>``) and ``unknown`` (tokens that are ``<unk>``).
+        for each split, counts that can be summed over units: ``documents``, ``sentences``, ``words`` (separated by
+        spaces, before normalization), ``tokens`` (without ``</s>``) and ``unknown`` (``<unk>`` tokens).
     """
     hashes = word_hashes(store.vocabulary)
     is_frequent = (place_of(hashes, frequent) >= 0) | np.isin(hashes, word_hashes(tokenizer.settings.special_tokens))
@@ -203,25 +203,25 @@ def write_ids(
 
 
 class WordPieces:
-    """The ids of every word of a unit's vocabulary, with ``</s>`` as one more word at the end.
+    """The token ids of every word in a unit's vocabulary, with ``</s>`` as an additional last word.
 
     Args:
         vocabulary: the words.
         tokenizer: encodes the words.
-        spelt: bool (words,): which words become pieces; each of the others becomes ``<unk>``.
+        spelt: mask of the words to encode, bool (words,); every other word becomes ``<unk>``.
 
     Attributes:
-        ids: the ids of all words, one word after the other, in the integer type in which fairseq stores them.
-        lengths: (words + 1,): number of ids of each word.
-        starts: (words + 1,): place of each word's first id.
+        ids: the concatenated ids of all words, in the integer type that fairseq stores.
+        lengths: number of ids per word, (words + 1,).
+        starts: index of each word's first id, (words + 1,).
     """
 
     def __init__(self, vocabulary: list[str], tokenizer: TextTokenizer, spelt: np.ndarray):
-        # Only the task may mask, so "<mask>" in a text is spelt as plain text.
+        # Only the task may mask, so "<mask>" in a text is encoded as plain text.
         words = [f"{MASK[0]} {MASK[1:-1]} {MASK[-1]}" if word == MASK else word for word in vocabulary]
         ids, lengths = tokenizer.encode_words([word for word, is_spelt in zip(words, spelt, strict=True) if is_spelt])
         spelt = spelt.copy()
-        spelt[spelt] = lengths > 0  # a word that consists of sentencepiece's space sign has no pieces
+        spelt[spelt] = lengths > 0  # a word that consists of sentencepiece's space symbol has no tokens
         self.lengths = np.ones(len(words) + 1, dtype=np.int32)
         self.lengths[:-1][spelt] = lengths[lengths > 0]
         self.starts = np.cumsum(self.lengths) - self.lengths
@@ -230,15 +230,15 @@ class WordPieces:
         self.ids[-1] = tokenizer.special.eos
 
     def items(self, selected: SelectedWords) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all items of the selected documents, one after the other, and the length of each item."""
+        """Return the concatenated ids of all items in the selected documents, and the length of each item."""
         eos_word = len(self.lengths) - 1
         sentence_ends = np.cumsum(selected.sentence_lengths, dtype=np.int64)
         document_ends = sentence_ends[np.cumsum(selected.document_sentences, dtype=np.int64) - 1]
         words = np.insert(selected.words, np.concatenate([sentence_ends, document_ends]), eos_word)
         lengths = self.lengths[words]
         ends = np.cumsum(lengths, dtype=np.int64)
-        # A word whose ids end before place e of the result begins at e - length. So the id at `place` of the result is
-        # the one at starts + place - (e - length).
+        # A word whose ids end before index e of the result starts at index e - length. Index i of the result therefore
+        # receives the id at index starts + i - (e - length).
         source = np.repeat(self.starts[words] - (ends - lengths), lengths)
         source += np.arange(len(source))
         return self.ids[source], np.diff(ends[words == eos_word], prepend=0)
@@ -266,7 +266,7 @@ def _write_part(
 
 
 def load_unigrams(prefixes: Iterable[Path], symbols: int) -> np.ndarray:
-    """Return how often each id occurs in all given parts together: int64 (symbols,)."""
+    """Return the number of occurrences of each id in all parts together, int64 (symbols,)."""
     total = np.zeros(symbols, dtype=np.int64)
     for prefix in prefixes:
         ids, counts = np.load(f"{prefix}.unigrams.npy", allow_pickle=False)

@@ -1,10 +1,10 @@
-"""The extraction of paragraphs from wiki markup: what a reader of the article would call its text.
+"""Extraction of paragraphs from wiki markup: the running text that a reader of the article sees.
 
 As in BERT's recipe, headings, lists, tables, captions and references are removed. Templates whose text is part of a
-sentence, such as {{convert|5|km}}, are rendered; all others are removed. The first part of the module has what is
-specific to the English Wikipedia; ``wiki_words.py`` has the words that differ between the Wikipedias.
+sentence, such as {{convert|5|km}}, are rendered; all others are removed. The first part of the module is specific to
+the English Wikipedia; ``wiki_words.py`` contains the keywords that differ between Wikipedias.
 
-The time is proportional to a page's length, whatever the page contains. Brackets are matched in one pass with a stack,
+The run time is linear in a page's length, whatever the page contains. Brackets are matched in one pass with a stack,
 and their content is rendered from the inside out, up to DEEPEST levels. No pattern looks further than the next bracket
 or tag.
 """
@@ -24,7 +24,7 @@ DISAMBIGUATION_OPENING = re.compile(
     r"[^\n]{,200}\b(?:may|can|could|might) (?:also |either )*refer to(?: the following)?:"
 )
 
-FORMULA_WORD = "formula"  # stands for a formula, so that its sentence stays whole
+FORMULA_WORD = "formula"  # replaces a formula, so that its sentence remains complete
 
 Arguments = list[str]  # the unnamed arguments of a template, in order
 Text = Union[str, Callable[[Arguments], str]]  # has {} for the first argument, or is a function of all arguments
@@ -92,7 +92,7 @@ INLINE_TEMPLATES = {name.replace("_", " "): text for text, names in TEXTS_OF_TEM
 DEEPEST = 20  # levels of nested brackets; deeper ones are removed
 LONGEST_ELEMENT = 30_000  # characters; an end tag further away probably belongs to another element
 
-REDIRECT = re.compile(r"\s*+#\s?\w++\s*+(?::\s*+)?\[\[")  # each wiki has its own word: #REDIRECT, #WEITERLEITUNG
+REDIRECT = re.compile(r"\s*+#\s?\w++\s*+(?::\s*+)?\[\[")  # the keyword differs by wiki: #REDIRECT, #WEITERLEITUNG
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 FORMULAS = "math chem ce"
 LEFT_OUT = (
@@ -114,7 +114,7 @@ INDENT = re.compile(r"^ ++(?=[^\s|!{}*#:;\[<])", re.MULTILINE)
 
 PARAGRAPH_BREAK = tags("p center h1 h2 h3 h4 h5 h6")
 
-# Spaces and separators in brackets from which a template was removed: "Aristotle (; 384 BC)".
+# Spaces and separators in parentheses from which a template was removed: "Aristotle (; 384 BC)".
 AFTER_OPENING = re.compile(r"(?<=\()[\s,;:]++(?=\w)|(?<=[\[(«]) ")
 BEFORE_CLOSING = re.compile(r"(?<![\s,;])[\s,;]++(?=\))| (?=[,:\]»]|\.(?!\w))|(?<=\.) (?=\.)")
 LINE_OF_MARKUP = re.compile(r"[|!{}].*|.*[{}]|\(.*\)|\W*")
@@ -125,10 +125,10 @@ SHORT_LINE = 100  # characters
 
 
 class ExtractWikiMarkup(DocumentStep):
-    """The step that turns pages of a MediaWiki dump into paragraphs, one per line.
+    """The step that converts pages of a MediaWiki dump to paragraphs, one per line.
 
-    It drops redirects, pages that are not articles, disambiguation pages, and pages that have no text left. Documents
-    of other formats are passed on unchanged.
+    It drops redirects, pages that are not articles, disambiguation pages, and pages with no text left. Documents in
+    other formats are passed on unchanged.
     """
 
     name = "wiki markup"
@@ -157,8 +157,8 @@ class ExtractWikiMarkup(DocumentStep):
 
         Args:
             markup: the wiki markup of the page.
-            left_out_namespaces: namespaces in lower case; a link into one of them shows a picture or puts the page into
-                a category, so its text is not part of the sentence.
+            left_out_namespaces: namespaces in lowercase. A link into one of them shows an image or adds the page to a
+                category, so its text is not part of the sentence.
         """
 
         def link_text(content: str) -> str:
@@ -166,7 +166,7 @@ class ExtractWikiMarkup(DocumentStep):
             namespace, colon, _ = title.partition(":")
             if colon and plain(namespace) in left_out_namespaces:
                 return ""
-            if not label and LANGUAGE_LINK.match(title):  # the same article in another language
+            if not label and LANGUAGE_LINK.match(title):  # a link to the same article in another language
                 return ""
             return (label or title.removeprefix(":")).strip()
 
@@ -183,7 +183,7 @@ class ExtractWikiMarkup(DocumentStep):
 
 
 def is_disambiguation(markup: str) -> bool:
-    """Return whether a page's markup says that it only lists articles that share a name."""
+    """Return whether a page is marked as a disambiguation page, which only lists articles that share a name."""
     if "__DISAMBIG__" in markup:
         return True
     names = (plain(name) for name in TEMPLATE_NAME.findall(markup))
@@ -191,9 +191,9 @@ def is_disambiguation(markup: str) -> bool:
 
 
 def replace_elements(text: str) -> str:
-    """Return a text without HTML elements that are not prose, and with a word in place of each formula.
+    """Remove HTML elements that are not prose, and replace each formula with a word.
 
-    If an element is not closed or its end is far away, its tag is removed and its content stays.
+    If an element is not closed or its end is far away, its tag is removed and its content is kept.
     """
     found = list(ELEMENT.finditer(text))
     waiting: dict[str, list[int]] = {}
@@ -221,17 +221,17 @@ def replace_elements(text: str) -> str:
 
 
 def replace_nested(text: str, delimiter: re.Pattern, render: Callable[[str], str]) -> str:
-    """Replace each pair of brackets in a text by its rendered content, from the inside out.
+    """Replace each pair of brackets in a text with its rendered content, from the inside out.
 
-    Brackets without a counterpart stay, and do not affect the rest.
+    Unmatched brackets are kept and do not affect the rest.
 
     Args:
         text: the text with brackets.
         delimiter: matches an opening bracket, which begins with ``{`` or ``[``, or a closing one.
-        render: takes the content of a pair of brackets, and returns the text that replaces the pair.
+        render: returns the replacement of a pair of brackets, given its content.
     """
     parts: list[list[str]] = [[]]  # parts of the text outside all brackets, then of the content of each open bracket
-    heights = [0]  # for each of these, how many levels of nested brackets were rendered in it
+    heights = [0]  # for each of these, the number of levels of nested brackets rendered in it
     openings: list[str] = []
     at = 0
     for found in delimiter.finditer(text):
@@ -258,7 +258,7 @@ def replace_nested(text: str, delimiter: re.Pattern, render: Callable[[str], str
 
 
 def template_text(content: str) -> str:
-    """Return the text of a template if it is part of a sentence, or else an empty string."""
+    """Return a template's text if it is part of a sentence, or else an empty string."""
     name, _, rest = content.partition("|")
     name = name.strip().replace("_", " ").lower()
     if name.startswith("formatnum:"):
@@ -277,9 +277,9 @@ def template_text(content: str) -> str:
 
 
 def join_lines(text: str) -> str:
-    """Join successive lines of prose, which belong to the same paragraph.
+    """Join consecutive lines of prose into paragraphs.
 
-    Short lines that begin with a space are code or drawings, and are removed.
+    Short lines that start with a space are code or ASCII art, and are removed.
     """
     lines: list[list[str]] = []
     goes_on = False

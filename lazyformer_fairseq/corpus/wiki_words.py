@@ -1,19 +1,19 @@
-"""The words of MediaWiki that differ between the Wikipedias: namespaces, options of pictures, disambiguation.
+"""MediaWiki keywords that differ between Wikipedias: namespaces, image options, disambiguation templates.
 
-``wiki_words.txt`` has the words of the larger Wikipedias. All of them apply to every text, because remnants of markup
-in WikiExtractor's output or in JSON lines come without their language. The head of a dump names the namespaces of its
-own wiki, whatever the language.
+``wiki_words.txt`` lists the keywords of the larger Wikipedias. All of them are applied to every text, because the
+language of markup remnants in WikiExtractor output or JSON lines is unknown. A dump's header names the namespaces of
+its wiki in any language.
 """
 
 import re
 from pathlib import Path
 
-FILES_CATEGORIES_MEDIA = ("6", "14", "-2")  # MediaWiki's keys of these namespaces
+FILES_CATEGORIES_MEDIA = ("6", "14", "-2")  # MediaWiki's keys for these namespaces
 NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^<>]*>([^<>]*)</namespace>')
 
 
 def read_table() -> dict[str, list[frozenset[str]]]:
-    """Return, by language, the sets of words in the columns of ``wiki_words.txt``."""
+    """Read ``wiki_words.txt`` into a dictionary of languages, with a set of words per column."""
     table = {}
     for line in Path(__file__).with_name("wiki_words.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -25,7 +25,7 @@ def read_table() -> dict[str, list[frozenset[str]]]:
 
 
 def plain(name: str) -> str:
-    """Return a name in the form in which MediaWiki compares it, regardless of case, underscores and outer spaces."""
+    """Normalize a name as MediaWiki does for comparisons, ignoring case, underscores and surrounding spaces."""
     return " ".join(name.replace("_", " ").split()).casefold()
 
 
@@ -36,6 +36,6 @@ LEFT_OUT_NAMESPACES, SMALL_PICTURE, PICTURE_OPTIONS, DISAMBIGUATION = (
 
 
 def left_out_namespaces_of(head: bytes) -> tuple[str, ...]:
-    """Return a wiki's own names of the namespaces of files, categories and media, from the head of its dump."""
+    """Return a wiki's own names for its file, category and media namespaces, from the header of its dump."""
     found = NAMESPACE.findall(head)
     return tuple(plain(name.decode(errors="replace")) for key, name in found if key.decode() in FILES_CATEGORIES_MEDIA)

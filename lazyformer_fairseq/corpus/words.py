@@ -1,15 +1,16 @@
-"""The last steps of a unit: they turn cased sentences into the words that BPE sees, and store these on disk.
+"""The last steps for a unit, which convert cased sentences to the words that BPE sees and store them on disk.
 
-    STORE/words.npy               uint32 (words,): rows of the unit's vocabulary, in the order of the text
-    STORE/sentence_lengths.npy    uint32 (sentences,): words of each sentence
-    STORE/document_sentences.npy  uint32 (documents,): sentences of each document
-    STORE/running_words.npy       uint32 (documents,): words of each document, between spaces, before normalisation
+    STORE/words.npy               uint32 (words,): indices into the unit's vocabulary, in text order
+    STORE/sentence_lengths.npy    uint32 (sentences,): words per sentence
+    STORE/document_sentences.npy  uint32 (documents,): sentences per document
+    STORE/running_words.npy       uint32 (documents,): words per document, separated by spaces, before normalization
     STORE/fingerprints.npy        uint64 (documents, 2): xxh3_128 of each document, high and low half
-    STORE/bands.npy               uint64 (documents, bands): for near-duplicates; no columns without them
+    STORE/bands.npy               uint64 (documents, bands): for near-duplicates; without them, no columns
     STORE/vocabulary.bin          the unit's distinct words in UTF-8, sorted by their bytes, joined by line feeds
     STORE/notes.json              the task's notes for the report, see ``steps.py``
 
-A store takes about 0.8 bytes per byte of text. The later stages count and look up each distinct word of a unit once.
+A store takes about 0.8 bytes per byte of text. The later stages count and look up each distinct word in a unit only
+once.
 """
 
 import json
@@ -41,19 +42,19 @@ _SYMBOLS = re.compile(
 
 @dataclass
 class NormaliseWords(DocumentStep):
-    """The step that turns each line, a cased sentence, into its normalised words, separated by single spaces.
+    """The step that converts each line (a cased sentence) to normalized words, separated by single spaces.
 
     Lines without words are removed, and documents with ``no word`` left are dropped. If a text mentions ``<mask>``,
-    ``</s>`` or another symbol of the model, the symbol is written as plain words, like ``< mask >``, because only the
-    task may mask. The placeholders that cleaning inserts, such as ``<url>``, stay, and so does the ``<unk>`` that
-    stands for rare words in WikiText. A tokenizer from another model does this by itself.
+    ``</s>`` or another of the model's symbols, it is rewritten as plain words, such as ``< mask >``, because only the
+    task may mask. The placeholders that cleaning inserts, such as ``<url>``, are kept, and so is the ``<unk>`` that
+    WikiText has for rare words. Another model's tokenizer does this itself.
     """
 
     name = "words"
     settings: Union[TextSettings, LibrarySettings]
 
     def process(self, document: Document) -> Optional[str]:
-        """Normalise the words of a document."""
+        """Normalize a document's words."""
         text = document.text
         document.metadata["running_words"] = len(text.split())
         normalise = load_normaliser(self.settings)
@@ -73,18 +74,18 @@ class NormaliseWords(DocumentStep):
 def load_normaliser(
     settings: Union[TextSettings, LibrarySettings],
 ) -> Union[TextNormaliser, LibraryNormaliser]:
-    """Return the normaliser, which turns text into a tokenizer's words, for the tokenizer's settings."""
+    """Return the normalizer that converts text to words for a tokenizer with these settings."""
     if isinstance(settings, LibrarySettings):
         return LibraryNormaliser(settings)
     return TextNormaliser(settings)
 
 
 def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
-    """Return a text with the model's own symbols spelt as plain words, such as ``< mask >``.
+    """Rewrite the model's own symbols in a text as plain words, such as ``< mask >``.
 
     Args:
         text: raw text.
-        keep_unknown: whether ``<unk>`` stays as it is and counts as an unknown word.
+        keep_unknown: whether to keep ``<unk>``, which then counts as an unknown word.
     """
 
     def spelt(symbol: re.Match) -> str:
@@ -96,7 +97,7 @@ def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
 
 
 class SelectedWords(NamedTuple):
-    """The words of some documents of a store, in arrays like those of the store."""
+    """The words of selected documents, in the same arrays as in a :class:`WordStore`."""
 
     words: np.ndarray
     sentence_lengths: np.ndarray
@@ -104,7 +105,7 @@ class SelectedWords(NamedTuple):
 
 
 class WordStore:
-    """An existing store; each array is memory-mapped at its first use, so not all files need to be on this machine."""
+    """A unit's stored words; arrays are memory-mapped on first use, so not all files need to be on this machine."""
 
     words: np.ndarray
     sentence_lengths: np.ndarray
@@ -125,11 +126,11 @@ class WordStore:
 
     @cached_property
     def vocabulary(self) -> list[str]:
-        """The distinct words of the unit, sorted by their UTF-8 bytes."""
+        """The unit's distinct words, sorted by their UTF-8 bytes."""
         return split_words((self.folder / VOCABULARY_FILE).read_bytes())
 
     def select(self, keep: np.ndarray) -> SelectedWords:
-        """Return the words of the documents for which ``keep``, bool (documents,), is true."""
+        """Return the words of the documents selected by the mask ``keep``, bool (documents,)."""
         keep_sentence = np.repeat(keep, self.document_sentences)
         keep_word = np.repeat(keep_sentence, self.sentence_lengths)
         return SelectedWords(
@@ -140,11 +141,11 @@ class WordStore:
 
 
 class StoreWords(DocumentStep):
-    """The last step of a unit, which writes ``folder`` after the last document, whole or not at all.
+    """The last step for a unit, which writes ``folder`` atomically after the last document.
 
     Documents must have one sentence per line, with words separated by single spaces. Their metadata must contain
-    ``running_words``, the number of words before normalisation, and ``fingerprint``, two 64-bit integers. It may also
-    contain ``bands``, 64-bit integers whose number is the same for every document.
+    ``running_words``, the number of words before normalization, and ``fingerprint``, two 64-bit integers. It may also
+    contain ``bands``, the same number of 64-bit integers for every document.
     """
 
     name = "store"
@@ -168,7 +169,7 @@ class StoreWords(DocumentStep):
             (unfinished / NOTES_FILE).write_text(json.dumps(vars(self.notes), indent=1) + "\n", encoding="utf-8")
 
     def process(self, document: Document) -> Optional[str]:
-        """Add the words of a document to the store."""
+        """Add a document's words to the store."""
         if not document.text:
             return "no sentence"
         sentences = document.text.split("\n")
@@ -183,8 +184,8 @@ class StoreWords(DocumentStep):
         return None
 
     def _save(self, folder: Path) -> None:
-        assert "" not in self._ids, "words must be divided by single spaces"
-        vocabulary = sorted(self._ids)  # the order of code points is also that of the UTF-8 bytes
+        assert "" not in self._ids, "words must be separated by single spaces"
+        vocabulary = sorted(self._ids)  # code points sort in the same order as UTF-8 bytes
         sorted_id = np.empty(len(vocabulary), dtype=np.uint32)
         sorted_id[[self._ids[word] for word in vocabulary]] = np.arange(len(vocabulary), dtype=np.uint32)
         documents = len(self._document_sentences)
@@ -202,12 +203,12 @@ class StoreWords(DocumentStep):
 
 
 def join_words(words: Sequence[str]) -> bytes:
-    """Return words in UTF-8, joined by line feeds."""
+    """Encode words as UTF-8, joined by line feeds."""
     return "\n".join(words).encode()
 
 
 def split_words(content: bytes) -> list[str]:
-    """Return the words that :func:`join_words` joined, none of which may be empty."""
+    """Split the output of :func:`join_words` into words, none of which may be empty."""
     if content:
         return content.decode().split("\n")
     return []

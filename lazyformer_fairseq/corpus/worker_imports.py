@@ -1,7 +1,7 @@
-"""Imports that the process from which workers are forked makes once for all of them."""
+"""Imports made once in the fork server, on behalf of all workers that are forked from it."""
 
 import gc
 
 from lazyformer_fairseq.corpus import stages  # noqa: F401
 
-gc.freeze()  # the garbage collector then does not touch these objects, so the workers keep sharing their memory
+gc.freeze()  # keeps the garbage collector from touching these objects, so that workers keep sharing their memory

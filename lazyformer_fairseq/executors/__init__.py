@@ -1,1 +1,1 @@
-"""The places where jobs run: this machine, Ray and Slurm; and the GPUs of this machine and torch's support for them."""
+"""Executors that run jobs on this machine, Ray or Slurm, and checks of this machine's GPUs and their torch support."""

@@ -1,13 +1,13 @@
-"""The CPU of this machine as Linux describes it, without importing torch, which takes seconds."""
+"""Information from Linux about this machine's CPU, without importing torch, which takes seconds."""
 
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
-WITH_BF16 = frozenset({"avx512_bf16", "amx_bf16"})  # instructions for bf16 products; other CPUs emulate them, slowly
+WITH_BF16 = frozenset({"avx512_bf16", "amx_bf16"})  # instructions for bf16 matmuls; other CPUs emulate them slowly
 
 
 def first_core() -> dict[str, str]:
-    """Return Linux's description of the first core by field, or an empty dictionary on other systems."""
+    """Return the fields of Linux's description of the first core, or an empty dictionary on other systems."""
     try:
         first, _, _others = CPUINFO.read_text().partition("\n\n")
     except OSError:
@@ -17,5 +17,5 @@ def first_core() -> dict[str, str]:
 
 
 def has_bf16() -> bool:
-    """Return whether the CPU has instructions for bf16 products."""
+    """Return whether the CPU has instructions for bf16 matmuls."""
     return not WITH_BF16.isdisjoint(first_core().get("flags", "").split())

@@ -1,7 +1,7 @@
-"""The interface of the places where jobs run: processes on this machine, a Ray cluster, and Slurm.
+"""The common interface for running jobs in processes on this machine, on a Ray cluster, or under Slurm.
 
-A job is a call of a function that stores its result in files of its own, which are written atomically. The files
-therefore show which jobs are done, no matter where they ran, and a job whose process was lost can be run again.
+A job is a function call that stores its result in its own files, which are written atomically. The files therefore show
+which jobs are done, no matter where they ran, and a job can be run again if its process is lost.
 """
 
 import os
@@ -14,13 +14,13 @@ from typing import Any, Optional, Self
 from lazyformer_fairseq.errors import UserError
 
 LOOK_EVERY = 0.2  # seconds between two checks of the jobs
-ATTEMPTS = 3  # the largest number of attempts at a job whose process is lost
-UNLIMITED = 10**6  # jobs at a time, for a cluster that has a queue of its own
+ATTEMPTS = 3  # maximum number of attempts at a job whose process is lost
+UNLIMITED = 10**6  # number of concurrent jobs for a cluster with its own queue
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A job: a call of a function in another process.
+    """A job: a function call to be made in another process.
 
     Attributes:
         function: a module-level function, or a partial of one.
@@ -34,17 +34,17 @@ class Call:
 
 
 class LostError(Exception):
-    """The process of a job ended without a result, because it was killed or its machine was lost."""
+    """An error for a job that ended without a result because its process was killed or its machine was lost."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a job.
+    """The outcome of a job.
 
     Attributes:
         call: the job.
         error: the exception that its function raised, or a :class:`LostError`; None if the function returned.
-        is_tried_again: whether the job was lost and will be started again.
+        is_tried_again: whether the job was lost and will be restarted.
     """
 
     call: Call
@@ -53,10 +53,10 @@ class Ended:
 
 
 class Executor(ABC):
-    """A place where jobs run side by side.
+    """The base class of executors, which run jobs in parallel.
 
     Attributes:
-        is_here: whether the jobs run on the machine of this process.
+        is_here: whether the jobs run on this process's machine.
     """
 
     is_here = False
@@ -72,31 +72,31 @@ class Executor(ABC):
 
     @abstractmethod
     def wait(self) -> list[Ended]:
-        """Return the jobs that have ended since the last call, waiting up to :data:`LOOK_EVERY` seconds for one."""
+        """Return the jobs that have ended since the last call, waiting up to :data:`LOOK_EVERY` seconds for any."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End all running jobs; others may be started afterwards."""
+        """Stop all running jobs; new ones may be started afterwards."""
 
     def __enter__(self) -> Self:
-        """Return the executor, which stops when the block is left."""
+        """Return the executor, which is stopped at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End all running jobs."""
+        """Stop all running jobs."""
         self.stop()
 
 
 def run_calls(calls: Sequence[Call], executor: Executor) -> Iterator[Optional[Ended]]:
-    """Run jobs, as many at a time as the executor has room for; if this is interrupted, the running jobs are ended.
+    """Run jobs, as many in parallel as the executor has room for; if interrupted, stop the running jobs.
 
     Args:
-        calls: the jobs, in the order in which they start.
-        executor: the place where they run.
+        calls: the jobs, in the order in which they are started.
+        executor: the executor that runs them.
 
     Yields:
-        The end of each job, or None for each check at which no job had ended. A job that is lost is started again, up
-        to :data:`ATTEMPTS` attempts in all, so it may end several times.
+        The outcome of each job, or None for each check that finds no finished job. A lost job is restarted, up to
+        :data:`ATTEMPTS` attempts in total, so it may have several outcomes.
     """
     waiting = list(calls)
     attempts: Counter[Call] = Counter()
@@ -113,7 +113,7 @@ def run_calls(calls: Sequence[Call], executor: Executor) -> Iterator[Optional[En
             running -= len(all_ended)
             for ended in all_ended:
                 if isinstance(ended.error, LostError) and attempts[ended.call] < ATTEMPTS:
-                    waiting.append(ended.call)  # goes to the end of the queue, as its machine may be failing
+                    waiting.append(ended.call)  # to the end of the queue, because its machine may be failing
                     ended = replace(ended, is_tried_again=True)  # noqa: PLW2901
                 yield ended
             if not all_ended:
@@ -124,7 +124,7 @@ def run_calls(calls: Sequence[Call], executor: Executor) -> Iterator[Optional[En
 
 
 def error_of(function: Callable[..., Any], arguments: Sequence[Any]) -> Optional[BaseException]:
-    """Call a function in the process of a job, and return the exception that it raises, or None.
+    """Call a function in a job's process, and return the exception that it raises, or None.
 
     Exceptions other than a UserError or an OSError become a RuntimeError, because they may not survive pickling.
     """
@@ -138,7 +138,7 @@ def error_of(function: Callable[..., Any], arguments: Sequence[Any]) -> Optional
 
 
 def reason(error: BaseException) -> str:
-    """Return the reason why a job failed, in one line."""
+    """Return the reason for a job's failure, in one line."""
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__

@@ -22,13 +22,13 @@ def processors_here() -> int:
 
 @dataclass(frozen=True, eq=False)
 class Worker:
-    """A process that runs jobs, and our end of the pipe to it."""
+    """A worker process, and our end of the pipe to it."""
 
     process: BaseProcess
     pipe: connection.Connection
 
     def close(self) -> str:
-        """Close the pipe, wait until the process has ended, and return how it ended, in words."""
+        """Close the pipe, wait for the process to end, and return a description of how it ended."""
         self.pipe.close()
         self.process.join()
         code = self.process.exitcode or 0
@@ -42,9 +42,9 @@ class Place:
     """A slot for one process.
 
     Attributes:
-        gpu: the GPU of the process, as in CUDA_VISIBLE_DEVICES; "" for the CPU.
-        worker: the process, if there is one.
-        call: the job that it runs, if any.
+        gpu: the process's GPU, as in CUDA_VISIBLE_DEVICES; "" for the CPU.
+        worker: the process, if any.
+        call: the job that it is running, if any.
     """
 
     gpu: str = ""
@@ -56,13 +56,13 @@ class Local(Executor):
     """The executor that runs jobs in processes on this machine.
 
     Args:
-        count: the largest number of processes; None for one per GPU or, without GPUs, as many as the cores allow.
+        count: maximum number of processes; None for one per GPU or, without GPUs, as many as the cores allow.
         gpus: the GPUs, as in CUDA_VISIBLE_DEVICES; empty for the CPU. If there are more processes than GPUs, they share
             them.
-        threads: the number of threads of each process on a CPU.
-        preload: modules that processes without a GPU have already imported when they start.
-        keeps_processes: whether a process runs one job after another. Otherwise each job gets a new process, so that
-            nothing is left over in memory or on the GPU.
+        threads: number of CPU threads per process.
+        preload: modules that are already imported when a process without a GPU starts.
+        keeps_processes: whether a process is reused for further jobs. Otherwise each job gets a new process, so that
+            nothing remains in memory or on the GPU.
     """
 
     is_here = True
@@ -99,7 +99,7 @@ class Local(Executor):
             if place.worker is None:
                 place.worker = self._open(place.gpu)
             place.call = call
-            with suppress(BrokenPipeError):  # the process was killed while it was idle, which wait() will find
+            with suppress(BrokenPipeError):  # the process was killed while idle, which wait() will detect
                 place.worker.pipe.send((call.function, call.arguments))
 
     def wait(self) -> list[Ended]:
@@ -109,7 +109,7 @@ class Local(Executor):
         return [self._end(place) for place in busy if place.worker and place.worker.pipe in ready]
 
     def stop(self) -> None:
-        """Kill all processes, and wait until they have ended."""
+        """Kill all processes, and wait for them to end."""
         workers = [place.worker for place in self._places if place.worker is not None]
         for worker in workers:
             worker.process.kill()
@@ -127,7 +127,7 @@ class Local(Executor):
         return Worker(process, pipe)
 
     def _end(self, place: Place) -> Ended:
-        """Return how the job of a place ended, after its pipe has become readable."""
+        """Return the outcome of a slot's job, after the slot's pipe has become readable."""
         worker, call = place.worker, place.call
         assert worker is not None and call is not None
         place.call = None
@@ -145,9 +145,9 @@ class Local(Executor):
 
 
 def start_fork_server(preload: Sequence[str]) -> ForkServerContext:
-    """Start the fork server, unless it is running; it imports the modules while this process goes on.
+    """Start the fork server unless it is already running; it imports the modules while this process continues.
 
-    The fork server ignores Ctrl-C, as its imports would otherwise print a traceback.
+    The fork server ignores Ctrl-C, because its imports would otherwise print a traceback.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
@@ -169,7 +169,7 @@ def _serve(pipe: connection.Connection) -> None:
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for processes that are started within the block."""
+    """Set environment variables for processes started within the block."""
     before = dict(os.environ)
     os.environ.update(values)
     try:

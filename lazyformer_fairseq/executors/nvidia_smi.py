@@ -1,6 +1,6 @@
-"""The GPUs of this machine and their precision, from nvidia-smi, without importing torch, which takes seconds.
+"""This machine's GPUs and their numeric precision, from nvidia-smi, without importing torch, which takes seconds.
 
-``python -m`` with this module prints the number of GPUs.
+Run as a module with ``python -m``, it prints the number of GPUs.
 """
 
 import functools
@@ -11,14 +11,14 @@ from collections.abc import Collection
 from itertools import takewhile
 from typing import Optional
 
-Capability = tuple[int, int]  # compute capability, as (7, 0)
+Capability = tuple[int, int]  # compute capability, such as (7, 0)
 # Ampere's tensor cores were the first to support bfloat16 (NVIDIA, CUDA C++ Programming Guide, table of features by
 # compute capability). Older GPUs emulate it slowly, but torch.cuda.is_bf16_supported() returns True for them too.
 LEAST_WITH_BF16 = (8, 0)
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that torch will see, as in CUDA_VISIBLE_DEVICES, which nvidia-smi itself ignores."""
+    """Return the GPUs that torch will see; this respects CUDA_VISIBLE_DEVICES, which nvidia-smi itself ignores."""
     there = gpus_of_machine()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not there:
@@ -38,7 +38,7 @@ def count_gpus() -> int:
 
 
 def capabilities() -> list[Capability]:
-    """Return the compute capabilities of all GPUs of the machine; empty if the driver is too old to report them."""
+    """Return the compute capabilities of all GPUs in the machine; empty if the driver is too old to report them."""
     lines = _ask("--query-gpu=compute_cap", "--format=csv,noheader")
     found = []
     for line in lines:
@@ -50,7 +50,7 @@ def capabilities() -> list[Capability]:
 
 
 def smallest_memory() -> Optional[int]:
-    """Return the memory of the smallest GPU in bytes, or None without a GPU or if the driver does not report it."""
+    """Return the memory of the smallest GPU in bytes, or None if there is no GPU or the driver does not report it."""
     lines = _ask("--query-gpu=memory.total", "--format=csv,noheader,nounits")
     if lines and all(line.strip().isdigit() for line in lines):
         return min(int(line) * 2**20 for line in lines)
@@ -66,7 +66,7 @@ def driver() -> Optional[int]:
     return None
 
 
-@functools.cache  # every command asks several times, and an answer takes some tenths of a second
+@functools.cache  # every command asks several times, and each query takes a few tenths of a second
 def _ask(*options: str) -> list[str]:
     try:
         answer = subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=60, check=False)
@@ -78,9 +78,9 @@ def _ask(*options: str) -> list[str]:
 
 
 def precision_of(found: Collection[Capability]) -> str:
-    """Return the precision for GPUs of these capabilities: bf16 if all of them support it, otherwise fp16.
+    """Return the precision for GPUs with these compute capabilities: bf16 if all of them support it, otherwise fp16.
 
-    If the capabilities are unknown, this is fp16.
+    If the capabilities are unknown, the precision is fp16.
     """
     if found and min(found) >= LEAST_WITH_BF16:
         return "bf16"
@@ -88,14 +88,14 @@ def precision_of(found: Collection[Capability]) -> str:
 
 
 def precision_here() -> str:
-    """Return the precision for this machine, which is fp32 without a GPU; neither torch nor CUDA is initialized."""
+    """Return the precision for this machine (fp32 without a GPU) without initializing torch or CUDA."""
     if count_gpus():
         return precision_of(capabilities())
     return "fp32"
 
 
 def precision_on(device: str) -> str:
-    """Return the precision for a device: fp32 for ``cpu``; for ``cuda``, that of the GPU that torch uses."""
+    """Return the precision for a device: fp32 for ``cpu``; for ``cuda``, the precision for the GPU that torch uses."""
     if device == "cpu":
         return "fp32"
     import torch

@@ -1,4 +1,4 @@
-"""The options that choose where the jobs of a command run."""
+"""Options that determine where a command's jobs run."""
 
 import shutil
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ WHERE = "Where jobs run"  # a section of --help
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorOptions:
-    """The options that choose where the jobs of a command run."""
+    """Options that determine where a command's jobs run."""
 
     executor: str = option(
         LOCAL,
-        "Where jobs run. local: in processes on this machine; ray: on the Ray cluster at RAY_ADDRESS, or on one "
-        "started here; slurm: as arrays of Slurm jobs. All machines must have the same files under the same paths; a "
-        "corpus may be at a URL.",
+        "Where to run jobs. local: in processes on this machine; ray: on the Ray cluster at RAY_ADDRESS, or on a new "
+        "cluster on this machine; slurm: as Slurm job arrays. All machines must have the same files under the same "
+        "paths; a corpus may be at a URL.",
         choices=(LOCAL, RAY, SLURM),
         section=WHERE,
     )
     workers: Optional[int] = option(
         None,
-        "Number of jobs that run at the same time.",
+        "Number of jobs to run in parallel.",
         low=1,
-        shown="on this machine one per GPU, or without GPUs cores / threads; on a cluster as many as there is room for",
+        shown="on this machine, one per GPU or, without GPUs, cores / threads; on a cluster, as many as fit",
         section=WHERE,
     )
     slurm: tuple[str, ...] = option(
@@ -48,7 +48,7 @@ class ExecutorOptions:
     )
 
     def given(self) -> dict[str, str]:
-        """Return the options that differ from their defaults, by name, as they are written on a command line."""
+        """Return the options that differ from their defaults, by name, as written on a command line."""
         found = {}
         for name, value in asdict(self).items():
             if value != getattr(ExecutorOptions, name):
@@ -56,7 +56,7 @@ class ExecutorOptions:
         return found
 
     def slurm_parameters(self) -> dict[str, str]:
-        """Return the parameters of ``--slurm`` by name.
+        """Return the ``--slurm`` parameters, by name.
 
         Raises:
             UserError: a parameter has no value, Slurm is not available here, or the jobs do not run under Slurm.
@@ -65,9 +65,9 @@ class ExecutorOptions:
         for text in self.slurm:
             name, found, value = text.partition("=")
             if not found:
-                raise UserError(f"--slurm {text}: give NAME=VALUE, as in slurm_partition=gpu")
+                raise UserError(f"--slurm {text}: must be NAME=VALUE, as in slurm_partition=gpu")
             if self.executor != SLURM:
-                raise UserError(f"--slurm {text}: applies only to --executor slurm; give both, or neither")
+                raise UserError(f"--slurm {text}: applies only to --executor slurm; use both or neither")
             parameters[name] = value
         if self.executor == SLURM and shutil.which("sbatch") is None:
             raise UserError(
@@ -84,16 +84,16 @@ def choose_executor(
     gpus: Sequence[str] = (),
     preload: Sequence[str] = (),
 ) -> Executor:
-    """Return the executor that the options choose.
+    """Return the executor that the options select.
 
     Args:
         given: the options.
-        folder: the folder for the logs of Slurm jobs.
-        name: the name of Slurm jobs.
-        threads: the number of CPU cores per job.
-        gpus: the GPUs of this machine that may be used. On a Ray cluster, each job gets one GPU if this is not empty;
-            under Slurm, the parameters decide.
-        preload: modules that the processes of this machine import early.
+        folder: folder for the logs of Slurm jobs.
+        name: name for Slurm jobs.
+        threads: number of CPU cores per job.
+        gpus: the GPUs on this machine that may be used. On a Ray cluster, each job gets one GPU if this is not empty;
+            under Slurm, the parameters determine this.
+        preload: modules that processes on this machine import early.
 
     Raises:
         UserError: the options conflict, or the executor is not available.
@@ -108,7 +108,7 @@ def choose_executor(
 
 
 def choose_gpus(names: Optional[str]) -> list[str]:
-    """Return the GPUs that ``--gpus`` names, by default all of them; an empty list stands for the CPU.
+    """Return the GPUs selected by ``--gpus``, by default all of them; an empty list means the CPU.
 
     Raises:
         UserError: there is no GPU, or torch cannot use the GPUs.
@@ -117,7 +117,7 @@ def choose_gpus(names: Optional[str]) -> list[str]:
         return []
     there = visible_gpus()
     if names and not there:
-        raise UserError(f"--gpus {names}: nvidia-smi shows no GPU here; leave the option out to use the CPU")
+        raise UserError(f"--gpus {names}: nvidia-smi reports no GPU here; omit the option to use the CPU")
     if there:
         refuse_unfit_torch(len(there))
     if names:

@@ -15,21 +15,22 @@ ADDRESS = "RAY_ADDRESS"
 class RayCluster(Executor):
     """The executor for the Ray cluster at RAY_ADDRESS.
 
-    Without that variable, a cluster is started on this machine for this process. Every machine must have this package
-    and the same files under the same paths, including the working directories of the jobs.
+    If that variable is not set, a cluster is started on this machine for this process. Every machine must have this
+    package and the same files under the same paths, including the jobs' working directories.
 
     Args:
-        at_once: the largest number of jobs at a time; None for as many as the cluster has room for.
-        threads: the number of CPU cores per job.
-        gpus: the number of GPUs per job: 0, 1, or a fraction of one.
+        at_once: maximum number of concurrent jobs; None for as many as the cluster has room for.
+        threads: number of CPU cores per job.
+        gpus: number of GPUs per job: 0, 1, or a fraction of one.
 
     Raises:
-        UserError: Ray is not installed, there is no cluster at RAY_ADDRESS, or it has less than a job needs.
+        UserError: Ray is not installed, there is no cluster at RAY_ADDRESS, or none of its machines has the cores and
+            GPUs that a job needs.
     """
 
     def __init__(self, at_once: Optional[int] = None, threads: int = 1, gpus: float = 0):
         refuse_without_extra("cluster", "--executor ray")
-        import ray  # the import takes a second, which other commands need not spend
+        import ray  # takes a second to import, and is not needed by other commands
 
         self._ray = ray
         if not ray.is_initialized():
@@ -48,7 +49,7 @@ class RayCluster(Executor):
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         if not any(node.get("CPU", 0) >= threads and node.get("GPU", 0) >= gpus for node in nodes):
             needed = f"{threads} CPU cores and {gpus:g} GPUs"
-            raise UserError(f"--executor ray: no machine of the cluster has {needed}, which a job needs")
+            raise UserError(f"--executor ray: a job needs {needed}, but no machine in the cluster has that many")
 
     @property
     def free(self) -> int:
@@ -77,7 +78,7 @@ class RayCluster(Executor):
         except self._ray.exceptions.RayTaskError as error:  # the job did not start, because its module is missing
             return RuntimeError(f"{type(error.cause).__name__}: {error.cause}")
         except self._ray.exceptions.RayError as error:
-            return LostError(f"{type(error).__name__} of Ray")
+            return LostError(f"{type(error).__name__} from Ray")
 
     def stop(self) -> None:
         """Cancel all jobs; a cluster that was started for this process ends with it."""

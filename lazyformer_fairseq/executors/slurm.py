@@ -1,4 +1,4 @@
-"""The executor that runs jobs as arrays of Slurm jobs, submitted by submitit."""
+"""The executor that runs jobs as Slurm job arrays, submitted with submitit."""
 
 import logging
 import time
@@ -16,13 +16,13 @@ LOOK_AT_SLURM_EVERY = 5.0  # seconds; each check reads files over the network
 
 
 class Slurm(Executor):
-    """The executor that runs jobs as arrays of Slurm jobs.
+    """The executor that runs jobs as Slurm job arrays.
 
     Args:
         kind: ``slurm``, or ``local`` for processes that submitit starts on this machine.
-        folder: the folder for the files and logs of submitit.
-        options: parameters of submitit, such as ``slurm_partition`` or ``timeout_min``.
-        at_once: the largest number of jobs of an array, or of processes for ``local``, that run at the same time.
+        folder: folder for submitit's files and logs.
+        options: submitit's parameters, such as ``slurm_partition`` or ``timeout_min``.
+        at_once: maximum number of concurrent jobs per array or, for ``local``, of concurrent processes.
 
     Raises:
         UserError: submitit is not installed, there is no Slurm here, or an option is unknown to submitit.
@@ -30,9 +30,9 @@ class Slurm(Executor):
 
     def __init__(self, kind: str, folder: Path, options: Mapping[str, str], at_once: Optional[int] = None):
         refuse_without_extra("cluster", "--executor slurm")
-        import submitit  # the import takes a second, which other commands need not spend
+        import submitit  # takes a second to import, and is not needed by other commands
 
-        logging.getLogger("submitit").setLevel(logging.ERROR)  # without Slurm's accounting it warns at every check
+        logging.getLogger("submitit").setLevel(logging.ERROR)  # without Slurm accounting, it warns at every check
 
         values: dict[str, Any] = dict(TYPICAL)
         if kind == "slurm" and at_once:
@@ -52,11 +52,11 @@ class Slurm(Executor):
 
     @property
     def free(self) -> int:
-        """The number of jobs that may be submitted now, which is practically unlimited, as Slurm has its own queue."""
+        """The number of jobs that may be submitted now; practically unlimited, because Slurm has its own queue."""
         return (self._at_once or UNLIMITED) - len(self._calls)
 
     def start(self, calls: Sequence[Call]) -> None:
-        """Submit jobs as arrays."""
+        """Submit jobs as job arrays."""
         for begin in range(0, len(calls), LARGEST_ARRAY):
             array = calls[begin : begin + LARGEST_ARRAY]
             with self._executor.batch():

@@ -1,4 +1,4 @@
-"""The builds of torch on PyPI for Linux on x86-64, the GPUs for which they have kernels, and the choice among them.
+"""PyTorch builds on PyPI for Linux x86-64, the GPUs that their kernels support, and the selection of a build.
 
 torch itself is imported late, because scripts/choose_torch.py uses this module before torch is installed. Information
 about GPUs comes from nvidia-smi, so that CUDA is not initialized in a process that may have to fork.
@@ -18,9 +18,9 @@ class Build:
     """A build of torch on PyPI.
 
     Attributes:
-        version: the version, which is the last one of its minor version.
-        cuda: the version of CUDA with which it is built, ``torch.version.cuda``.
-        architectures: the architectures for which its kernels are compiled, ``torch._C._cuda_getArchFlags()``.
+        version: version, the latest release of its minor version.
+        cuda: CUDA version that it is built with, ``torch.version.cuda``.
+        architectures: architectures that its kernels are compiled for, ``torch._C._cuda_getArchFlags()``.
     """
 
     version: str
@@ -31,8 +31,8 @@ class Build:
 MAXWELL_TO_HOPPER = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 VOLTA_TO_BLACKWELL = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 TURING_TO_BLACKWELL = VOLTA_TO_BLACKWELL[1:]
-# Newest first, from the version with which this project is tested down to the lowest that setup.py allows. The values
-# were read from the wheels for Python 3.11, and agree with the matrix "PyTorch CUDA Support" in PyTorch's RELEASE.md.
+# Newest first, from the version that this project is tested with down to the lowest that setup.py allows. The values
+# were read from the wheels for Python 3.11, and agree with the "PyTorch CUDA Support" matrix in PyTorch's RELEASE.md.
 # According to that matrix, builds with CUDA 12.6, which are not on PyPI, still support Maxwell to Volta.
 BUILDS = (
     Build("2.13.0", "13.0", TURING_TO_BLACKWELL),
@@ -50,11 +50,12 @@ LEAST_DRIVER = {"11": 450, "12": 525, "13": 580}
 
 
 def has_kernels(capability: Capability, architectures: Iterable[str]) -> bool:
-    """Return whether a GPU can run kernels that are compiled for one of `architectures`.
+    """Return whether a GPU can run kernels that are compiled for any of `architectures`.
 
-    A binary such as ``sm_80`` runs on GPUs with the same major and no lower minor version. Code that the driver
-    compiles, such as ``compute_80``, also runs on all later GPUs (NVIDIA, CUDA C++ Programming Guide, "Binary
-    Compatibility", "PTX Compatibility"). An architecture with a letter, such as ``sm_90a``, runs only on that GPU.
+    A binary such as ``sm_80`` runs on GPUs with the same major and the same or a higher minor version. Code that the
+    driver compiles, such as ``compute_80``, also runs on all later GPUs (NVIDIA, CUDA C++ Programming Guide, "Binary
+    Compatibility", "PTX Compatibility"). An architecture with a letter, such as ``sm_90a``, runs only on that
+    architecture.
     """
     return any(_runs(capability, *architecture.partition("_")[::2]) for architecture in architectures)
 
@@ -75,8 +76,8 @@ def can_run(driver: Optional[int], cuda: str) -> bool:
 def newest_for(capabilities: Sequence[Capability], driver: Optional[int] = None) -> Optional[Build]:
     """Return the newest build among those that run with this driver and have kernels for the most of these GPUs.
 
-    If the capabilities of the GPUs are unknown (`capabilities` is empty), the driver alone decides. The result is None
-    if no build has kernels for any of the GPUs.
+    If the GPUs' capabilities are unknown (`capabilities` is empty), only the driver is considered. If no build has
+    kernels for any of the GPUs, the result is None.
     """
 
     def served(build: Build) -> int:
@@ -89,7 +90,7 @@ def newest_for(capabilities: Sequence[Capability], driver: Optional[int] = None)
 
 
 def why(capabilities: Sequence[Capability], driver: Optional[int]) -> str:
-    """Return the criteria of :func:`newest_for` in words."""
+    """Describe the criteria of :func:`newest_for`."""
     kernels = ""
     if capabilities:
         kernels = f" with kernels for compute capability {in_words(capabilities)}"
@@ -97,7 +98,7 @@ def why(capabilities: Sequence[Capability], driver: Optional[int]) -> str:
 
 
 def in_words(capabilities: Iterable[Capability]) -> str:
-    """Return compute capabilities in words, as in ``7.0 and 8.0``."""
+    """Format compute capabilities, as in ``7.0 and 8.0``."""
     return " and ".join(f"{major}.{minor}" for major, minor in sorted(set(capabilities)))
 
 
@@ -108,9 +109,10 @@ def refuse_unfit_torch(processes: int = 1) -> None:
 
 
 def misfit_of_torch(processes: int = 1) -> Optional[str]:
-    """Return why torch cannot use that many GPUs, and what to install; None if it can, or if there is no GPU.
+    """Explain why torch cannot use that many GPUs, and what to install; return None if it can or there is no GPU.
 
-    If the GPUs are of several types, it is unknown which of them torch will see; it suffices that enough of them work.
+    If there are several types of GPUs, it is unknown which of them torch will see; it suffices that enough of them
+    work.
     """
     visible = nvidia_smi.count_gpus()
     if not visible:
@@ -124,7 +126,7 @@ def misfit_of_torch(processes: int = 1) -> Optional[str]:
         return f"{name} is a build without CUDA, but this machine has {visible} GPU(s): {_remedy(there, driver)}"
     if not can_run(driver, torch.version.cuda):
         least = LEAST_DRIVER[torch.version.cuda.partition(".")[0]]
-        needed = f"{name} is built with CUDA {torch.version.cuda}, which needs NVIDIA's driver {least} or later"
+        needed = f"{name} is built with CUDA {torch.version.cuda}, which needs NVIDIA driver {least} or later"
         return f"{needed}, but this machine has {driver}: update the driver, or {_remedy(there, driver)}"
     compiled = (torch._C._cuda_getArchFlags() or "").split()
     lacking = [capability for capability in there if not has_kernels(capability, compiled)]

@@ -1,1 +1,1 @@
-"""Language models on the command line: ``lazyformer lm prepare``, ``evaluate``, ``sample`` and ``probe``."""
+"""Language modeling on the command line: ``lazyformer lm prepare``, ``evaluate``, ``sample`` and ``probe``."""

@@ -1,4 +1,4 @@
-"""The commands ``lazyformer lm``, which prepare texts and images, evaluate models, sample from them and probe them."""
+"""The ``lazyformer lm`` commands, which prepare text and images, evaluate models, sample from them and probe them."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
 PREPARED = ExistingPath(
-    "no such file; give a folder that `lazyformer lm prepare` wrote",
+    "no such file; pass a folder written by `lazyformer lm prepare`",
     holds="manifest.json",
 )
 CORPORA = ("wikitext", "enwik8", "text8")
@@ -23,7 +23,7 @@ CORPORA = ("wikitext", "enwik8", "text8")
 
 @click.group(cls=Group)
 def lm() -> None:
-    r"""Prepare data for language models of text and of images, evaluate the models, and let them write and draw.
+    r"""Prepare data for text and image language models, evaluate the models, and sample from them.
 
     \b
     lazyformer lm prepare wikitext wikitext-2 data/wikitext-2
@@ -45,17 +45,17 @@ def lm() -> None:
 @click.option(
     "--official",
     type=Choice(["wikitext-2", "wikitext-103", "enwik8", "text8"]),
-    help="Reject a text that is not exactly this one.  [default: accept any text and say which it is]",
+    help="Reject the text unless it is exactly this one.  [default: accept any text and report which one it is]",
 )
 def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> None:
-    r"""Turn a text, as it is distributed, into a folder OUT for fairseq-train and `lazyformer lm evaluate`.
+    r"""Convert a text in its distributed form to a folder OUT for fairseq-train and `lazyformer lm evaluate`.
 
     \b
-    wikitext  WikiText-2 or -103 as words; SOURCE has wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens
-    enwik8    its bytes, split into 90, 5 and 5 million; SOURCE is the file, or its folder
-    text8     its characters, split into 90, 5 and 5 million; SOURCE is the file, or its folder
+    wikitext  WikiText-2 or -103 as words; SOURCE contains wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens
+    enwik8    bytes, split into 90, 5 and 5 million; SOURCE is the file or its folder
+    text8     characters, split into 90, 5 and 5 million; SOURCE is the file or its folder
 
-    OUT is written completely or not at all; its manifest.json has the counts.
+    OUT is written atomically; its manifest.json contains the counts.
     """
     refuse_filled_folder(out)
     from lazyformer_fairseq.language_modeling import prepare as steps
@@ -68,20 +68,21 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
 @click.argument("out", type=A_PATH)
 @takes(Preparing)
 def prepare_images(source: Path, out: Path, settings: Preparing) -> None:
-    """Turn images into a folder OUT for models such as igpt_s, in which each pixel is a colour of a palette.
+    """Convert images to a folder OUT for models such as igpt_s, with each pixel encoded as a color from a palette.
 
-    SOURCE is a folder of pictures (PNG, JPEG, ...) or of .npy arrays (N, height, width) or (N, height, width, 3), as
-    uint8 or as numbers from 0 to 1. Classes are kept for `lazyformer lm probe`: they are given by one folder per class,
-    or by labels.npy with one label per image in the order of their files. Folders train, valid and test in SOURCE are
-    the splits; without them, the splits are drawn at random.
+    SOURCE is a folder of image files (PNG, JPEG, ...) or of .npy arrays of shape (N, height, width) or (N, height,
+    width, 3), as uint8 or as numbers from 0 to 1. Classes for `lazyformer lm probe` are defined by one folder per
+    class, or by labels.npy with one label per image in the order of the files. Folders train, valid and test in SOURCE
+    are the splits; without them, the splits are drawn at random.
 
-    The palette is found by k-means on training pixels; if the images have few enough colours, these are the palette.
+    The palette is found by k-means on training pixels. If the images have few enough colors, the palette consists of
+    those colors.
 
-    OUT is written completely or not at all. Its dict.txt and palette.npy contain the colours.
+    OUT is written atomically. Its dict.txt and palette.npy contain the colors.
     """
     refuse_filled_folder(out)
     if not source.is_dir():
-        raise UserError(f"{source} is not a folder; give the folder of the images")
+        raise UserError(f"{source} is not a folder; pass the folder that contains the images")
     if settings.palette is not None:
         PREPARED.convert(settings.palette, None, None)
     from lazyformer_fairseq.language_modeling import images
@@ -89,7 +90,7 @@ def prepare_images(source: Path, out: Path, settings: Preparing) -> None:
     click.echo(images.overview(images.prepare_images(source, out, settings)))
 
 
-TRAINING_S = "the training's"
+TRAINING_S = "same as in training"
 
 
 @dataclass(frozen=True)
@@ -99,23 +100,24 @@ class Reading:
     split: str = option("test", "Split of DATA to evaluate.", choices=("train", "valid", "test"))
     lengths: Optional[str] = option(
         None,
-        "Lengths of the paper, base, large or 24b, or a YAML file with the next four options, which override it.",
+        "The paper's lengths (base, large or 24b), or a YAML file that sets the next four options. Options on the "
+        "command line override it.",
         metavar="NAME",
     )
-    tgt_len: Optional[int] = option(None, "Number of tokens predicted at once.", low=1, shown=TRAINING_S)
-    mem_len: Optional[int] = option(None, "Number of remembered tokens before them.", low=0, shown=TRAINING_S)
+    tgt_len: Optional[int] = option(None, "Number of tokens to predict at once.", low=1, shown=TRAINING_S)
+    mem_len: Optional[int] = option(None, "Number of preceding tokens in memory.", low=0, shown=TRAINING_S)
     clamp_len: Optional[int] = option(
-        None, "Distances above this one count as this one; 0 for no limit.", low=-1, shown=TRAINING_S
+        None, "Maximum relative distance, to which larger ones are clamped; 0 for no limit.", low=-1, shown=TRAINING_S
     )
     same_length: Optional[bool] = option(
         None,
-        "Let every query attend to itself and the --mem-len tokens before it, not to all of memory and segment before "
-        "it.",
+        "Let every query attend to itself and exactly the --mem-len tokens before it, rather than to all earlier "
+        "tokens in the memory and the segment.",
         shown=TRAINING_S,
     )
     batch_size: int = option(
         1,
-        "Number of streams read at once; more are faster, with the same result up to rounding.",
+        "Number of streams to process in parallel. More streams are faster and give the same result up to rounding.",
         low=1,
     )
     device: Optional[str] = DEVICE()
@@ -134,7 +136,7 @@ class Lengths:
 
 
 def read_lengths(name: str) -> dict[str, Any]:
-    """Return the lengths from a YAML file, or the paper's from ``configs/language_modeling/evaluation``.
+    """Read the lengths from a YAML file or from a preset in ``configs/language_modeling/evaluation``.
 
     Raises:
         UserError: there is no such file, or it contains anything else.
@@ -144,7 +146,7 @@ def read_lengths(name: str) -> dict[str, Any]:
     if path is None:
         known = [each.stem for each in sorted(folder.glob("*.yaml"))]
         raise UserError(f"--lengths {name}: neither a file nor one of {', '.join(known)}{nearest(name, known)}")
-    remedy = "write numbers as tgt_len, mem_len and clamp_len, true or false as same_length"
+    remedy = "set tgt_len, mem_len and clamp_len to numbers, and same_length to true or false"
     given = checked.read_yaml(path, remedy)
     checked.as_type(Lengths, given, path, remedy)
     check(replace(Reading(), **given))
@@ -156,18 +158,18 @@ def read_lengths(name: str) -> dict[str, Any]:
 @click.argument("data", type=PREPARED)
 @takes(Reading)
 def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
-    r"""Measure perplexity per word, or bits per character, of CHECKPOINT over every token of a split of DATA.
+    r"""Measure CHECKPOINT's perplexity per word or bits per character over all tokens in a split of DATA.
 
-    Batch size 1 defines the result. With more streams, each stream first reads the text that batch size 1 would
-    remember.
+    The result is defined with batch size 1. With more streams, each stream first reads the text that would be in memory
+    with batch size 1.
 
     \b
-    --lengths of the paper    --tgt-len --mem-len --clamp-len
+    --lengths (paper)         --tgt-len --mem-len --clamp-len
     base on WikiText-103            64       640         400
     large on WikiText-103          128      1600        1000
     24b on enwik8 and text8         80      2100         820
 
-    All of them use --same-length, as the authors' configurations evaluate; they train without it.
+    All of them use --same-length, as the authors' configurations do in evaluation but not in training.
 
     \b
     lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 --lengths base
@@ -213,18 +215,18 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
 class Sampling:
     """Options of ``lazyformer lm sample``."""
 
-    output: Optional[Path] = option(None, "Images: the PNG file to write.", shown="sample.png")
-    count: int = option(8, "Number of images or texts.", low=1)
+    output: Optional[Path] = option(None, "For images: the PNG file to write.", shown="sample.png")
+    count: int = option(8, "Number of images or texts to sample.", low=1)
     complete: bool = option(
         False,
-        "Images: complete the lower halves of --count images of --split, four times each.",
+        "For images: complete the lower halves of --count images from --split, four times each.",
     )
-    split: str = option("test", "Split whose images are completed.", choices=("train", "valid", "test"))
-    prompt: str = option("", "Texts: their beginning, as symbols of dict.txt separated by spaces.")
-    length: int = option(100, "Texts: number of tokens, including those of --prompt.", low=1)
-    temperature: float = option(1.0, "Sampling temperature; 0 always takes the likeliest token.", low=0)
-    top_k: int = option(0, "Number of likeliest colours or words to sample from; 0 for all.", low=0)
-    seed: int = option(1, "Random seed of the samples.", low=0)
+    split: str = option("test", "Split from which --complete takes the images.", choices=("train", "valid", "test"))
+    prompt: str = option("", "For texts: the prompt, as symbols from dict.txt separated by spaces.")
+    length: int = option(100, "For texts: number of tokens per text, including the prompt.", low=1)
+    temperature: float = option(1.0, "Sampling temperature; 0 always selects the most likely token.", low=0)
+    top_k: int = option(0, "Sample only from this many most likely colors or words; 0 for all.", low=0)
+    seed: int = option(1, "Random seed for sampling.", low=0)
     device: Optional[str] = DEVICE()
 
 
@@ -233,14 +235,14 @@ class Sampling:
 @click.argument("data", type=PREPARED)
 @takes(Sampling)
 def sample(checkpoint: Path, data: Path, settings: Sampling) -> None:
-    r"""Let the model of CHECKPOINT draw images, or write texts, like those of DATA that it learned from.
+    r"""Sample images or texts from CHECKPOINT, a model that was trained on DATA.
 
     \b
     lazyformer lm sample checkpoints/igpt_s/checkpoint_best.pt data/photographs --count 16
     lazyformer lm sample checkpoints/igpt_s/checkpoint_best.pt data/photographs --complete
     lazyformer lm sample checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 --prompt 'The war'
 
-    In a picture of completions, each row has the given half, four completions, and the original image.
+    With --complete, each row of the output shows the upper half, four completions, and the original image.
     """
     from lazyformer_fairseq.data.datasets.token_streams import item_length
     from lazyformer_fairseq.language_modeling import sample as sampling
@@ -266,7 +268,7 @@ class Probing:
     """Options of ``lazyformer lm probe``."""
 
     images: int = option(20_000, "Maximum number of images per split.", low=2)
-    batch_size: int = option(32, "Number of images that the model reads at once.", low=1)
+    batch_size: int = option(32, "Number of images per forward pass.", low=1)
     device: Optional[str] = DEVICE()
 
 
@@ -276,11 +278,11 @@ class Probing:
 @click.argument("output", type=A_PATH)
 @takes(Probing)
 def probe(checkpoint: Path, data: Path, output: Path, settings: Probing) -> None:
-    """Measure how well linear probes tell the classes of DATA's images from each layer of CHECKPOINT's model.
+    """Measure the accuracy of linear probes that classify DATA's images from each layer of CHECKPOINT's model.
 
-    A logistic regression learns on the training split from the means, over all pixels, of the inputs of each layer. The
-    validation split selects the strength of its regularisation. The accuracy on raw pixels is given for comparison.
-    OUTPUT receives probe.json and probe.png.
+    For each layer, a logistic regression is fitted to the mean of the layer's input over all pixels, on the training
+    split. Its regularization strength is selected on the validation split. The accuracy on raw pixels is reported for
+    comparison. OUTPUT will contain probe.json and probe.png.
     """
     from lazyformer_fairseq.language_modeling import probe as probing
 

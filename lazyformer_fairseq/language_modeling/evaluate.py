@@ -1,15 +1,15 @@
-"""Perplexity per word, or bits per character, over every token of a split (PAR Transformer, section 3).
+"""Perplexity per word or bits per character over all tokens in a split (PAR Transformer, section 3).
 
-Batch size 1 defines the result: one stream reads the split from its start in segments of `tgt_len`, with a memory of
-the `mem_len` tokens before each segment. Every token is predicted, the first one from ``</s>``, so the mean is over all
-tokens of the split. (Transformer-XL's own code omits the first token. In WikiText-103 that is one of 245,569, the end
-of an empty line.)
+The result is defined with batch size 1: one stream reads the split from the start in segments of `tgt_len` tokens, with
+a memory of the `mem_len` tokens before each segment. Every token is predicted, the first one from ``</s>``, so the mean
+is over all tokens in the split. (Transformer-XL's own code omits the first token. In WikiText-103 that is one of
+245,569 tokens, the end of an empty line.)
 
-With a larger batch, each stream reads a part of the split. First it reads the text before its part without counting it,
-because batch size 1 would remember that text: an attending sublayer looks back ceil(mem_len / tgt_len) segments, at
-positions that each depend on as many further segments through the attending sublayer below, and so on. Reading that
-many segments times the number of attending sublayers, on the same grid as with batch size 1, gives the same memory up
-to rounding.
+With a larger batch, each stream evaluates a part of the split. It first reads the text before its part without counting
+it, because with batch size 1 that text would be in memory: an attention sublayer looks back ceil(mem_len / tgt_len)
+segments, at positions that depend on as many further segments through the attention sublayer below, and so on. Reading
+that many segments times the number of attention sublayers, on the same grid as with batch size 1, produces the same
+memory up to rounding.
 """
 
 import math
@@ -38,12 +38,12 @@ from lazyformer_fairseq.progress import Progress
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of a model on a text.
+    """A model's result on a text.
 
     Attributes:
-        tokens: number of predicted tokens, which are all tokens of the text.
+        tokens: number of predicted tokens, i.e. of all tokens in the text.
         nats: mean negative log-likelihood per token.
-        seconds: duration, including the warm-up of the streams.
+        seconds: duration, including the streams' warm-up.
     """
 
     tokens: int
@@ -52,18 +52,18 @@ class Evaluation:
 
     @property
     def bits(self) -> float:
-        """The bits per token, which are bits per character if tokens are characters."""
+        """The bits per token, or bits per character if tokens are characters."""
         return self.nats / math.log(2)
 
     @property
     def perplexity(self) -> float:
-        """The perplexity per token; infinite beyond the range of floats."""
+        """The perplexity per token; infinite if it exceeds the range of floats."""
         if self.nats < 700:
             return math.exp(self.nats)
         return math.inf
 
     def as_json(self) -> dict[str, Any]:
-        """Return the numbers as JSON."""
+        """Return the metrics as a JSON-serializable dictionary."""
         return {
             "tokens": self.tokens,
             "bits_per_token": self.bits,
@@ -74,7 +74,7 @@ class Evaluation:
 
 
 def in_words(result: Evaluation, unit: str, split: str) -> str:
-    """Return a sentence that begins with the metric that papers report for the unit."""
+    """Summarize the result in one line, starting with the metric that papers report for the unit."""
     numbers = [
         f"perplexity {result.perplexity:.2f} per {unit}",
         f"{result.bits:.4f} bits per {unit}",
@@ -86,7 +86,7 @@ def in_words(result: Evaluation, unit: str, split: str) -> str:
 
 
 class Loaded(NamedTuple):
-    """A language model, the dictionary of its data, and its number of tokens per segment in training."""
+    """A language model, its data's dictionary, and the number of tokens per segment in training."""
 
     model: CausalLM
     dictionary: Dictionary
@@ -99,17 +99,17 @@ def load_model(
     device: Optional[str] = "cpu",
     precision: str = "fp32",
 ) -> Loaded:
-    """Load the language model of a checkpoint for data with the same dictionary.
+    """Load a checkpoint's language model for data with the same dictionary.
 
     Args:
-        checkpoint: the file of the model.
+        checkpoint: the checkpoint file.
         data: the folder of prepared data.
-        device: the name of the device.
-        precision: the numeric precision of the model.
+        device: the device name.
+        precision: the model's numeric precision.
 
     Raises:
-        UserError: the checkpoint is missing, damaged, of another type of model or of another dictionary, or there is no
-            such device.
+        UserError: the checkpoint is missing or damaged, contains another type of model or has another dictionary, or
+            there is no such device.
     """
     device = device_named(device)
     state = checkpoints.load(checkpoint)
@@ -120,8 +120,8 @@ def load_model(
         if trained_on:
             told = f"it was trained on the task {trained_on}"
         raise UserError(
-            f"{checkpoint}: this is not a language model of this package; {told}. Give a checkpoint of "
-            "scripts/train_language_model.sh, or of fairseq-train --task stream_language_modeling"
+            f"{checkpoint}: this is not a language model from this package; {told}. Use a checkpoint written by "
+            "scripts/train_language_model.sh or by fairseq-train --task stream_language_modeling"
         )
     dictionary = load_dictionary(data / "dict.txt")
     model = loading.build(state, dictionary, checkpoint)
@@ -129,17 +129,17 @@ def load_model(
 
 
 def refuse_other_images(loaded: Loaded, data: Path) -> None:
-    """Raise a UserError if `data` contains images of another size than those that the model was trained on."""
+    """Raise a UserError if the images in `data` differ in size from those that the model was trained on."""
     item = item_length(data)
     if item not in (0, loaded.tgt_len):
         raise UserError(
-            f"{data}: its images have {item} pixels, but those of the model have {loaded.tgt_len}; prepare them with "
-            "the --side of the model's images"
+            f"{data}: its images have {item} pixels, but the model was trained on images with {loaded.tgt_len}; "
+            "prepare them with the --side of the training images"
         )
 
 
 def evaluate(model: CausalLM, tokens: np.ndarray, eos: int, **lengths: int) -> Evaluation:
-    """Measure and time the prediction of every token of a text; `lengths` are the other arguments of `token_losses`."""
+    """Measure the loss of every token in a text, and time it; `lengths` are the other arguments of `token_losses`."""
     start = time.perf_counter()
     losses = token_losses(model, tokens, eos, **lengths)
     return Evaluation(
@@ -160,21 +160,21 @@ def token_losses(  # noqa: PLR0917  every length of the evaluation
     batch_size: int = 1,
     item: int = 0,
 ) -> np.ndarray:
-    """Return the negative log-likelihoods in nats of the tokens of a text, float32 (N,); see the module's docstring.
+    """Return the negative log-likelihood of each token in a text, in nats, float32 (N,); see the module docstring.
 
     Args:
         model: the model, on any device and in any precision; dropout is disabled during the evaluation.
         tokens: token ids (N,).
-        eos: the id of ``</s>``, from which the first token is predicted.
+        eos: id of ``</s>``, from which the first token is predicted.
         tgt_len: tokens per segment.
-        mem_len: tokens of memory.
-        clamp_len: distances above this one count as this one; 0 for no limit.
-        same_length: whether every query attends to itself and the `mem_len` tokens before it.
+        mem_len: tokens in memory.
+        clamp_len: maximum relative distance, to which larger ones are clamped; 0 for no limit.
+        same_length: whether every query attends to itself and exactly the `mem_len` tokens before it.
         batch_size: number of streams.
         item: tokens per item, if the text consists of independent items such as images; 0 for a text.
 
     Raises:
-        UserError: there are items and a memory, segments are not items, or the model's attention variants do not
+        UserError: items are combined with a memory, segments are not items, or the model's attention variants do not
             support such a memory or mask.
     """
     refuse_same_length_without_memory(same_length, mem_len)
@@ -214,16 +214,16 @@ def token_losses(  # noqa: PLR0917  every length of the evaluation
 
 @dataclass(frozen=True)
 class Parts:
-    """The division of a text: which segment each stream reads at each step, and which of these count.
+    """The division of a text among streams: the segment that each stream reads at each step, and whether it counts.
 
-    All streams start at once, without memory, `lead` segments before their parts. The first stream begins at the start
-    of the text, so its lead counts; the parts of the other streams follow one another from there.
+    All streams start at the same step, without memory, `lead` segments before their parts. The first stream starts at
+    the beginning of the text, so its lead counts; the other streams' parts follow one after another.
 
     Attributes:
-        lead: number of segments that a stream reads to warm up.
-        first: the segment that each stream starts with.
-        lengths: number of segments in each part; all are equal, or the first ones are longer by one.
-        last: the last segment of the text.
+        lead: number of warm-up segments per stream.
+        first: index of each stream's first segment.
+        lengths: number of segments per part; all are equal, or the first ones are longer by one.
+        last: index of the text's last segment.
     """
 
     lead: int
@@ -233,7 +233,7 @@ class Parts:
 
     @classmethod
     def of(cls, segments: int, streams: int, lead: int) -> "Parts":
-        """Divide all segments after the first stream's lead; a short text gets fewer streams."""
+        """Divide the segments after the first stream's lead among the streams; a short text gets fewer streams."""
         lead = min(lead, segments)
         streams = max(1, min(streams, segments - lead))
         each, more = divmod(segments - lead, streams)
@@ -251,7 +251,7 @@ class Parts:
         return self.lead + self.lengths[0]
 
     def segments(self, step: int) -> list[int]:
-        """Return the segment of each stream; a stream that has finished reads on without effect."""
+        """Return each stream's segment at a step; a finished stream keeps reading, without effect."""
         return [min(first + step, self.last) for first in self.first]
 
     def counted(self, step: int) -> list[int]:
@@ -262,7 +262,7 @@ class Parts:
 
 
 def _batch(text: TokenStreams, segments: list[int]) -> tuple[Tensor, Tensor]:
-    """Return sources and targets of some segments of the text, (B, T); a short last segment is padded."""
+    """Return the sources and targets of these segments, (B, T); a short last segment is padded."""
     rows = [text[segment] for segment in segments]
     sources = [row["net_input"]["src_tokens"][0] for row in rows]
     targets = [row["target"][0] for row in rows]
@@ -271,7 +271,7 @@ def _batch(text: TokenStreams, segments: list[int]) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def _evaluating(model: CausalLM, **lengths: int) -> Iterator[None]:
-    """Disable dropout and gradients and set lengths of the decoder; restore all of it afterwards."""
+    """Disable dropout and gradients and set the decoder's lengths; restore everything afterwards."""
     was_training = model.training
     before = {name: getattr(model.decoder, name) for name in lengths}
     model.eval()

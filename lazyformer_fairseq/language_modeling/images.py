@@ -1,9 +1,9 @@
-"""Turns images into sequences of colours in the files of a language model (Chen et al., 2020, section 3.2: image GPT).
+"""Conversion of images to sequences of colors for a language model (image GPT; Chen et al., 2020, section 3.2).
 
-Each image is resized, and each of its pixels becomes the nearest colour of a palette. The palette is found by k-means
-on training pixels; if these have no more colours than the palette may have, it is their colours. An image is one item
-of the split's files, row by row from its upper left pixel. The symbols of the dictionary are the colours, ``#rrggbb``,
-with the most frequent first, so the dictionary contains the palette.
+Each image is resized, and each pixel is replaced by the nearest color in a palette. The palette is found by k-means on
+training pixels; if these have few enough colors, the palette consists of exactly those. An image is one item in its
+split's files, row by row from the top left pixel. The dictionary's symbols are the colors, ``#rrggbb``, most frequent
+first, so the dictionary contains the palette.
 """
 
 import math
@@ -29,12 +29,12 @@ from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder
 from lazyformer_fairseq.storage.json_files import write_json
 
-# Without this limit, Pillow would try all formats that it knows, and start Ghostscript for some.
+# Without this limit, Pillow would try all formats that it supports, and run Ghostscript for some.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-# A decoded pixel takes up to 16 bytes: the reader's own canvas, the picture, and its copy in RGB.
+# A decoded pixel takes up to 16 bytes: the decoder's own canvas, the image, and its copy in RGB.
 MOST_PIXELS = 1 << 26
 USUAL_PIXELS = 1 << 24
-PIXELS_PER_BYTE = 200  # a picture with more than the usual number of pixels needs as many bytes as a photograph
+PIXELS_PER_BYTE = 200  # an image with more than the usual number of pixels must have as many bytes as a photograph
 PICTURES = frozenset(
     (
         ".png",
@@ -53,7 +53,7 @@ ARRAY = ".npy"
 LABELS = "labels.npy"
 PALETTE = "palette.npy"
 FITTED = 1_000_000  # maximum number of pixels for k-means
-BLOCK = 512  # number of images processed at a time
+BLOCK = 512  # number of images to process at once
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Found:
     """The images found in a folder.
 
     Attributes:
-        files: their files, in the order of their names.
-        counts: the number of images per file.
-        classes: the name of the class of each image; None without classes.
+        files: their files, in name order.
+        counts: number of images per file.
+        classes: name of each image's class; None without classes.
     """
 
     files: list[Path]
@@ -76,11 +76,11 @@ class Found:
 
 
 def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
-    """Write the splits, their labels, dictionary, palette and manifest into `out`, completely or not at all.
+    """Write the splits with their labels, dictionary, palette and manifest to `out`, atomically.
 
     Args:
-        source: a folder of pictures and arrays, a folder with one such folder per class, or a folder that has either in
-            ``train``, ``valid`` and ``test``.
+        source: a folder of image files and arrays, a folder with one such subfolder per class, or a folder with
+            subfolders ``train``, ``valid`` and ``test`` of either form.
         out: the folder to write.
         how: size, palette and splits.
 
@@ -88,7 +88,8 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
         The manifest.
 
     Raises:
-        UserError: a file is not an image, there are too few images, or labels do not fit; the message names the file.
+        UserError: a file is not an image, there are too few images, or labels do not match the images; the message
+            names the file.
     """
     inner = {path.name: path for path in source.iterdir() if path.is_dir()}
     places = {"": source}
@@ -131,14 +132,14 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
 
 
 def find_images(folder: Path) -> Found:
-    """Find the images in a folder, in the order of their names.
+    """Find the images in a folder, in name order.
 
     Raises:
-        UserError: there are no images, or their classes are given twice or not for each.
+        UserError: there are no images, or their classes are defined twice or not for every image.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_image(path))
     if not files:
-        raise UserError(f"{folder}: contains neither a picture ({', '.join(sorted(PICTURES))}) nor an array ({ARRAY})")
+        raise UserError(f"{folder}: contains neither images ({', '.join(sorted(PICTURES))}) nor arrays ({ARRAY})")
     counts = [len(_images_of(path)) if path.suffix == ARRAY else 1 for path in files]
     labels = folder / LABELS
     in_folders = [path for path in files if path.parent != folder]
@@ -148,18 +149,18 @@ def find_images(folder: Path) -> Found:
         names = [path.relative_to(folder).parts[0] for path in files]
         if beside:
             raise UserError(
-                f"{beside[0]}: this file is beside folders of images, such as {names[0]}, which are classes"
+                f"{beside[0]}: this file is next to folders of images, such as {names[0]}, which are taken for classes"
             )
         classes = np.repeat(names, counts)
     elif labels.is_file():
         array = map_array(
             labels,
-            "give one label per image, as numbers or words",
+            "provide one label per image, as numbers or words",
             dtypes="biufUS",
             ndim=1,
         )
         if len(array) != sum(counts):
-            raise UserError(f"{labels}: its shape is {array.shape}, but there are {sum(counts):,} images beside it")
+            raise UserError(f"{labels}: its shape is {array.shape}, but there are {sum(counts):,} images next to it")
         classes = array.astype(str)
     return Found(files, counts, classes)
 
@@ -169,14 +170,14 @@ def _is_image(path: Path) -> bool:
 
 
 def _images_of(path: Path) -> np.ndarray:
-    """Map an array of images, (N, H, W) or (N, H, W, 3); N is 1 for a single image."""
-    array = map_array(path, "give images as np.save writes them", dtypes="iuf")
+    """Memory-map an array of images, (N, H, W) or (N, H, W, 3); N is 1 for a single image."""
+    array = map_array(path, "save the images with np.save", dtypes="iuf")
     if array.ndim == 2 or (array.ndim == 3 and array.shape[-1] == 3):
         array = array[None]
     if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[-1] != 3) or 0 in array.shape:
-        raise UserError(f"{path}: its shape is {array.shape}; images are (N, height, width), or (..., 3) in colour")
+        raise UserError(f"{path}: its shape is {array.shape}; images must be (N, height, width), or (..., 3) for color")
     if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
-        raise UserError(f"{path}: its type is {array.dtype}; give uint8 from 0 to 255, or floats from 0 to 1")
+        raise UserError(f"{path}: its type is {array.dtype}; use uint8 from 0 to 255, or floats from 0 to 1")
     return array
 
 
@@ -195,7 +196,7 @@ def _read(files: Sequence[Path], side: int) -> Iterator[np.ndarray]:
 
 
 def _picture(path: Path) -> Iterator[Image.Image]:
-    """Yield the image of a picture; reject a picture that would take a gigabyte before decoding it."""
+    """Yield the image in a file; reject an image that would take a gigabyte before decoding it."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
@@ -207,14 +208,14 @@ def _picture(path: Path) -> Iterator[Image.Image]:
                 )
             if image.mode.startswith(("I", "F")):
                 raise UserError(
-                    f"{path}: has more than 8 bits per channel ({image.mode}); give an array of floats from 0 to 1"
+                    f"{path}: has more than 8 bits per channel ({image.mode}); use an array of floats from 0 to 1"
                 )
             ImageOps.exif_transpose(image, in_place=True)  # turn it upright
             yield image if image.mode == "RGB" else image.convert("RGB")
     except UserError:
         raise
-    except Exception as error:  # Pillow may raise any exception on a damaged picture
-        raise UserError(f"{path}: not a readable picture: {error}") from None
+    except Exception as error:  # Pillow may raise any exception on a damaged image
+        raise UserError(f"{path}: not a readable image: {error}") from None
 
 
 def _images_in_array(path: Path) -> Iterator[Image.Image]:
@@ -222,15 +223,13 @@ def _images_in_array(path: Path) -> Iterator[Image.Image]:
         levels = values
         if values.dtype != np.uint8:
             if not (values.min() >= 0 and values.max() <= 1):
-                raise UserError(
-                    f"{path}: image {number} has numbers outside of 0 to 1; rescale all images, or give uint8"
-                )
+                raise UserError(f"{path}: image {number} has values outside 0 to 1; rescale all images, or use uint8")
             levels = np.rint(values * 255).astype(np.uint8)
         yield Image.fromarray(np.ascontiguousarray(levels)).convert("RGB")
 
 
 def _share_out(source: Path, found: Mapping[str, Found], how: Preparing) -> dict[str, np.ndarray]:
-    """Return the images of each split: those in its folder, or a random share of the training images."""
+    """Return the indices of each split's images: those in its folder, or a random sample of the training images."""
     places = {}
     total = 0
     for split, part in found.items():
@@ -246,12 +245,12 @@ def _share_out(source: Path, found: Mapping[str, Found], how: Preparing) -> dict
     places["train"] = np.sort(drawn)
     for split in SPLITS:
         if not len(places[split]):
-            raise UserError(f"{source}: {total:,} images leave none for {split}; give more images, or other shares")
+            raise UserError(f"{source}: {total:,} images leave none for {split}; use more images or other fractions")
     return {split: places[split] for split in SPLITS}
 
 
 def _write_labels(folder: Path, found: Mapping[str, Found], chosen: Mapping[str, np.ndarray]) -> list[str]:
-    """Write the numbers of the classes to ``SPLIT.labels.npy``; return the classes, or nothing without labels."""
+    """Write class indices to ``SPLIT.labels.npy``; return the names of the classes, or an empty list without labels."""
     parts = [part.classes for part in found.values()]
     if parts[0] is None:
         return []
@@ -261,15 +260,15 @@ def _write_labels(folder: Path, found: Mapping[str, Found], chosen: Mapping[str,
     return names.tolist()
 
 
-# Colours
+# Colors
 
 
 def _blocks(pixels: np.ndarray, images: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the colours of some images at a time as numbers (images, pixels).
+    """Yield the colors of blocks of images as integers (images, pixels).
 
     Args:
         pixels: all images, uint8 (images, side, side, 3).
-        images: the indices of the images to yield.
+        images: indices of the images to yield.
     """
     for start in range(0, len(images), BLOCK):
         colours = pixels[images[start : start + BLOCK]].astype(np.int32)
@@ -278,15 +277,15 @@ def _blocks(pixels: np.ndarray, images: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _apart(colours: np.ndarray) -> np.ndarray:
-    """Return red, green and blue (N, 3) of colours that are given as numbers (N,)."""
+    """Split colors encoded as integers (N,) into red, green and blue (N, 3)."""
     return np.stack([colours >> 16, colours >> 8 & 255, colours & 255], -1)
 
 
 def _dictionary(pixels: np.ndarray, images: np.ndarray, how: Preparing) -> Dictionary:
-    """Return the dictionary of the given palette, or of the palette of the training images."""
+    """Return the dictionary of the configured palette or, by default, of a palette found for the training images."""
     if how.palette is not None:
         dictionary = load_dictionary(how.palette / "dict.txt")
-        palette_of(dictionary)  # rejects one without colours
+        palette_of(dictionary)  # raises an error if the symbols are not colors
         return dictionary
     counts = np.zeros(1 << 24, np.int64)
     for block in _blocks(pixels, images):
@@ -310,10 +309,10 @@ def _dictionary(pixels: np.ndarray, images: np.ndarray, how: Preparing) -> Dicti
 
 
 def palette_of(dictionary: Dictionary) -> np.ndarray:
-    """Return the palette, uint8 (colours, 3), of the ids from ``nspecial`` on.
+    """Return a dictionary's palette, uint8 (colors, 3), for the ids from ``nspecial`` on.
 
     Raises:
-        UserError: a symbol is not a colour.
+        UserError: a symbol is not a color.
     """
     symbols = dictionary.symbols[dictionary.nspecial :]
     try:
@@ -321,12 +320,12 @@ def palette_of(dictionary: Dictionary) -> np.ndarray:
         return _apart(colours).astype(np.uint8)
     except ValueError:
         raise UserError(
-            "the dictionary's symbols are not colours; give a folder that `lazyformer lm prepare-images` wrote"
+            "the dictionary's symbols are not colors; pass a folder written by `lazyformer lm prepare-images`"
         ) from None
 
 
 def _encoded(pixels: np.ndarray, images: np.ndarray, dictionary: Dictionary) -> ItemBlocks:
-    """Yield the ids of the nearest colours and the number of ids per image, for some images at a time."""
+    """Yield the ids of the nearest colors and the number of ids per image, for blocks of images."""
     tree = cKDTree(palette_of(dictionary))
     for block in _blocks(pixels, images):
         colours, places = np.unique(block, return_inverse=True)
@@ -335,12 +334,12 @@ def _encoded(pixels: np.ndarray, images: np.ndarray, dictionary: Dictionary) -> 
 
 
 def places_drawn(count: int, most: int) -> np.ndarray:
-    """Return the places of at most `most` images, drawn with a fixed seed because files may be ordered by class."""
+    """Return the indices of at most `most` images, drawn with a fixed seed because files may be ordered by class."""
     return np.sort(np.random.default_rng(1).permutation(count)[:most])
 
 
 def overview(manifest: Mapping[str, Any]) -> str:
-    """Return the manifest as a table and a sentence."""
+    """Return a summary of the manifest: a table of the splits and a line about colors, size and classes."""
     rows = []
     for split, counts in manifest["splits"].items():
         rows.append(
@@ -351,23 +350,23 @@ def overview(manifest: Mapping[str, Any]) -> str:
             }
         )
     side = manifest["side"]
-    text = f"{Table('', rows).printed('simple')}\n{manifest['vocabulary']} colours, {side} x {side} pixels"
+    text = f"{Table('', rows).printed('simple')}\n{manifest['vocabulary']} colors, {side} x {side} pixels"
     if manifest["classes"]:
         text += f"; {len(manifest['classes'])} classes"
     return text
 
 
-# Pictures of images
+# Image grids
 
 
 def as_images(ids: Tensor, dictionary: Dictionary) -> np.ndarray:
-    """Return the images, uint8 (N, side, side, 3), for ids of colours (N, side * side)."""
+    """Convert ids of colors (N, side * side) to images, uint8 (N, side, side, 3)."""
     side = math.isqrt(ids.size(1))
     return palette_of(dictionary)[ids.numpy() - dictionary.nspecial].reshape(-1, side, side, 3)
 
 
 def beside(halves: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    """Return rows (N, 2 + completions, ...): an image's upper half, its completions, and the image itself."""
+    """Return one row per image, (N, 2 + completions, ...): its upper half, its completions, and the image itself."""
     given = halves.copy()
     given.reshape(len(given), -1, 3)[:, halves[0].size // 6 :] = 128
     completions = drawn.reshape(len(halves), -1, *halves.shape[1:])
@@ -378,7 +377,7 @@ def write_grid(images: np.ndarray, columns: int, path: Path) -> None:
     """Write images, uint8 (N, side, side, 3), to a PNG with `columns` per row; small images are enlarged."""
     side = images.shape[1]
     zoom = max(1, math.ceil(96 / side))
-    tile = side * zoom + 4  # with a white edge below and on the right
+    tile = side * zoom + 4  # with a white border at the bottom and on the right
     rows = math.ceil(len(images) / columns)
     grid = Image.new("RGB", (columns * tile, rows * tile), "white")
     for number, image in enumerate(images):

@@ -1,7 +1,7 @@
-"""Turns texts for language modelling into fairseq's ``SPLIT.bin``, ``SPLIT.idx`` and ``dict.txt``, and a manifest.
+"""Conversion of language modeling texts to fairseq's ``SPLIT.bin``, ``SPLIT.idx`` and ``dict.txt``, and a manifest.
 
-The texts are read as they are distributed, a block at a time, as words of lines or as characters. The dictionary is
-made from the training split, with the most frequent symbol first, as adaptive embeddings need it, and without the
+The texts are read in their distributed form, block by block, as lines of words or as characters. The dictionary is
+built from the training split, with the most frequent symbol first, as adaptive embeddings require, and without the
 symbols that would pad it to a multiple of 8.
 """
 
@@ -24,23 +24,23 @@ from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
 from lazyformer_fairseq.storage.json_files import hash_of, read_json, write_json
 
 SPLITS = ("train", "valid", "test")
-# The standard splits, in the order of the file.
+# The sizes of the standard splits, in file order.
 CHARACTERS = {
     "train": 90_000_000,
     "valid": 5_000_000,
     "test": 5_000_000,
 }
-BLOCK = 1 << 22  # bytes read at a time
+BLOCK = 1 << 22  # bytes to read at once
 END_OF_LINE = "</s>"
-ItemBlocks = Iterator[tuple[np.ndarray, np.ndarray]]  # ids and number of ids per item, for some items at a time
-Tell = Callable[[int], object]  # receives the number of bytes that were read since the last call
+ItemBlocks = Iterator[tuple[np.ndarray, np.ndarray]]  # ids and number of ids per item, for blocks of items
+Tell = Callable[[int], object]  # receives the number of bytes read since the last call
 
 
 class WordsOfLines:
-    """WikiText: ``wiki.SPLIT.tokens``, words separated by spaces. Every line, even an empty one, ends in ``</s>``.
+    """WikiText from ``wiki.SPLIT.tokens``: words separated by spaces, with ``</s>`` after each line, even if empty.
 
     Args:
-        folder: the folder of the three files.
+        folder: the folder that contains the three files.
 
     Raises:
         UserError: a file is missing or empty.
@@ -52,7 +52,7 @@ class WordsOfLines:
         self.files = {split: Path(folder) / f"wiki.{split}.tokens" for split in SPLITS}
         for path in self.files.values():
             if not path.is_file():
-                raise UserError(f"{path}: no such file; give the folder of wiki.train, .valid and .test.tokens")
+                raise UserError(f"{path}: no such file; pass the folder of wiki.train, .valid and .test.tokens")
             if not path.stat().st_size:
                 raise UserError(f"{path}: this file is empty; download it again")
 
@@ -61,11 +61,11 @@ class WordsOfLines:
         return self.files[split].stat().st_size
 
     def count(self, split: str, progress: Tell) -> Counter:
-        """Count the words; raise a UserError if the text is not UTF-8 or contains a symbol of fairseq's own."""
+        """Count the words; raise a UserError if the text is not UTF-8 or contains one of fairseq's special symbols."""
         return Counter(itertools.chain.from_iterable(self._blocks(split, progress)))
 
     def encode(self, split: str, dictionary: Dictionary, progress: Tell) -> ItemBlocks:
-        """Yield ids and ids per item of a block at a time, with one item per line; unknown words become ``<unk>``."""
+        """Yield ids and item lengths block by block, with one item per line; unknown words become ``<unk>``."""
         id_of = dictionary.indices.get
         unknown = itertools.repeat(dictionary.unk())
         for words in self._blocks(split, progress):
@@ -74,7 +74,7 @@ class WordsOfLines:
             yield ids, np.diff(ends, prepend=-1)
 
     def _blocks(self, split: str, progress: Tell) -> Iterator[list[str]]:
-        """Yield the words of some lines at a time, with ``</s>`` after those of each line."""
+        """Yield the words of blocks of lines, with ``</s>`` at the end of each line."""
         lines_before = 0
         with self.files[split].open("rb") as file:
             while lines := file.readlines(BLOCK):
@@ -88,7 +88,7 @@ class WordsOfLines:
                 progress(len(block))
 
     def _checked(self, split: str, block: bytes, lines_before: int) -> str:
-        """Decode a block; raise a UserError that names the line if it is not UTF-8 or has a symbol of fairseq's own."""
+        """Decode a block; raise a UserError that names the line if it is not UTF-8 or contains a special symbol."""
         try:
             text = block.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -97,21 +97,21 @@ class WordsOfLines:
         for symbol in ("<s>", "<pad>", END_OF_LINE):
             if symbol in text and symbol in text.split():
                 line = lines_before + text.count("\n", 0, text.index(symbol)) + 1
-                raise UserError(f"{self.files[split]}, line {line}: {symbol} is a special symbol of fairseq; remove it")
+                raise UserError(f"{self.files[split]}, line {line}: {symbol} is a special symbol in fairseq; remove it")
         return text
 
 
 class Characters:
     """enwik8 or text8: one file with one symbol per byte.
 
-    In enwik8, a symbol is the number of the byte. In text8, it is the letter, with ``_`` for a space.
+    In enwik8, a symbol is the value of the byte. In text8, it is the letter, or ``_`` for a space.
 
     Args:
         file: the file, or the folder that contains it under the name of the corpus.
         name: ``enwik8`` or ``text8``.
 
     Raises:
-        UserError: there is no such file, or its size is not what the splits need.
+        UserError: there is no such file, or its size does not match the splits.
     """
 
     unit = "character"
@@ -127,7 +127,7 @@ class Characters:
         if name != "text8":
             self.symbols = {byte: str(byte) for byte in range(256)}
         if not self.file.is_file():
-            raise UserError(f"{self.file}: no such file; give the unpacked file {name}, or its folder")
+            raise UserError(f"{self.file}: no such file; pass the unpacked file {name} or its folder")
         if (size := self.file.stat().st_size) != (total := sum(CHARACTERS.values())):
             train, valid, test = CHARACTERS.values()
             raise UserError(
@@ -140,19 +140,19 @@ class Characters:
         return CHARACTERS[split]
 
     def count(self, split: str, progress: Tell) -> Counter:
-        """Count the symbols; raise a UserError if text8 contains other characters than its own."""
+        """Count the symbols; raise a UserError if text8 contains anything but a to z and spaces."""
         numbers = np.zeros(256, dtype=np.int64)
         for block in self._blocks(split):
             numbers += np.bincount(block, minlength=256)
             progress(len(block))
         if strange := set(np.flatnonzero(numbers).tolist()) - set(self.symbols):
             raise UserError(
-                f"{self.file}: has the byte {min(strange)}, but text8 only has a to z and spaces; download it again"
+                f"{self.file}: has the byte {min(strange)}, but text8 has only a to z and spaces; download it again"
             )
         return Counter({symbol: int(numbers[byte]) for byte, symbol in self.symbols.items() if numbers[byte]})
 
     def encode(self, split: str, dictionary: Dictionary, progress: Tell) -> ItemBlocks:
-        """Yield ids and ids per item of a block at a time; a split is one item, and unknown bytes become ``<unk>``."""
+        """Yield ids and item lengths block by block; a split is a single item, and unknown bytes become ``<unk>``."""
         table = np.full(256, dictionary.unk(), dtype=np.int32)
         table[list(self.symbols)] = list(map(dictionary.index, self.symbols.values()))
         remaining = self.size(split)
@@ -174,8 +174,8 @@ class Characters:
 TextSource = Union[WordsOfLines, Characters]
 
 
-# Tokens of the splits and symbols of the training split, both including ends of lines (Merity et al., 2016), and the
-# MD5 of whole files, as published by their distributor (mattmahoney.net/dc/textdata.html).
+# Tokens per split and symbols in the training split, both including line ends (Merity et al., 2016), and the MD5 sums
+# of whole files, as published by the distributor (mattmahoney.net/dc/textdata.html).
 OFFICIAL_COUNTS = {
     "wikitext-2": {
         "train": 2_088_628,
@@ -197,16 +197,16 @@ OFFICIAL_MD5 = {
 
 
 def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None) -> dict[str, Any]:
-    """Write the folder `out`, completely or not at all.
+    """Convert a text to the folder `out`, which is written atomically.
 
     Args:
         corpus: ``wikitext``, ``enwik8`` or ``text8``.
-        source: the folder of WikiText's three files; the file of another corpus, or its folder.
+        source: the folder of WikiText's three files; for another corpus, its file or the folder of that file.
         out: a folder that does not exist yet or is empty.
         official: ``wikitext-2``, ``wikitext-103``, ``enwik8`` or ``text8``, to reject any other text.
 
     Returns:
-        The manifest as written.
+        The manifest.
 
     Raises:
         UserError: the source is missing, empty, too short, not UTF-8, or not the requested official text.
@@ -226,7 +226,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
         counts = text.count("train", bar.update)
         dictionary = Dictionary()
         for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-            if symbol not in dictionary:  # </s> and <unk> are in it already
+            if symbol not in dictionary:  # </s> and <unk> are already there
                 dictionary.add_symbol(symbol, n=count)
         if len(dictionary) == dictionary.nspecial:
             raise UserError(f"{source}: the training text has no words; download it again")
@@ -245,7 +245,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
         if official not in (None, manifest["official"]):
             remedy = "download it again"
             if manifest["official"]:
-                remedy = f"give --official {manifest['official']}"
+                remedy = f"use --official {manifest['official']}"
             raise UserError(f"{source}: not {official}: {not_official(manifest, official)}; {remedy}")
         write_json(folder / MANIFEST, manifest)
     return manifest
@@ -255,9 +255,9 @@ def write_split(prefix: Path, dictionary: Dictionary, blocks: ItemBlocks) -> dic
     """Write ``prefix.bin`` and ``prefix.idx``; return the counts of tokens, items and unknown tokens.
 
     Args:
-        prefix: the path without endings.
-        dictionary: the dictionary of the ids.
-        blocks: ids and ids per item, for some items at a time.
+        prefix: path without the suffix.
+        dictionary: the dictionary for the ids.
+        blocks: ids and number of ids per item, for blocks of items.
     """
     counts = Counter(tokens=0, items=0, unknown=0)
 
@@ -271,7 +271,7 @@ def write_split(prefix: Path, dictionary: Dictionary, blocks: ItemBlocks) -> dic
 
 
 def _official_name(text: TextSource, manifest: dict[str, Any]) -> Optional[str]:
-    """Return the name of the official text that this is; None if it is none."""
+    """Return the name of the official text that this text equals, or None."""
     if isinstance(text, Characters):
         if hash_of(text.file, "md5") == OFFICIAL_MD5[text.name]:
             return text.name
@@ -283,11 +283,11 @@ def _official_name(text: TextSource, manifest: dict[str, Any]) -> Optional[str]:
 
 
 def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
-    """Return the differences from an official text in words; empty if there are none.
+    """Describe the differences from an official text; return an empty string if there are none.
 
     Args:
-        manifest: the manifest of the text.
-        name: the name of the official text; by default the most similar one.
+        manifest: the text's manifest.
+        name: name of the official text; by default the most similar one.
     """
     if manifest["unit"] == "character":
         return f"its MD5 is not {OFFICIAL_MD5[manifest['corpus']]}"
@@ -306,7 +306,7 @@ def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
 
 
 def overview(manifest: dict[str, Any]) -> str:
-    """Return the manifest as a table and a verdict."""
+    """Return a summary of the manifest: a table of the splits, and whether the text is an official one."""
     items = "items"
     if manifest["unit"] == "word":
         items = f"lines, each with {END_OF_LINE}"
@@ -327,8 +327,8 @@ def overview(manifest: dict[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a prepared folder; raise a UserError if there is none."""
+    """Read the manifest of a prepared folder; raise a UserError if there is none."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
-        raise UserError(f"{path}: no such file; give a folder that `lazyformer lm prepare` wrote")
+        raise UserError(f"{path}: no such file; pass a folder written by `lazyformer lm prepare`")
     return read_json(path)

@@ -1,8 +1,8 @@
-"""Linear probes of the layers of an image model: ``lazyformer lm probe`` (Chen et al., 2020, section 3.4).
+"""Linear probes of an image model's layers, for ``lazyformer lm probe`` (Chen et al., 2020, section 3.4).
 
-A logistic regression predicts the class of an image from the mean, over its pixels, of what the attention of a layer
-reads: the normalised input of each attending sublayer, and finally the output features. For comparison, the same is
-done on raw pixels.
+A logistic regression predicts the class of an image from a layer's features, averaged over the image's pixels. The
+features are the normalized input of each attention sublayer and, at the end, the model's output features. For
+comparison, raw pixels are probed in the same way.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from lazyformer_fairseq.report.tables import Table
 from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.json_files import write_json
 
-# Values of scikit-learn's C, of which the validation split selects one.
+# Candidate values of scikit-learn's C; one is selected on the validation split.
 STRENGTHS = (
     0.001,
     0.01,
@@ -44,25 +44,26 @@ def probe_layers(
     batch_size: int,
     device: Optional[str] = "cpu",
 ) -> dict[str, dict[str, float]]:
-    """Return the accuracies from :func:`probe` for raw pixels and for the features of each layer.
+    """Probe raw pixels and each layer's features, and return the accuracies from :func:`probe`.
 
     Args:
-        checkpoint: the file of the image model.
+        checkpoint: the image model's checkpoint file.
         data: the folder of prepared images.
-        most: maximum number of images per split; if it has more, they are drawn at random.
-        batch_size: number of images that the model reads at once.
-        device: the name of the device.
+        most: maximum number of images per split; larger splits are sampled at random.
+        batch_size: number of images per forward pass.
+        device: the device name.
 
     Raises:
-        UserError: the data are not images, have no labels, only one class or another size, or :func:`load_model` fails.
+        UserError: the data are not images, have no labels, have only one class or differ in size from the model's
+            images, or :func:`load_model` fails.
     """
     item = item_length(data)
     if not item:
-        raise UserError(f"{data} contains no images; give a folder that `lazyformer lm prepare-images` wrote")
+        raise UserError(f"{data} contains no images; pass a folder written by `lazyformer lm prepare-images`")
     labels = {split: data / f"{split}.{LABELS}" for split in SPLITS}
     for path in labels.values():
         if not path.is_file():
-            raise UserError(f"{path}: no such file; prepare images with classes, in folders or with a {LABELS}")
+            raise UserError(f"{path}: no such file; prepare images with classes, as folders or in a {LABELS}")
     loaded = load_model(checkpoint, data, device)
     refuse_other_images(loaded, data)
     dictionary = loaded.dictionary
@@ -74,7 +75,7 @@ def probe_layers(
         classes[split] = of_all[places]
         ids[split] = open_tokens(data / split).reshape(-1, item)[places]
     if len(np.unique(classes["train"])) < 2:
-        raise UserError(f"{labels['train']}: all images are of one class; give data of more classes, or more --images")
+        raise UserError(f"{labels['train']}: all images have the same class; use more classes, or more --images")
 
     features: dict[str, dict[str, np.ndarray]] = {}
     with Progress(total=sum(map(len, ids.values())), desc="reading", unit=" images") as bar:
@@ -90,7 +91,7 @@ def probe_layers(
 
 @torch.inference_mode()
 def mean_features(model: CausalLM, ids: np.ndarray, eos: int, batch_size: int, bar: Progress) -> dict[str, np.ndarray]:
-    """Return the mean over pixels of what each attending sublayer reads ("layer 1" and so on), and of the "end"."""
+    """Return means over pixels of each attention sublayer's input ("layer 1" and so on) and of the output ("end")."""
     device = next(model.parameters()).device
     decoder = model.decoder
     found: dict[str, list[np.ndarray]] = {}
@@ -115,11 +116,11 @@ def probe(
     classes: Mapping[str, np.ndarray],
     seed: int = 1,
 ) -> dict[str, float]:
-    """Fit a probe, and return its accuracies in percent on `valid` and `test`, with the selected `C`.
+    """Fit a probe; return its accuracies on `valid` and `test` in percent, and the selected `C`.
 
     Args:
-        features: the features of each split.
-        classes: the classes of each split.
+        features: each split's features.
+        classes: each split's classes.
         seed: the random seed.
     """
     best: dict[str, float] = {}
@@ -133,7 +134,7 @@ def probe(
 
 
 def table(results: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a table of the accuracies of raw pixels and each layer on both splits, with the selected C."""
+    """Return a table of the accuracies of raw pixels and of each layer on both splits, with the selected C."""
     rows = [
         {
             "features": name,
@@ -147,7 +148,7 @@ def table(results: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def write(results: Mapping[str, Mapping[str, float]], folder: Path) -> None:
-    """Write ``probe.json``, and ``probe.png`` with the accuracy by layer, and that of raw pixels as a line."""
+    """Write ``probe.json``, and plot accuracy by layer to ``probe.png``, with a dotted line for raw pixels."""
     layers = [name for name in results if name != PIXELS]
     write_json(folder / "probe.json", results)
     with picture(folder / "probe.png") as axes:
@@ -157,6 +158,6 @@ def write(results: Mapping[str, Mapping[str, float]], folder: Path) -> None:
             axis.plot(layers, accuracies, "o-", color=colour, label=split)
             axis.axhline(results[PIXELS][split], color=colour, linestyle=":", label=f"{split}, {PIXELS}")
         axis.set_xticks(range(len(layers)), [name.removeprefix("layer ") for name in layers])
-        axis.set_xlabel("layer, by the input of its attention")
-        axis.set_ylabel("accuracy of a linear probe, %")
+        axis.set_xlabel("layer (input to its attention)")
+        axis.set_ylabel("linear probe accuracy, %")
         axis.legend(frameon=False)

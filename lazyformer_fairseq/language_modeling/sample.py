@@ -1,4 +1,4 @@
-"""Continues texts and images token by token, for ``lazyformer lm sample``."""
+"""Token-by-token sampling of texts and images, for ``lazyformer lm sample``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,11 @@ class Writer:
     """A language model that continues texts or images.
 
     Attributes:
-        data: the folder of its data.
+        data: the folder of the model's data.
         loaded: the model in evaluation mode, with its dictionary.
-        temperature: divisor of the log-probabilities; 0 for the likeliest token.
-        top_k: number of likeliest tokens to sample from; 0 for all.
-        seed: random seed of the samples.
+        temperature: divisor of the log-probabilities; 0 selects the most likely token.
+        top_k: number of most likely tokens to sample from; 0 for all.
+        seed: random seed for sampling.
     """
 
     data: Path
@@ -39,23 +39,23 @@ class Writer:
 
     @classmethod
     def load(cls, checkpoint: Path, data: Path, device: Optional[str] = "cpu", **how: Any) -> "Writer":
-        """Load the model of a checkpoint.
+        """Load a checkpoint's model.
 
         Args:
-            checkpoint: the file of the model.
-            data: the folder of its data.
-            device: the name of the device.
+            checkpoint: the model's checkpoint file.
+            data: the folder of the model's data.
+            device: the device name.
             **how: temperature, top_k and seed.
 
         Raises:
-            UserError: :func:`load_model` fails, or the images have another size than the model's.
+            UserError: :func:`load_model` fails, or the images differ in size from the model's.
         """
         loaded = load_model(checkpoint, data, device)
         refuse_other_images(loaded, data)
         return cls(data, loaded, **how)
 
     def texts(self, prompt: str, count: int, length: int) -> list[str]:
-        """Return `count` texts of `length` tokens each, including the prompt; ends of lines become line breaks.
+        """Return `count` texts of `length` tokens each, including the prompt; end-of-line tokens become line breaks.
 
         Raises:
             UserError: a word of the prompt is not in the dictionary.
@@ -65,7 +65,7 @@ class Writer:
         for word in words:
             if word not in dictionary:
                 near = nearest(word, dictionary.symbols)
-                raise UserError(f"--prompt: {word!r} is not a symbol of {self.data / 'dict.txt'}{near}")
+                raise UserError(f"--prompt: {word!r} is not a symbol in {self.data / 'dict.txt'}{near}")
         given = torch.tensor([[dictionary.index(word) for word in words]] * count, dtype=torch.long)
         texts = []
         for row in self.continued(given, length).tolist():
@@ -74,7 +74,7 @@ class Writer:
         return texts
 
     def draw(self, path: Path, count: int, split: Optional[str] = None) -> None:
-        """Draw `count` images into a picture, or complete the lower halves of images of a split, several times each."""
+        """Sample `count` images, or several completions of the lower halves of a split's images, and write a grid."""
         item = self.loaded.tgt_len
         dictionary = self.loaded.dictionary
         if split is None:
@@ -90,18 +90,18 @@ class Writer:
 
     @torch.inference_mode()
     def continued(self, given_BP: Tensor, length: int) -> Tensor:
-        """Return token ids (B, `length`) that begin with the given ids (B, P) and are continued by the model.
+        """Sample continuations of the token ids (B, P); return the ids including them, (B, `length`).
 
-        The model remembers as much as in training if its sublayers can attend to a memory; otherwise it reads
-        everything again for each token. It never writes fairseq's special symbols, except that it ends lines in texts.
+        If the model's sublayers support a memory, it is as long as in training; otherwise the whole sequence is
+        recomputed for each token. fairseq's special symbols are never generated, except for line ends in texts.
 
         Raises:
-            UserError: the model has too few positions for so many tokens.
+            UserError: the model has too few positions for that many tokens.
         """
         model, dictionary, tgt_len = self.loaded
         device = next(model.parameters()).device
         barred = torch.arange(len(dictionary), device=device) < dictionary.nspecial
-        barred[dictionary.eos()] = dictionary[dictionary.nspecial].startswith("#")  # colours have no lines
+        barred[dictionary.eos()] = dictionary[dictionary.nspecial].startswith("#")  # images have no line ends
         generator = torch.Generator(device).manual_seed(self.seed)
         memory = None
         if not model.decoder.why_no_memory:
@@ -131,7 +131,7 @@ class Writer:
         return ids[:, 1:].cpu()
 
     def _drawn(self, scores_BV: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw one id per row, (B, 1)."""
+        """Sample one id per row, (B, 1)."""
         if self.temperature == 0:
             return scores_BV.argmax(-1, keepdim=True)
         if self.top_k:

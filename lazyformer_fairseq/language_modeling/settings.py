@@ -1,4 +1,4 @@
-"""Options of turning images into sequences, shared by commands and steps."""
+"""Options for converting images to sequences."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +12,21 @@ class Preparing:
     """Options of ``lazyformer lm prepare-images``."""
 
     side: int = option(32, "Width and height of the images in pixels, after resizing.", low=1, high=1024)
-    colours: int = option(512, "Maximum number of colours in the palette.", low=2, high=60_000)
+    colours: int = option(512, "Maximum number of colors in the palette.", low=2, high=60_000)
     valid: float = option(
         0.05,
-        "Share of the images for validation, if SOURCE has no folder valid.",
+        "Fraction of the images to use for validation if SOURCE has no folder called valid.",
         low=0,
         high=0.9,
     )
     test: float = option(
         0.05,
-        "Share of the images for testing, if SOURCE has no folder test.",
+        "Fraction of the images to use for testing if SOURCE has no folder called test.",
         low=0,
         high=0.9,
     )
-    seed: int = option(1, "Random seed of the splits and of k-means.", low=0)
+    seed: int = option(1, "Random seed for the splits and for k-means.", low=0)
     palette: Optional[Path] = option(
         None,
-        "Use the palette of this prepared folder, so that its models can read OUT.",
+        "Prepared folder with the palette to use, so that models trained on that folder can be used with OUT.",
     )

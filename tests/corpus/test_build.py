@@ -99,7 +99,7 @@ def test_selected_text_stays_whole_and_a_budget_of_words_is_kept(tmp_path):
     words = sum(len(block.split()) for block in blocks)
     settings = replace(SETTINGS, vocab_size=None, valid_share=0.1, shards=None)
     given = ([f"babylm:{tmp_path / 'childes.train'}"], tmp_path / "out", settings)
-    with pytest.raises(UserError, match=f"--word-budget {words - 1:,}: the text has {words:,} words; give less text"):
+    with pytest.raises(UserError, match=f"--word-budget {words - 1:,}: the text has {words:,} words; use less text"):
         build_corpus(*given, word_budget=words - 1)
     manifest = build_corpus(*given, word_budget=words)
     assert manifest["documents"]["dropped"] == {}
@@ -217,10 +217,10 @@ def test_other_settings_and_other_inputs_are_named(raw, tmp_path, finished):
     else:
         with pytest.raises(UserError, match="none of the 80 documents"):
             build_corpus([str(text)], out, replace(SMALL, valid_share=1))
-    with pytest.raises(UserError, match=r"out.* was begun with other settings \(min_line_words is 5 there, 4 here\)"):
+    with pytest.raises(UserError, match=r"out.* was started with other settings \(min_line_words is 5 there, 4 here\)"):
         build_corpus([str(text)], out, replace(SMALL, min_line_words=4))
     text.write_text(text.read_text() + "One more.")
-    with pytest.raises(UserError, match=r"out.* was begun with other inputs \(.*plain\.txt differs"):
+    with pytest.raises(UserError, match=r"out.* was started with other inputs \(.*plain\.txt differs"):
         build_corpus([str(text)], out, SMALL)
 
 
@@ -276,7 +276,9 @@ def test_a_vocabulary_that_nobody_asked_for_shrinks_with_a_notice(raw, tmp_path,
     assert manifest["vocabulary"]["size"] == size == 2 ** int(math.log2(size)) < 30_000
     assert f"vocabulary: {size:,} symbols, because the text is small; --vocab-size" in capsys.readouterr().err
     assert manifest == build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=None))
-    with pytest.raises(UserError, match=f"out: has only {size} symbols, because its text is small; leave"):
+    with pytest.raises(
+        UserError, match=f"out: its vocabulary has only {size} symbols, because the text is small; omit"
+    ):
         build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=VOCAB_SIZE))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(build, "describe", Mock(side_effect=KeyboardInterrupt))
@@ -303,11 +305,11 @@ def test_a_broken_record_is_counted_and_named_last_by_a_run_that_began_without_t
     assert done.exit_code == 0
     assert "42 documents, 3 of them dropped (2 bad record, 1 too short)" in done.stdout
     assert done.stdout.splitlines()[-1].startswith(f"2 bad records left out; the first: {where}")
-    assert "of 42 documents, dropped: 2 bad record (--bad-input skip)" in done.stderr
+    assert "dropped from 42 documents: 2 bad record (--bad-input skip)" in done.stderr
     manifest = manifest_of(tmp_path / "out")
     assert len(manifest["dropped_names"]["bad record"]) == 2
     assert [entry["documents"] for entry in manifest["inputs"]] == [39, 1]
-    with pytest.raises(UserError, match="begun with other settings .*bad_input is 'skip' there, 'stop' here"):
+    with pytest.raises(UserError, match="started with other settings .*bad_input is 'skip' there, 'stop' here"):
         run()
 
 
@@ -327,7 +329,10 @@ def executor_of(workers: int) -> Optional[Local]:
     ("fault", "workers", "message"),
     [
         ("user error", 1, r"book\.txt, line 3: is not text"),
-        *(("disk full", n, r"store\.npy: cannot be written \(No space left on device\).*make room") for n in (1, 2)),
+        *(
+            ("disk full", n, r"store\.npy: cannot be written \(No space left on device\).*free some space")
+            for n in (1, 2)
+        ),
         ("killed", 2, r"a worker died.*run the same command again"),
     ],
 )
@@ -409,7 +414,7 @@ def test_what_cannot_be_is_said(text, tmp_path, content, options, message):
 def test_a_shard_of_duplicates_alone_is_refused(text, tmp_path):
     shutil.copy(text, tmp_path / "again.txt")
     two_units = replace(SMALL, unit_megabytes=text.stat().st_size / 10**6)
-    with pytest.raises(UserError, match="--shards 2: no training document is left for shard1; give fewer shards"):
+    with pytest.raises(UserError, match="--shards 2: no training document is left for shard1; use fewer shards"):
         build_corpus([str(text), str(tmp_path / "again.txt")], tmp_path / "out", replace(two_units, shards=2))
     build_corpus([str(text), str(tmp_path / "again.txt")], tmp_path / "out", two_units)
 
@@ -423,14 +428,14 @@ def test_it_says_how_the_input_was_understood_and_short_documents_of_other_scrip
     assert result.exit_code == 0
     assert "6 documents, 3 of them dropped (2 too short, 1 duplicate); " in result.output, "each has its reason"
     assert "read as text: 1 file, 0.0 MB; a document is the text between blank lines" in result.stderr
-    assert "of 6 documents, dropped: 2 too short (--min-document-characters)" in result.stderr
+    assert "dropped from 6 documents: 2 too short (--min-document-characters)" in result.stderr
     assert "valid 1 sentences" in result.output
     result = run(text, tmp_path / "all", "--vocab-size 110 --min-document-characters 0 --valid-share 0")
     assert "6 documents, 1 of them dropped (1 duplicate)" in result.output and "valid empty" in result.output
     assert "valid: empty" in (tmp_path / "all" / "report.html").read_text()
     text.write_bytes("\n\n".join(["Un café à Paris. " * 9, *toy_texts(20)]).encode("cp1252"))
     result = run(text, tmp_path / "latin")
-    assert "lines that are not UTF-8: 1; they were read as Windows-1252" in result.stderr
+    assert "lines that are not UTF-8: 1; they were decoded as Windows-1252" in result.stderr
     assert f"the first are in {text}" in result.stderr
 
 
@@ -441,7 +446,7 @@ def test_a_tokenizer_of_ones_own(text, tmp_path):
     for name in ("tokenizer/tokenizer.json", "dict.txt", "shard0/train.bin", "shard0/valid.bin"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
     for options, message in {
-        f"{mine} --cased": "--cased: the tokenizer of --tokenizer decides",
+        f"{mine} --cased": "--cased: the tokenizer from --tokenizer determines",
         f"--tokenizer {tmp_path / 'no'}": "is .* a tokenizer folder",
     }.items():
         with pytest.raises(UserError, match=message):

@@ -209,8 +209,8 @@ def test_tasks_epochs_and_executors(tmp_path, monkeypatch):
         (lambda: GLUE.choose_tasks(("RTEE",)), "not a GLUE task"),
         (lambda: choose_epochs(GLUE, tasks, 10, ("MNLI",)), "--epochs"),
         (lambda: choose_epochs(GLUE, tasks, 10, ("MNLI=0",)), "--epochs"),
-        (lambda: choose_gpus("0"), "nvidia-smi shows no GPU"),
-        (lambda: ExecutorOptions(executor="slurm", slurm=("partition",)).slurm_parameters(), "give NAME=VALUE"),
+        (lambda: choose_gpus("0"), "nvidia-smi reports no GPU"),
+        (lambda: ExecutorOptions(executor="slurm", slurm=("partition",)).slurm_parameters(), "must be NAME=VALUE"),
         (lambda: ExecutorOptions(slurm=("timeout_min=1",)).slurm_parameters(), "only to --executor slurm"),
         (lambda: choose_executor(ExecutorOptions(executor="slurm"), tmp_path, "jobs"), "no sbatch on this machine"),
     ):

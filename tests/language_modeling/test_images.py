@@ -50,7 +50,7 @@ def digits(tmp_path_factory) -> Path:
     """As prepared: 8 x 8 pixels, 17 levels."""
     folder = tmp_path_factory.mktemp("digits")
     said = invoke("lm", "prepare-images", write_digits(folder / "source"), folder / "data", *WORDS)
-    assert "17 colours, 8 x 8 pixels; 10 classes" in said
+    assert "17 colors, 8 x 8 pixels; 10 classes" in said
     return folder / "data"
 
 
@@ -122,7 +122,7 @@ def test_k_means_finds_a_palette_that_other_images_may_take(tmp_path):
     said = invoke(
         "lm", "prepare-images", tmp_path / "split", tmp_path / "data", *"--side 6 --colours 16 --valid 0.5".split()
     )
-    assert "16 colours, 6 x 6 pixels; 2 classes" in said
+    assert "16 colors, 6 x 6 pixels; 2 classes" in said
     assert [read_manifest(tmp_path / "data")["splits"][split]["items"] for split in SPLITS] == [4, 4, 4]
     palette = np.load(tmp_path / "data" / "palette.npy").astype(int)
     reduced = np.asarray(Image.open(tmp_path / "split" / "test" / "a" / "2.png").resize((6, 6), 4, (1.5, 0, 10.5, 9)))
@@ -177,18 +177,18 @@ def test_postscript_under_another_name_starts_no_interpreter(tmp_path, monkeypat
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
     path = tmp_path / "x.png"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
-    with pytest.raises(UserError, match="x.png: not a readable picture"):
+    with pytest.raises(UserError, match="x.png: not a readable image"):
         list(images._read([path], 4))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.png", b"no picture", r"x\.png: not a readable picture"),
+        ("x.png", b"no picture", r"x\.png: not a readable image"),
         ("x.npy", b"no array", r"x\.npy: cannot be read as an array"),
         ("x.npy", np.zeros((2, 3, 4, 5)), r"x\.npy: its shape is \(2, 3, 4, 5\)"),
-        ("x.npy", np.zeros((2, 4, 4), int), r"x\.npy: its type is int64; give uint8"),
-        ("x.npy", np.full((2, 4, 4), 16.0), r"x\.npy: image 0 has numbers outside of 0 to 1"),
+        ("x.npy", np.zeros((2, 4, 4), int), r"x\.npy: its type is int64; use uint8"),
+        ("x.npy", np.full((2, 4, 4), 16.0), r"x\.npy: image 0 has values outside 0 to 1"),
         ("x.npy", np.array([[{}]]), r"x\.npy: cannot be read as an array: .*objects"),
         ("x.npy", with_header("|u1", (10**9, 10**3, 10**3)), r"x\.npy: cannot be read as an array: .*file size"),
         ("x.npy", with_header("|V0", (10**9, 4, 4)), r"x\.npy: has the type"),
@@ -216,7 +216,7 @@ def test_few_images_and_palettes_of_words_are_refused(tmp_path, lm_data):
     said = refusal(
         "lm", "prepare-images", tmp_path, tmp_path / "out", "--valid", 0.2, "--test", 0.2, "--palette", lm_data
     )
-    assert "symbols are not colours" in said
+    assert "symbols are not colors" in said
     assert "is not a folder" in refusal("lm", "prepare-images", tmp_path / "few.npy", tmp_path / "out")
 
 
@@ -323,7 +323,7 @@ def test_images_of_another_size_than_the_models_are_refused(digits, checkpoint, 
     invoke("lm", "prepare-images", write_digits(tmp_path / "source"), small, "--side", 4, "--palette", digits)
     for words in (("sample", checkpoint, small, "--complete"), ("probe", checkpoint, small, tmp_path / "probed")):
         said = refusal("lm", *words, "--device", "cpu")
-        assert "its images have 16 pixels, but those of the model have 64" in said
+        assert "its images have 16 pixels, but the model was trained on images with 64" in said
 
 
 def test_texts_are_continued_too():
@@ -334,7 +334,7 @@ def test_texts_are_continued_too():
     assert said.startswith(f"{word} {word}") and len(said.replace("\n", " </s> ").split()) >= 40
     assert invoke(*words, "--length", 40) != said
     assert invoke(*words, "--prompt", "</s>", "--count", 1, "--length", 2).startswith("\n")
-    assert "'nowhere' is not a symbol of" in refusal(*words, "--prompt", "nowhere")
+    assert "'nowhere' is not a symbol in" in refusal(*words, "--prompt", "nowhere")
     assert "--complete is for images" in refusal(*words, "--complete")
 
 
@@ -371,7 +371,7 @@ def test_of_many_images_in_the_order_of_their_classes_some_of_each_are_read(digi
     accuracy = probe_layers(checkpoint, data, most=48, batch_size=8)["raw pixels"]["test"]
     assert accuracy > 50  # the first 48 have half of the classes
     np.save(data / "train.labels.npy", np.zeros(96, int))
-    with pytest.raises(UserError, match="train.labels.npy: all images are of one class"):
+    with pytest.raises(UserError, match="train.labels.npy: all images have the same class"):
         probe_layers(checkpoint, data, most=48, batch_size=8)
 
 

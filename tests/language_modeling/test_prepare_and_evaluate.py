@@ -154,7 +154,7 @@ def test_a_file_that_the_splits_do_not_fit_or_of_other_characters_is_refused(tmp
         with pytest.raises(UserError, match=f"has {size} bytes, but enwik8 has 100: the splits need 60, 20 and 20"):
             prepare("enwik8", tmp_path, tmp_path / "data")
     (tmp_path / "text8").write_bytes(b"abc D" + b"x" * 95)
-    with pytest.raises(UserError, match="has the byte 68, but text8 only has a to z and spaces"):
+    with pytest.raises(UserError, match="has the byte 68, but text8 has only a to z and spaces"):
         prepare("text8", tmp_path, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
@@ -168,17 +168,17 @@ def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(wikitext, tmp_
     valid = wikitext / "wiki.valid.tokens"
     for content, message in {
         b" fine \n\n caf\xe9 \n": r"valid\.tokens, line 3: not UTF-8",
-        b" fine \n a <pad> b \n": r"valid\.tokens, line 2: <pad> is a special symbol of fairseq",
-        b" a </s> \n": r"valid\.tokens, line 1: </s> is a special symbol of fairseq",
+        b" fine \n a <pad> b \n": r"valid\.tokens, line 2: <pad> is a special symbol in fairseq",
+        b" a </s> \n": r"valid\.tokens, line 1: </s> is a special symbol in fairseq",
         b"": r"valid\.tokens: this file is empty",
     }.items():
         valid.write_bytes(content)
         refused(message)
     valid.unlink()
     refused(r"wiki\.valid\.tokens: no such file")
-    with pytest.raises(UserError, match=r"nowhere: no such file; give the unpacked file enwik8"):
+    with pytest.raises(UserError, match=r"nowhere: no such file; pass the unpacked file enwik8"):
         prepare("enwik8", tmp_path / "nowhere", tmp_path / "data")
-    with pytest.raises(UserError, match=r"manifest\.json: no such file; give a folder that `lazyformer lm prepare` w"):
+    with pytest.raises(UserError, match=r"manifest\.json: no such file; pass a folder written by `lazyformer lm"):
         read_manifest(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine").write_text("mine")
@@ -307,12 +307,12 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
     encoder = FIXTURES / "checkpoints" / "m2x2" / "checkpoint_last.pt"
     refused("not a language model .* trained on the task full_sentences_masked_lm", encoder, data)
     state = torch.load(CHECKPOINT, weights_only=False)
-    no_model, no_task = "no_task.pt: not a checkpoint", "not a language model of this package; it names no task"
+    no_model, no_task = "no_task.pt: not a checkpoint", "not a language model from this package; it names no task"
     for cfg, message in ((None, no_model), ({}, no_task), ({"model": {}}, no_task)):
         torch.save({**state, "cfg": cfg}, tmp_path / "no_task.pt")
         refused(message, tmp_path / "no_task.pt", data)
     exported = FIXTURES / "checkpoints" / "exported" / "model.safetensors"
-    refused("not a language model of this package", exported, data)
+    refused("not a language model from this package", exported, data)
     refused("--json .*: its folder does not exist", CHECKPOINT, data, "--json", tmp_path / "no" / "r.json")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused("--device cuda: torch finds no GPU here", CHECKPOINT, data, "--device", "cuda")

@@ -1,1 +1,1 @@
-"""The readers of the input, which find its files, divide them into units, and yield the documents of each unit."""
+"""Input readers, which find the input files, divide them into units, and yield each unit's documents."""

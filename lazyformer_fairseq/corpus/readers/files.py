@@ -1,12 +1,12 @@
-"""Plain, gz, bz2 and zst files, which are all read in the same way, and their blocks of lines, one document each.
+"""A common reader for plain, gz, bz2 and zst files, and their division into blocks of lines, one per document.
 
-The compression is recognised from a file's first bytes, not from its name. A file may contain several streams, one
-after the other (bgzip, pbzip2, Wikipedia's multistream dumps, concatenated zst frames). Python's own readers silently
-accept a truncated zst file, so this module has its own.
+Compression is detected from a file's first bytes, not from its name. A file may contain several concatenated streams
+(bgzip, pbzip2, Wikipedia's multistream dumps, zst frames). Python's own readers silently accept a truncated zst file,
+so this module has its own.
 
-In every format, a line marks the start of a document. Reading a range of bytes ``[start, end)`` of a file yields the
-blocks whose first line begins in the range, each of them whole. So ranges that cover a file yield every block once,
-wherever the cuts are.
+In every format, a line marks the start of a document. Reading a byte range ``[start, end)`` of a file yields the blocks
+whose first line starts in the range, each of them in full. Ranges that cover a file therefore yield every block exactly
+once, wherever the cuts are.
 """
 
 import bz2
@@ -23,14 +23,14 @@ import zstandard
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.remote import local_copy
 
-# The number of bytes that are decompressed at once and, for bz2, the largest number that may come out at once. Both are
+# The number of bytes to decompress at once and, for bz2, the maximum number of bytes to produce at once. Both are
 # small, because a damaged chunk yields nothing, and because 1 KiB of zst can expand to 32 MB and 50 bytes of bz2 to
 # 46 MB.
 CHUNK = 1 << 10
 MOST_AT_ONCE = 1 << 16
-# How many times its size a file may expand to, and the number of bytes up to which it may expand at any ratio.
-# Compression shrinks text to a third, a table to a thirtieth, and a decompression bomb to a millionth. The whole file
-# may be one document, of which the steps make about ten copies.
+# The maximum expansion ratio of a compressed file, and the number of bytes up to which any ratio is allowed. Text
+# expands about 3 times, a table 30 times, and a decompression bomb a million times. The whole file may be a single
+# document, and the steps make about ten copies of it.
 MOST_TIMES = 50
 BEYOND_BYTES = 1 << 24
 MOST_WINDOW = 1 << 27  # bytes of a zst file's window; the largest that `zstd` accepts without --long
@@ -45,11 +45,11 @@ DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 
 
 class BadInputError(UserError):
-    """A broken record, or a file whose compressed data is damaged; the message names the file, the place and why."""
+    """An error for a broken record or damaged compressed data; the message gives the location and the reason."""
 
 
 def compression(path: Union[str, Path]) -> Optional[str]:
-    """Return ``gz``, ``bz2`` or ``zst`` for a compressed file, or None for any other."""
+    """Return a file's compression: ``gz``, ``bz2``, ``zst`` or None."""
     with open(local_copy(path), "rb") as file:
         head = file.read(10)
     if head.startswith(b"BZh") and head[4:] in (BZ2_STREAM, BZ2_END):
@@ -58,9 +58,9 @@ def compression(path: Union[str, Path]) -> Optional[str]:
 
 
 def open_decompressed(path: Union[str, Path], start: int = 0, end: Optional[int] = None) -> io.BufferedReader:
-    """Open a file from ``start`` on; of a compressed file, the decompressed streams that begin in ``[start, end)``.
+    """Open a file at ``start``; if it is compressed, decompress the streams that begin in ``[start, end)``.
 
-    If the file is not compressed, ``end`` is ignored: to finish a document, its lines must be read beyond it.
+    If the file is not compressed, ``end`` is ignored, because the last document may extend beyond it.
     """
     compressed_by = compression(path)
     buffering = 0
@@ -74,7 +74,7 @@ def open_decompressed(path: Union[str, Path], start: int = 0, end: Optional[int]
 
 
 class _Decompressed(io.RawIOBase):
-    """The decompressed bytes of those streams of a compressed file that begin in ``[start, end)``.
+    """A raw file with the decompressed content of all compressed streams that begin in ``[start, end)``.
 
     Raises:
         BadInputError: a stream is damaged or truncated, or expands to far more bytes than text would.
@@ -86,7 +86,7 @@ class _Decompressed(io.RawIOBase):
         self._compressed_by = compressed_by
         self._start = start
         self._end = end
-        self._at = start  # place of the next compressed byte to decompress
+        self._at = start  # offset of the next byte to decompress
         self._chunk = b""
         self._stream: Any = None  # None between two streams
         self._ready = memoryview(b"")
@@ -124,7 +124,7 @@ class _Decompressed(io.RawIOBase):
         return count
 
     def _holds_input(self) -> bool:
-        """Return whether the decompressor has more output for its previous input, as only bz2's can have."""
+        """Return whether the decompressor still has output for its previous input, which only bz2's can have."""
         return not getattr(self._stream, "needs_input", True)
 
     def _decompress(self) -> bytes:
@@ -156,9 +156,9 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the input that is read in one go: a file, or its documents whose first byte is in ``[start, end)``.
+    """A part of the input that is read in one pass: a file, or the documents that start in its range ``[start, end)``.
 
-    Offsets are those in the file on disk. In a bz2 file, a range has whole streams, each of which begins with a
+    Offsets refer to the file on disk. In a bz2 file, a range consists of whole streams, each of which starts with a
     document.
     """
 
@@ -169,24 +169,24 @@ class Piece:
     first_line: int = 1
     """Number of the first line in the original file, if the file was cut from another one."""
     left_out_namespaces: tuple[str, ...] = ()
-    """For a dump: its wiki's names of the namespaces of pictures, media and categories."""
+    """For a dump: the wiki's own names for its image, media and category namespaces."""
 
 
 @dataclass
 class Watch:
-    """A reader's report: the number of ``lines_not_utf8``, which were decoded as cp1252 instead."""
+    """Statistics from a reader: the number of lines that were not UTF-8 and were decoded as cp1252 instead."""
 
     lines_not_utf8: int = 0
 
 
 class Block(NamedTuple):
-    """The lines of a document, with their line ends.
+    """The lines of a document, including line ends.
 
     Attributes:
-        offset: place of its first byte in the file or, if the file is compressed, in the decompressed piece.
-        line: number of its first line in the piece, counted from 1.
+        offset: offset of the first byte in the file or, if the file is compressed, in the decompressed piece.
+        line: number of the first line in the piece, counted from 1.
         content: the lines.
-        is_preamble: whether the lines come before the first start of a document in the file.
+        is_preamble: whether the lines precede the first document in the file.
     """
 
     offset: int
@@ -201,19 +201,20 @@ Parsed = Iterator[Union[tuple[str, dict[str, Any]], BadInputError]]
 
 @dataclass(frozen=True)
 class Format:
-    """A row of the table of formats (``formats.py``): how to recognise a format, and how to find its documents.
+    """An input format (a row in ``formats.py``): how to recognize it, and how to find and parse its documents.
 
     Attributes:
-        document: what a document is in this format, for messages.
-        names: a regular expression for the names of its files, without the ending of a compressed file.
-        recognises: returns whether a file has this format, from its first bytes (without leading space) and its path;
+        document: description of a document in this format, for messages.
+        names: regular expression for file names, without the suffix of a compressed file.
+        recognises: returns whether a file has this format, given its first bytes (without leading space) and its path;
             raises a UserError for a file that is similar but cannot be read.
-        starts_document: returns whether a document starts with a line, from the line and whether the line before it is
-            blank or missing.
+        starts_document: returns whether a line starts a document, given the line and whether the previous line is blank
+            or missing.
         parse: yields (text, metadata) for each document in a block, and a BadInputError in place of a broken one.
-        read_whole: yields the same for a piece; it replaces these two if documents are not made of lines.
+        read_whole: yields the same for a whole piece; it replaces `starts_document` and `parse` if documents do not
+            consist of lines.
         magic: the first bytes of a file, if the format is not text.
-        is_selected: whether people selected the text line by line, so that no line or document is dropped for its
+        is_selected: whether the text was selected by hand, line by line; no line or document is then dropped for its
             looks.
     """
 
@@ -270,7 +271,7 @@ def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block
 
 
 def _move_to_line(file: BinaryIO, piece: Piece) -> tuple[int, bool]:
-    """Move to the first line that begins in the range; return its offset, and whether the line before it is blank."""
+    """Seek to the first line that starts in the range; return its offset and whether the previous line is blank."""
     with open(local_copy(piece.path), "rb") as before:
         before.seek(piece.start - 1)
         offset = piece.start
@@ -280,7 +281,7 @@ def _move_to_line(file: BinaryIO, piece: Piece) -> tuple[int, bool]:
 
 
 def _is_blank_before(file: BinaryIO, offset: int) -> bool:
-    """Return whether there is only space between the start of a line and ``offset`` in it."""
+    """Return whether the line that contains ``offset`` has only whitespace before it."""
     while offset > 0:
         start = max(0, offset - 4096)
         file.seek(start)
@@ -296,7 +297,7 @@ def _is_blank_before(file: BinaryIO, offset: int) -> bool:
 
 
 def decode(content: bytes, watch: Watch) -> str:
-    """Decode UTF-8; decode a line that is not UTF-8 as cp1252 (old books), with U+FFFD for undefined bytes."""
+    """Decode UTF-8, falling back to cp1252 (old books) for lines that are not UTF-8; undefined bytes become U+FFFD."""
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -312,14 +313,14 @@ def _decode_line(line: bytes, watch: Watch) -> str:
 
 
 def place(piece: Piece, line: int) -> str:
-    """Return ``FILE, line N`` for a message, given the number of a line in a piece."""
+    """Return a line's location ``FILE, line N`` for messages, given the number of the line in its piece."""
     if not piece.start:
         return f"{piece.path}, line {piece.first_line - 1 + line}"
     if compression(piece.path) is not None:
         return f"{piece.path}, line {line} of the part that begins at byte {piece.start}"
     newlines = 0
     with open(local_copy(piece.path), "rb") as file:
-        left = piece.start - 1  # line 2 of the range begins after the first newline from here on
+        left = piece.start - 1  # line 2 of the range starts after the first newline from here on
         while left and (chunk := file.read(min(left, 1 << 20))):
             newlines += chunk.count(b"\n")
             left -= len(chunk)
@@ -327,5 +328,5 @@ def place(piece: Piece, line: int) -> str:
 
 
 def bytes_of(unit: Sequence[Piece]) -> int:
-    """Return the size of a unit on disk, in bytes."""
+    """Return a unit's size on disk, in bytes."""
     return sum((os.path.getsize(local_copy(p.path)) if p.end is None else p.end) - p.start for p in unit)

@@ -1,13 +1,12 @@
-"""The input formats: how each is recognised, where its documents start, and what their text is.
+"""Input formats: how to recognize each, find its documents, and extract their text.
 
-Documents of plain text are separated by blank lines; each is one paragraph, hard-wrapped or not. In WikiText,
-``= Title =`` after a blank line starts a document, and every further line is a paragraph. JSON lines have one object
-per line, whose field ``text`` is the document; newlines in it separate paragraphs. WikiExtractor's ``--json`` output
-has this form; it repeats the title at the start of the text, from where it is removed.
+Plain-text documents are separated by blank lines; each is one paragraph, hard-wrapped or not. In WikiText,
+``= Title =`` after a blank line starts a document, and every other line is a paragraph. JSON lines have one object per
+line with the document in its field ``text``, where newlines separate paragraphs. WikiExtractor's ``--json`` output has
+this form; it repeats the title at the start of the text, which is removed.
 
-The parse function of a row takes a block, its piece and a watch, and yields (text, metadata) for each document in the
-block. In place of a broken document it yields a BadInputError, rather than raising it, because the next one may be
-whole.
+A format's parse function takes a block, its piece and a watch, and yields (text, metadata) for each document in the
+block. For a broken document it yields a BadInputError rather than raising it, because the next document may be intact.
 """
 
 import os
@@ -25,11 +24,11 @@ from lazyformer_fairseq.storage.remote import local_copy
 
 
 def lines_to_paragraphs(text: str, title: Optional[str] = None) -> str:
-    """Return text whose lines are paragraphs without blank lines and superfluous space.
+    """Remove blank lines and extra spaces from text with one paragraph per line.
 
     Args:
-        text: one paragraph per line.
-        title: the first line is removed if it equals this title.
+        text: the text.
+        title: the title, which is removed if it is the first line.
     """
     lines = (" ".join(line.split()) for line in text.split("\n"))
     text = "\n".join(line for line in lines if line)
@@ -48,7 +47,7 @@ def is_dump(content: bytes, file: str) -> bool:
     """Return whether a file is a MediaWiki dump.
 
     Raises:
-        UserError: the file is other XML, or HTML.
+        UserError: the file is HTML or other XML.
     """
     if b"<mediawiki" in content[:1000] or content.startswith(b"<page>"):
         return True
@@ -61,7 +60,7 @@ def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> f
     """Yield the raw wiki markup of the last revision of each page, with {"title", "namespace", "model", "is_redirect"}.
 
     ``<page>`` elements are inside ``<mediawiki>`` or, in a part of a dump, on their own. A ``<`` in text is escaped, so
-    each ``<page>`` starts a page, whatever is wrong with the page before it.
+    every ``<page>`` starts a page, even if the previous page is malformed.
     """
     outside = "malformed XML: this is outside of <page>...</page>"
     if block.is_preamble:  # <mediawiki> and <siteinfo>
@@ -86,7 +85,8 @@ def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> f
 
 def _parse_page(xml: str, piece: files.Piece, line: int) -> Union[tuple[str, dict], files.BadInputError]:
     try:
-        # A <page> on its own has no document type, which is the only place where XML can name other files or entities.
+        # A standalone <page> has no document type declaration, the only place where XML can reference other files or
+        # define entities.
         page = ElementTree.fromstring(xml)  # noqa: S314
     except ElementTree.ParseError as error:
         where = files.place(piece, line + error.position[0] - 1)
@@ -113,7 +113,7 @@ END_OF_DOC = re.compile(r"^</doc>\s*", re.MULTILINE)
 
 
 def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Yield the paragraphs between ``<doc id=... title="...">`` and ``</doc>``, without the title before them."""
+    """Yield the paragraphs between ``<doc id=... title="...">`` and ``</doc>``, without the title above them."""
     text = files.decode(block.content, watch)
     outside = "this is outside of <doc ...>...</doc>"
     if block.is_preamble:
@@ -140,15 +140,15 @@ def is_json_lines(content: bytes, file: str) -> bool:
     """Return whether the first line is a JSON object.
 
     Raises:
-        UserError: the file is one JSON list of objects.
+        UserError: the file is a single JSON list of objects.
     """
     if re.match(rb"\[\s*\{", content) and ".json" in os.path.basename(file):
-        raise UserError(f"{file}: is one JSON list; write one object per line (`jq -c '.[]'` does this)")
+        raise UserError(f"{file}: is a single JSON list; write one object per line (`jq -c '.[]'` does this)")
     return re.match(rb'\{\s*"', content) is not None
 
 
 def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Yield the paragraphs of the object on one line."""
+    """Yield the paragraphs in a line's JSON object."""
     if block.is_preamble:  # blank lines
         return
     try:
@@ -164,7 +164,7 @@ def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> fi
     if not isinstance(text, str):
         fields = ", ".join(sorted(record)) or "none"
         yield files.BadInputError(
-            f'{files.place(piece, block.line)}: has no field "text" that is a string; its fields: {fields}'
+            f'{files.place(piece, block.line)}: has no field "text" with a string; its fields: {fields}'
         )
         return
     yield lines_to_paragraphs(text, title if isinstance(title, str) else None), {}
@@ -176,14 +176,14 @@ ROWS_AT_ONCE = 64
 def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
     """Yield the documents in the column ``text`` of a Parquet file, from the row groups that belong to the piece.
 
-    Row groups are assigned to pieces by their number, not by their offset, because pyarrow aborts the process when it
-    is asked for the offset of a damaged column.
+    Row groups are assigned to pieces by number, not by offset, because pyarrow aborts the process when asked for the
+    offset of a damaged column.
 
     Raises:
         BadInputError: the file is damaged, has no such column, or expands to far more bytes than text would. The
             documents before the damage have been yielded.
     """
-    import pyarrow  # is slow to import, and other formats do not need it
+    import pyarrow  # slow to import, and not needed by other formats
     from pyarrow.parquet import ParquetFile
 
     file = local_copy(piece.path)
@@ -194,7 +194,7 @@ def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
             texts = (pyarrow.string(), pyarrow.large_string())
             if "text" not in names or table.schema_arrow.field("text").type not in texts:
                 raise files.BadInputError(
-                    f'{piece.path}: has no column "text" that holds strings; its columns: {", ".join(names)}'
+                    f'{piece.path}: has no column "text" with strings; its columns: {", ".join(names)}'
                 )
             groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
             unpacked = sum(group.total_byte_size for group in groups)
@@ -216,7 +216,7 @@ def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
 
 
 def _rows_of(table: Any, number: int, row: int, path: str, watch: files.Watch) -> files.Parsed:
-    """Yield the documents of a row group, and a BadInputError for each row without text.
+    """Yield the documents in a row group, and a BadInputError for each row without text.
 
     Args:
         table: the open file.
@@ -241,9 +241,9 @@ JOINT = re.compile(r" @([-,.])@ ")
 
 
 def parse_article(block: files.Block, _piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Yield the paragraphs below one title of WikiText, without headings.
+    """Yield the paragraphs below a WikiText title, without headings.
 
-    The separators of WikiText's tokenizer, as in ``state @-@ run`` and ``1 @,@ 000``, are undone.
+    The separators that WikiText's tokenizer inserts, as in ``state @-@ run`` and ``1 @,@ 000``, are removed.
     """
     text = HEADING.sub("", files.decode(block.content, watch))
     text = JOINT.sub(r"\1", lines_to_paragraphs(text))
@@ -252,14 +252,14 @@ def parse_article(block: files.Block, _piece: files.Piece, watch: files.Watch) -
 
 
 def parse_paragraph(block: files.Block, _piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Yield the lines between blank lines, joined into one paragraph."""
+    """Yield the lines between blank lines, joined into a single paragraph."""
     text = join_hard_wrapped(files.decode(block.content, watch))
     if text or not block.is_preamble:
         yield text, {}
 
 
 def parse_lines(block: files.Block, _piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Yield the lines between blank lines, each of which is a paragraph."""
+    """Yield the lines between blank lines, each as a paragraph."""
     text = lines_to_paragraphs(files.decode(block.content, watch))
     if text or not block.is_preamble:
         yield text, {}
@@ -271,7 +271,7 @@ BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 
 
 def join_hard_wrapped(text: str) -> str:
-    """Join lines that were broken to fit a page into one paragraph."""
+    """Join hard-wrapped lines into a single paragraph."""
     return " ".join(HYPHEN_AT_LINE_END.sub("-", text).split())
 
 
@@ -285,7 +285,7 @@ GUTENBERG_CREDITS = re.compile(r"\A(?:(?:Produced|E-?text prepared|Transcribed|P
 
 
 def read_book(piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Yield the whole file as one document, with one paragraph per line and without Gutenberg's notices.
+    """Yield the whole file as one document, with one paragraph per line and without Project Gutenberg's notices.
 
     Raises:
         BadInputError: the compressed data is damaged. The text before the damage has been yielded.
@@ -318,7 +318,7 @@ def is_gutenberg(content: bytes, _file: str) -> bool:
     return GUTENBERG_START.search(content.decode(errors="replace")) is not None
 
 
-# The rows are tried on a file in this order; a file that no other row recognises is plain text.
+# Formats are tried in this order; a file that no other format recognizes is plain text.
 FORMATS: dict[str, files.Format] = {
     "parquet": files.Format(
         document="a row",
@@ -352,11 +352,11 @@ FORMATS: dict[str, files.Format] = {
         document="an article",
         names=r".*\.tokens",
         recognises=lambda content, _file: FIRST_TITLE.search(content) is not None,
-        # A list of abbreviations may have a line `= Games =` too, but not after a blank line.
+        # A list of abbreviations may also contain a line such as `= Games =`, but not after a blank line.
         starts_document=lambda line, after_blank: after_blank and TITLE_LINE.match(line) is not None,
         parse=parse_article,
     ),
-    # Plain-text books without Gutenberg's header need ``book:PATH``, because their names are those of any text.
+    # Plain-text books without Project Gutenberg's header need ``book:PATH``, because their names do not identify them.
     "book": files.Format(
         document="a file",
         names="(?!)",
@@ -383,7 +383,7 @@ FORMATS: dict[str, files.Format] = {
 
 
 class RawDocument(NamedTuple):
-    """A document as it is in its file.
+    """A document as read from its file.
 
     Attributes:
         number: the document's number in its file, from 1. In a piece of a file, where the number of earlier documents
@@ -408,12 +408,11 @@ def read_piece(
     Args:
         piece: the piece to read.
         watch: counts lines that are not UTF-8.
-        skip: is called with the error of each broken record, which is then left out; if None, the first error is
-            raised.
+        skip: called with the error for each broken record, which is then left out; if None, the first error is raised.
 
     Raises:
-        BadInputError: a record is broken or the file is damaged; the message names the file, the place and the reason.
-            The documents before it have been yielded.
+        BadInputError: a record is broken or the file is damaged; the message names the file, the location and the
+            reason. The documents before it have been yielded.
     """
     if watch is None:
         watch = files.Watch()
@@ -438,7 +437,7 @@ def read_piece(
 
 
 def _parsed(piece: files.Piece, reader: files.Format, watch: files.Watch) -> Iterator[tuple[int, files.Parsed]]:
-    """Yield the offset of each block and the documents in it; a piece that is read whole is one block."""
+    """Yield each block's offset and its documents; a piece that is read whole is a single block."""
     if reader.read_whole:
         yield piece.start, reader.read_whole(piece, watch)
     else:

@@ -1,7 +1,7 @@
-"""The input files and their formats, and their division into units, the smallest parts of work and of resuming.
+"""Input files and their formats, and the division of the input into units, the smallest parts that can be resumed.
 
-The files of a folder are selected by their names, and a file's format is recognised from its first bytes, once
-decompressed. A unit is what one task reads.
+Files in a folder are selected by name, and a file's format is detected from its first bytes after decompression. A unit
+is the input of one task.
 """
 
 import bz2
@@ -34,7 +34,7 @@ from lazyformer_fairseq.storage.remote import files_at, is_url, local_copy
 
 HEAD_BYTES = 1 << 16
 DAMAGE_FILE = "damage.txt"
-FAILURES = 3  # if this many streams begin inside a page, as in pbzip2's files, no stream will begin with one
+FAILURES = 3  # if this many streams start inside a page, as in files from pbzip2, none is assumed to start with one
 COMPRESSED = r"(?:\.(?:gz|bz2|zst))?"
 KNOWN_NAME = re.compile(
     rf"(?:{'|'.join(format.names for format in FORMATS.values())}){COMPRESSED}",
@@ -62,10 +62,10 @@ class InputFile:
     Attributes:
         path: path or URL of the file.
         format: one of :data:`~lazyformer_fairseq.corpus.readers.formats.FORMATS`.
-        size: bytes on disk.
-        first_line: for a part that :func:`cut_file` made, the number of its first line in the original file.
-        left_out_namespaces: for a dump, its wiki's names of the namespaces of pictures, media and categories; empty if
-            the dump does not name them.
+        size: size on disk in bytes.
+        first_line: for a part written by :func:`cut_file`, the number of its first line in the original file.
+        left_out_namespaces: for a dump, the wiki's own names for its image, media and category namespaces; empty if the
+            dump does not list them.
     """
 
     path: str
@@ -80,17 +80,17 @@ def find_inputs(
     bad_input: Literal["stop", "skip"] = "stop",
     left_out: Optional[list[str]] = None,
 ) -> list[InputFile]:
-    """Return the input files in the order of ``specs``; files of the same folder are sorted by name.
+    """Return the input files in the order of ``specs``; files in the same folder are sorted by name.
 
     Args:
-        specs: ``PATH`` or ``FORMAT:PATH``, where PATH is the path or URL of a file or folder. A folder is searched with
-            all its subfolders, including linked ones, for names that a reader recognises; hidden files, README and
-            licence files are left out. Without FORMAT, the format is guessed.
-        bad_input: "skip" leaves out files of a folder that are empty or not text, and folders that cannot be read.
-        left_out: receives a line for each file of a folder that is left out, with its path and the reason.
+        specs: ``PATH`` or ``FORMAT:PATH``, where PATH is the path or URL of a file or folder. A folder and all its
+            subfolders, including symlinked ones, are searched for file names that a reader recognizes; hidden files,
+            README files and licenses are left out. Without FORMAT, the format is detected.
+        bad_input: "skip" leaves out files in a folder that are empty or not text, and folders that cannot be read.
+        left_out: receives a line with the path and the reason for each file in a folder that is left out.
 
     Raises:
-        UserError: a file does not exist, is not text, or occurs twice, a file or folder is empty or cannot be read, or
+        UserError: a file does not exist, is not text, or occurs twice; a file or folder is empty or cannot be read; or
             a format is unknown.
     """
     files: dict[str, InputFile] = {}
@@ -108,22 +108,22 @@ def find_inputs(
                 if not is_folder:
                     raise
                 if bad_input == "stop":
-                    raise UserError(f"{error}; --bad-input skip leaves out such files of a folder") from None
+                    raise UserError(f"{error}; --bad-input skip leaves out such files in a folder") from None
                 left_out.append(str(error))
                 continue
             twin = files.setdefault(os.path.realpath(file), found)
             if twin is not found:
-                raise UserError(f"{file}: occurs twice in the inputs, as {twin.path} is the same file; name it once")
+                raise UserError(f"{file}: occurs twice in the inputs; {twin.path} is the same file; list it only once")
     if not files:
-        raise UserError("no input: give at least one file or folder that contains text")
+        raise UserError("no input: specify at least one file or folder that contains text")
     return list(files.values())
 
 
 def parse_spec(spec: str) -> tuple[Optional[str], str]:
-    """Return the format of an input, or None if it must be guessed, and its path or URL.
+    """Return an input's format, or None if it must be detected, and its path or URL.
 
     Raises:
-        UserError: the format is unknown, or the path does not exist. A URL is not requested yet.
+        UserError: the format is unknown, or the path does not exist. URLs are not accessed yet.
     """
     prefix, colon, rest = spec.partition(":")
     if colon and prefix in FORMATS:
@@ -142,7 +142,7 @@ def parse_spec(spec: str) -> tuple[Optional[str], str]:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path}: there is no such file or folder") from None
+        raise UserError(f"{path}: no such file or folder") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if not path.is_file() and not path.is_dir():
@@ -151,7 +151,7 @@ def parse_spec(spec: str) -> tuple[Optional[str], str]:
 
 
 def _text_files(folder: str, bad_input: str, left_out: list[str]) -> list[str]:
-    """Return the files of a folder that have the name of a text file, in order."""
+    """Return the files in a folder with names of text files, in order."""
     if is_url(folder):
         below = [file for file in files_at(folder) if "/." not in file.removeprefix(folder)]
     else:
@@ -160,22 +160,22 @@ def _text_files(folder: str, bad_input: str, left_out: list[str]) -> list[str]:
     for file in sorted(below, key=lambda file: file.split("/")):
         name = os.path.basename(file)
         if ABOUT_THE_FILES.match(name) or not KNOWN_NAME.fullmatch(name):
-            left_out.append(f"{file}: its name is not that of a text file that can be read")
+            left_out.append(f"{file}: its name is not one of a supported text file")
         else:
             found.append(file)
     if not found:
         raise UserError(
             f"{folder}: contains no file with the name of a text file: .txt, .text, .raw, .md, .rst, .tokens, .train, "
-            ".valid, .test, .xml, .jsonl, .ndjson, .json, .parquet or wiki_00; to read a file with another name, give "
+            ".valid, .test, .xml, .jsonl, .ndjson, .json, .parquet or wiki_00; to read a file with another name, pass "
             "its path"
         )
     return found
 
 
 def _files_below(top: Path, bad_input: str, left_out: list[str]) -> Iterator[Path]:
-    """Yield all files below a folder except hidden ones; each folder is read once, however many links lead to it.
+    """Yield all files below a folder except hidden ones; a folder with several links to it is read only once.
 
-    A line for each folder or link that cannot be followed is added to `left_out`.
+    For each folder or link that cannot be followed, a line is appended to `left_out`.
     """
     seen: dict[tuple[int, int], Path] = {}
     waiting = deque([top])
@@ -197,21 +197,21 @@ def _files_below(top: Path, bad_input: str, left_out: list[str]) -> Iterator[Pat
         for path in (folder / name for name in sorted(names) if not name.startswith(".")):
             if os.path.isfile(path):
                 yield path
-            elif os.path.isdir(path):  # links come last, so that a folder keeps its own name
+            elif os.path.isdir(path):  # links are followed last, so that a folder is found under its own name
                 (waiting.append if path.is_symlink() else waiting.appendleft)(path)
             elif os.path.exists(path):
                 left_out.append(f"{path}: is neither a file nor a folder, but a device or a pipe")
             else:
-                left_out.append(f"{path}: is a link to something that does not exist or cannot be read")
+                left_out.append(f"{path}: is a link to a target that does not exist or cannot be read")
 
 
 def _recognised(file: str, wanted: Optional[str]) -> InputFile:
-    """Return a file with its format, which is the wanted one or, if that is None, the one that the file looks like."""
+    """Return a file with its format: the requested one or, if that is None, the detected one."""
     try:
         size = os.path.getsize(local_copy(file))
         with open_decompressed(file) as stream:
             head = stream.read(HEAD_BYTES)
-    except BadInputError:  # it is compressed and damaged from its start; the reader will report where
+    except BadInputError:  # a compressed file that is damaged from the start; the reader will report where
         by_name = (name for name, format in FORMATS.items() if re.match(format.names, os.path.basename(file)))
         return InputFile(file, wanted or next(by_name, "text"), size)
     except OSError as error:
@@ -219,10 +219,10 @@ def _recognised(file: str, wanted: Optional[str]) -> InputFile:
     for name, format in FORMATS.items():
         if format.magic and head.startswith(format.magic):
             if compression(file) is not None:
-                raise UserError(f"{file}: is a compressed {name} file, which cannot be read; decompress it")
+                raise UserError(f"{file}: is a compressed {name} file, which is not supported; decompress it")
             return InputFile(file, name, size)
         if format.magic and name == wanted:
-            raise UserError(f"{file}: is not a {name} file; leave out {name}:, or give another file")
+            raise UserError(f"{file}: is not a {name} file; omit {name}:, or use another file")
     content = head.removeprefix(BOM).lstrip()
     if not content:
         raise UserError(f"{file}: is empty")
@@ -230,7 +230,7 @@ def _recognised(file: str, wanted: Optional[str]) -> InputFile:
         if head.startswith(starts):
             raise UserError(f"{file}: is not text, but looks like {what}; convert it, or leave it out")
     if b"\0" in head:
-        raise UserError(f"{file}: is not text but holds NUL bytes (UTF-16 perhaps); convert it, or leave it out")
+        raise UserError(f"{file}: is not text but contains NUL bytes (UTF-16?); convert it, or leave it out")
     found = wanted or next(name for name, format in FORMATS.items() if format.recognises(content, file))
     namespaces = ()
     if found == "mediawiki":
@@ -239,9 +239,9 @@ def _recognised(file: str, wanted: Optional[str]) -> InputFile:
 
 
 def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece, ...]]:
-    """Return units of about ``unit_bytes`` on disk, in the order of ``files``.
+    """Divide files into units of about ``unit_bytes`` on disk, in the order of ``files``.
 
-    A unit consists of several small files, or of a piece of a large one. The units depend only on the files and
+    A unit consists of several small files or a piece of a large one. The division depends only on the files and
     ``unit_bytes``.
     """
     units: list[list[Piece]] = []
@@ -260,7 +260,7 @@ def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece,
 
 
 def must_be_cut(file: InputFile, unit_bytes: int) -> bool:
-    """Return whether a file is larger than a unit and has many documents, but can only be read from its start."""
+    """Return whether a file is larger than a unit and contains many documents, but can only be read from the start."""
     return (
         file.size > unit_bytes
         and file.format != "book"
@@ -275,17 +275,17 @@ def cut_file(
     part_bytes: int,
     bad_input: Literal["stop", "skip"] = "stop",
 ) -> list[Path]:
-    """Cut a file that :func:`must_be_cut` into parts, between documents, and return their paths.
+    """Cut a file (see :func:`must_be_cut`) into parts at document boundaries, and return their paths.
 
-    The parts have the format of the file. They are called ``part-NUMBER.LINE.zst``, where LINE is the number of their
-    first line. ``folder`` is written whole or not at all; if it exists already, it is left as it is.
+    The parts have the file's format and are called ``part-NUMBER.LINE.zst``, where LINE is the number of the first
+    line. ``folder`` is written atomically; if it already exists, it is not changed.
 
     Args:
         file: the file to cut.
         folder: receives the parts.
         part_bytes: approximate size of a part, in decompressed bytes.
         bad_input: "stop" raises a :class:`BadInputError` if the compressed data is damaged or truncated; "skip" keeps
-            the documents before the damage, and writes what is wrong to ``folder/damage.txt``.
+            the documents before the damage, and describes the damage in ``folder/damage.txt``.
     """
     if not folder.is_dir():
         with atomic_folder(folder, durable=False) as unfinished:
@@ -329,10 +329,10 @@ def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:
 
 
 def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:
-    """Return offsets, about ``unit_bytes`` apart, at which a bz2 stream of a dump begins with a page.
+    """Return offsets, about ``unit_bytes`` apart, at which a bz2 stream of a dump starts with a page.
 
-    Wikipedia's ``multistream`` dumps have such streams: the first has the head, and the others have 100 pages each. For
-    any other file, the list is empty.
+    Wikipedia's ``multistream`` dumps have such streams: the first contains the header, and each of the others 100
+    pages. For any other file, the list is empty.
     """
     if file.format != "mediawiki" or compression(file.path) != "bz2":
         return []
@@ -354,7 +354,7 @@ def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:
 
 
 def _magic_numbers(dump: BinaryIO) -> Iterator[int]:
-    """Yield the offsets, from the current position on, at which a bz2 stream seems to start."""
+    """Yield the offsets from the current position on at which a bz2 stream appears to start."""
     offset = dump.tell()
     buffer = b""
     while chunk := dump.read(1 << 20):

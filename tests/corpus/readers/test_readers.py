@@ -327,7 +327,7 @@ def test_formats_are_found_in_the_order_of_names_and_what_is_left_out_is_told(fo
     assert list(found.items()) == [*expected.items(), ("linked/z.txt", ("text", 6))]
     said = {
         "A": f"is a link to {folder}/i/AA, which has already been read",
-        "gone.txt": "is a link to something that does not exist or cannot be read",
+        "gone.txt": "is a link to a target that does not exist or cannot be read",
         "linked too": f"is a link to {folder}/linked, which has already been read",
         "linked/back": f"is a link to {folder}, which has already been read",
         "pipe.txt": "is neither a file nor a folder, but a device or a pipe",
@@ -368,12 +368,12 @@ def test_a_file_that_is_named_is_taken_and_the_order_is_that_of_the_command(fold
     [
         ("a.txt", b"", "is empty"),
         ("a.txt", "words".encode("utf-16"), "looks like UTF-16 text"),
-        ("a.txt", "words".encode("utf-16-le"), "holds NUL bytes"),
+        ("a.txt", "words".encode("utf-16-le"), "contains NUL bytes"),
         ("a.txt", b"%PDF-1.7", "looks like a PDF"),
         ("a.txt.gz", gzip.compress(b"PK\x03\x04\x14", mtime=0), "looks like a zip archive or an epub"),
         ("a.xml", b"<?xml version='1.0'?><rss/>", "not a MediaWiki dump"),
         ("a.txt", b"<!doctype html><p>x", "XML or HTML"),
-        ("a.json", b'[{"text": "x"}]', "is one JSON list"),
+        ("a.json", b'[{"text": "x"}]', "is a single JSON list"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(tmp_path, name, content, message):
@@ -393,7 +393,7 @@ def test_what_is_not_there_or_comes_twice(folder, tmp_path_factory):
     empty = tmp_path_factory.mktemp("empty")
     (folder / "again.txt").symlink_to(folder / "a.txt")
     for specs, message in {
-        (empty / "missing",): "missing: there is no such file or folder",
+        (empty / "missing",): "missing: no such file or folder",
         (empty / ("x" * 300),): r"x: cannot be read \(File name too long",
         (empty,): r"contains no file with the name of a text file: \.txt",
         (): "no input",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -218,7 +219,7 @@ def finetuning_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
 
 
 def report(pretrained: Results, finetuned: Results, yardsticks: Yardsticks, folder: Path) -> str:
-    """Write table.md and loss.png, and return the table followed by the yardsticks.
+    """Write table.md and loss.png, and return the verdict, the table and the yardsticks.
 
     Args:
         pretrained: the pre-training results by model.
@@ -243,6 +244,7 @@ def report(pretrained: Results, finetuned: Results, yardsticks: Yardsticks, fold
         )
     losses = {name: result["curve"]["loss"][-1] for name, result in pretrained.items()}
     blocks = [
+        _verdict(pretrained),
         markdown_table(rows),
         yardsticks.describe("bits per masked token"),
         *yardsticks.warn(losses),
@@ -250,6 +252,20 @@ def report(pretrained: Results, finetuned: Results, yardsticks: Yardsticks, fold
     ]
     draw(pretrained, yardsticks, folder / "loss.png")
     return write_page(blocks, folder, "table")
+
+
+def _verdict(pretrained: Results) -> str:
+    """Return two sentences that compare the LazyFormer with the BERT."""
+    bert_name, lazy_name = pretrained
+    bert = pretrained[bert_name]
+    lazy = pretrained[lazy_name]
+    more_bits = lazy["curve"]["loss"][-1] - bert["curve"]["loss"][-1]
+    more_time = median(lazy["seconds"]) / median(bert["seconds"]) - 1
+    return (
+        f"After {lazy['curve']['updates'][-1]:,} updates, {lazy_name}'s validation loss is {abs(more_bits):.2f} bits "
+        f"{'higher' if more_bits > 0 else 'lower'} than {bert_name}'s. Its updates take {abs(more_time):.0%} "
+        f"{'more' if more_time > 0 else 'less'} time."
+    )
 
 
 def draw(results: Results, yardsticks: Yardsticks, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import random
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -83,6 +84,12 @@ def test_the_report_is_complete_and_a_rerun_trains_nothing(finished, settings, c
     run_demo(settings, folder)
     printed = capsys.readouterr().out
     assert "Reusing the text" in printed
+    verdict = re.search(
+        r"After 24 updates, lazyformer_m2x2's validation loss is (.*) bits (.*) than bert_m1x4's", printed
+    )
+    bert, lazy = (read_checked_json(folder / name / "result.json")["curve"]["loss"][-1] for name in MODELS)
+    assert float(verdict[1]) == pytest.approx(abs(lazy - bert), abs=0.006)
+    assert verdict[2] == ("lower" if lazy < bert else "higher")
     rows = [line for line in printed.splitlines() if line.startswith("|")]
     assert [row.split("|")[1].strip() for row in rows[2:]] == list(MODELS)
     assert "the unigram loss is " in printed and "a table of counts of the two tokens on either side" in printed

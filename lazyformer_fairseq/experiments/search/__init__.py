@@ -1,1 +1,1 @@
-"""Searches for sublayer patterns: a single one, as in PAR Transformer, section 2, or one for each latency budget."""
+"""Searches for sublayer patterns: a single one, as in PAR Transformer, section 2, or one per latency budget."""

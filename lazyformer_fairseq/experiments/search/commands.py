@@ -25,7 +25,7 @@ OUT = click.argument("out", type=click.Path(path_type=Path))
 LATENCIES = click.option(
     "--latencies",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help='JSON file of milliseconds per sublayer, such as {"s": 1.2, "f": 0.7}.  [default: measured on this machine]',
+    help='JSON file with milliseconds per sublayer, such as {"s": 1.2, "f": 0.7}.  [default: measured on this machine]',
 )
 
 
@@ -38,8 +38,8 @@ def search() -> None:
 @click.argument("data")
 @OUT
 @click.argument("fairseq_options", nargs=-1, type=click.UNPROCESSED)
-@click.option("--task", type=Choice(TASKS), required=True, help="Task that the models learn from DATA.")
-@click.option("--arch", required=True, help="Named model that gives sizes, dropout and the position of norms.")
+@click.option("--task", type=Choice(TASKS), required=True, help="Task to train the models on.")
+@click.option("--arch", required=True, help="Named model that determines sizes, dropout and the placement of norms.")
 @click.option(
     "--device",
     type=Choice(["cpu", "cuda"]),
@@ -48,11 +48,11 @@ def search() -> None:
 @click.option(
     "--sublayers",
     type=click.IntRange(max=10_000),
-    help="Number of layers to search.  [default: that of the baseline or ARCH]",
+    help="Number of layers to search.  [default: as many as the baseline or ARCH has]",
 )
 @click.option(
     "--baseline-pattern",
-    help="Pattern to compare with, which has as many sublayers.  [default: sf, repeated]",
+    help="Baseline pattern, with as many sublayers as layers to search.  [default: sf, repeated]",
 )
 @takes(SearchSettings, into="")
 @takes(ExecutorOptions, into="place")
@@ -71,12 +71,12 @@ def run(
 ) -> None:
     """Search for a sublayer pattern by gradient descent (PAR Transformer, section 2), or for one per latency budget.
 
-    DATA is the data for pre-training, and OUT is the folder of the search. With --budgets, the search finds a front,
-    which is one pattern for each of these shares of the baseline's latency. It trains patterns from scratch and stops
-    the worse ones early; a random search of the same cost runs for comparison. Without --budgets, the search learns one
-    pattern by gradient descent in a supernet, which holds the candidates of all layers and reads only the first of
-    several shards. Options of fairseq's task and model, such as --tokens-per-sample or --encoder-embed-dim, may follow.
-    You can stop the command at any time and rerun it to resume. docs/search.md has the details.
+    DATA is the pre-training data, and OUT is the search folder. With --budgets, the search finds a front: one pattern
+    for each of these fractions of the baseline's latency. It trains patterns from scratch and stops the worse ones
+    early; a random search of equal cost runs for comparison. Without --budgets, the search learns one pattern by
+    gradient descent in a supernet, which contains the candidates of all layers and reads only the first shard. Options
+    of fairseq's task and model, such as --tokens-per-sample or --encoder-embed-dim, may follow. You can stop the
+    command at any time and rerun it to resume. See docs/search.md for details.
 
     \b
     lazyformer search data/wikitext-2 results/search --task language-model --arch transformer_xl_base \\
@@ -122,12 +122,13 @@ def compress(
 ) -> None:
     """Find faster patterns for a trained masked-LM encoder that increase its loss the least, without any training.
 
-    CHECKPOINT is a file or a folder of checkpoints. TEXT is held-out text: a file, or a folder written by `lazyformer
-    corpus`, of which the split valid is read. The command scores each change of a sublayer by the increase of the loss
-    on this text. For each latency budget, dynamic programming selects the changes with the smallest sum of scores, and
-    the best patterns are measured as a whole. OUT receives the report and one model per budget, which starts from the
-    weights of CHECKPOINT and has the format of `lazyformer import`, so that `lazyformer pretrain` can train it further.
-    You can stop the command at any time and rerun it to resume. docs/search.md has the details.
+    CHECKPOINT is a file or a folder of checkpoints. TEXT is held-out text: a file, or the split valid in a folder
+    written by `lazyformer corpus`. The command scores every possible change of a single sublayer by how much it
+    increases the loss on this text. For each latency budget, dynamic programming selects the changes with the smallest
+    total score, and the best patterns are then measured as a whole. The command writes a report to OUT and one model
+    per budget. Each model starts from the weights of CHECKPOINT and is stored in the format of `lazyformer import`, so
+    `lazyformer pretrain` can continue to train it. You can stop the command at any time and rerun it to resume. See
+    docs/search.md for details.
 
     \b
     lazyformer search compress checkpoints/bert_base data results/faster --budgets 0.6,0.8
@@ -143,7 +144,7 @@ def compress(
     old_plan = original.trained.plan
     latency_tokens = given.pop("latency_tokens") or cfg.max_positions
     if latency_tokens > cfg.max_positions:
-        raise UserError(f"--latency-tokens {latency_tokens}: the model reads at most {cfg.max_positions}; give fewer")
+        raise UserError(f"--latency-tokens {latency_tokens}: the model reads at most {cfg.max_positions}; use fewer")
     if candidates:
         found = of_compress.read_encoder_candidates(candidates)
     else:
@@ -151,7 +152,7 @@ def compress(
     by_place = of_compress.Candidates.of(old_plan, found)
     if all(len(options) == 1 for options in by_place.options):
         raise UserError(
-            f"--candidates {','.join(candidates)}: none of them can replace a sublayer of {cfg.sublayer_pattern}; give "
+            f"--candidates {','.join(candidates)}: none of them can replace a sublayer of {cfg.sublayer_pattern}; try "
             "others, such as identity"
         )
     prices = None

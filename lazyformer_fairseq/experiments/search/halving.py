@@ -1,9 +1,8 @@
-"""Successive halving (arXiv 1502.07943): patterns are trained from scratch, and most of the trainings end early.
+"""Successive halving (arXiv 1502.07943): patterns are trained from scratch, and most runs end early.
 
-A training has a constant learning rate. At each rung, a branch of it decays the rate (Haegele et al., 2024, arXiv
-2405.18392), as if the training had been planned to end there. The validation losses of the branches rank the patterns
-of a budget, and the best ones continue from where their branches began. On the last rung, trunk and branch form a
-complete training.
+A run has a constant learning rate. At each rung, a branch decays the rate (Haegele et al., 2024, arXiv 2405.18392), as
+if the run had been planned to end there. The branches' validation losses rank the patterns of a budget, and the best
+patterns continue from the points where their branches began. On the last rung, trunk and branch form a complete run.
 """
 
 import math
@@ -24,14 +23,14 @@ from lazyformer_fairseq.training.optimization import OptimizationConfig
 
 TRAININGS = "trainings"
 TRUNK = "trunk.pt"
-DECAY = 0.15  # share of the updates in which the learning rate decays, unless the recipe has its own
+DECAY = 0.15  # fraction of the updates over which the learning rate decays, unless the recipe has its own
 
 
 class BranchTraining(Training):
-    """The training of a pattern up to one rung: the trunk, with a constant rate, and the branch in which it decays.
+    """The training loop of a pattern up to one rung: a trunk with a constant rate, and a branch that decays it.
 
-    A checkpoint of the end of the trunk is kept, from which the next rung continues. If the process is killed before
-    it is written, the next rung starts from scratch; the result is bitwise the same.
+    The checkpoint at the end of the trunk is kept, and the next rung continues from it. If the process is killed before
+    the checkpoint is written, the next rung starts from scratch; the result is bitwise the same.
     """
 
     validations = 2
@@ -43,21 +42,21 @@ class BranchTraining(Training):
         self.is_whole = job.updates == compared.settings.updates
 
     def measure(self) -> Mapping[str, float]:
-        """Return the validation loss, in bits."""
+        """Compute the validation loss, in bits."""
         return {"loss": self.compared.measure(self)["loss"]}
 
     def is_due(self) -> bool:
-        """Return whether to validate and save now, which is also the case at the end of the trunk."""
+        """Return whether to validate and save after this update; the end of the trunk counts too."""
         return self.updates == self.schedule.decay_start or super().is_due()
 
     def save(self, with_optimizer: bool = True) -> None:
-        """Save a checkpoint, and keep a copy of it if it is the end of the trunk."""
+        """Save a checkpoint, and keep a copy of it at the end of the trunk."""
         super().save(with_optimizer)
         if self.updates == self.schedule.decay_start and not self.is_whole:
             copy_file(self.folder / CHECKPOINT, self.folder / TRUNK)
 
     def finish(self) -> None:
-        """Write the result, and remove the weights unless the training is complete."""
+        """Write the result, and remove the weights unless this is a complete run."""
         super().finish()
         if self.job.start:
             self.job.start.unlink(missing_ok=True)
@@ -66,17 +65,17 @@ class BranchTraining(Training):
 
 
 class Trainings:
-    """The trainings of patterns on all rungs, each in a folder of its own, so that all of them can resume.
+    """The training runs of patterns on all rungs, each in a separate folder so that it can resume.
 
     Args:
-        material: the models and objectives of the search.
-        folder: the folder of the search.
+        material: the search's models and objectives.
+        folder: the search's folder.
 
     Attributes:
-        losses: the loss of each pattern on each rung, in bits; None if it was not trained to that rung, infinite if
-            the training diverged.
-        parameters: the number of parameters of each pattern.
-        made: the number of updates that each rung costs beyond the trunk of the rung before.
+        losses: each pattern's loss on each rung, in bits; None if it was not trained to that rung, infinite if the run
+            diverged.
+        parameters: each pattern's number of parameters.
+        made: the number of updates that each rung costs beyond the previous rung's trunk.
     """
 
     def __init__(self, material: Material, folder: Path):
@@ -91,9 +90,9 @@ class Trainings:
         self._jobs: dict[str, list[Job]] = {}
 
     def optimization(self, updates: int) -> OptimizationConfig:
-        """Return the optimization of the recipe with a learning rate that is constant until it decays.
+        """Return the recipe's optimization with a learning rate that is constant until it decays.
 
-        The warm-up is shortened, if necessary, to end before the first branch.
+        The warm-up is shortened if necessary so that it ends before the first branch.
         """
         compared = self.material.compared
         spec = compared.settings.specs[compared.settings.baseline]
@@ -110,7 +109,7 @@ class Trainings:
         return replace(found, schedule="wsd", schedule_options=schedule_options)
 
     def jobs(self, pattern: str) -> list[Job]:
-        """Return the jobs of a pattern, one per rung."""
+        """Return a pattern's jobs, one per rung."""
         if pattern not in self._jobs:
             folder = self.folder / f"{len(self._jobs):03}"
             start = None
@@ -130,12 +129,12 @@ class Trainings:
         return self._jobs[pattern]
 
     def train(self, patterns: Iterable[str], what: str, rung: int = -1) -> None:
-        """Train patterns up to a rung, by default the last one, and store their losses.
+        """Train patterns up to a rung and store their losses.
 
         Args:
             patterns: the patterns.
             what: the label of the progress bar.
-            rung: the index of the rung.
+            rung: the index of the rung; by default the last one.
         """
         jobs = {pattern: self.jobs(pattern)[rung] for pattern in patterns}
         self.material.compared.train(list(jobs.values()), what, BranchTraining)
@@ -149,7 +148,7 @@ class Trainings:
             self.parameters[pattern] = result["parameters"]
 
     def halve(self, drawn: Sequence[Sequence[str]]) -> None:
-        """Train the patterns of each budget on the first rung, and the best ones on every further rung."""
+        """Train each budget's patterns on the first rung, and only the best ones on every further rung."""
         counts = self.counts(drawn)
         left = list(drawn)
         for rung in range(len(self.lengths)):
@@ -162,7 +161,7 @@ class Trainings:
             self.train(chain(*left), f"rung {rung + 1} of {len(self.lengths)}", rung)
 
     def counts(self, drawn: Sequence[Sequence[str]]) -> list[list[int]]:
-        """Return the number of patterns that are trained on each rung, for each budget."""
+        """Return the number of patterns trained on each rung, for each budget."""
         keep = self.material.settings.keep
         found = []
         for patterns in drawn:
@@ -177,7 +176,7 @@ class Trainings:
         return sum(made for made, loss in zip(self.made, self.losses[pattern], strict=True) if loss is not None)
 
     def rank_correlations(self) -> dict[str, Optional[dict[str, float]]]:
-        """Return the rank correlations of the losses on each rung with those of complete trainings, by updates.
+        """Return the rank correlations between losses on each rung and losses of complete runs, by number of updates.
 
         They are computed over the patterns that have both losses.
         """

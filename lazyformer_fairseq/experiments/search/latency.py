@@ -1,4 +1,4 @@
-"""The latency of patterns: prices of sublayers, sums of these prices for patterns, and measurements of whole models."""
+"""The latency of patterns: prices per sublayer, their sums over patterns, and measurements of whole models."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -22,8 +22,8 @@ from lazyformer_fairseq.storage.json_files import read_as
 from lazyformer_fairseq.training.warm_start.losses import global_positions
 
 # Milliseconds by name: ``s`` is a single sublayer, by its text; ``s_read`` is one that another sublayer reads from (by
-# default as expensive as ``s``); ``rest`` is the rest of the model, which is embeddings and head. Sublayers without a
-# price, such as identity, cost nothing.
+# default as expensive as ``s``); ``rest`` is the rest of the model: embeddings and head. Sublayers without a price,
+# such as identity, cost nothing.
 Prices = Mapping[str, float]
 READ = "_read"
 REST = "rest"
@@ -33,7 +33,7 @@ ROUNDS_OF_FRONTS = 20
 
 
 def latency_of(prices: Prices, pattern: Union[str, Sequence[PlannedSublayer]]) -> float:
-    """Return the predicted latency of a model in ms, given its pattern or its sublayers from the lowest up."""
+    """Predict a model's latency in ms from its pattern, or from its sublayers in order from the lowest."""
     sublayers = pattern
     if pattern and isinstance(pattern, str):
         sublayers = plan(pattern)
@@ -49,36 +49,38 @@ def latency_of(prices: Prices, pattern: Union[str, Sequence[PlannedSublayer]]) -
 
 
 def read_price_list(path: Path, sublayers: Collection[str]) -> Prices:
-    """Read a price list from a JSON file of milliseconds by sublayer, such as ``{"s": 1.2, "f": 0.7}``.
+    """Read a price list from a JSON file with milliseconds by sublayer, such as ``{"s": 1.2, "f": 0.7}``.
 
     By default, ``s_read`` has the price of ``s``, and ``rest`` costs nothing.
 
     Args:
         path: the JSON file.
-        sublayers: the sublayers that must have a price.
+        sublayers: the sublayers that require a price.
 
     Raises:
-        UserError: the file is not such an object, lacks a sublayer, or has an unknown name or a price below 0.
+        UserError: the file has another format, lacks a sublayer, or has an unknown name or a negative price.
     """
-    content = read_as(dict[str, Amount], path, 'give an object of milliseconds like {"s": 1.2, "f": 0.7}')
+    content = read_as(dict[str, Amount], path, 'write an object with milliseconds like {"s": 1.2, "f": 0.7}')
     plain = [kind.letter for kind in kinds() if not kind.is_identity]
     names = dict.fromkeys([*plain, *sublayers])
     known = [*names, *(name + READ for name in names if read_sublayer(name).kind.kept_for_consumers), REST]
     if not set(content) <= set(known):
-        raise UserError(f'{path}: must be an object of milliseconds like {{"s": 1.2, "f": 0.7}}, with names of {known}')
+        raise UserError(
+            f'{path}: must be an object with milliseconds like {{"s": 1.2, "f": 0.7}}; the known names are {known}'
+        )
     for name in sublayers:
         if name not in content:
-            raise UserError(f"{path}: has no price of {name}, which is a candidate or part of the baseline; add it")
+            raise UserError(f"{path}: has no price for {name}, which is a candidate or part of the baseline; add it")
     return content
 
 
 class Models(Protocol):
-    """An object that builds the models whose latency is measured.
+    """A builder of models for latency measurements.
 
     Attributes:
-        dictionary: the symbols that a model reads.
-        latency_tokens: the length T of the sequence with which latency is measured.
-        latency_memory: the number M of tokens in its memory; 0 for encoders.
+        dictionary: the models' dictionary.
+        latency_tokens: the sequence length for latency measurements, T.
+        latency_memory: the number of tokens in the memory, M; 0 for encoders.
     """
 
     dictionary: Any
@@ -86,7 +88,7 @@ class Models(Protocol):
     latency_memory: int
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
-        """Build a model of a pattern, with any weights, and return it with its stack."""
+        """Build a model from a pattern, with arbitrary weights, and return it with its stack."""
 
 
 def prices_of(
@@ -96,15 +98,15 @@ def prices_of(
     folder: Path,
     given: Optional[Prices] = None,
 ) -> Prices:
-    """Return the given prices, or measure the median milliseconds of each sublayer at batch size 1.
+    """Return the user's prices, or measure each sublayer's median milliseconds at batch size 1.
 
     The first measurement is stored in `folder`, because a search must resume with the same prices.
 
     Args:
-        models: the builder of models, which has the length of the sequence.
-        pattern: the pattern of the model whose embeddings and head are measured.
+        models: the model builder, which also has the sequence length.
+        pattern: the pattern of the model used to measure embeddings and head.
         sublayers: the sublayers to measure, by text.
-        folder: the folder of the search.
+        folder: the search's folder.
         given: the user's prices, if any.
     """
     if given is not None:
@@ -114,7 +116,7 @@ def prices_of(
         model, network = models.build_model(pattern)
         things = {}
         for text, sublayer in sublayers.items():
-            # A sublayer with tokens that the caller marks, such as global ones, is timed with one token marked.
+            # A sublayer with tokens marked by the caller, such as global ones, is timed with one marked token.
             settings = dict(sublayer.settings)
             for name, value in sublayer.settings:
                 if value == GIVEN:
@@ -135,9 +137,9 @@ def measure_models(
     patterns: Sequence[str],
     rounds: Optional[int] = None,
 ) -> dict[str, dict[str, float]]:
-    """Measure the milliseconds of a forward pass of whole models at batch size 1, by pattern, with their spread.
+    """Measure a forward pass of whole models at batch size 1, in milliseconds with their spread, by pattern.
 
-    The models take turns.
+    The measurements of the models are interleaved.
     """
     built = {pattern: models.build_model(pattern)[0] for pattern in dict.fromkeys(patterns)}
     things = {pattern: _forward(models, model) for pattern, model in built.items()}
@@ -175,7 +177,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def rank_correlations(one: Sequence[float], other: Sequence[float]) -> Optional[dict[str, float]]:
-    """Return Spearman's rho and Kendall's tau of two lists of values, or None if there are too few distinct values."""
+    """Return Spearman's rho and Kendall's tau for two lists of values, or None for too few distinct values."""
     if len(one) < 3 or len(set(one)) == 1 or len(set(other)) == 1:
         return None
     return {

@@ -34,7 +34,7 @@ from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
 
-# By task: the options of models, the options of data, the table of architectures, and the generic architecture.
+# By task: the model options, the data options, the table of architectures, and the generic architecture.
 OPTIONS_OF_TASK = {
     "masked-lm": (MaskedLMOptions, MaskedTextOptions, ARCHITECTURES, "lazyformer"),
     "language-model": (CausalLMOptions, StreamOptions, CAUSAL_ARCHITECTURES, "lazyformer_lm"),
@@ -43,16 +43,16 @@ SET_BY_SEARCH = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--see
 
 
 def read_given(task: str, arch: str, given: Sequence[str], recipe: str) -> tuple[Options, dict[str, Any]]:
-    """Return the options of models and, by name, those of the data, from arch, recipe and user, in rising precedence.
+    """Return the model options, and the data options by name, from arch, recipe and user, in increasing precedence.
 
     Args:
-        task: the name of the task.
-        arch: the name of the arch.
-        given: the user's options as words, such as ``--dropout 0.1``.
-        recipe: the name of the recipe.
+        task: the task's name.
+        arch: the arch's name.
+        given: the user's command-line options, such as ``--dropout 0.1``.
+        recipe: the recipe's name.
 
     Raises:
-        UserError: the arch does not fit the task, an option is unknown, or a value is wrong.
+        UserError: the arch does not fit the task, an option is unknown, or a value is invalid.
     """
     for word in given:
         if word.split("=")[0] in SET_BY_SEARCH:
@@ -69,9 +69,9 @@ def read_given(task: str, arch: str, given: Sequence[str], recipe: str) -> tuple
         words = read_words(given, model_options, data_options)
     except UserError as error:
         raise UserError(
-            f"{error}; options that lazyformer search does not know itself are passed to the model and its data"
+            f"{error}; options that are unknown to lazyformer search are passed to the model and its data"
         ) from None
-    of_recipe = {**RECIPES[recipe].options, "length_schedule": ""}  # in a search, all blocks have the same length
+    of_recipe = {**RECIPES[recipe].options, "length_schedule": ""}  # all blocks in a search have the same length
     if arch in rows:
         of_arch = rows[arch].options()
     else:
@@ -85,19 +85,19 @@ class Material:
     """The models and objectives of a search.
 
     Args:
-        settings: the settings of the search.
+        settings: the search's settings.
 
     Attributes:
-        options: the options of the models.
-        text: the options of the data, by name.
-        training_lengths: the lengths T of a sequence and M of its memory in training; M is 0 for encoders.
-        predicted_share: the share of the tokens of a sequence that are predicted in training.
+        options: the model options.
+        text: the data options, by name.
+        training_lengths: the sequence length T and memory length M in training; M is 0 for encoders.
+        predicted_share: the fraction of a sequence's tokens that are predicted in training.
         sizes: the options of `lazyformer compare` for the same text, without widths and batch size.
-        latency_tokens: the length T at which latency is measured; that of training unless the settings give one.
-        latency_memory: the length M of the memory with which latency is measured.
+        latency_tokens: the sequence length T for latency measurements; by default the same as in training.
+        latency_memory: the memory length M for latency measurements.
 
     Raises:
-        UserError: the options are wrong, see :func:`read_given`, or change masks or lengths during training.
+        UserError: the options are invalid (see :func:`read_given`), or change masks or lengths during training.
     """
 
     def __init__(self, settings: SearchSettings):
@@ -113,7 +113,7 @@ class Material:
                 else:
                     what = "--length-schedule"
                 raise UserError(
-                    f"{what}: in a search, the share of masked tokens and the length are the same for all updates"
+                    f"{what}: in a search, the mask probability and the length must be the same for all updates"
                 )
             self.training_lengths = (text.tokens_per_sample, 0)
             self.predicted_share = first
@@ -134,22 +134,22 @@ class Material:
 
     @cached_property
     def dictionary(self) -> Dictionary:
-        """The dictionary of the text."""
+        """The text's dictionary."""
         return self.objective(self.settings.baseline).dictionary
 
     def objective(self, pattern: str) -> Union[MaskedLMObjective, StreamLMObjective]:
-        """Return the objective of the model with the given pattern."""
+        """Return the objective for a pattern."""
         network = Network(replace(self.options, sublayer_pattern=pattern))
         return self.compared.objective_of(network, self.text, self.settings.seed, self.settings.max_updates)
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
-        """Build a new, seeded model of a pattern on the device of the search, and return it with its stack."""
+        """Build a seeded model from a pattern on the search's device, and return it with its stack."""
         torch.manual_seed(self.settings.seed)
         model = self.objective(pattern).build_model().to(self.settings.device)
         return model, next(module for module in model.modules() if isinstance(module, Stack))
 
     def supernet_objective(self) -> SupernetObjective:
-        """Return the objective of the supernet, which has the candidates in as many layers as the baseline has."""
+        """Return the objective of a supernet with all candidates in each layer and as many layers as the baseline."""
         settings = self.settings
         objective = self.objective(supernet_pattern(settings.candidates, settings.layers))
         if isinstance(objective, MaskedLMObjective):
@@ -162,11 +162,11 @@ class Material:
 
     @cached_property
     def network_sizes(self) -> Sizes:
-        """The sizes that all models of the search share."""
+        """The sizes that all models in the search have in common."""
         return self.build_model(self.settings.baseline)[1].sizes
 
     def relative_flops(self, pattern: str) -> float:
-        """Return the FLOPs of an update of a pattern, relative to those of the baseline."""
+        """Return a pattern's FLOPs per update relative to the baseline's."""
         predicted = round(self.predicted_share * self.training_lengths[0])
         of_pattern, of_baseline = (
             count_flops(each, self.network_sizes, *self.training_lengths, predicted=predicted)
@@ -176,7 +176,7 @@ class Material:
 
     @cached_property
     def compared(self) -> ComparedTask:
-        """The task of a comparison, which trains and validates patterns outside a supernet."""
+        """The comparison task that trains and validates patterns outside a supernet."""
         settings = self.settings
         rates: tuple[float, ...] = ()
         if settings.lr:

@@ -1,4 +1,4 @@
-"""The report of a search: the tables and pictures of its result."""
+"""The report of a search: tables and plots of its result."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ Result = Mapping[str, Any]
 
 
 def write_report(result: Result, folder: Path) -> None:
-    """Write table.md and a picture: front.png for a front, or probabilities.png for gradient descent."""
+    """Write table.md and a plot: front.png for a front, or probabilities.png for gradient descent."""
     write_page(_page(result), folder, "table")
     if result["trained"]:
         _draw_front(result, folder / "front.png")
@@ -27,7 +27,7 @@ def write_report(result: Result, folder: Path) -> None:
 
 
 def report_of(result: Result) -> str:
-    """Return the report in Markdown: the fronts that were found, their costs, and rank correlations."""
+    """Return the report as Markdown: the fronts that were found, their costs, and rank correlations."""
     return markdown(_page(result)).rstrip()
 
 
@@ -36,7 +36,7 @@ def _page(result: Result) -> list[Block]:
     page: list[Block] = [_front_table(result["baseline"], fronts), _costs_table(fronts)]
     correlations = {"Predicted and measured latency": result["latency_correlation"]}
     for updates, found in result["rank_correlations"].items():
-        correlations[f"Losses after {int(updates):,} updates and those of complete trainings"] = found
+        correlations[f"Losses after {int(updates):,} updates and after complete runs"] = found
     for what, found in correlations.items():
         if found:
             page.append(
@@ -53,7 +53,7 @@ def _page(result: Result) -> list[Block]:
 
 
 def _front_table(baseline: Result, fronts: Sequence[Result]) -> Table:
-    """Return the table of the baseline, followed by one row per budget and front, without columns that are empty."""
+    """Return a table with the baseline and one row per budget and front, without empty columns."""
     rows = [_row("baseline", baseline, baseline)]
     for points in zip(*(front["points"] for front in fronts), strict=True):
         rows += [_row(front["method"], point, baseline) for front, point in zip(fronts, points, strict=True)]
@@ -86,13 +86,13 @@ def _row(name: str, point: Result, baseline: Result) -> dict[str, str]:
 
 
 def _costs_table(fronts: Sequence[Result]) -> Table:
-    """Return the table of the cost of each front, in updates of the baseline with the same number of FLOPs."""
+    """Return the table of each front's cost, in baseline updates with the same number of FLOPs."""
     rows = []
     for front in fronts:
         row = {"": front["method"]}
         for name, number in front["cost"].items():
             if name == "counted":
-                header = "in updates of the baseline"
+                header = "in baseline updates"
             else:
                 header = name.replace("_", " ")
             row[header] = f"{number:,.0f}"
@@ -101,16 +101,16 @@ def _costs_table(fronts: Sequence[Result]) -> Table:
 
 
 def _draw_probabilities(result: Result, path: Path) -> None:
-    """Draw the probability of each candidate (rows) in each layer (columns), as in Figure 2 of PAR Transformer."""
+    """Plot the probability of each candidate (rows) in each layer (columns), as in Figure 2 of PAR Transformer."""
     sublayers = map(read_sublayer, result["settings"]["candidates"])
-    labels = [each.kind.name + each.text[1:] for each in sublayers]  # the name of the kind, followed by any settings
+    labels = [each.kind.name + each.text[1:] for each in sublayers]  # the kind's name, followed by any settings
     (rows,) = result["probabilities"]
     table = np.asarray(rows).T
     layers = table.shape[1]
     panel = (max(5.0, 0.32 * layers + 2.5), 0.5 * len(labels) + 1.4)
     with picture(path, panel=panel) as ((axis,),):
         axis.grid(False)
-        image = axis.imshow(table, cmap="viridis", aspect="auto")  # colours span the range of the values
+        image = axis.imshow(table, cmap="viridis", aspect="auto")  # colors span the range of the values
         axis.scatter(range(layers), table.argmax(axis=0), s=14, color="white", edgecolors="black", linewidths=0.6)
         axis.set_yticks(range(len(labels)), labels)
         axis.set_xticks(range(layers), range(1, layers + 1), fontsize=7)
@@ -119,7 +119,7 @@ def _draw_probabilities(result: Result, path: Path) -> None:
 
 
 def _draw_front(result: Result, path: Path) -> None:
-    """Draw loss against predicted latency, with a line from rung to rung per pattern and large marks for the fronts."""
+    """Plot loss against predicted latency, with a line from rung to rung per pattern and large markers for fronts."""
     lengths = result["settings"]["lengths"]
     with picture(path, panel=(7.5, 5)) as ((axis,),):
         for each in result["trained"]:

@@ -1,8 +1,8 @@
-"""Run a search in its folder, from its settings to its result.
+"""Run a search in its folder, from settings to result.
 
 Every file in the folder is either complete or absent, and a search can be stopped and resumed at any time. With
-budgets, patterns are drawn and trained, and the best one of each budget is reported beside those that simpler methods
-find. Without budgets, a supernet finds one pattern by gradient descent.
+budgets, patterns are sampled and trained, and the best one for each budget is reported next to patterns found by
+simpler methods. Without budgets, a supernet finds one pattern by gradient descent.
 """
 
 import random
@@ -33,8 +33,8 @@ from lazyformer_fairseq.patterns.grammar import read_sublayer
 
 RESULT = "result.json"
 SUPERNET = "supernet"
-CONTROLS_SEED = 1000  # added to the seed, so that the control draws other patterns
-RATIO = "sff"  # a ratio that people choose by hand: one s for every two f (arXiv 2510.00379)
+CONTROLS_SEED = 1000  # added to the seed so that the control samples other patterns
+RATIO = "sff"  # a common hand-picked ratio: one s for every two f (arXiv 2510.00379)
 
 
 def search_in(
@@ -49,19 +49,19 @@ def search_in(
     Args:
         path: the folder.
         settings: everything that determines the result.
-        begun: a glob pattern of files whose presence shows that work has begun; until then the settings may change.
+        begun: a glob pattern; work has begun once a file matches it, and until then the settings may change.
         search: a function that returns the result.
-        write: a function that writes tables and pictures of the result; it is also called for a finished search.
+        write: a function that writes tables and plots of the result; it is also called for a finished search.
 
     Raises:
-        UserError: the folder holds a search begun with other settings, holds anything else, or cannot be written.
+        UserError: the folder contains a search begun with other settings, contains anything else, or cannot be written.
     """
     is_other = path.exists() and not (path / SETTINGS).exists()
     if is_other and (not path.is_dir() or any(entry.name[0] != "." for entry in path.iterdir())):
-        raise UserError(f"{path}: already exists but holds no search; choose another folder")
+        raise UserError(f"{path}: already exists but contains no search; choose another folder")
     with experiment(path, settings, "a search", begun, made_by_them=[latency.LATENCIES]):
         if (path / RESULT).exists():
-            print(f"{path}: this search is finished; the report is written again from its result.")
+            print(f"{path}: this search is already finished; rewriting the report from its result.")
         result = kept(path / RESULT, search)
         write(result, path)
         return result
@@ -75,18 +75,18 @@ def run_search(
     """Search in the folder `path`, resume a stopped search there, or return the result of a finished one.
 
     Args:
-        settings: the settings of the search.
+        settings: the search's settings.
         path: the folder.
-        place: where trainings run if they do not take turns in this process.
+        place: where runs execute if they are not interleaved in this process.
 
     Returns:
-        The content of result.json.
+        The contents of result.json.
 
     Raises:
-        UserError: as in :func:`search_in`, or settings and data do not fit together.
+        UserError: as in :func:`search_in`, or the settings do not fit the data.
     """
     material = Material(settings)
-    compared = material.compared  # errors in settings and data are found before the folder is created
+    compared = material.compared  # reports errors in settings and data before the folder is created
     compared.train_at(place)
     if settings.budgets:
         compared.describe_data()
@@ -97,17 +97,17 @@ def run_search(
 
 
 def supernet_job(material: Material, path: Path) -> Job:
-    """Return the job that trains the supernet of the search in the folder `path`."""
+    """Return the job that trains the supernet for the search in the folder `path`."""
     optimization = SupernetOptimization.of(material.settings)
     return Job(SUPERNET, material.supernet_objective(), optimization, path / SUPERNET)
 
 
 class Search:
-    """One run of a search in its folder.
+    """A search in its folder.
 
     Args:
-        material: the models and objectives of the search.
-        path: the folder of the search.
+        material: the search's models and objectives.
+        path: the search's folder.
     """
 
     def __init__(self, material: Material, path: Path):
@@ -127,7 +127,7 @@ class Search:
         return latency.latency_of(self.prices, pattern)
 
     def result(self) -> dict[str, Any]:
-        """Run the search and return its result, which holds everything that the report needs."""
+        """Run the search and return its result, which contains everything that the report needs."""
         settings = self.settings
         probabilities: list[list[list[float]]] = []
         yardsticks = None
@@ -169,7 +169,7 @@ class Search:
         }
 
     def _fronts(self) -> dict[str, dict[str, Any]]:
-        """Return the front that halving finds and, for comparison, those of a random search and of two simple rules.
+        """Find a front by halving and, for comparison, fronts by random search and by two simple rules.
 
         The random search costs as much as halving. The rules do not search.
         """
@@ -203,7 +203,7 @@ class Search:
         return fronts
 
     def _plan(self, drawn: Sequence[Sequence[str]]) -> str:
-        """Return a sentence about the trainings of halving and their cost in updates of the baseline."""
+        """Return a sentence about halving's runs and their cost in baseline updates."""
         trainings = self.trainings
         counts = trainings.counts(drawn)
         per_rung = [
@@ -216,25 +216,25 @@ class Search:
             cost += updates * np.mean([self.material.relative_flops(each) for each in patterns])
         beside = ""
         if self.settings.control:
-            beside = ", and the same again for a random search, plus two complete trainings per budget"
+            beside = ", and the same again for a random search, plus two complete runs per budget"
         return (
-            f"Training patterns: {', '.join(per_rung)}. This costs about {cost:,.0f} updates of the baseline{beside}."
+            f"Training patterns: {', '.join(per_rung)}. This costs about {cost:,.0f} baseline updates{beside}."
         )
 
     def _draws(self, seed: int) -> list[Iterator[str]]:
-        """Return an iterator over random patterns for each budget."""
+        """Return one iterator over random patterns per budget."""
         return [self.space.draws(band, random.Random(f"{seed} {place}")) for place, band in enumerate(self.bands)]
 
     def _repeats_of_ratio(self) -> list[str]:
-        """Return the prefixes of repeated RATIO up to the number of layers, or none if its sublayers have no prices."""
+        """Return the prefixes of repeated RATIO up to the number of layers; empty if its sublayers have no prices."""
         if not set(RATIO) <= set(self.settings.priced):
             return []
         return [(RATIO * length)[:length].rstrip("s") for length in range(2, self.settings.layers + 1)]
 
     def _as_many_as(self, cost: float) -> list[str]:
-        """Return random patterns, taken from the budgets in turn, whose complete trainings cost about `cost` in total.
+        """Sample patterns from the budgets in round-robin order until their complete runs cost about `cost` in total.
 
-        The total differs from `cost` by at most half of a training, unless every budget needs its first pattern.
+        The total differs from `cost` by at most half a run, except that every budget gets at least one pattern.
         """
         found: list[str] = []
         for pattern in chain.from_iterable(zip_longest(*self._draws(self.settings.seed + CONTROLS_SEED))):
@@ -248,13 +248,13 @@ class Search:
         return found
 
     def _best(self, patterns: Sequence[str]) -> list[Optional[str]]:
-        """Return the pattern with the lowest loss for each budget, among those that were trained completely."""
+        """Return the fully trained pattern with the lowest loss within each budget."""
         losses = self.trainings.losses
         whole = [pattern for pattern in patterns if losses[pattern][-1] is not None]
         return self._first(whole, lambda pattern: losses[pattern][-1])
 
     def _first(self, patterns: Sequence[str], rank: Callable[[str], float]) -> list[Optional[str]]:
-        """Return the pattern with the lowest rank within each budget; None if no pattern is within it."""
+        """Return the pattern with the lowest rank within each budget, or None for a budget without a pattern."""
         found = []
         for band in self.bands:
             fitting = [each for each in patterns if self._latency(each) <= band.high]
@@ -268,13 +268,13 @@ class Search:
         trained: Sequence[str],
         cost: Optional[float] = None,
     ) -> dict[str, Any]:
-        """Return the front of a method, with its cost in updates of the baseline.
+        """Return a method's front, with its cost in baseline updates.
 
         Args:
-            method: the name of the method.
-            chosen: the pattern that it chose for each budget, the lowest budget first.
-            trained: all patterns that it trained.
-            cost: the cost of these trainings; None to add up the cost of the complete ones.
+            method: the method's name.
+            chosen: the pattern chosen for each budget, in order of increasing budget.
+            trained: all patterns that the method trained.
+            cost: the cost of these runs; None to add up the cost of the complete ones.
         """
         whole = [pattern for pattern in trained if self.trainings.losses[pattern][-1] is not None]
         if cost is None:
@@ -287,7 +287,7 @@ class Search:
     def _describe(self, patterns: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return a description of each pattern, by pattern.
 
-        It has the `predicted` and `measured` ms of a forward pass at batch size 1 and, if it was trained, the loss.
+        It has the `predicted` and `measured` ms of a forward pass at batch size 1 and, for trained patterns, the loss.
         """
         found = {}
         for pattern, measured in latency.measure_models(self.material, patterns, latency.ROUNDS_OF_FRONTS).items():

@@ -1,4 +1,4 @@
-"""The settings of searches, which are also the options of their commands and are stored in the folder of a search."""
+"""The settings of searches, which are also their commands' options and are stored in the search folder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from lazyformer_fairseq.training.laptop import LAPTOP
 
 TASKS = ("masked-lm", "language-model")
 LAMB_LR = 1e-2  # PAR Transformer, section 2.2
-GROWTH = 3  # ratio between the lengths of training on successive rungs
+GROWTH = 3  # ratio between run lengths on successive rungs
 
 of_front = partial(option, section="A front")
 of_gradient = partial(option, section="Gradient descent")
@@ -22,16 +22,16 @@ of_gradient = partial(option, section="Gradient descent")
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """The settings of `lazyformer search`, with the defaults of PAR Transformer, section 2.2, where the paper has any.
+    """The settings of `lazyformer search`, with PAR Transformer's defaults (section 2.2) where the paper has any.
 
     Attributes:
-        data: the folder of the training data.
+        data: the folder of training data.
         task: one of TASKS.
-        arch: the named model that gives sizes, dropout and the position of norms.
-        baseline: the pattern to compare with, written out; it has as many sublayers as there are layers to search.
-        prices: milliseconds by sublayer, if the user gives them.
+        arch: the named model that determines sizes, dropout and the placement of norms.
+        baseline: the expanded pattern to compare with; it has as many sublayers as there are layers to search.
+        prices: milliseconds by sublayer, if set by the user.
         device: the device that everything runs on.
-        fairseq_options: options of task and model, as words.
+        fairseq_options: command-line options of task and model.
 
     Raises:
         UserError: settings conflict.
@@ -47,30 +47,30 @@ class SearchSettings:
     )
     budgets: tuple[float, ...] = option(
         (),
-        "Find one pattern for each of these shares of the baseline's latency (a front), by successive halving.",
+        "Find one pattern for each of these fractions of the baseline's latency (a front) by successive halving.",
         low=0,
         is_open=True,
-        metavar="SHARE,...",
+        metavar="FRACTION,...",
         shown="one pattern of any latency, by gradient descent",
     )
     max_updates: int = option(
         50_000,
-        "Number of updates of a complete training (front), or of weights and architecture together (gradient descent).",
+        "Number of updates per complete run (front), or of weights and architecture together (gradient descent).",
         low=1,
     )
-    batch_size: int = option(128, "Number of sequences, or of streams of text, per update.", low=1)
-    evaluations: int = of_front(96, "Number of patterns to draw, for all budgets together.", low=1)
+    batch_size: int = option(128, "Number of sequences (or streams of text) per update.", low=1)
+    evaluations: int = of_front(96, "Total number of patterns to sample for all budgets.", low=1)
     rungs: int = of_front(
         3,
-        f"Number of rungs, which are lengths of training. The last is --max-updates, each other one 1/{GROWTH} of the "
-        "next.",
+        f"Number of rungs, which are run lengths. The last rung is --max-updates; every other rung is 1/{GROWTH} of "
+        "the next.",
         low=1,
         high=20,
     )
     keep: float = of_front(
-        0.33, "Share of each budget's patterns that reach the next rung; 1 for all.", low=0, is_open=True, high=1
+        0.33, "Fraction of each budget's patterns that reach the next rung; 1 for all.", low=0, is_open=True, high=1
     )
-    control: bool = of_front(True, "For comparison, also run a random search of the same cost and two simple rules.")
+    control: bool = of_front(True, "For comparison, also run a random search of equal cost and two simple rules.")
     recipe: str = option(
         "adam",
         "Recipe of `lazyformer compare`. A supernet is trained with LAMB unless the recipe is laptop.",
@@ -78,7 +78,7 @@ class SearchSettings:
     )
     lr: Optional[float] = of_front(
         None,
-        "Learning rate, which is constant until it decays.",
+        "Learning rate before its decay.",
         low=0,
         is_open=True,
         high=1,
@@ -89,31 +89,31 @@ class SearchSettings:
     )
     in_turn: Optional[bool] = of_front(
         None,
-        "Run one training at a time, or several at a time in processes of their own.",
+        "Train one pattern at a time, or several at once in separate processes.",
         "--in-turn/--alone",
         shown="alone if there are several GPUs",
     )
     constant_updates: int = of_gradient(
-        10_000, "Number of updates of the weights alone, before the architecture starts to learn.", low=0
+        10_000, "Number of updates of the weights alone, before the architecture is trained too.", low=0
     )
     update_freq: int = of_gradient(
         1,
-        "Number of chunks into which each update is split to save memory; each chunk draws its own mixture. With "
+        "Number of chunks that each update is split into to save memory; each chunk samples its own mixture. With "
         "streams of text, the number of streams is divided by it, and each chunk is the next segment of every stream.",
         low=1,
     )
     weights_lr: Optional[float] = of_gradient(
         None,
-        "Learning rate of the supernet's weights, for LAMB or Muon.",
+        "Learning rate of the supernet's weights (LAMB or Muon).",
         low=0,
         is_open=True,
         shown=f"{LAMB_LR:g}, or {LAPTOP['lr']:g} with the recipe laptop",
     )
-    architecture_lr: float = of_gradient(1e-2, "Learning rate of the architecture, for Adam.", low=0, is_open=True)
+    architecture_lr: float = of_gradient(1e-2, "Learning rate of the architecture (Adam).", low=0, is_open=True)
     latency_tokens: Optional[int] = option(
-        None, "Sequence length, in tokens, at which latency is measured.", low=1, shown="that of training"
+        None, "Sequence length, in tokens, for latency measurements.", low=1, shown="as in training"
     )
-    seed: int = option(1, "Seed of weights, data and draws.", low=0)
+    seed: int = option(1, "Seed of weights, data and sampled patterns.", low=0)
     prices: Optional[dict[str, float]] = None
     device: str = "cpu"
     fairseq_options: tuple[str, ...] = ()
@@ -135,17 +135,17 @@ class SearchSettings:
                     remedy = f"--rungs {fitting[-1]}, or {remedy}"
                 raise UserError(
                     f"--rungs {self.rungs}: the first rung would get fewer than two of --max-updates "
-                    f"{self.max_updates}; give {remedy}"
+                    f"{self.max_updates}; use {remedy}"
                 )
             if self.evaluations < len(self.budgets):
                 raise UserError(
-                    f"--evaluations {self.evaluations}: give at least one for each of the {len(self.budgets)} budgets"
+                    f"--evaluations {self.evaluations}: use at least one for each of the {len(self.budgets)} budgets"
                 )
         else:
             if self.max_updates <= self.constant_updates:
                 raise UserError(
                     f"--max-updates {self.max_updates}: must be more than --constant-updates {self.constant_updates}, "
-                    "because the architecture only starts to learn after those; give more --max-updates, or "
+                    "because the architecture is trained only after those; increase --max-updates, or use "
                     f"--constant-updates {self.max_updates // 5}, a fifth as in the paper"
                 )
             if self.batch_size % self.update_freq:
@@ -153,7 +153,7 @@ class SearchSettings:
 
     @property
     def lengths(self) -> list[int]:
-        """The number of updates of a training up to each rung of a front."""
+        """The number of updates of a run up to each rung."""
         return [self.max_updates // GROWTH**left for left in reversed(range(self.rungs))]
 
     @property
@@ -163,7 +163,7 @@ class SearchSettings:
 
     @property
     def priced(self) -> list[str]:
-        """The distinct sublayers of candidates and baseline that need a price, which are all except identity."""
+        """The distinct sublayers of candidates and baseline that need a price: all except identity."""
         names = [*self.candidates, *split_sublayers(self.baseline)]
         return sorted({name for name in names if not read_sublayer(name).kind.is_identity})
 
@@ -174,9 +174,9 @@ class CompressSettings:
 
     Attributes:
         checkpoint: the path of the trained model.
-        weights: the SHA-256 of the checkpoint, so that another checkpoint at the same path counts as another search.
-        text: the path of raw text, or of a folder of binarised data.
-        prices: milliseconds by sublayer, if the user gives them.
+        weights: the checkpoint's SHA-256, so that another checkpoint at the same path counts as another search.
+        text: the path of raw text or of a folder of binarized data.
+        prices: milliseconds by sublayer, if set by the user.
     """
 
     checkpoint: str
@@ -184,39 +184,39 @@ class CompressSettings:
     text: str
     budgets: tuple[float, ...] = option(
         (0.5, 0.6, 0.7, 0.8, 0.9),
-        "Latency budgets, as shares of the model's latency; one pattern is found for each.",
+        "Latency budgets as fractions of the model's latency; one pattern is found for each.",
         low=0,
         is_open=True,
         high=0.999,
-        metavar="SHARE,...",
+        metavar="FRACTION,...",
     )
     candidates: tuple[str, ...] = option(
         (),
-        "Sublayers that may replace those of the model, written as in a pattern; identity removes one.",
-        shown="every kind that can take over the weights, windows of a sixteenth, an eighth and a quarter of the "
-        "longest input, and identity",
+        "Sublayers that may replace the model's sublayers, written as in a pattern; identity removes a sublayer.",
+        shown="every kind that can reuse the weights, windows of a sixteenth, an eighth and a quarter of the longest "
+        "input, and identity",
     )
-    tokens: int = option(32_768, "Number of tokens of TEXT on which losses are measured.", low=1)
+    tokens: int = option(32_768, "Number of tokens of TEXT to measure losses on.", low=1)
     top: int = option(4, "Number of patterns to measure per budget and round.", low=1)
     prices: Optional[dict[str, float]] = None
     latency_tokens: Optional[int] = option(
-        None, "Sequence length, in tokens, at which latency is measured.", low=1, shown="the model's longest input"
+        None, "Sequence length, in tokens, for latency measurements.", low=1, shown="the model's longest input"
     )
-    seed: int = option(1, "Seed of weights that are initialized randomly.", low=0)
+    seed: int = option(1, "Seed for randomly initialized weights.", low=0)
 
 
 def candidate_name(sublayer: PlannedSublayer) -> str:
-    """Return the text of a sublayer in ``--candidates``; ``identity`` is named, since a dash is easy to overlook."""
+    """Return a sublayer's text in ``--candidates``; ``identity`` is spelled out because a dash is easy to overlook."""
     if sublayer.kind.is_identity:
         return sublayer.kind.name
     return sublayer.text
 
 
 def read_candidates(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the texts of candidates, such as ``("s", "f", "identity")``, in the order of the table of kinds.
+    """Return the candidates' texts, such as ``("s", "f", "identity")``, in the order of the table of kinds.
 
     Raises:
-        UserError: a candidate is unknown, there are fewer than two, or one reads something that no other hands on.
+        UserError: a candidate is unknown, there are fewer than two, or one reads something that no other provides.
     """
     text = ",".join(words)
     given = read_sublayers(words)
@@ -231,12 +231,12 @@ def read_candidates(words: tuple[str, ...]) -> tuple[str, ...]:
     in_order = sorted(given, key=lambda candidate: kinds().index(candidate.kind))
     names = tuple(candidate_name(candidate) for candidate in in_order)
     if len(names) < 2:
-        raise UserError(f"--candidates {text}: give at least two; otherwise there is nothing to choose from")
+        raise UserError(f"--candidates {text}: specify at least two; otherwise there is nothing to choose from")
     return names
 
 
 def read_sublayers(words: Sequence[str]) -> list[PlannedSublayer]:
-    """Parse candidates, given as in a pattern or by the name of their kind, and remove duplicates.
+    """Parse candidates, which are written as in a pattern or as the name of a kind, and remove duplicates.
 
     Raises:
         UserError: a word is not a sublayer.
@@ -253,13 +253,13 @@ def read_sublayers(words: Sequence[str]) -> list[PlannedSublayer]:
 
 
 def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_sublayers: int) -> str:
-    """Return the pattern of the baseline, written out.
+    """Return the baseline's expanded pattern.
 
     Args:
-        pattern: the pattern that the user gives; by default attention and feed-forward alternate, as in the baseline
-            of the paper.
-        sublayers: the number of sublayers that the user gives.
-        default_sublayers: the number of sublayers if the user gives neither.
+        pattern: the user's pattern, if any; by default attention and feed-forward alternate, as in the paper's
+            baseline.
+        sublayers: the user's number of sublayers, if any.
+        default_sublayers: the number of sublayers if the user sets neither.
 
     Raises:
         UserError: the pattern has another number of sublayers, or no such baseline exists.
@@ -269,8 +269,8 @@ def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_su
         length = len(split_sublayers(letters))
         if sublayers is not None and length != sublayers:
             raise UserError(
-                f"--baseline-pattern {pattern!r} has {length} sublayers, but --sublayers {sublayers} asks for another "
-                "number; they are compared with each other, so give equal numbers, or leave --sublayers out"
+                f"--baseline-pattern {pattern!r} has {length} sublayers, which does not match --sublayers {sublayers}; "
+                "use the same number for both, or leave --sublayers out"
             )
         return letters
     if sublayers is None:
@@ -280,6 +280,6 @@ def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_su
     if sublayers % 2:
         raise UserError(
             f"--sublayers {sublayers}: the baseline (sf)x{max(sublayers // 2, 1)} cannot have an odd number of "
-            "sublayers; give an even number, or a --baseline-pattern with that many"
+            "sublayers; use an even number, or a --baseline-pattern with that many"
         )
     return "sf" * (sublayers // 2)

@@ -1,4 +1,4 @@
-"""The space of patterns that a search chooses from: their validity and latency, random draws, and notation."""
+"""The space of patterns that a search chooses from: validity, latency, sampling, and notation."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -9,33 +9,33 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.latency import Prices, latency_of
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 
-# A pattern as a path through a supernet: the candidate of each layer, including identity, from the lowest layer up.
+# A pattern as a path through a supernet: each layer's candidate, including identity, from the lowest layer up.
 Subnet = tuple[str, ...]
-DRAWS = 2000  # random draws for a band of latencies before it is approached step by step
-MISSES = 20  # draws in a row without a new pattern, after which a small space counts as exhausted
-ROUNDING = 1e-9  # relative tolerance for sums of the same prices in another order
+DRAWS = 2000  # samples for a latency band before it is approached step by step
+MISSES = 20  # consecutive samples without a new pattern, after which a small space counts as exhausted
+ROUNDING = 1e-9  # relative tolerance for sums of the same prices in a different order
 
 
 class Band(NamedTuple):
-    """The latencies from `low` to `high`, in ms, which are those between a budget and the next lower one."""
+    """A latency band from `low` to `high`, in ms, between a budget and the next lower one."""
 
     low: float
     high: float
 
     def distance(self, latency: float) -> float:
-        """Return how far a latency is outside the band, in ms; 0 if it is inside."""
+        """Return the distance from a latency to the band, in ms; 0 inside the band."""
         return max(self.low - latency, latency - self.high, 0.0)
 
 
 class Space:
-    """The valid patterns of a number of layers.
+    """The valid patterns with a given number of layers.
 
-    A pattern is valid if every sublayer that reads from another one has such a sublayer below it, and if at least one
+    A pattern is valid if every sublayer that reads from another one has such a sublayer below it, and at least one
     layer is not identity.
 
     Args:
-        candidates: names of the candidates, at least two.
-        layers: the number of layers of a pattern.
+        candidates: the names of the candidates, at least two.
+        layers: the number of layers per pattern.
         prices: the candidates' prices, in ms.
     """
 
@@ -56,11 +56,11 @@ class Space:
         return not all(self._sublayers[name].kind.is_identity for name in subnet)
 
     def latency(self, subnet: Subnet) -> float:
-        """Return the latency of a subnet by the price list, in ms."""
+        """Return a subnet's latency according to the price list, in ms."""
         return latency_of(self.prices, [self._sublayers[name] for name in subnet])
 
     def draw(self, chance: random.Random) -> Subnet:
-        """Draw a valid pattern at random, with equal probabilities."""
+        """Sample a valid pattern uniformly at random."""
         while True:
             subnet = tuple(chance.choices(self.candidates, k=self.layers))
             if self.is_valid(subnet):
@@ -75,13 +75,13 @@ class Space:
                     yield changed
 
     def draw_within(self, band: Band, chance: random.Random) -> Subnet:
-        """Draw a pattern whose latency lies within a band.
+        """Sample a pattern with a latency within a band.
 
-        If no draw reaches the band, the nearest one is changed layer by layer to approach it; the result may then have
-        a lower latency than the band.
+        If no sample falls into the band, the nearest one is changed layer by layer to approach it. The result may then
+        have a lower latency than the band.
 
         Raises:
-            UserError: no pattern within the budget was found.
+            UserError: no pattern was found within the budget.
         """
 
         def outside(subnet: Subnet) -> float:
@@ -104,14 +104,14 @@ class Space:
         if self.latency(nearest) > band.high:
             raise UserError(
                 f"--budgets: no pattern of {self.layers} layers of these candidates takes less than {band.high:.3g} "
-                "ms; give larger budgets, or faster candidates such as identity"
+                "ms; use larger budgets, or faster candidates such as identity"
             )
         return nearest
 
     def draws(self, band: Band, chance: random.Random) -> Iterator[str]:
-        """Yield distinct random patterns of a band, written out, until many draws in a row find no new one.
+        """Yield distinct random patterns from a band, expanded, until many consecutive samples find no new one.
 
-        The bands are narrow, so that no draw is wasted on a pattern far below its budget.
+        The bands are narrow, so no sample is wasted on a pattern far below its budget.
         """
         known: set[str] = set()
         misses = 0
@@ -126,12 +126,12 @@ class Space:
 
 
 def bands_of(budgets: Sequence[float], baseline: float) -> list[Band]:
-    """Return a band of latencies for each budget, in increasing order.
+    """Return a latency band for each budget, in increasing order.
 
     Each band ends where the next one begins; the first is as wide as the narrowest of the others.
 
     Args:
-        budgets: distinct shares of the baseline's latency.
+        budgets: distinct fractions of the baseline's latency.
         baseline: the baseline's latency in ms.
     """
     highs = sorted(baseline * budget * (1 + ROUNDING) for budget in budgets)
@@ -141,10 +141,10 @@ def bands_of(budgets: Sequence[float], baseline: float) -> list[Band]:
 
 
 def most_probable(probabilities: Sequence[Sequence[float]], candidates: Sequence[str]) -> list[str]:
-    """Return the most probable candidate of each layer (PAR Transformer, section 2.1), from the lowest layer up.
+    """Return each layer's most probable candidate (PAR Transformer, section 2.1), from the lowest layer up.
 
-    A candidate that would have nothing to read below it is skipped in favour of the next most probable one. If all
-    layers would be identity, the first one gets its most probable other candidate.
+    A candidate with nothing to read below it is skipped in favor of the next most probable one. If all layers would be
+    identity, the first one gets its most probable other candidate.
 
     Args:
         probabilities: the probability of each candidate, by layer.
@@ -166,12 +166,12 @@ def most_probable(probabilities: Sequence[Sequence[float]], candidates: Sequence
 
 
 def letters(chosen: Sequence[str]) -> str:
-    """Return the pattern of a choice of candidates, written out and without identity layers."""
+    """Join the chosen candidates into an expanded pattern without identity layers."""
     return "".join(name for name in chosen if not read_sublayer(name).kind.is_identity)
 
 
 def by_layer(chosen: Sequence[str]) -> str:
-    """Return the pattern of a choice of candidates, with a ``-`` for each identity layer.
+    """Join the chosen candidates into a pattern with a ``-`` for each identity layer.
 
     The n-th sublayer of this pattern is the n-th layer.
     """
@@ -179,9 +179,10 @@ def by_layer(chosen: Sequence[str]) -> str:
 
 
 def compact(pattern: str) -> str:
-    """Shorten a written-out pattern with repeats of groups that are not nested: ``sfffsfffff`` is ``(sfff)x2 ff``.
+    """Shorten an expanded pattern with repeated, non-nested groups: ``sfffsfffff`` becomes ``(sfff)x2 ff``.
 
-    Among equally short results, it prefers groups that start with a sublayer that hands something on, as in the paper.
+    Among equally short results, groups that start with a sublayer that others can read from are preferred, as in the
+    paper.
     """
     parts = split_sublayers(pattern)
     best: list[tuple[int, int, str]] = [(0, 0, "")]  # for the first n sublayers: length, number of odd groups, text
@@ -200,7 +201,7 @@ def compact(pattern: str) -> str:
             while parts[max(end - size * (times + 1), 0) : end - size * times] == group:
                 times += 1
                 length, odd, text = best[end - size * times]
-                # The number of repeats counts as one character, so that x10 is not longer than x9.
+                # The repeat count is treated as one character, so that x10 is not longer than x9.
                 repeat = f"{text} ({''.join(group)})x{times}".lstrip()
                 ways.append((length + size + 4, odd + starts_oddly, repeat))
         best.append(min(ways))

@@ -1,4 +1,4 @@
-"""The supernet: a model whose every layer is a weighted sum of candidate sublayers (PAR Transformer, section 2.1)."""
+"""The supernet: a model in which each layer is a weighted sum of candidate sublayers (PAR Transformer, section 2.1)."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -23,13 +23,13 @@ from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
 
 
 def supernet_pattern(candidates: tuple[str, ...], layers: int) -> str:
-    """Return the pattern of a model in which the candidates of all layers follow one another.
+    """Return the pattern of a model that concatenates the candidates of all layers.
 
-    In each layer, the candidates that read from another sublayer come first, so that they read from the layer below and
+    In each layer, candidates that read from another sublayer come first. They therefore read from the layer below, and
     a sublayer keeps its state only if a layer above may read it. The first layer has no such candidates.
 
     Args:
-        candidates: the names of the candidates of each layer.
+        candidates: the names of each layer's candidates.
         layers: the number of layers.
 
     Raises:
@@ -46,8 +46,8 @@ def supernet_pattern(candidates: tuple[str, ...], layers: int) -> str:
 def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
     """Raise a UserError if the state that a candidate reads cannot be mixed.
 
-    This concerns an ``l`` that would read a distribution that is not over tokens alone, and a ``k`` that would read
-    keys of several sublayers, or keys whose scores have additional learned parts.
+    This applies to an ``l`` that would read a distribution over more than tokens, and to a ``k`` that would read keys
+    from several sublayers, or keys with additional learned terms in their scores.
     """
     readers = {sublayer.kind.reads: sublayer.text for sublayer in sublayers}
     lazy = readers.get(DISTRIBUTION)
@@ -55,8 +55,8 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
         is_mixed = all(row.has_probabilities for row in chosen_variants(sublayer.values))
         if lazy and DISTRIBUTION in sublayer.kind.hands_on and not is_mixed:
             raise UserError(
-                f"--candidates: {lazy} beside {sublayer.text}: a search mixes the distributions that {lazy} reuses, "
-                f"but that of {sublayer.text} is not over tokens alone; leave one of the two out"
+                f"--candidates: {lazy} with {sublayer.text}: a search mixes the distributions that {lazy} reuses, but "
+                f"the distribution of {sublayer.text} is not over tokens alone; leave one of the two out"
             )
     consumer = readers.get(KEYS_AND_VALUES)
     if consumer is None:
@@ -64,20 +64,20 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
     producers = [sublayer for sublayer in sublayers if KEYS_AND_VALUES in sublayer.kind.hands_on]
     if len(producers) > 1:
         raise UserError(
-            f"--candidates: {consumer} beside {' and '.join(producer.text for producer in producers)}: a search mixes "
-            f"the keys and values that {consumer} reads, but those of several sublayers cannot be mixed; keep only one "
-            f"of these, or leave {consumer} out"
+            f"--candidates: {consumer} with {' and '.join(producer.text for producer in producers)}: a search mixes "
+            f"the keys and values that {consumer} reads, but cannot mix the keys and values of different sublayers; "
+            f"keep only one of these, or leave {consumer} out"
         )
     for producer in producers:
         if any(row.has_own_scores for row in chosen_variants(producer.values)):
             raise UserError(
-                f"--candidates: {consumer} beside {producer.text}: a search mixes the keys and values that {consumer} "
-                f"reads, but not what each {producer.text} adds to their scores; leave one of the two out"
+                f"--candidates: {consumer} with {producer.text}: a search mixes the keys and values that {consumer} "
+                f"reads, but not the terms that {producer.text} adds to their scores; leave one of the two out"
             )
 
 
 def in_building_order(candidates: Iterable[str]) -> list[str]:
-    """Return identity, then candidates that read from another sublayer, then the others, each in the order given."""
+    """Sort candidates: identity first, then candidates that read from another sublayer, then the others."""
 
     def place(name: str) -> int:
         kind = read_sublayer(name).kind
@@ -91,17 +91,17 @@ def in_building_order(candidates: Iterable[str]) -> list[str]:
 
 
 class Architecture(nn.Module):
-    """The parameters that weight the candidates of all layers, uniformly at first (PAR Transformer, section 2.2).
+    """The parameters that weight the candidates of all layers, initially uniformly (PAR Transformer, section 2.2).
 
     Args:
         layers: the number of layers, L.
-        candidates: the names of the candidates; K is their number.
+        candidates: the names of the K candidates.
 
     Attributes:
         logits: the parameter, (L, K).
         allowed: whether a layer has a candidate, (L, K). In the first layer, it is False for candidates that read from
-            another sublayer, since there is none below; their weight is exactly 0.
-        temperature: the temperature of the Gumbel-softmax, which the search lowers over time.
+            another sublayer, because there is none below; their weight is exactly 0.
+        temperature: the Gumbel-softmax temperature, which the search lowers over time.
     """
 
     def __init__(self, layers: int, candidates: tuple[str, ...]):
@@ -114,9 +114,9 @@ class Architecture(nn.Module):
         self.temperature = 1.0
 
     def forward(self) -> Tensor:
-        """Return the weights m of equation 4, (L, K), whose rows sum to 1.
+        """Return the weights m of equation 4, (L, K), with rows that sum to 1.
 
-        In training, each call draws new ones by Gumbel-softmax; in evaluation, they are the probabilities.
+        In training, each call samples new weights by Gumbel-softmax; in evaluation, the weights are the probabilities.
         """
         if not self.training:
             return self.probabilities()
@@ -129,7 +129,7 @@ class Architecture(nn.Module):
     def entropy(self) -> float:
         """Return the entropy of the probabilities in bits, averaged over layers.
 
-        It is about log2 K at first, and 0 when every layer has decided on a candidate.
+        It starts near log2 K and reaches 0 when every layer has settled on a candidate.
         """
         probabilities = self.probabilities().detach()
         return -float(torch.xlogy(probabilities, probabilities).sum(dim=-1).mean()) / math.log(2)
@@ -139,24 +139,24 @@ class Architecture(nn.Module):
 
 
 class Mixture(nn.Module):
-    """One layer of a supernet: the sum of its candidates' outputs, each multiplied by its weight (equation 4).
+    """One layer of a supernet: the weighted sum of its candidates' outputs (equation 4).
 
-    If there are lazy candidates, the layer also hands on a distribution: P_i = m_s P_s + (1 - m_s) P_(i-1), where P_s
+    If there are lazy candidates, the layer also passes on a distribution: P_i = m_s P_s + (1 - m_s) P_(i-1), where P_s
     is computed by its own ``s`` and P_(i-1) comes from the layer below. The first layer has only P_s. If several
     candidates compute a distribution, P_s is their weighted mean and m_s is the sum of their weights. Rows sum to 1,
     unless an attention variant projects positions. A sublayer that reads a mixture computes its values in the plain
-    way, even if the attention variants in the mixture require something else of sublayers that read them alone.
+    way, even if attention variants in the mixture impose requirements on sublayers that read from them directly.
 
-    If there are candidates that read keys and values, the layer hands on a mixture of these in the same way: K_i = m_s
-    K_s + (1 - m_s) K_(i-1). Because softmax is not linear, the output is not a mean of the outputs of patterns; if all
-    weights are 0 or 1, it is the output of that pattern.
+    If there are candidates that read keys and values, the layer passes on a mixture of these in the same way: K_i = m_s
+    K_s + (1 - m_s) K_(i-1). Because softmax is not linear, the output is not an average over the outputs of individual
+    patterns; if all weights are 0 or 1, it is the output of the selected pattern.
 
     Args:
-        sublayers: the candidates of this layer, by name.
+        sublayers: this layer's candidates, by name.
         candidates: the names of the candidates of all layers, in the order of :attr:`weights`.
 
     Attributes:
-        weights: the weights of the candidates, (K,), which :class:`Supernet` sets for each forward pass.
+        weights: the candidates' weights, (K,), which :class:`Supernet` sets for each forward pass.
     """
 
     attends = True
@@ -181,9 +181,9 @@ class Mixture(nn.Module):
         shared: Context,
         memory_BMC: Optional[Tensor] = None,
     ) -> tuple[Tensor, SharedState]:
-        """Return the output and the state that the layer hands on.
+        """Return the output and the state that the layer passes on.
 
-        The interface is that of :class:`~lazyformer_fairseq.modules.sublayers.feed_forward.ResidualSublayer`.
+        The interface is the same as for :class:`~lazyformer_fairseq.modules.sublayers.feed_forward.ResidualSublayer`.
         """
         weight = dict(zip(self.candidates, self.weights.to(x_BTC.dtype).unbind(), strict=True))
         mixed: Optional[Tensor] = None
@@ -205,24 +205,24 @@ class Mixture(nn.Module):
         return mixed, carried
 
     def candidate(self, name: str) -> nn.Module:
-        """Return the candidate of the given name."""
+        """Return a candidate by name."""
         return self.sublayers[_key(name)]
 
 
 def _key(name: str) -> str:
-    """Return the key of a candidate's module, without dots, which module names cannot have."""
+    """Return the key of a candidate's module: its name without dots, which module names must not contain."""
     return name.replace(".", "_")
 
 
 class MixedDistribution(StoredDistribution):
-    """A distribution whose rows need not sum to 1; those of Linformer over tokens do not.
+    """A distribution with rows that need not sum to 1, such as Linformer's over tokens.
 
-    The bias of the values is added after multiplication with the distribution, as in Linformer. If the rows sum to 1,
-    this makes no difference.
+    The values' bias is added after multiplying with the distribution, as in Linformer. If the rows sum to 1, this makes
+    no difference.
     """
 
     def project(self, x_BTC: Tensor, v_proj: Linear, num_heads: int) -> tuple[Tensor, ReusableAttention]:
-        """Return the values of an ``l`` without their bias, and the distribution that weights them and adds it."""
+        """Return an ``l``'s values without their bias, and a distribution that weights them and adds the bias."""
         if v_proj.bias is None:
             return v_proj(x_BTC), self
         v_BTC = multiply_by_part(v_proj, x_BTC, 0, v_proj.out_features, has_bias=False)
@@ -243,7 +243,7 @@ def _carried(below: Optional[MixedDistribution], own: list[tuple[Tensor, Tensor]
     if len(own) > 1:
         shares = torch.stack([share for _, share in own])
         weight = shares.sum()
-        # All shares may be 0 if another candidate has nearly all the weight.
+        # All of these weights may be 0 if another candidate has nearly all of the weight.
         shares = shares + torch.finfo(shares.dtype).eps ** 2
         probabilities = sum(each * share for (each, _), share in zip(own, shares / shares.sum(), strict=True))
     if below is None:
@@ -262,11 +262,11 @@ def _carried_keys(below: Optional[Attention], own: Attention, weight: Tensor) ->
 
 
 class Supernet(nn.Module):
-    """A model of :func:`supernet_pattern` in which the sublayers of each layer are replaced by their mixture.
+    """A model built from :func:`supernet_pattern`, with each layer's sublayers replaced by their mixture.
 
     Args:
         model: the model.
-        network: the stack of its sublayers, which is changed.
+        network: the model's stack of sublayers, which is modified in place.
         architecture: the parameters that weight the candidates.
 
     Raises:
@@ -278,34 +278,34 @@ class Supernet(nn.Module):
         if network.reversible or network.checkpoints:
             raise UserError(
                 "--reversible, --checkpoint-activations: a supernet cannot recompute activations, because its layers "
-                "mix the state that sublayers hand on; leave these options out"
+                "mix the state that sublayers pass on; leave these options out"
             )
         self.model = model
         self.architecture = architecture
         self.mixtures = _into_layers(network.sublayers, architecture)
         network.sublayers = nn.ModuleList(self.mixtures)
-        # A norm of the embeddings replaces the input norm of every candidate of the first layer.
+        # An embedding norm replaces the input norm of every candidate in the first layer.
         if getattr(network, "embedding_norm", False):
             for candidate in self.mixtures[0].sublayers.values():
                 leave_out_first_norm([candidate], network.normalize_before)
         if any(mixture.carries for mixture in self.mixtures):
-            network.attention_backend = "eager"  # mixing needs distributions in memory
+            network.attention_backend = "eager"  # mixing needs the distributions in memory
 
     def forward(self, *args, **kwargs) -> Any:
-        """Return the output of the model, with weights of the candidates drawn for this forward pass."""
+        """Run the model with candidate weights sampled for this forward pass."""
         for mixture, weights in zip(self.mixtures, self.architecture().unbind(), strict=True):
             mixture.weights = weights
         return self.model(*args, **kwargs)
 
     def learn(self, architecture: bool) -> None:
-        """Enable gradients for the architecture alone, or for the model alone, so that the other side costs nothing."""
+        """Enable gradients only for the architecture or only for the model, so that the other side costs nothing."""
         for parameter in self.model.parameters():
             parameter.requires_grad_(not architecture)
         self.architecture.logits.requires_grad_(architecture)
 
 
 def _into_layers(sublayers: nn.ModuleList, architecture: Architecture) -> list[Mixture]:
-    """Return the mixture of each layer, given the sublayers of a :func:`supernet_pattern`."""
+    """Group the sublayers of a :func:`supernet_pattern` into one mixture per layer."""
     parts = iter(sublayers)
     mixtures = []
     for allowed in architecture.allowed.tolist():

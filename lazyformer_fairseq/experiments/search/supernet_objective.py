@@ -1,7 +1,7 @@
 """The objective of a supernet.
 
-The weights learn from one part of the training text and the architecture from the rest. They take turns, update by
-update (PAR Transformer, section 2.2).
+The weights are trained on one part of the training text and the architecture on the rest, in alternating updates (PAR
+Transformer, section 2.2).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,17 +25,17 @@ from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
 from lazyformer_fairseq.training.processes import ALONE, Processes
 
-# The two sides that learn, after which the parts of the text are named.
+# The two sides that are trained; the parts of the text are named after them.
 WEIGHTS = "weights"
 ARCHITECTURE = "architecture"
-SIDE = "side"  # the key of a batch that holds its side
-ARCHITECTURE_SHARE = 0.2  # the share of the training data that is reserved for the architecture
+SIDE = "side"  # the key in a batch that names its side
+ARCHITECTURE_SHARE = 0.2  # the fraction of the training data reserved for the architecture
 
 
 def side_at(update: int, constant_updates: int) -> str:
-    """Return the side that learns in an update, where updates are counted from 0.
+    """Return the side that is trained in an update; updates are counted from 0.
 
-    After the constant updates, every n-th update is one of the architecture, where n is the inverse of its share of the
+    After the constant updates, every n-th update trains the architecture, where n is the inverse of its fraction of the
     data.
     """
     every = round(1 / ARCHITECTURE_SHARE)
@@ -45,12 +45,12 @@ def side_at(update: int, constant_updates: int) -> str:
 
 
 def part_of(side: str, count: int, what: str) -> range:
-    """Return the range of blocks or tokens from which a side learns; the last ones belong to the architecture.
+    """Return the range of blocks or tokens that a side is trained on; the last ones belong to the architecture.
 
     Args:
         side: WEIGHTS or ARCHITECTURE.
-        count: the number of all blocks or tokens.
-        what: the word "blocks" or "tokens", for the error message.
+        count: the total number of blocks or tokens.
+        what: "blocks" or "tokens", for the error message.
 
     Raises:
         UserError: a part would be empty.
@@ -59,7 +59,7 @@ def part_of(side: str, count: int, what: str) -> range:
     if not 0 < border < count:
         raise UserError(
             f"the training data has too little text ({count} {what}) to reserve {ARCHITECTURE_SHARE:.0%} of it for the "
-            "architecture; give more text"
+            "architecture; use more text"
         )
     if side == WEIGHTS:
         return range(border)
@@ -68,12 +68,12 @@ def part_of(side: str, count: int, what: str) -> range:
 
 @dataclass
 class BlocksPart(MaskedLMObjective):
-    """Masked language modelling on the blocks of one side, which come from the first of several shards."""
+    """Masked language modeling on one side's blocks, which come from the first shard."""
 
     side: str = WEIGHTS
 
     def batches(self, processes: Processes = ALONE) -> EpochBatches:
-        """Return the training batches of this side."""
+        """Return this side's training batches."""
         blocks = self.texts.split("train").now
         part = part_of(self.side, len(blocks), "blocks")
         return dealt(EpochBatches(blocks, self.batch_size, seed=self.seed, part=part), processes)
@@ -81,31 +81,31 @@ class BlocksPart(MaskedLMObjective):
 
 @dataclass
 class StreamsPart(StreamLMObjective):
-    """Causal language modelling on the text of one side, with a memory of its own."""
+    """Causal language modeling on one side's text, with a separate memory."""
 
     side: str = WEIGHTS
 
     def tokens(self, split: str) -> np.ndarray:
-        """Open the part of a split from which this side learns."""
+        """Open the part of a split that this side is trained on."""
         if item_length(self.data):
-            raise UserError(f"{self.data}: holds images, but a search needs text that it can divide; give text data")
+            raise UserError(f"{self.data}: contains images, but a search needs text that it can split; use text data")
         tokens = super().tokens(split)
         part = part_of(self.side, len(tokens), "tokens")
         return tokens[part.start : part.stop]
 
 
 class BatchesInTurn:
-    """An endless iterable over the batches of both sides, in the order in which the updates of a supernet read them.
+    """An endless iterable over both sides' batches, in the order of a supernet's updates.
 
-    If an update at the end of a side's epoch has too few batches, empty ones fill it up.
+    An update at the end of a side's epoch is padded with empty batches if it has too few.
 
     Args:
-        sides: the batches of each side.
+        sides: each side's batches.
         per_update: the number of batches per update.
-        constant_updates: the number of updates of the weights alone, at the beginning.
+        constant_updates: the number of initial updates of the weights alone.
 
     Attributes:
-        updates: the number of updates whose batches have been read.
+        updates: the number of updates for which batches have been read.
     """
 
     shuffle = True
@@ -118,7 +118,7 @@ class BatchesInTurn:
 
     @property
     def epoch(self) -> int:
-        """The current epoch on the text of the weights."""
+        """The current epoch on the weights' text."""
         return self.sides[WEIGHTS].epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -136,12 +136,12 @@ class BatchesInTurn:
                 yield {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the text of each side, and the number of updates."""
+        """Return the position in each side's text and the number of updates."""
         sides = {side: batches.state_dict() for side, batches in self.sides.items()}
         return {**sides[WEIGHTS], "updates": self.updates, "sides": sides}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the last update whose batches have been read."""
+        """Continue after the last update for which batches have been read."""
         self.updates = state["updates"]
         for side, batches in self.sides.items():
             batches.load_state_dict(state["sides"][side])
@@ -149,11 +149,11 @@ class BatchesInTurn:
 
 @dataclass
 class SupernetObjective(Objective):
-    """The objective of a supernet whose weights and architecture learn in turn.
+    """The objective of a supernet, which trains weights and architecture alternately.
 
     Attributes:
-        sides: the objective of each side; that of the weights builds the model that becomes the supernet.
-        search: the settings of the search.
+        sides: each side's objective; the weights' objective builds the model that becomes the supernet.
+        search: the search's settings.
     """
 
     sides: Mapping[str, Objective]
@@ -165,17 +165,17 @@ class SupernetObjective(Objective):
 
     @property
     def dictionary(self) -> Dictionary:
-        """The symbols of inputs and targets."""
+        """The dictionary of inputs and targets."""
         return self.sides[WEIGHTS].dictionary
 
     def build_model(self) -> Supernet:
-        """Build the supernet with new weights and an architecture that prefers no candidate."""
+        """Build the supernet with new weights and a uniform architecture."""
         model = self.sides[WEIGHTS].build_model()
         network = next(module for module in model.modules() if isinstance(module, Stack))
         return Supernet(model, network, Architecture(self.search.layers, self.search.candidates))
 
     def batches(self, processes: Processes = ALONE) -> BatchesInTurn:
-        """Return the batches of both sides, in turn.
+        """Return both sides' batches, in the order of the updates.
 
         Raises:
             UserError: there is too little text, or the text does not fit the model.
@@ -188,7 +188,7 @@ class SupernetObjective(Objective):
         return self.sides[WEIGHTS].data_folders()
 
     def at_update(self, batch: Batch, update: int) -> Batch:
-        """Prepare a batch for an update, as the objective of its side does."""
+        """Prepare a batch for an update with the objective of its side."""
         return self.sides[batch[SIDE]].at_update(batch, update)
 
     def loss(self, model: Supernet, batch: Batch) -> tuple[Tensor, Number, dict[str, Any]]:
@@ -196,16 +196,16 @@ class SupernetObjective(Objective):
         return self.sides[batch[SIDE]].loss(model, batch)
 
     def scalars(self, logs: Sequence[Log]) -> dict[str, Scalar]:
-        """Return the values that the objectives of the sides log."""
+        """Return the values that the sides' objectives log."""
         return self.sides[WEIGHTS].scalars(logs)
 
     def forget(self) -> None:
-        """Drop the state that a skipped update has left behind."""
+        """Discard the state left behind by a skipped update."""
         for objective in self.sides.values():
             objective.forget()
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that are stored in checkpoints."""
+        """Return the settings to store in checkpoints."""
         settings = self.sides[WEIGHTS].settings()
         own = {"_name": "supernet", "candidates": list(self.search.candidates), "layers": self.search.layers}
         turns = {"constant_updates": self.search.constant_updates, "architecture_share": ARCHITECTURE_SHARE}

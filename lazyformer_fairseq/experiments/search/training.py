@@ -1,4 +1,4 @@
-"""The gradient search of PAR Transformer (section 2.2), which trains a supernet's weights and architecture in turn."""
+"""PAR Transformer's gradient search (section 2.2), which alternately trains a supernet's weights and architecture."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from lazyformer_fairseq.training.optimization import OptimizationConfig
 from lazyformer_fairseq.training.optimizers import AdamLike
 
 SAVE_INTERVAL = 500  # updates
-# The weight decays are those of PAR Transformer, section 2.2, and the temperatures those of FBNet, which it follows.
-# LAMB is set up as in NVIDIA's Transformer-XL, with weight decay within the trust ratio, no bias correction, a maximum
-# weight norm, and clipped gradients.
+# The weight decays are from PAR Transformer, section 2.2, and the temperatures from FBNet, which it follows. LAMB is
+# set up as in NVIDIA's Transformer-XL, with weight decay within the trust ratio, no bias correction, a maximum weight
+# norm, and gradient clipping.
 LAMB: Mapping[str, Any] = {
     "optimizer": "nvlamb",
     "weight_decay": 1e-4,
@@ -35,7 +35,7 @@ FINAL_TEMPERATURE = 0.087
 
 
 def temperature_at(update: int, settings: SearchSettings) -> float:
-    """Return the temperature of the Gumbel-softmax: constant at first, then decaying while the architecture learns.
+    """Return the Gumbel-softmax temperature: constant at first, then decaying while the architecture is trained.
 
     The decay is exponential and begins after the constant updates.
     """
@@ -44,11 +44,11 @@ def temperature_at(update: int, settings: SearchSettings) -> float:
 
 
 class SupernetOptimizer:
-    """The optimizers of weights and architecture in one object; a step updates the one that has gradients.
+    """The optimizers of weights and architecture in one object; a step updates the side that has gradients.
 
     Args:
-        weights: the optimizer of the weights, whose learning rate the schedule sets.
-        architecture: the Adam optimizer of the architecture's parameter.
+        weights: the weights' optimizer; the schedule sets its learning rate.
+        architecture: the Adam optimizer for the architecture's parameter.
     """
 
     def __init__(self, weights: AdamLike, architecture: torch.optim.Adam):
@@ -59,7 +59,7 @@ class SupernetOptimizer:
 
     @property
     def optimizer(self) -> "SupernetOptimizer":
-        """The object whose `step` and `state_dict` the training loop calls, which is this one."""
+        """This object; the training loop calls its `step` and `state_dict`."""
         return self
 
     @property
@@ -76,11 +76,11 @@ class SupernetOptimizer:
             self.architecture.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of both optimizers."""
+        """Return both optimizers' states."""
         return {"weights": self.weights.optimizer.state_dict(), "architecture": self.architecture.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of both optimizers."""
+        """Load both optimizers' states."""
         self.weights.load_state_dict(state["weights"])
         self.architecture.load_state_dict(state["architecture"])
 
@@ -90,7 +90,7 @@ class SupernetOptimization(OptimizationConfig):
     """The optimization of a supernet.
 
     Attributes:
-        architecture_rate: the learning rate of the architecture; all other fields apply to the weights.
+        architecture_rate: the architecture's learning rate; all other fields apply to the weights.
     """
 
     architecture_rate: float = 1e-2
@@ -99,7 +99,8 @@ class SupernetOptimization(OptimizationConfig):
     def of(cls, settings: SearchSettings) -> "SupernetOptimization":
         """Return the optimization of a search's supernet.
 
-        With the recipe laptop, the weights learn as those of an ordinary model; otherwise by LAMB at a constant rate.
+        With the recipe laptop, the weights are trained like an ordinary model's; otherwise with LAMB at a constant
+        rate.
         """
         if settings.recipe == "laptop":
             options = LAPTOP
@@ -116,19 +117,19 @@ class SupernetOptimization(OptimizationConfig):
         )
 
     def resolved_optimizer_options(self) -> dict[str, Any]:
-        """Return the options of both optimizers, with all defaults filled in."""
+        """Return both optimizers' options, with all defaults filled in."""
         architecture = {"architecture_lr": self.architecture_rate, "architecture_decay": ARCHITECTURE_DECAY}
         return super().resolved_optimizer_options() | architecture
 
     def build_optimizer(self, weights: Iterable[nn.Parameter]) -> SupernetOptimizer:
-        """Return the optimizer of a supernet, whose last parameter in `weights` is the architecture."""
+        """Build a supernet's optimizer; the last parameter in `weights` is the architecture."""
         *own, logits = weights
         architecture = torch.optim.Adam([logits], lr=self.architecture_rate, weight_decay=ARCHITECTURE_DECAY)
         return SupernetOptimizer(super().build_optimizer(own), architecture)
 
 
 class SupernetTraining(Training):
-    """The training of a supernet, whose curve holds the entropy and the temperature of the architecture."""
+    """The training loop of a supernet; its curve contains the architecture's entropy and temperature."""
 
     RATE_OPTION = "--weights-lr"
 
@@ -137,7 +138,7 @@ class SupernetTraining(Training):
         self.settings = settings
 
     def train_on(self, batches: Sequence[Batch]) -> None:
-        """Update the weights or the architecture, whose turn it is; gradients of the architecture are not clipped."""
+        """Update either the weights or the architecture; the architecture's gradients are not clipped."""
         is_of_architecture = side_at(self.updates, self.settings.constant_updates) == ARCHITECTURE
         self.model.architecture.temperature = temperature_at(self.updates, self.settings)
         self.model.learn(is_of_architecture)
@@ -152,12 +153,12 @@ class SupernetTraining(Training):
         return self.updates == self.job.updates or self.updates % SAVE_INTERVAL == 0
 
     def measure(self) -> Mapping[str, float]:
-        """Return the entropy of the architecture, averaged over layers and in bits, and the temperature."""
+        """Return the architecture's entropy, in bits and averaged over layers, and the temperature."""
         return {
             "entropy": self.model.architecture.entropy(),
             "temperature": temperature_at(self.updates, self.settings),
         }
 
     def result(self) -> dict[str, Any]:
-        """Return the result of a training, with the probabilities of the candidates in each layer, (L, K)."""
+        """Return the run's result, including the candidates' probabilities in each layer, (L, K)."""
         return {**super().result(), "probabilities": self.model.architecture.probabilities().tolist()}

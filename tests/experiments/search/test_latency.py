@@ -20,11 +20,11 @@ def test_an_s_costs_more_where_an_l_reads_it():
     ("content", "message"),
     [
         ("{", "cannot be read as JSON"),
-        ("[1]", "not an object; give an object of milliseconds"),
-        (json.dumps({"s": 1, "f": 1, "x": 1}), "with names of"),
+        ("[1]", "not an object; write an object with milliseconds"),
+        (json.dumps({"s": 1, "f": 1, "x": 1}), "known names are"),
         (json.dumps({"s": -1, "f": 1}), "field 's' is -1"),
         ('{"s": NaN, "f": 1}', "field 's' is nan"),
-        (json.dumps({"s": 1}), "no price of f"),
+        (json.dumps({"s": 1}), "no price for f"),
     ],
 )
 def test_a_price_list_is_read_and_a_bad_one_refused_by_name(tmp_path, content, message):
@@ -58,7 +58,7 @@ def test_the_baseline_is_the_papers_unless_given_and_candidates_are_read_in_one_
         (lambda: settings_of(budgets=(0.5, -1.0)), "--budgets -1.0: must be more than 0"),
         (
             lambda: settings_of(budgets=(0.5, 0.9), evaluations=1),
-            "--evaluations 1: give at least one for each of the 2 budgets",
+            "--evaluations 1: use at least one for each of the 2 budgets",
         ),
     ],
 )

@@ -151,7 +151,7 @@ def test_with_all_kept_ranks_are_compared_over_all(search, tmp_path):
     first, last = zip(*drawn, strict=True)
     assert baseline[0] is None
     assert result["rank_correlations"] == {"6": latency.rank_correlations(first, last)}
-    assert "Losses after 6 updates and those of complete trainings, over 4 patterns" in said
+    assert "Losses after 6 updates and after complete runs, over 4 patterns" in said
     assert "control" not in result and "largest" not in result
 
 
@@ -310,7 +310,7 @@ def test_a_front_of_language_models_which_remember(lm_data, tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "name", "message"),
     [
-        ("front", "thesis.tex", "holds no search"),
+        ("front", "thesis.tex", "contains no search"),
         pytest.param(
             "front",
             "trainings/000/20/checkpoint_last.pt",
@@ -359,7 +359,7 @@ def test_a_recipe_sets_options_of_models_and_text_where_the_task_has_it(budgets,
         ("--budgets 0.5,x", "'--budgets': 'x' is not a valid float"),
         ("--budgets 0.5,0.5", "'--budgets': 0.5 is specified twice"),
         ("--budgets 0.01", "no pattern of .* of these candidates takes less"),
-        ("--budgets 0.5 --rungs 4", "two of --max-updates 20; give --rungs 3, or --max-updates 54 or more"),
+        ("--budgets 0.5 --rungs 4", "two of --max-updates 20; use --rungs 3, or --max-updates 54 or more"),
         ("--sublayers 0", "--sublayers 0"),
         ("--baseline-pattern sf", "has 2 sublayers"),
         ("--candidates l,f", "add s"),
@@ -368,8 +368,8 @@ def test_a_recipe_sets_options_of_models_and_text_where_the_task_has_it(budgets,
         ("--arch transformer", "transformer: .* from lazyformer, .*par_bert_base"),
         ("--arch transformer_xl_tiny", "no architecture for --task masked-lm; choose from .*lazyformer"),
         ("--sublayer-pattern sf", "the search sets this option itself"),
-        ("--batch-size 128 --max-updates 4", "more than --constant-updates 4, .* or --constant-updates 0, a fifth"),
-        ("--mask-prob 0.3:0.15", "--mask-prob 0.3:0.15: in a search, the share"),
+        ("--batch-size 128 --max-updates 4", "more than --constant-updates 4, .* or use --constant-updates 0, a fifth"),
+        ("--mask-prob 0.3:0.15", "--mask-prob 0.3:0.15: in a search, the mask probability"),
         ("--length-schedule 8:0.5", "--length-schedule: in a search, .* length"),
         ("--batch-size 128 --update-freq 3", "--update-freq 3: does not divide --batch-size 128"),
     ],

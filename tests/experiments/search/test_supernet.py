@@ -131,8 +131,8 @@ def test_a_certain_choice_of_projected_positions_is_the_network_of_that_pattern(
 @pytest.mark.parametrize(
     ("candidates", "why"),
     [
-        (("s", "s[window=4]", "k"), "k beside s and s.window=4.: .* those of several sublayers cannot be mixed"),
-        (("s[entmax=1.5]", "k"), "k beside s.entmax=1.5.: .* not what each s.entmax=1.5. adds"),
+        (("s", "s[window=4]", "k"), "k with s and s.window=4.: .* cannot mix the keys and values of different"),
+        (("s[entmax=1.5]", "k"), "k with s.entmax=1.5.: .* not the terms that s.entmax=1.5. adds"),
     ],
 )
 def test_keys_that_do_not_mix_are_refused(candidates, why):
@@ -235,7 +235,7 @@ def test_a_certain_choice_computes_what_the_patterns_own_model_does(network_clas
 def test_a_supernet_mixes_it_or_refuses_it_by_name(direction, s):
     candidates = ("s", s, "l", "f")
     if not all(row.has_probabilities for row in chosen_variants(read_sublayer(s).values)):
-        with pytest.raises(UserError, match=re.escape(f"l beside {s}")):
+        with pytest.raises(UserError, match=re.escape(f"l with {s}")):
             supernet_pattern(candidates, 2)
         candidates = ("s", s, "f")
     network = build(direction, supernet_pattern(candidates, 3))

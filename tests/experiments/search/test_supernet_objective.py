@@ -113,7 +113,7 @@ def test_streams_of_the_two_parts_hold_the_whole_text_each_with_a_memory_of_its_
 
 @pytest.mark.parametrize(
     ("count", "message"),
-    [(1, r"too little text \(1 blocks\) to reserve 20% of it for the architecture; give more text"), (2, "2 blocks")],
+    [(1, r"too little text \(1 blocks\) to reserve 20% of it for the architecture; use more text"), (2, "2 blocks")],
 )
 def test_no_second_part_is_an_error(count, message):
     with pytest.raises(UserError, match=message):

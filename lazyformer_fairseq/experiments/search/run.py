@@ -217,9 +217,7 @@ class Search:
         beside = ""
         if self.settings.control:
             beside = ", and the same again for a random search, plus two complete runs per budget"
-        return (
-            f"Training patterns: {', '.join(per_rung)}. This costs about {cost:,.0f} baseline updates{beside}."
-        )
+        return f"Training patterns: {', '.join(per_rung)}. This costs about {cost:,.0f} baseline updates{beside}."
 
     def _draws(self, seed: int) -> list[Iterator[str]]:
         """Return one iterator over random patterns per budget."""

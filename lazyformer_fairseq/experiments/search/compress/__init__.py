@@ -1,1 +1,1 @@
-"""The search for faster patterns that start from a trained encoder, which scores single changes and trains nothing."""
+"""The training-free search for faster patterns that start from a trained encoder, based on scores of single changes."""

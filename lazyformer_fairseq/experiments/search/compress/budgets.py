@@ -1,7 +1,7 @@
 """The search for the pattern with the lowest loss within each latency budget.
 
-A few patterns are selected by their sums of scores, and only these are measured. Each loss is measured once and stored
-in a file, so that a search that was stopped can resume.
+A few patterns are selected by their total scores, and only these are measured. Each loss is measured once and stored in
+a file, so an interrupted search can resume.
 """
 
 import math
@@ -21,8 +21,8 @@ from lazyformer_fairseq.storage.checked import Amount, Finite
 from lazyformer_fairseq.storage.json_files import read_checked_as, write_checked_json
 from lazyformer_fairseq.training.warm_start.losses import Batches, BlockLosses, Scorer
 
-TICKS = 4000  # latency of the trained model in ticks; rounding errs by at most 1/8000 of it per price
-BETWEEN = " "  # separates the places of a pattern in the file
+TICKS = 4000  # the trained model's latency in ticks; the rounding error per price is at most 1/8000 of it
+BETWEEN = " "  # separates a pattern's positions in the file
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Measured:
     """The loss of a pattern relative to the trained model, in bits per masked token.
 
     Attributes:
-        above: the loss of the pattern minus that of the trained model.
-        error: the standard error of `above`, over blocks of text.
+        above: the pattern's loss minus the trained model's.
+        error: the standard error of `above` over blocks of text.
     """
 
     above: Finite
@@ -40,22 +40,22 @@ class Measured:
 
 @dataclass(frozen=True)
 class Kept:
-    """The content of the file of losses.
+    """The contents of the file of losses.
 
     Attributes:
-        patterns: the losses by pattern, whose places are joined by BETWEEN.
+        patterns: the losses by pattern; a pattern's positions are joined by BETWEEN.
     """
 
     patterns: dict[str, Measured]
 
 
 class Losses:
-    """The losses of patterns, each of which is measured only once.
+    """A cache of pattern losses, each of which is measured only once.
 
     Args:
-        path: the file in which the losses are stored, possibly begun by an earlier run.
+        path: the file to store the losses in, possibly started by an earlier run.
         scorer: the scorer, which has the trained model and the text.
-        candidates: the candidates of all places.
+        candidates: the candidates at all positions.
     """
 
     def __init__(self, path: Path, scorer: Scorer, candidates: Candidates):
@@ -70,21 +70,21 @@ class Losses:
 
     @cached_property
     def original(self) -> BlockLosses:
-        """The losses of the trained model itself, measured when they are first needed."""
+        """The trained model's own losses, measured on first use."""
         return self.by_block(self.candidates.original)
 
     def __getitem__(self, by_place: ByPlace) -> Measured:
         return self.known[by_place]
 
     def measure(self, patterns: Iterable[ByPlace], description: str) -> None:
-        """Measure the patterns whose losses are not known yet."""
+        """Measure the patterns that have no known loss yet."""
         missing = [each for each in dict.fromkeys(patterns) if each not in self.known]
         for by_place in Progress(missing, desc=description, unit=" patterns"):
             self.known[by_place] = compare(self.by_block(by_place), self.original)
             self._write()
 
     def by_block(self, by_place: ByPlace) -> BlockLosses:
-        """Measure the losses of a pattern on each block of the text."""
+        """Measure a pattern's loss on each block of the text."""
         return losses_of(self.scorer, self.candidates, by_place)
 
     def _write(self) -> None:
@@ -93,7 +93,7 @@ class Losses:
 
 
 def losses_of(scorer: Scorer, candidates: Candidates, by_place: ByPlace) -> BlockLosses:
-    """Measure the losses, on each block of text, of a pattern that starts from the weights of the trained model."""
+    """Measure the loss on each block of text for a pattern that starts from the trained model's weights."""
     return scorer.by_block(candidates.pattern(by_place), candidates.origins(by_place))
 
 
@@ -103,13 +103,13 @@ def measure_on_other_text(
     scorer: Scorer,
     used: Batches,
 ) -> dict[ByPlace, Measured]:
-    """Measure selected patterns on text that had no part in their selection.
+    """Measure selected patterns on text that was not used to select them.
 
     Args:
-        patterns: the patterns that were selected.
-        candidates: the candidates of all places.
+        patterns: the selected patterns.
+        candidates: the candidates at all positions.
         scorer: a scorer with more text than was used for the selection.
-        used: the batches of that text that were used for the selection, and are left out.
+        used: the batches used for the selection, which are skipped.
 
     Returns:
         The losses by pattern; empty if there is no other text.
@@ -130,7 +130,7 @@ def measure_on_other_text(
 
 
 def compare(one: BlockLosses, original: BlockLosses) -> Measured:
-    """Return the difference of two losses on the same tokens, with its standard error as a ratio over random blocks."""
+    """Return the difference of two losses on the same tokens, with the standard error of a ratio over random blocks."""
     gains = (one.nats - original.nats) / math.log(2)
     words = original.words
     count = len(words)
@@ -140,9 +140,9 @@ def compare(one: BlockLosses, original: BlockLosses) -> Measured:
 
 
 def in_ticks(prices: Prices, candidates: Candidates) -> dict[str, int]:
-    """Return prices in whole ticks, of which the trained model takes about TICKS.
+    """Convert prices to integer ticks, with about TICKS for the whole trained model.
 
-    The result has the prices of all sublayers, both alone and with READ, and that of REST.
+    The result contains the prices of all sublayers, both alone and with READ, and the price of REST.
     """
     tick = latency_of(prices, candidates.pattern(candidates.original)) / TICKS
     found = {REST: round(prices.get(REST, 0.0) / tick)}
@@ -154,15 +154,15 @@ def in_ticks(prices: Prices, candidates: Candidates) -> dict[str, int]:
 
 @dataclass
 class Budgets:
-    """The steps of a search, from scores of single changes to the best pattern of each budget.
+    """The steps of a search, from scores of single changes to the best pattern for each budget.
 
     Attributes:
-        candidates: the candidates of all places.
-        losses: the losses of patterns.
+        candidates: the candidates at all positions.
+        losses: the pattern losses.
         ticks: the prices in ticks, see :func:`in_ticks`.
-        limits: the latency limit of each budget, in ticks.
+        limits: each budget's latency limit, in ticks.
         scores: the scores of single changes; empty before :meth:`score`.
-        searched: the patterns that were measured, as keys.
+        searched: the measured patterns, as keys.
     """
 
     candidates: Candidates
@@ -174,36 +174,36 @@ class Budgets:
 
     @cached_property
     def scorings(self) -> list[Scoring]:
-        """The patterns whose losses determine the scores of single changes."""
+        """The patterns to measure for the scores of single changes."""
         return list_scorings(self.candidates)
 
     def latency(self, by_place: ByPlace) -> int:
-        """Return the predicted latency of a pattern in ticks."""
+        """Predict a pattern's latency in ticks."""
         return int(latency_of(self.ticks, self.candidates.pattern(by_place)))
 
     def refuse_too_small(self, shares: Sequence[float]) -> None:
-        """Raise a UserError if no pattern is within one of the budgets, which are given as shares for the message."""
+        """Raise a UserError if no pattern fits into one of the budgets; the message shows them as fractions."""
         nothing = dict.fromkeys((scoring.placed for scoring in self.scorings), 0.0)
         for share, found in zip(shares, select(self.candidates, nothing, self.ticks, self.limits), strict=True):
             if not found:
                 raise UserError(
-                    f"--budgets {share:g}: no combination of the --candidates makes the model that fast; give a larger "
-                    "budget, or identity among the candidates"
+                    f"--budgets {share:g}: no combination of the --candidates makes the model that fast; use a larger "
+                    "budget, or add identity to the candidates"
                 )
 
     def score(self) -> None:
-        """Measure every single change, and compute the scores from the losses."""
+        """Measure every single change and compute the scores from the losses."""
         self._measure([scoring.by_place for scoring in self.scorings], "scoring changes")
         above = {scoring.by_place: self.losses[scoring.by_place].above for scoring in self.scorings}
         self.scores = scores_of(self.candidates, self.scorings, above)
 
     def find(self, top: int) -> None:
-        """Measure the `top` patterns of each budget with the smallest sums of scores."""
+        """Measure the `top` patterns with the smallest total scores within each budget."""
         selected = select(self.candidates, self.scores, self.ticks, self.limits, top)
         self._measure([each.by_place for found in selected for each in found], "measuring sums")
 
     def find_again(self, top: int) -> None:
-        """Search a second time, after scoring the changes of each budget's best pattern again within that pattern."""
+        """Search a second time, after rescoring the changes in each budget's best pattern within that pattern."""
         bests = [self.best(limit) for limit in self.limits]
         undone = [self._undone(best) for best in bests]
         self._measure([each for changes in undone for each in changes.values()], "scoring again")
@@ -217,7 +217,7 @@ class Budgets:
         self._measure([each.by_place for each in selected], "measuring sums")
 
     def best(self, limit: int) -> ByPlace:
-        """Return the pattern with the lowest loss among those that were measured and are within a limit in ticks."""
+        """Return the measured pattern with the lowest loss within a limit in ticks."""
         fitting = [each for each in self.searched if self.latency(each) <= limit]
         return min(fitting, key=lambda each: self.losses[each].above)
 
@@ -226,7 +226,7 @@ class Budgets:
         self.losses.measure(patterns, description)
 
     def _undone(self, by_place: ByPlace) -> dict[int, ByPlace]:
-        """Return the patterns that undo one change of a pattern, by the place of the change, if they are possible."""
+        """Return the valid patterns that undo one change of a pattern, by the position of the change."""
         found = {}
         for place, original in enumerate(self.candidates.original):
             without = (*by_place[:place], original, *by_place[place + 1 :])

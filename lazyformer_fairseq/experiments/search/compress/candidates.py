@@ -1,7 +1,7 @@
-"""The sublayers that may stand at each place of a trained encoder: its own, and candidates that may replace them.
+"""The possible sublayers at each position of a trained encoder: its own, and candidates that may replace them.
 
-The places are those of the trained model's sublayers. ``by_place`` describes a pattern by the text of the sublayer at
-each place, which is that of identity if the sublayer is removed.
+Positions are indices of the trained model's sublayers. ``by_place`` describes a pattern by the text of the sublayer at
+each position; a removed sublayer is represented by identity.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,12 +21,12 @@ WINDOW_SHARES = (16, 8, 4)  # windows are the longest input divided by these
 
 
 class Placed(NamedTuple):
-    """A sublayer of a pattern at its place.
+    """A sublayer of a pattern with its position.
 
     Attributes:
-        place: the place in the trained model.
-        text: the text of the sublayer.
-        producer: the place from which it reads; None if it reads from no other sublayer.
+        place: the position in the trained model.
+        text: the sublayer's text.
+        producer: the position that it reads from; None if it does not read from another sublayer.
     """
 
     place: int
@@ -36,10 +36,10 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """The sublayers that may stand at each place.
+    """The possible sublayers at each position.
 
     Attributes:
-        options: the sublayers for each place, each without consumers and producer; the first one is the trained
+        options: the possible sublayers at each position, without consumers and producers; the first one is the trained
             model's own.
     """
 
@@ -47,14 +47,14 @@ class Candidates:
 
     @classmethod
     def of(cls, trained: Sequence[PlannedSublayer], candidates: Sequence[PlannedSublayer]) -> "Candidates":
-        """Return the candidates that may stand at each place.
+        """Determine the candidates that are possible at each position.
 
-        Identity may stand everywhere. Another sublayer may stand where it can take over the old weights, according to
+        Identity is possible everywhere. Another sublayer is possible where it can reuse the old weights, according to
         :func:`~lazyformer_fairseq.training.warm_start.start.likeness`. A sublayer that neither reads from others nor
-        hands anything on, such as ``f``, may also replace attention; its output is zero until it is trained.
+        passes anything on, such as ``f``, may also replace attention; its output is zero until it is trained.
 
         Args:
-            trained: the sublayers of the trained model.
+            trained: the trained model's sublayers.
             candidates: the sublayers that may replace them.
         """
         options = []
@@ -65,32 +65,32 @@ class Candidates:
 
     @cached_property
     def original(self) -> ByPlace:
-        """The pattern of the trained model."""
+        """The trained model's pattern."""
         return tuple(options[0].text for options in self.options)
 
     @cached_property
     def sublayers(self) -> dict[str, PlannedSublayer]:
-        """All sublayers that may stand at any place, by text, without identity."""
+        """All sublayers that are possible at any position, by text, without identity."""
         return {each.text: each for options in self.options for each in options if not each.kind.is_identity}
 
     @cached_property
     def by_text(self) -> tuple[dict[str, PlannedSublayer], ...]:
-        """The options of each place by their text."""
+        """The options at each position, by text."""
         return tuple({each.text: each for each in options} for options in self.options)
 
     def kept(self, by_place: ByPlace) -> Iterator[tuple[int, PlannedSublayer]]:
-        """Yield the sublayers of a pattern that are not identity, with their places."""
+        """Yield a pattern's sublayers other than identity, with their positions."""
         for place, text in enumerate(by_place):
             planned = self.by_text[place][text]
             if not planned.kind.is_identity:
                 yield place, planned
 
     def pattern(self, by_place: ByPlace) -> str:
-        """Return a pattern written out, without removed sublayers."""
+        """Return the expanded pattern without removed sublayers."""
         return "".join(planned.text for _, planned in self.kept(by_place))
 
     def origins(self, by_place: ByPlace) -> list[str]:
-        """Return the old sublayer from which each sublayer of a pattern starts, in the form of ``--from-sublayers``."""
+        """Return the old sublayer that each sublayer of a pattern starts from, in the form of ``--from-sublayers``."""
         origins = []
         for place, planned in self.kept(by_place):
             if likeness(self.options[place][0], planned):
@@ -100,14 +100,14 @@ class Candidates:
         return origins
 
     def is_possible(self, by_place: ByPlace) -> bool:
-        """Return whether a pattern makes an encoder.
+        """Return whether a pattern is valid for an encoder.
 
         It must not be empty, and each sublayer that reads from another one must have such a sublayer below it.
         """
         return is_possible(self.pattern(by_place), ENCODER)
 
     def placed(self, by_place: ByPlace) -> list[Placed]:
-        """Return the sublayers of a possible pattern at all places, including removed ones."""
+        """Return the sublayers of a valid pattern at all positions, including removed ones."""
         kept = list(self.kept(by_place))
         read_from = places_read([planned for _, planned in kept])
         producers = {}
@@ -128,11 +128,11 @@ def _can_become(old: PlannedSublayer, new: PlannedSublayer) -> bool:
 
 
 def default_candidates(trained: Sequence[PlannedSublayer], longest: int) -> list[PlannedSublayer]:
-    """Return identity and every kind that can take over the weights of a trained sublayer, also with windows.
+    """Return identity and every kind that can reuse the weights of a trained sublayer, with and without windows.
 
     Args:
-        trained: the sublayers of the trained model.
-        longest: the length of the longest input; windows are a sixteenth, an eighth and a quarter of it to either side.
+        trained: the trained model's sublayers.
+        longest: the maximum input length; windows are a sixteenth, an eighth and a quarter of it on either side.
     """
     windows = dict.fromkeys(max(1, longest // share) for share in WINDOW_SHARES)
     found = []
@@ -146,10 +146,10 @@ def default_candidates(trained: Sequence[PlannedSublayer], longest: int) -> list
 
 
 def read_encoder_candidates(words: Sequence[str]) -> list[PlannedSublayer]:
-    """Parse candidates, given as in a pattern or by the name of their kind, and remove duplicates.
+    """Parse candidates, which are written as in a pattern or as the name of a kind, and remove duplicates.
 
     Raises:
-        UserError: a word is not a sublayer, or not one for encoders.
+        UserError: a word is not a sublayer, or the sublayer is not for encoders.
     """
     found = read_sublayers(words)
     for candidate in found:

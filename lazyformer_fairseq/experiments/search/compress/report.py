@@ -1,4 +1,4 @@
-"""The report of a search that starts from a trained encoder: a page and a picture."""
+"""The report of a search that starts from a trained encoder: a page and a plot."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from lazyformer_fairseq.report.numbers import with_spread
 from lazyformer_fairseq.report.page import Block, write_page
 from lazyformer_fairseq.report.tables import markdown_table
 
-LINEAR = 0.05  # bits above which the axis of losses is logarithmic
+LINEAR = 0.05  # bits above which the loss axis is logarithmic
 
 
 def write_report(result: Mapping[str, Any], path: Path) -> None:
@@ -26,18 +26,18 @@ def _page(result: Mapping[str, Any], path: Path) -> list[Block]:
         f"The trained model, `{compact(original['pattern'])}`, has a loss of {original['bits']:.3f} bits per masked "
         f"token, measured on {result['masked_tokens']:,} masked tokens in {result['blocks']} blocks of held-out text. "
         f"A forward pass takes {_milliseconds(original)} ms at batch size 1 and {result['latency_tokens']} tokens. "
-        "The search trains nothing; all losses are those before any update.",
+        "The search trains nothing; all losses are measured before any update.",
         budgets_table(result),
-        "Losses on other text are measured on as much text that had no part in the selection.",
+        "Losses on other text are measured on the same amount of text that was not used for the selection.",
         f"The search measured {len(result['measured'])} patterns. `lazyformer pretrain {path / 'models'}/BUDGET DATA` "
-        "trains the model of a budget further.",
+        "continues to train a budget's model.",
         "## Loss of each change alone, in bits above the original",
         _changes_table(result),
     ]
 
 
 def budgets_table(result: Mapping[str, Any]) -> str:
-    """Return the table of the pattern found for each budget, with its latency and loss."""
+    """Return the table of the patterns found, with latency and loss, one per budget."""
     return markdown_table([_row(each) for each in result["budgets"]], left=("pattern",))
 
 
@@ -69,7 +69,7 @@ def _milliseconds(row: Mapping[str, Any]) -> str:
 
 
 def _changes_table(result: Mapping[str, Any]) -> str:
-    """Return the table of the scores of single changes, in bits above the original, by place and change.
+    """Return the table of the scores of single changes, in bits above the original, by position and change.
 
     Changes that require other changes are only in ``result.json``.
     """
@@ -86,7 +86,7 @@ def _changes_table(result: Mapping[str, Any]) -> str:
 
 
 def _draw_losses(result: Mapping[str, Any], path: Path) -> None:
-    """Draw the loss of all measured patterns and of those found, in bits above the original, against latency."""
+    """Plot the losses of all measured patterns and of the selected ones, in bits above the original, by latency."""
     with picture(path, panel=(7, 4.5)) as ((axis,),):
         for is_scored, colour, label in (
             (True, COLOURS[5], "single changes"),

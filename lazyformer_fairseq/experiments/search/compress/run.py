@@ -1,4 +1,4 @@
-"""Run a search that starts from a trained encoder in its folder.
+"""Run a search from a trained encoder in its folder.
 
 Every file in the folder is either complete or absent, and a rerun measures only what is missing.
 """
@@ -42,13 +42,13 @@ SCORES = "scores.json"
 
 @dataclass(frozen=True)
 class Original:
-    """The trained model from which a search starts.
+    """The trained model that a search starts from.
 
     Attributes:
-        trained: its weights and settings.
-        tokenizer: its tokenizer.
-        latency_tokens: the length of the sequence with which latency is measured.
-        latency_memory: always 0, since encoders have no memory.
+        trained: the model's weights and settings.
+        tokenizer: the model's tokenizer.
+        latency_tokens: the sequence length for latency measurements.
+        latency_memory: always 0, because encoders have no memory.
     """
 
     trained: Trained
@@ -58,18 +58,18 @@ class Original:
 
     @property
     def dictionary(self) -> Any:
-        """The dictionary of the model."""
+        """The model's dictionary."""
         return self.trained.dictionary
 
     @property
     def device(self) -> str:
-        """The device on which latency is measured: a GPU if there is one."""
+        """The device to measure latency on: a GPU if available."""
         if torch.cuda.is_available():
             return "cuda"
         return "cpu"
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Encoder]:
-        """Build the encoder with another pattern and new weights, and return it with its stack."""
+        """Build the encoder with a different pattern and new weights, and return it with its stack."""
         model = loading.model_of(replace(self.trained.cfg, sublayer_pattern=pattern), self.dictionary).to(self.device)
         return model, model.encoder.sentence_encoder
 
@@ -78,7 +78,7 @@ def load_original(path: Path) -> Original:
     """Load a masked-LM encoder and its tokenizer from a checkpoint or a folder of checkpoints.
 
     Raises:
-        UserError: the checkpoint is damaged or unsafe, or its model is causal or not one of this package.
+        UserError: the checkpoint is damaged or unsafe, or its model is causal or not from this package.
     """
     checkpoint = checkpoint_at(path)
     try:
@@ -86,13 +86,13 @@ def load_original(path: Path) -> Original:
     except UserError as error:
         if (checkpoint.parent / checkpoints.CONFIG_FILE).is_file():
             raise UserError(
-                f"{error}\nConvert a BERT of the Hub to a checkpoint of this package first, with lazyformer import"
+                f"{error}\nConvert a BERT from the Hub to a checkpoint of this package with lazyformer import first"
             ) from None
         raise
     if loading.is_causal(state):
         raise UserError(
-            f"{checkpoint}: is a causal language model; search compress takes only masked-LM encoders, because only "
-            "their weights can start another pattern (docs/huggingface.md)"
+            f"{checkpoint}: is a causal language model; search compress supports only masked-LM encoders, because "
+            "only their weights can initialize another pattern (docs/huggingface.md)"
         )
     tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")
     model = loading.build(state, tokenizer.dictionary, checkpoint)
@@ -103,18 +103,18 @@ def run_compress(settings: CompressSettings, original: Original, path: Path) -> 
     """Search in the folder `path`, resume a stopped search there, or return the result of a finished one.
 
     Args:
-        settings: the settings of the search.
-        original: the model from which it starts.
+        settings: the search's settings.
+        original: the model that the search starts from.
         path: the folder.
 
     Returns:
-        The content of result.json.
+        The contents of result.json.
 
     Raises:
-        UserError: the folder holds a search with other settings or anything else, the text is too short or has another
-            dictionary, or no pattern is within a budget.
+        UserError: the folder contains a search with other settings or anything else, the text is too short or has
+            another dictionary, or no pattern fits into a budget.
     """
-    # The text for the search, and twice as much text, which begins with the same blocks.
+    # The text for the search, and twice as much text that begins with the same blocks.
     longest = original.trained.cfg.max_positions
     text, more = (
         read_text(Path(settings.text), original.tokenizer, longest, times * settings.tokens) for times in (1, 2)
@@ -158,7 +158,7 @@ def _patterns(
     found: Mapping[float, ByPlace],
     on_other_text: Mapping[ByPlace, Measured],
 ) -> dict[str, Any]:
-    """Return the part of the result about patterns: those that were found, and all that were measured."""
+    """Return the part of the result about patterns: the selected ones and all measured ones."""
     candidates = budgets.candidates
     losses = budgets.losses.original
     own = candidates.pattern(candidates.original)
@@ -188,7 +188,7 @@ def _patterns(
             "measured_share": measured["median"] / milliseconds[own]["median"],
         }
 
-    scored = {scoring.by_place for scoring in budgets.scorings}  # the other patterns were measured for their sums
+    scored = {scoring.by_place for scoring in budgets.scorings}  # the other patterns were measured as combinations
     return {
         "unit": "bits per masked token",
         "original": {**describe_timed(candidates.original), "bits": losses.bits},
@@ -201,7 +201,7 @@ def _patterns(
 
 
 def _changes(budgets: Budgets) -> list[dict[str, Any]]:
-    """Return the score of each change, with the standard error of the pattern from which it was computed."""
+    """Return each change's score, with the standard error of the pattern that it was computed from."""
     rows = []
     original = budgets.candidates.original
     for scoring in budgets.scorings:
@@ -229,7 +229,7 @@ def _write_start(
     original: Original,
     path: Path,
 ) -> None:
-    """Write the untrained model of a budget, in the format of `lazyformer import`."""
+    """Write a budget's model, before any training, in the format of `lazyformer import`."""
     folder = path / "models" / f"{row['budget']:g}"
     if folder.exists():
         return

@@ -1,7 +1,7 @@
-"""The scores of single changes of a trained encoder, and the patterns with the smallest sums of scores within a budget.
+"""The scores of single changes to a trained encoder, and the patterns with the smallest total scores within a budget.
 
-The best patterns are found exactly, by dynamic programming from the lowest place to the highest. The state of the
-program is what the sublayers below hand on, because the cost of a sublayer depends on it.
+The best patterns are found exactly, by dynamic programming from the lowest position to the highest. The state consists
+of what the sublayers below pass on, because the cost of a sublayer depends on it.
 """
 
 from bisect import insort
@@ -14,9 +14,9 @@ from lazyformer_fairseq.experiments.search.compress.candidates import ByPlace, C
 from lazyformer_fairseq.experiments.search.latency import READ, REST
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
-REACH = 4  # the number of nearest ``s`` below from which an ``l`` or ``k`` may read
+REACH = 4  # the number of nearest ``s`` below that an ``l`` or ``k`` may read from
 
-# Bits above the loss of the trained model. A sublayer without a score cannot be selected.
+# Bits above the trained model's loss. A sublayer without a score cannot be selected.
 Scores = Mapping[Placed, float]
 
 
@@ -27,7 +27,7 @@ class Scoring:
     The score is the part of the pattern's loss that its other changes do not explain.
 
     Attributes:
-        placed: the sublayer that is scored.
+        placed: the sublayer to score.
         by_place: the pattern.
     """
 
@@ -36,18 +36,18 @@ class Scoring:
 
 
 def list_scorings(candidates: Candidates, reach: int = REACH) -> list[Scoring]:
-    """Return a scoring for each sublayer that may be selected, from the lowest place up.
+    """Return a scoring for each sublayer that may be selected, from the lowest position up.
 
-    A sublayer that reads from no other is scored alone. A sublayer that reads from another one is scored for each place
-    that it may read from, up to `reach` such places below. The attention sublayers in between then read from the same
-    place, or are removed if they cannot. For example, above an ``s``, an ``l`` in place of the next attention makes a
-    lazy block of two layers. An ``l`` in place of the attention after that makes a block of three, and its score is the
-    additional loss of the third layer. The sum of scores over a lazy block is therefore the measured loss of the block,
-    not an estimate.
+    A sublayer that does not read from another one is scored alone. A sublayer that reads from another one is scored for
+    each position that it may read from, up to `reach` such positions below. The attention sublayers in between then
+    read from the same position, or are removed if they cannot. For example, replacing the next attention above an ``s``
+    with an ``l`` makes a lazy block of two layers. Replacing the attention after that with an ``l`` makes a block of
+    three, and its score is the additional loss of the third layer. The total score of a lazy block is therefore the
+    block's measured loss, not an estimate.
 
     Args:
-        candidates: the candidates of all places.
-        reach: the largest number of places that a sublayer may read from.
+        candidates: the candidates at all positions.
+        reach: the maximum number of positions that a sublayer may read from.
     """
     found = []
     for place, options in enumerate(candidates.options):
@@ -64,12 +64,12 @@ def list_scorings(candidates: Candidates, reach: int = REACH) -> list[Scoring]:
 
 
 def _handing_on(candidates: Candidates, place: int, what: str) -> Optional[str]:
-    """Return the first option of a place that hands on `what`, or None if there is none."""
+    """Return the first option at a position that passes on `what`, or None if there is none."""
     return next((each.text for each in candidates.options[place] if what in each.kind.hands_on), None)
 
 
 def _pattern(candidates: Candidates, place: int, option: PlannedSublayer, producer: Optional[int]) -> Optional[ByPlace]:
-    """Return the pattern of the trained model with one option in it, which reads from the place `producer`.
+    """Return the trained model's pattern with one option swapped in that reads from the position `producer`.
 
     It is None if the option cannot read from there.
     """
@@ -94,14 +94,14 @@ def scores_of(
     scorings: Sequence[Scoring],
     above: Mapping[ByPlace, float],
 ) -> dict[Placed, float]:
-    """Return the scores of sublayers from the measured losses of patterns.
+    """Compute the scores of sublayers from the measured losses of patterns.
 
-    Each score is the part of a pattern's loss that the scores of the other changes in the pattern do not explain.
+    Each score is the part of a pattern's loss that the scores of the pattern's other changes do not explain.
 
     Args:
-        candidates: the candidates of all places.
+        candidates: the candidates at all positions.
         scorings: the result of :func:`list_scorings`, in its order.
-        above: the loss of each pattern, in bits above that of the trained model.
+        above: each pattern's loss, in bits above the trained model's.
     """
     scores: dict[Placed, float] = {}
     for scoring in scorings:
@@ -115,7 +115,7 @@ def scores_of(
 
 
 def summed(candidates: Candidates, scores: Scores, by_place: ByPlace) -> Optional[float]:
-    """Return the sum of the scores of a possible pattern, or None if a sublayer has no score."""
+    """Return the total score of a valid pattern, or None if a sublayer has no score."""
     placed = candidates.placed(by_place)
     if not all(each in scores for each in placed):
         return None
@@ -123,13 +123,13 @@ def summed(candidates: Candidates, scores: Scores, by_place: ByPlace) -> Optiona
 
 
 class Producer(NamedTuple):
-    """The latest sublayer below that hands on a certain thing.
+    """The nearest sublayer below that passes on a given kind of state.
 
     Attributes:
-        what: the name of the thing.
-        place: the place of the sublayer.
-        text: the text of the sublayer.
-        is_read: whether the cost of keeping the thing for other sublayers has already been counted.
+        what: the name of the state.
+        place: the sublayer's position.
+        text: the sublayer's text.
+        is_read: whether the cost of keeping the state for other sublayers has already been counted.
     """
 
     what: str
@@ -146,8 +146,8 @@ class Selected(NamedTuple):
 
     Attributes:
         by_place: the pattern.
-        score: the sum of its scores.
-        ticks: its latency in ticks.
+        score: the pattern's total score.
+        ticks: the pattern's latency in ticks.
     """
 
     by_place: ByPlace
@@ -157,7 +157,7 @@ class Selected(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """The scores and prices of sublayers; :func:`select` explains the attributes."""
+    """The scores and prices of sublayers; see :func:`select` for the attributes."""
 
     candidates: Candidates
     scores: Scores
@@ -169,11 +169,11 @@ class Costs:
         place: int,
         option: PlannedSublayer,
     ) -> Optional[tuple[dict[str, Producer], float, int]]:
-        """Return the state above an option, and the option's score and ticks; None if the option is not possible.
+        """Return the state above an option, and the option's score and ticks, or None if the option is not possible.
 
         Args:
-            producers: the state below the option: the latest producer of each thing that is handed on.
-            place: the place of the option.
+            producers: the state below the option: the nearest producer of each kind of state that is passed on.
+            place: the option's position.
             option: the sublayer.
         """
         handed_on = dict(producers)
@@ -208,20 +208,20 @@ def select(
     limits: Sequence[int],
     count: int = 1,
 ) -> list[list[Selected]]:
-    """Return the `count` patterns with the smallest sums of scores within each limit, the smallest first.
+    """Return the `count` patterns with the smallest total scores within each limit, in increasing order of score.
 
-    All patterns are considered except the empty one and those with a sublayer that has no score.
+    All patterns are considered, except the empty one and patterns with a sublayer that has no score.
 
     Args:
-        candidates: the candidates of all places.
+        candidates: the candidates at all positions.
         scores: the scores of sublayers.
-        ticks: prices as whole numbers: of sublayers alone, of sublayers with READ if another one reads from them, and
-            of the REST.
+        ticks: integer prices of sublayers alone, of sublayers with READ if another one reads from them, and of the
+            REST.
         limits: the limits, in ticks.
         count: the number of patterns per limit.
     """
     costs = Costs(candidates, scores, ticks)
-    last_consumer: dict[int, int] = {}  # the highest place that may read from each place, which is forgotten above it
+    last_consumer: dict[int, int] = {}  # the highest position that may read from each position, dropped above it
     for placed in scores:
         if placed.producer is not None:
             last_consumer[placed.producer] = max(placed.place, last_consumer.get(placed.producer, 0))
@@ -240,7 +240,7 @@ def select(
                 for part in lower_parts:
                     longer = Selected((*part.by_place, option.text), part.score + score, part.ticks + cost)
                     following[tuple(sorted(needed))].append(longer)
-        # One more than needed, because one of the patterns may be the empty one.
+        # One more than needed because one of the patterns may be the empty one.
         by_state = {state: _undominated(parts, count + 1) for state, parts in following.items()}
 
     found = [each for parts in by_state.values() for each in parts if candidates.pattern(each.by_place)]
@@ -249,9 +249,9 @@ def select(
 
 
 def _undominated(parts: list[Selected], count: int) -> list[Selected]:
-    """Return the parts of a state that are dominated by fewer than `count` others, which are as fast and as good."""
+    """Return the parts that are dominated by fewer than `count` others, which are at least as fast and as good."""
     kept = []
-    least: list[float] = []  # the `count` smallest sums of parts that are as fast
+    least: list[float] = []  # the `count` smallest scores of parts that are at least as fast
     for part in sorted(parts, key=lambda each: (each.ticks, each.score)):
         if len(least) < count or part.score < least[-1]:
             kept.append(part)

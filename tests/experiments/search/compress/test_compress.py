@@ -335,7 +335,7 @@ def test_a_bert_of_the_hub_is_to_be_imported_first(tmp_path):
     from tiny_berts import save_tiny
 
     save_tiny(tmp_path / "in")
-    with pytest.raises(UserError, match="Convert a BERT of the Hub to a checkpoint of this package first"):
+    with pytest.raises(UserError, match="Convert a BERT from the Hub to a checkpoint of this package"):
         invoke(*COMPRESS, tmp_path / "in", tmp_path / "in", tmp_path / "out")
 
 
@@ -346,7 +346,7 @@ def test_a_bert_of_the_hub_is_to_be_imported_first(tmp_path):
         ("--candidates f[width=2]", r"--candidates f\[width=2\]: .* has no setting"),
         ("--candidates s", "--candidates s: none of them can replace a sublayer of "),
         ("--latency-tokens 99", "--latency-tokens 99: the model reads at most 32"),
-        ("", "is a causal language model; search compress takes only masked-LM encoders"),
+        ("", "is a causal language model; search compress supports only masked-LM encoders"),
     ],
 )
 def test_what_is_refused(model, data_folder, latencies, tmp_path, words, message):

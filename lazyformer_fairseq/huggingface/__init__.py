@@ -1,9 +1,8 @@
 """Conversion to and from Hugging Face.
 
-Importing this package registers the classes of exported models with transformers, if it is installed.
-``AutoModel.from_pretrained`` then uses these classes to load the folders that ``lazyformer export --to huggingface``
-wrote, and does not need to trust the code in the folders. The registration does not import transformers itself, but
-waits until it has been imported.
+If transformers is installed, importing this package registers the classes of exported models with it.
+``AutoModel.from_pretrained`` then uses these classes to load folders written by ``lazyformer export --to huggingface``,
+without ``trust_remote_code``. The registration does not import transformers itself, but waits until it is imported.
 """
 
 import importlib.util
@@ -16,7 +15,7 @@ from lazyformer_fairseq.fairseq_plugin.registration import ImportWatcher
 
 LIBRARY = "transformers"
 AUTO_CLASSES = "transformers.models.auto.configuration_auto"
-# Public names, and the modules that define them.
+# Public names and the modules that define them.
 PARTS = {
     "LazyFormerCausalConfig": "models.causal",
     "LazyFormerConfig": "models.configuration",
@@ -35,11 +34,11 @@ __all__ = ["register", *PARTS]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
-    """Import and return the object of a public name.
+    """Import and return the object with a public name.
 
     Raises:
-        UserError: A library that the object needs is not installed.
-        AttributeError: The name is not one of the public names.
+        UserError: A library that the object requires is not installed.
+        AttributeError: The name is not a public name.
     """
     if name not in PARTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -50,12 +49,12 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return all names, including the public ones, which are only imported on access."""
+    """Return all names, including the public ones, which are imported lazily."""
     return sorted({*globals(), *__all__})
 
 
 def register_when_transformers_is_loaded() -> None:
-    """Register the models now if transformers' auto classes have been imported, else as soon as they are."""
+    """Register the models now if transformers' auto classes have been imported, otherwise as soon as they are."""
     if AUTO_CLASSES in sys.modules:
         register()
     elif importlib.util.find_spec(LIBRARY) is not None:
@@ -63,7 +62,7 @@ def register_when_transformers_is_loaded() -> None:
 
 
 def register() -> None:
-    """Register our classes with the auto classes of transformers. Calling this again has no effect."""
+    """Register our classes with transformers' auto classes. Repeated calls have no effect."""
     import transformers
 
     from lazyformer_fairseq.huggingface.models import causal, encoder, heads
@@ -88,7 +87,7 @@ def _write_code(config: Any, folder: Path) -> None:
 
 
 def _register_if_there() -> None:
-    """Register the models once the import of transformers is complete."""
+    """Register the models once transformers is fully imported."""
     if AUTO_CLASSES in sys.modules and _watcher in sys.meta_path:
         sys.meta_path.remove(_watcher)
         register()

@@ -1,6 +1,6 @@
-"""The names of activations in transformers."""
+"""The mapping between transformers' names of activations and ours."""
 
-# Our names by those of transformers. If several names of theirs mean the same, an export writes the first one.
+# Our names by transformers' names. If several of theirs are equivalent, an export writes the first one.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",

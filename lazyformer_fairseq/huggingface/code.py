@@ -1,9 +1,9 @@
-"""The code in an exported folder: modules of this package, with relative imports.
+"""The code in an exported folder: modules of this package, converted to relative imports.
 
-The collection starts from the models and from the classes of the sublayers in the pattern, and follows the imports of
-each module. The folder is flat, because transformers finds files by relative imports and does not support subfolders:
-``modules/linear.py`` becomes ``modules_linear.py``. ``modeling_lazyformer.py`` has the classes that the config names,
-and imports every file, because transformers only copies the files that it imports.
+The collection starts from the models and the classes of the pattern's sublayers, and follows each module's imports. The
+folder is flat, because transformers finds files by relative imports and does not support subfolders:
+``modules/linear.py`` becomes ``modules_linear.py``. ``modeling_lazyformer.py`` contains the classes named in the
+config, and imports every file, because transformers copies only the files that it imports.
 """
 
 import ast
@@ -22,9 +22,9 @@ from lazyformer_fairseq.patterns.kinds import ENCODER, Kind
 
 PACKAGE = "lazyformer_fairseq"
 MODELS = f"{PACKAGE}.huggingface.models.heads"
-# torch depends on typing_extensions, and transformers on numpy, so every user of an export has these.
+# torch depends on typing_extensions and transformers on numpy, so every user of an export has them.
 LIBRARIES = {"torch", "transformers", "numpy", "typing_extensions"}
-MODELING = '''"""A model made by lazyformer_fairseq, for transformers 4.57 and 5. It also needs torch and numpy.
+MODELING = '''"""A model exported by lazyformer_fairseq, for transformers 4.57 and 5. It also requires torch and numpy.
 
 The other files are modules of that package, unchanged except for relative imports. MIT license.
 """
@@ -42,15 +42,15 @@ from .huggingface_models_heads import (
 from .patterns_attention_variants import CLASSES
 {imports}
 
-# Only the sublayers of this model's pattern are needed, so packages that register others are not imported.
+# Only this model's sublayers are needed, so packages that register others are not imported.
 patterns_kinds._mistakes = []
 {rows}
 
-# An exported model neither times back ends nor stores measurements on this machine.
+# An exported model does not time back ends or store measurements on this machine.
 SELECTOR.measures = False
 LazyFormerPreTrainedModel.selects_back_ends = False
 
-# transformers saves the file that defines a class, and the files that it imports.
+# transformers saves the file that defines a class and the files that it imports.
 for model in (
     LazyFormerConfig,
     LazyFormerModel,
@@ -61,8 +61,8 @@ for model in (
 ):
     model.__module__ = __name__
 '''
-# This text replaces modules that need another library or register operators of torch. They are for work that only an
-# installed package does, such as storing measurements.
+# This text replaces modules that require another library or register torch operators. Only the installed package uses
+# them, for example to store measurements.
 STAND_IN = '''"""A stand-in for {module}, which an exported model does not need."""
 
 
@@ -71,14 +71,14 @@ def __getattr__(name):
         raise AttributeError(name)
 
     def absent(*args, **kwargs):
-        raise NotImplementedError(f"{module}.{{name}} needs lazyformer_fairseq")
+        raise NotImplementedError(f"{module}.{{name}} requires lazyformer_fairseq")
 
     return absent
 '''
 
-# Functions that the package registers as operators of torch stay plain functions in an export. Several exports can then
-# be loaded at once, and graph compilers can trace into the functions.
-OPERATORS = '''"""A replacement for torch.library.custom_op that leaves functions as they are."""
+# Functions that the package registers as torch operators stay plain functions in an export. Several exports can then be
+# loaded at once, and graph compilers can trace into the functions.
+OPERATORS = '''"""A replacement for torch.library.custom_op that leaves functions unchanged."""
 
 
 class PlainFunction:
@@ -98,7 +98,7 @@ def custom_op(name, function=None, **options):
 
 
 def write_code(pattern: str, folder: Path) -> None:
-    """Write the code of an encoder with this pattern into an existing folder.
+    """Write the code of an encoder with this pattern to an existing folder.
 
     Raises:
         UserError: The code cannot be exported; see :func:`code_files`.
@@ -108,10 +108,10 @@ def write_code(pattern: str, folder: Path) -> None:
 
 
 def code_files(pattern: str) -> dict[str, str]:
-    """Return the code of an encoder with this pattern, by file name. Patterns with the same kinds have the same code.
+    """Return the code of an encoder with this pattern by file name. Patterns with the same kinds share the same code.
 
     Raises:
-        UserError: The class of a kind cannot be imported by its name, or its module needs another library.
+        UserError: A kind's class cannot be imported by name, or its module requires another library.
     """
     modules = [MODELS]
     classes: dict[str, type] = {}
@@ -145,32 +145,32 @@ def _registering_module(row: Kind, cls: type) -> str:
     """Return the module of another package that registers a row.
 
     Raises:
-        UserError: No module in the package of the row's class has the row as a global variable.
+        UserError: No module in the package that defines the row's class has the row as a global variable.
     """
     package = cls.__module__.partition(".")[0]
     for name, module in sorted(sys.modules.items()):
         if name.partition(".")[0] == package and any(value is row for value in vars(module).values()):
             return name
     raise UserError(
-        f"{row.name} ({row.letter}) cannot be exported to Hugging Face: no module of {package} keeps its row in a "
+        f"{row.name} ({row.letter}) cannot be exported to Hugging Face: no module in {package} has its row as a "
         f"global variable, as in ROW = register(Kind(...))"
     )
 
 
 def _flat(module: str) -> str:
-    """Return the name of a module in an export, which has no subfolders."""
+    """Return a module's name in an export, which has no subfolders."""
     return module.removeprefix(f"{PACKAGE}.").replace(".", "_")
 
 
 def follow_imports(modules: list[str], libraries: Collection[str] = LIBRARIES) -> dict[str, str]:
-    """Return the text of these modules and of all modules that they import, by file name.
+    """Return the source code of these modules and of all modules that they import, by file name.
 
     Args:
         modules: The names of the modules.
         libraries: The libraries that the code may import.
 
     Raises:
-        UserError: A module of another package imports another library, or uses relative imports.
+        UserError: Another package's module imports another library or uses relative imports.
     """
     packages = {name.partition(".")[0] for name in modules}
     files: dict[str, str] = {}
@@ -189,8 +189,8 @@ def follow_imports(modules: list[str], libraries: Collection[str] = LIBRARIES) -
         if lacking:
             what = "a relative import" if "" in lacking else min(lacking)
             raise UserError(
-                f"{name} cannot be exported to Hugging Face: it needs {what}, but may only use torch, transformers, "
-                "numpy and absolute imports of its own package"
+                f"{name} cannot be exported to Hugging Face: it uses {what}, but may only use torch, transformers, "
+                "numpy and absolute imports from its own package"
             )
 
         lines = source.splitlines(keepends=True)
@@ -230,7 +230,7 @@ def _imports(tree: ast.AST) -> Iterator[Union[ast.Import, ast.ImportFrom]]:
 
 
 def _imported_modules(node: Union[ast.Import, ast.ImportFrom]) -> list[str]:
-    """Return the modules that an import statement names; "" for a relative import."""
+    """Return the modules named in an import statement; "" for a relative import."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [node.module if not node.level else ""]

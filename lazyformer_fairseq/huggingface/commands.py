@@ -15,15 +15,15 @@ from lazyformer_fairseq.training.warm_start.options import WarmOptions
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--head-name",
-    help="Name for the head of a fine-tuned model. Each GLUE task expects its own name, such as cola or sst-2.  "
+    help="Name for a fine-tuned model's head. Each GLUE task expects its own name, such as cola or sst-2.  "
     "[default: squad for a span head, otherwise classifier]",
 )
 @click.option(
     "--tokenizer",
     "tokenizer_folder",
     type=click.Path(path_type=Path),
-    help="Folder of the tokenizer of a LazyFormerForMaskedLM, such as transformers' Trainer saves: the one beside its "
-    "training data, such as data/tokenizer.  [default: BERT/tokenizer, which an export contains]",
+    help="Tokenizer folder for a LazyFormerForMaskedLM, for example one saved by transformers' Trainer. It is stored "
+    "with the training data, as in data/tokenizer.  [default: BERT/tokenizer, which an export contains]",
 )
 @takes(WarmOptions, into="warm")
 def import_model(
@@ -33,16 +33,16 @@ def import_model(
     tokenizer_folder: Optional[Path],
     warm: WarmOptions,
 ) -> None:
-    """Turn a BERT of the Hub into a checkpoint of this package, with the same or another pattern.
+    """Convert a BERT from the Hub to a checkpoint of this package, with the same or another pattern.
 
     The model may also be a RoBERTa, a DistilBERT, a ModernBERT or a LazyFormerForMaskedLM.
 
-    BERT is the folder of the model, with config.json, model.safetensors and the files of its tokenizer. It may also be
-    a checkpoint of this package, or a folder of checkpoints. No code in it is run. Without --sublayer-pattern the model
-    computes the same as before. With it, the weights initialise a model with another pattern.
+    BERT is the model's folder, which contains config.json, model.safetensors and the tokenizer files. It may also be a
+    checkpoint of this package, or a folder of checkpoints. No code in it is run. Without --sublayer-pattern the model's
+    outputs stay the same. With it, the weights initialize a model with another pattern.
 
     The command writes model.safetensors, config.json and the tokenizer to OUT. If the model changed, it also writes
-    warm_start.json and warm_start.md, which state which sublayer became which. lazyformer_fairseq.load reads the
+    warm_start.json and warm_start.md, which map the old sublayers to the new ones. lazyformer_fairseq.load reads the
     folder, and fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
     """
     refuse_filled_folder(out)

@@ -1,8 +1,9 @@
 """``lazyformer export --to huggingface``: export to a folder that transformers loads, as our model or as a real BERT.
 
-A plain ``(sf)xN`` becomes a BERT of transformers, without custom code, and a model that is a ModernBERT becomes one.
-BERT counts positions from the left, including padding, and without an attention mask it sees all tokens. The two models
-therefore agree on inputs that are padded on the right and have an attention mask. Heads become those of BERT:
+A plain ``(sf)xN`` becomes transformers' own BERT, without custom code, and a model with ModernBERT's architecture
+becomes transformers' ModernBERT. BERT counts positions from the left, including padding, and without an attention mask
+it attends to all tokens. The two models therefore agree on inputs that are padded on the right and have an attention
+mask. Heads are converted to BERT's heads:
 
 | our head | BERT's head |
 |---|---|
@@ -47,11 +48,11 @@ from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
 AUTO = "auto"
-NAMES = {BERT: "BERT", MODERN: "ModernBERT"}  # the models that transformers has itself
+NAMES = {BERT: "BERT", MODERN: "ModernBERT"}  # transformers' own models
 CARD_FILE = "README.md"
 WORDS = "masked words"
 FEATURES = "features"
-# The tolerance for outputs around 1 that two implementations compute in double precision.
+# The tolerance for outputs around 1 computed by two implementations in double precision.
 CLOSE = 1e-6
 
 
@@ -62,31 +63,31 @@ def export_to_huggingface(
     head: Optional[str] = None,
     name: Optional[str] = None,
 ) -> str:
-    """Write a folder that transformers loads, either completely or not at all.
+    """Export a checkpoint to a folder that transformers loads, either completely or not at all.
 
-    Before the folder gets its name, the model is read back and its outputs are compared with the checkpoint's.
+    Before the folder is renamed to `out`, the model is read back and its outputs are compared with the checkpoint's.
 
     Args:
         folder: A folder of checkpoints; see :func:`lazyformer_fairseq.evaluation.loading.load`.
         out: The folder to write, which must not exist or must be empty.
-        form: "bert" or "modernbert" for a model that transformers has itself, "custom" for a model with its own code,
-            or "auto" for the first of these that is possible.
-        head: The name of the classification or span head to export. None exports the only head, if there is one.
-        name: The name under which users will load the model, for the model card. None: the name of the folder.
+        form: "bert" or "modernbert" for one of transformers' own models, "custom" for a model with its own code, or
+            "auto" for the first of these that is possible.
+        head: The name of the classification or span head to export. None exports the only head, if any.
+        name: The name under which users will load the model, for the model card. None uses the folder's name.
 
     Returns:
-        The form that was chosen.
+        The chosen form.
 
     Raises:
-        UserError: The checkpoint cannot be loaded, it does not have the head, or it has several heads and none was
-            named, the model does not have the requested form, the code of a kind cannot be exported, or `out` exists.
+        UserError: The checkpoint cannot be loaded, the head does not exist or is ambiguous, the model does not have the
+            requested form, a kind's code cannot be exported, or `out` exists.
     """
     path = checkpoint_at(Path(folder))
     state = checkpoints.load(path)
     name = name or Path(out).name
     if loading.is_causal(state):
         if form in (BERT, MODERN) or head is not None:
-            raise UserError(f"{path} is a causal language model: leave out --as and --head")
+            raise UserError(f"{path} is a causal language model, which supports neither --as nor --head")
         with atomic_folder(Path(out)) as unfinished:
             write_causal(state, path, unfinished)
             dictionary = dictionary_of_causal(state, path)
@@ -113,19 +114,17 @@ def export_to_huggingface(
 
 
 def dictionary_of_causal(state: Mapping[str, Any], path: Path) -> Optional[Dictionary]:
-    """Return the dictionary of a causal language model.
-
-    The dictionary is searched for beside the checkpoint and in the folder of its training data.
+    """Find a causal language model's dictionary, beside the checkpoint or in the folder of its training data.
 
     Args:
         state: The content of the checkpoint.
-        path: The file of the checkpoint.
+        path: The checkpoint file.
 
     Returns:
-        The dictionary, or None if neither place has the one that the checkpoint was trained with.
+        The dictionary, or None if neither location has the one that the checkpoint was trained with.
 
     Raises:
-        UserError: A file dict.txt is not a dictionary.
+        UserError: A dict.txt file is not a dictionary.
     """
     data = str((state["cfg"].get("task") or {}).get("data") or "").split(":")[0]
     places = [path.parent, path.parent / "data"]
@@ -149,28 +148,28 @@ def choose_head(
     """Return the classification or span head to export.
 
     Args:
-        weights: The weights of the checkpoint.
+        weights: The checkpoint's weights.
         name: The name of the head. None chooses the only fine-tuned head, so the next-sentence head must be named.
-        path: The file of the checkpoint, for messages.
-        tasks: Descriptions of the tasks that heads were trained on, by name of the head.
+        path: The checkpoint file, for messages.
+        tasks: Descriptions of the tasks that heads were trained on, by head name.
 
     Returns:
         The head, or None if `name` is None and the checkpoint has no fine-tuned head.
 
     Raises:
-        UserError: The checkpoint has no head of this name, or several heads and no name was given.
+        UserError: The checkpoint has no head with this name, or it has several heads and `name` is None.
     """
     there = heads_in_checkpoint(dict(weights))
     fine_tuned = [head for head in there if head != NEXT_SENTENCE]
     if name is None and len(fine_tuned) > 1:
         raise UserError(
-            f"{path} has the classification heads {', '.join(there)}, but an export contains only one: choose it with "
+            f"{path} has the classification heads {', '.join(there)}, but an export contains only one: choose one with "
             "--head"
         )
     if name is not None and name not in there:
         known = ", ".join(there) or "none"
         raise UserError(
-            f"{path} has no classification head {name!r}; its classification heads: {known}{nearest(name, there)}"
+            f"{path} has no classification head {name!r}; it has these heads: {known}{nearest(name, there)}"
         )
     chosen = name or next(iter(fine_tuned), None)
     if chosen is None:
@@ -200,10 +199,10 @@ def choose_form(source: Source, form: str) -> str:
 
 @torch.no_grad()
 def check_same_outputs(source: Source, model: Any) -> None:
-    """Raise a UserError if the exported model computes other outputs than the checkpoint's model on padded texts.
+    """Raise a UserError if the exported model's outputs on padded texts differ from the checkpoint's model.
 
-    Both models are converted to double precision, because in single precision the rounding errors of deep models may be
-    as large as the effect of a small mistake.
+    Both models are converted to double precision, because in single precision a deep model's rounding errors may be as
+    large as the effect of a small mistake.
     """
     source.model.double().encoder.sentence_encoder.attention_backend = "eager"
     model = model.double()
@@ -240,26 +239,25 @@ def check_same_outputs(source: Source, model: Any) -> None:
             asked["classification_head_name"] = name
         wanted, _ = source.model(ids, **ours, **asked)
         difference = logits - wanted
-        if wanted.dim() == 3:  # of each token
+        if wanted.dim() == 3:  # one output per token
             difference = difference[is_text]
             wanted = wanted[is_text]
         error = float(difference.abs().max() / wanted.abs().max().clamp(min=1))
         if not error < CLOSE:
             raise UserError(
-                f"the {name} logits of the exported model differ from those of the checkpoint by {error:.1g}; nothing "
-                "was written"
+                f"the exported model's {name} logits differ from the checkpoint's by {error:.1g}; nothing was written"
             )
 
 
 def _name_outputs(output: Any, head: str) -> dict[str, Tensor]:
-    """Return the outputs of a model of transformers by name: that of a head, :data:`WORDS` or :data:`FEATURES`."""
+    """Return a transformers model's outputs by name: the head's name, :data:`WORDS` or :data:`FEATURES`."""
     if "start_logits" in output:
         return {head: torch.stack([output.start_logits, output.end_logits], -1)}
     if "last_hidden_state" in output:
         return {FEATURES: output.last_hidden_state}
     if "prediction_logits" in output:
         return {WORDS: output.prediction_logits, head: output.seq_relationship_logits}
-    if output.logits.dim() == 3 and head == NEXT_SENTENCE:  # the export has no head of a task
+    if output.logits.dim() == 3 and head == NEXT_SENTENCE:  # the export has no task head
         return {WORDS: output.logits}
     return {head: output.logits}
 
@@ -277,8 +275,8 @@ tags:
 
 # {name}
 
-{model} trained with lazyformer_fairseq. Its sublayer pattern is `{pattern}`, in which each letter is a residual
-sublayer, lowest first:
+{model} trained with lazyformer_fairseq. Its sublayer pattern is `{pattern}`. Each letter is a residual sublayer, lowest
+first:
 
 | letter | sublayer | output | source |
 |---|---|---|---|
@@ -300,7 +298,7 @@ sublayer, lowest first:
 
 ## Training data
 
-To be filled in: the texts, their languages and licences, how they were cleaned, and what the model should not be used
+To be filled in: the texts, their languages and licenses, how they were cleaned, and what the model should not be used
 for.
 
 ## Evaluation
@@ -309,45 +307,45 @@ To be filled in: the scores, with the data, the number of seeds and the spread.
 
 ## Citation
 
-Please cite lazyformer_fairseq and the papers that the table of sublayers names.
+Please cite lazyformer_fairseq and the papers listed in the table of sublayers.
 
-## Licence
+## License
 
-To be filled in: choose a licence, and state it here and in the header (`license:`). The licences of the training data
+To be filled in: choose a license, and state it here and in the header (`license:`). The licenses of the training data
 may restrict your choice.
 """
 TOKENIZER = 'tokenizer = {loader}.from_pretrained("{name}")\n'
 NEEDS_PACKAGE = """\
-The model needs lazyformer_fairseq, because this folder contains no code. {tokenizer} `model.generate` remembers the
-whole text, whereas in training the memory held the last {mem_len} tokens before each segment."""
+The model requires lazyformer_fairseq, because this folder contains no code. {tokenizer} `model.generate` remembers the
+whole text, whereas during training the memory contained the last {mem_len} tokens before each segment."""
 OF_DATA = "The tokenizer splits texts in the same way as the training data; unknown symbols become `<unk>`."
 NO_TOKENIZER = """\
-There is no tokenizer. Token ids follow the `dict.txt` of the training data, whose first word has the id 4, after `<s>`,
-`<pad>`, `</s>` and `<unk>`."""
+There is no tokenizer. Token ids follow the training data's `dict.txt`. Its first word has id 4, after `<s>`, `<pad>`,
+`</s>` and `<unk>`."""
 PLAIN = """\
-This is a plain {model}, which transformers loads without custom code. Pad inputs on the right, and pass an attention
+This is a plain {model}, which transformers loads without custom code. Pad inputs on the right and pass an attention
 mask, as the tokenizer does."""
 OWN_CODE = """\
-The files `*.py` contain all code of the model and need torch, numpy and transformers. If lazyformer_fairseq is
-installed, `import lazyformer_fairseq.huggingface` first, and leave out `trust_remote_code`."""
+The `*.py` files contain all of the model's code and require torch, numpy and transformers. If lazyformer_fairseq is
+installed, you can `import lazyformer_fairseq.huggingface` first and leave out `trust_remote_code`."""
 
 
 def model_card(source: Source, form: str, name: str) -> str:
-    """Return the text of README.md, in Markdown with the header of the Hub.
+    """Return the text of README.md, in Markdown with the Hub's metadata header.
 
-    What the checkpoint does not record, such as scores and a licence, is left to be filled in.
+    Information that the checkpoint does not record, such as scores and a license, is left to be filled in.
 
     Args:
         source: The checkpoint.
-        form: The form of the export.
-        name: The name of the folder.
+        form: The export's form.
+        name: The folder's name.
     """
     trust = ""
     loader = "AutoTokenizer"
     tag = f"\n- {form}"
     if form == CUSTOM:
         trust = ", trust_remote_code=True"
-        # The tokenizer needs no code, but AutoTokenizer reads config.json, and asks whether to run the code it names.
+        # The tokenizer needs no code, but AutoTokenizer reads config.json and asks whether to run the code it names.
         loader = "PreTrainedTokenizerFast"
         tag = ""
         code = OWN_CODE
@@ -375,7 +373,7 @@ def causal_card(state: Mapping[str, Any], name: str, has_tokenizer: bool) -> str
 
     Args:
         state: The content of the checkpoint.
-        name: The name of the folder.
+        name: The folder's name.
         has_tokenizer: Whether the folder contains a tokenizer.
     """
     options = causal_options(state)
@@ -406,7 +404,7 @@ def causal_card(state: Mapping[str, Any], name: str, has_tokenizer: bool) -> str
 
 
 def _kinds(pattern: str) -> str:
-    """Return a table row for each kind of sublayer in a pattern."""
+    """Return one table row per kind of sublayer in a pattern."""
     kinds = dict.fromkeys(planned.kind for planned in plan(pattern))
     return "\n".join(f"| `{kind.letter}` | {kind.name} | {kind.help} | {kind.source} |" for kind in kinds)
 
@@ -416,7 +414,7 @@ def _table(rows: Mapping[str, str]) -> str:
 
 
 def _rows(source: Source) -> dict[str, str]:
-    """Return the rows of the model card that describe the model."""
+    """Return the model card's rows that describe the model."""
     options = source.cfg
     head = source.head
     named = source.model.named_parameters()
@@ -440,15 +438,15 @@ def _rows(source: Source) -> dict[str, str]:
     elif head is not None:
         labels = ", ".join(head.labels)
         if not labels:
-            labels = "a score" if head.outputs == 1 else "unnamed classes"
+            labels = "regression" if head.outputs == 1 else "unnamed classes"
         rows["classification head"] = f"{head.name}: {labels}"
     return rows
 
 
 def training_of(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a checkpoint records about its training, for a model card: data, task, and updates of each run.
+    """Return a checkpoint's training record for the model card: data, task, and the updates of each run.
 
-    Only the last parts of the data folders' paths are kept.
+    Only the last components of the data folders' paths are kept.
     """
     task = (state.get("cfg") or {}).get("task") or {}
     folders = [f"`{Path(folder).name}`" for folder in str(task.get("data") or "").split(":") if folder]

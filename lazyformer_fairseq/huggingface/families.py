@@ -1,6 +1,6 @@
-"""The families BERT, RoBERTa, DistilBERT and ModernBERT: names of weights and settings in transformers.
+"""The BERT, RoBERTa, DistilBERT and ModernBERT families: names of weights and settings in transformers.
 
-Import and export use the same table. This module also reads the folder of a model, and runs no code in it:
+Import and export use the same table. This module also reads a model's folder without running code in it:
 
 FOLDER/config.json
 FOLDER/model.safetensors
@@ -28,7 +28,7 @@ MULTI_LABEL = "multi_label_classification"  # a problem_type of transformers' co
 CONFIG_FILE = "config.json"
 LARGEST_JSON = 64 * 2**20  # bytes
 SAFE_FILE = "model.safetensors"
-# Names of our own weights.
+# Our own weight names.
 ENCODER = "encoder.sentence_encoder."
 HEAD = LM_HEAD
 WORDS = f"{ENCODER}embed_tokens.weight"
@@ -40,26 +40,26 @@ MODERN = "modernbert"
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of models in transformers: one row of the table.
+    """A family of transformers models: one row of the table.
 
     Attributes:
-        prefix: The prefix of the encoder's weights in models that have a head.
-        keys: The names of settings in config.json, by the names of our options.
+        prefix: The prefix of the encoder's weights in models with a head.
+        keys: The names of settings in config.json, by our option names.
         words: The name of the word embeddings.
-        positions: The name of the table of positions; "" for none.
-        types: The name of the table of token types; "" for none.
-        norm: The name of the LayerNorm of the embeddings.
-        layers: The prefix that precedes the number of a layer.
-        layer: The names of the maps and LayerNorms of a layer by our names, in which 0 is the s and 1 the f. A map that
-            is stacked in our model has several names.
-        head: The names of the masked-LM head's dense map, LayerNorm, bias and decoder.
+        positions: The name of the position embeddings; "" for none.
+        types: The name of the token type embeddings; "" for none.
+        norm: The name of the embedding LayerNorm.
+        layers: The prefix that precedes the layer index.
+        layer: The names of a layer's linear layers and LayerNorms by our names, where 0 is the s and 1 the f. A linear
+            layer that is stacked in our model has several names.
+        head: The names of the masked-LM head's dense layer, LayerNorm, bias and decoder.
         pooler: The name of the pooler; "" for none.
-        head_has_own_activation: Whether the masked-LM head always has GELU, and not the activation of the sublayers.
-        counts_from_padding: Whether positions begin at the id of padding + 1.
-        padding: The id of padding if config.json has none.
+        head_has_own_activation: Whether the masked-LM head always uses GELU instead of the sublayers' activation.
+        counts_from_padding: Whether positions begin at the padding id + 1.
+        padding: The padding id if config.json has none.
         final_norm: The name of the LayerNorm after all layers; "" for none.
         is_modern: Whether the models have rotary positions, gates, a LayerNorm before each sublayer except the first,
-            and biases only if config.json says so; see :func:`modern_options`.
+            and biases only if config.json enables them; see :func:`modern_options`.
         eps: The epsilon of LayerNorms if config.json has none.
         dropout: The rate of all dropouts if config.json has none.
     """
@@ -84,12 +84,12 @@ class Family:
 
     @property
     def tables(self) -> dict[str, str]:
-        """The names of the embeddings that the family has, by our names."""
+        """The names of the family's embeddings, by our names."""
         found = {WORDS: self.words, POSITIONS: self.positions, TYPES: self.types}
         return {ours: theirs for ours, theirs in found.items() if theirs}
 
     def maps(self, layers: int) -> Iterator[tuple[str, list[str]]]:
-        """Yield our name of each map and LayerNorm of an encoder, with the names in transformers that are stacked.
+        """Yield our name for each of an encoder's linear layers and LayerNorms, with the transformers names it stacks.
 
         Args:
             layers: The number of layers.
@@ -100,7 +100,7 @@ class Family:
         for number in range(layers):
             for ours, theirs in self.layer.items():
                 if self.is_modern and number == 0 and ours == "0.layer_norm":
-                    continue  # the LayerNorm of the embeddings takes its place
+                    continue  # the embedding LayerNorm replaces it
                 name = f"{ENCODER}sublayers.{2 * number + int(ours[0])}{ours[1:]}"
                 yield name, [f"{self.layers}.{number}.{each}" for each in theirs]
 
@@ -210,11 +210,11 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 
-SEED = 1  # the seed for the weights of a new head
+SEED = 1  # the seed for a new head's weights
 
 
 def fresh_head(shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Return the weights of a new masked-LM head as BERT initialises them. They are the same at each call.
+    """Return the weights of a new masked-LM head, initialized as in BERT. Every call returns the same weights.
 
     Args:
         shapes: The shapes of the model's weights, by name.
@@ -232,19 +232,19 @@ def fresh_head(shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Described:
-    """A model as config.json describes it.
+    """A model as described by config.json.
 
     Attributes:
-        family: The family of the model.
-        options: The options of our model, except for the pattern and those that depend on the weights.
-        pattern: A function that builds the pattern. Call it only after the weights have been found to have as many
-            layers.
+        family: The model's family.
+        options: Our model's options, except for the pattern and options that depend on the weights.
+        pattern: A function that builds the pattern. Call it only once the number of layers has been checked against the
+            weights.
         layers: The number of layers.
         vocab_size: The number of tokens in the vocabulary.
-        positions: The number of rows in the table of positions.
-        token_types: The number of rows in the table of token types; 0 if the family has none.
+        positions: The number of position embeddings.
+        token_types: The number of token type embeddings; 0 if the family has none.
         padding: The id of the padding symbol.
-        is_tied: Whether the decoder of the masked-LM head is the word embedding, and may be missing from the file.
+        is_tied: Whether the masked-LM head's decoder is tied to the word embedding and may be missing from the file.
         architecture: The name of the class in transformers; "" if config.json does not name it.
     """
 
@@ -261,13 +261,13 @@ class Described:
 
     @property
     def first_position(self) -> int:
-        """The row of the table of positions that belongs to the first token."""
+        """The index of the first token's position embedding."""
         if self.family.counts_from_padding:
             return self.padding + 1
         return 0
 
     def parts(self, ours: str) -> Sequence[str]:
-        """Return the parts of a map or LayerNorm with our name `ours`: "weight", and "bias" if it has one."""
+        """Return the parts of a linear layer or LayerNorm with our name `ours`: "weight", and "bias" if it has one."""
         without = "no_linear_bias"
         if ours.endswith("layer_norm"):
             without = "no_norm_bias"
@@ -278,7 +278,7 @@ class Described:
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A config.json whose values are checked as they are read.
+    """A reader of config.json that checks the values as it reads them.
 
     Attributes:
         path: The path of the file.
@@ -289,13 +289,13 @@ class ConfigFile:
     values: Mapping[str, Any]
 
     def read(self, name: str, wanted: str, is_right: Callable[[Any], bool], default: Any = None) -> Any:
-        """Return a value.
+        """Return a setting's value.
 
         Args:
             name: The key.
             wanted: A description of the valid values, for the message.
             is_right: A function that returns whether a value is valid.
-            default: The value if the file has none. None requires the file to have one.
+            default: The value if the file has none. If None, the file must have one.
 
         Raises:
             UserError: The value is missing or invalid.
@@ -331,7 +331,7 @@ def _is_number(value: Any) -> bool:
 
 
 def describe(folder: Path) -> Described:
-    """Read and check the config.json of a folder.
+    """Read and check a folder's config.json.
 
     Raises:
         UserError: The file is missing or damaged, or describes a model that none of our models can represent.
@@ -392,8 +392,8 @@ def describe(folder: Path) -> Described:
     first = described.first_position
     if described.positions <= first:
         raise UserError(
-            f"{path}: max_position_embeddings is {described.positions}, but must be more than the {first} rows that "
-            "precede the position of the first token"
+            f"{path}: max_position_embeddings is {described.positions}, but must be more than {first}, the index of "
+            "the first token's position"
         )
     return described
 
@@ -403,13 +403,13 @@ SLIDING = "sliding_attention"
 
 
 def modern_options(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that every ModernBERT has, and those that say whether it has biases.
+    """Return the options common to every ModernBERT, and the options that determine whether it has biases.
 
     See Warner et al., 2024 (arXiv 2412.13663), section 2.1.1.
 
     Args:
         path: The config.json, for messages.
-        values: The content of config.json.
+        values: The contents of config.json.
 
     Raises:
         UserError: The model has a combination of biases that our models do not support.
@@ -418,7 +418,7 @@ def modern_options(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     if len(linear) > 1 or values.get("decoder_bias", True) is not True:
         raise UserError(
             f"{path}: attention_bias, mlp_bias and classifier_bias must be the same, and decoder_bias must be true: "
-            "our models have biases in all linear maps or in none, and always in the output of the masked-LM head"
+            "our models have biases in all linear layers or in none, and always in the masked-LM head's output layer"
         )
     return {
         "encoder_normalize_before": True,
@@ -430,15 +430,15 @@ def modern_options(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def modern_pattern(config: ConfigFile, gate: str, layers: int) -> str:
-    """Return the pattern of a ModernBERT, from a config.json with the keys of transformers 5 or of earlier versions.
+    """Return a ModernBERT's pattern, from a config.json with the keys of transformers 5 or earlier versions.
 
     Args:
         config: The config.json.
-        gate: The activation of the gates.
+        gate: The gates' activation.
         layers: The number of layers.
 
     Raises:
-        UserError: The model has another type of layer than full and sliding attention, or scaled positions.
+        UserError: The model has layers other than full and sliding attention, or scaled positions.
     """
     values = config.values
     window = config.count("local_attention", 128, low=2) // 2
@@ -454,7 +454,7 @@ def modern_pattern(config: ConfigFile, gate: str, layers: int) -> str:
         layer_types = [SLIDING if number % every else FULL for number in range(layers)]
     is_whole = isinstance(layer_types, list) and len(layer_types) == layers
     if not is_whole or not all(layer_type in list(layer_of) for layer_type in layer_types):
-        raise UserError(f"{config.path}: layer_types must list {layers} layers, each {' or '.join(layer_of)}")
+        raise UserError(f"{config.path}: layer_types must list {layers} layers, each of type {' or '.join(layer_of)}")
 
     period = 1
     while layer_types[period:] != layer_types[: layers - period]:
@@ -465,7 +465,7 @@ def modern_pattern(config: ConfigFile, gate: str, layers: int) -> str:
 
 
 def _rotary_base(config: ConfigFile, layer_type: str, default: Any) -> int:
-    """Return the base of the rotary positions for one type of layer."""
+    """Return the base of the rotary positions for one layer type."""
     given = config.values.get("rope_parameters") or {}
     if isinstance(given, dict):
         given = given.get(layer_type) or {}
@@ -476,8 +476,8 @@ def _rotary_base(config: ConfigFile, layer_type: str, default: Any) -> int:
     is_whole = _is_number(base) and 1 <= base < 2**31 and base % 1 == 0
     if config.values.get("rope_scaling") or not is_plain or not is_whole:
         raise UserError(
-            f"{config.path}: rotary positions of {layer_type} are {given or base}, but must be unscaled, with a whole "
-            "number as the base"
+            f"{config.path}: rotary positions of {layer_type} are {given or base}, but must be unscaled, with an "
+            "integer base"
         )
     return int(base)
 
@@ -489,7 +489,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         UserError: The file cannot be read, is not a JSON object, or is too large to describe a model.
     """
     if path.is_file() and path.stat().st_size > LARGEST_JSON:
-        raise UserError(f"{path} has {path.stat().st_size:,} bytes, too many for a description of a model")
+        raise UserError(f"{path} has {path.stat().st_size:,} bytes, which is too large for a model config")
     return read_json(path, "download the folder again")
 
 
@@ -497,31 +497,31 @@ def _family(path: Path, values: Mapping[str, Any]) -> Family:
     name = values.get("model_type")
     if name is None:
         raise UserError(
-            f'{path} has no model_type; if the model is a BERT, add "model_type": "bert", or "roberta" etc.'
+            f'{path} has no model_type; if the model is a BERT, add "model_type": "bert" (or "roberta" and so on)'
         )
     if not isinstance(name, str) or name not in FAMILIES:
         raise UserError(
-            f"{path}: model_type {name!r} is another architecture; these can be imported: {', '.join(FAMILIES)}"
+            f"{path}: model_type {name!r} is not supported; these types can be imported: {', '.join(FAMILIES)}"
             f"{nearest(str(name), FAMILIES)}"
         )
     return FAMILIES[name]
 
 
 def _refuse_other_functions(path: Path, values: Mapping[str, Any]) -> None:
-    """Raise a UserError if settings make a model of a known type compute something that our models do not."""
+    """Raise a UserError if settings make a supported model type compute something that our models do not."""
     for name, why in (
         ("is_decoder", "the model is causal or generates text; only encoders can be imported"),
-        ("add_cross_attention", "the model attends to the output of another model, which is not supported"),
-        ("pruned_heads", "the model lacks some of its heads; import the model as it was before pruning"),
-        ("quantization_config", "the weights are quantised; import the model as it was before quantisation"),
+        ("add_cross_attention", "the model attends to another model's output, which is not supported"),
+        ("pruned_heads", "some of the model's heads were pruned; import the unpruned model"),
+        ("quantization_config", "the weights are quantized; import the unquantized model"),
     ):
         if values.get(name):
             raise UserError(f"{path}: {name} is {values[name]!r}: {why}")
     position_type = values.get("position_embedding_type", "absolute")
     if position_type != "absolute":
         raise UserError(
-            f"{path}: position_embedding_type is {position_type!r}, whose scores have terms that our models lack; only "
-            "'absolute' can be imported"
+            f"{path}: position_embedding_type is {position_type!r}, which our models do not support; only 'absolute' "
+            "can be imported"
         )
 
 
@@ -534,8 +534,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     path = folder / SAFE_FILE
     if not path.is_file():
         raise UserError(
-            f"{folder} contains no {SAFE_FILE}; weights in other formats or in several files are not read: load the "
-            "model with transformers, and save it with save_pretrained(folder, max_shard_size='100GB')"
+            f"{folder} contains no {SAFE_FILE}; other formats and sharded weights are not supported: load the model "
+            "with transformers and save it with save_pretrained(folder, max_shard_size='100GB')"
         )
     try:
         return load_file(path)

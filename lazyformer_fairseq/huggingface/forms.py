@@ -1,6 +1,6 @@
-"""The forms of an exported model: a BERT or a ModernBERT of transformers, or a model with its own code.
+"""The forms of an exported model: transformers' BERT or ModernBERT, or a model with its own code.
 
-For each form there are functions that say why a checkpoint cannot have it, convert its weights and write its folder.
+Each form has functions that report why a checkpoint cannot have this form, convert its weights and write its folder.
 """
 
 import re
@@ -40,7 +40,7 @@ BERT = "bert"
 MODERN = families.MODERN
 CUSTOM = "custom"
 CAUSAL = "causal"
-# The values of options that every BERT, or every ModernBERT, must have.
+# Option values that every BERT or every ModernBERT must have.
 BERT_OPTIONS = {
     "encoder_normalize_before": False,
     "norm": LAYER,
@@ -75,8 +75,8 @@ class Head(NamedTuple):
         name: The name of the head in the checkpoint.
         outputs: The number of outputs.
         type: "dense", "linear", "span" or "tags".
-        labels: The names of the classes; empty if they have none.
-        is_multi_label: Whether a text may have several classes.
+        labels: The class names; empty if the classes are unnamed.
+        is_multi_label: Whether a text may belong to several classes.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Source:
         model: The model, in evaluation mode.
         tokenizer: The tokenizer.
         head: The head to export.
-        training: What the checkpoint records about its training, as rows of the model card.
+        training: The checkpoint's training record, as rows of the model card.
     """
 
     model: MaskedLM
@@ -104,22 +104,22 @@ class Source:
 
     @property
     def cfg(self) -> MaskedLMOptions:
-        """The options of the model."""
+        """The model's options."""
         return self.model.cfg
 
     @property
     def weights(self) -> dict[str, Any]:
-        """The weights of the model, by name."""
+        """The model's weights by name."""
         return self.model.state_dict()
 
     @property
     def num_layers(self) -> int:
-        """The number of pairs of sublayers."""
+        """The number of sublayer pairs."""
         return len(plan(self.cfg.sublayer_pattern, ENCODER)) // 2
 
     @property
     def has_lm_head(self) -> bool:
-        """True if the masked-LM head is exported, which it is unless it was never trained."""
+        """True if the masked-LM head is exported, that is, unless it was never trained."""
         return not lm_head_never_trained(self.weights)
 
     @property
@@ -129,7 +129,7 @@ class Source:
 
     @property
     def use(self) -> "Use":
-        """The use of the exported model, which depends on its head."""
+        """The exported model's use, which depends on its head."""
         if self.head is not None:
             return USES[{SPAN: "qa_outputs", TAGS: "token_classifier"}.get(self.head.type, "classifier")]
         if self.has_lm_head:
@@ -138,11 +138,11 @@ class Source:
 
 
 def _settings(source: Source, keys: Mapping[str, str] = families.BERT_KEYS) -> dict[str, Any]:
-    """Return the settings that the configs of all forms have.
+    """Return the settings common to the configs of all forms.
 
     Args:
         source: The checkpoint.
-        keys: The names of settings in the config, by the names of our options.
+        keys: The names of settings in the config, by our option names.
     """
     dictionary = source.tokenizer.dictionary
     found = {theirs: getattr(source.cfg, ours) for ours, theirs in keys.items() if ours != "layers"}
@@ -170,7 +170,7 @@ def _settings(source: Source, keys: Mapping[str, str] = families.BERT_KEYS) -> d
 
 
 def _save(config: Any, model_class: type, weights: Mapping[str, Tensor], folder: Path) -> type:
-    """Write the config, and the weights in float32 sorted by name; return `model_class`."""
+    """Write the config and the weights, in float32 and sorted by name; return `model_class`."""
     config.architectures = [model_class.__name__]
     config.dtype = "float32"
     config.save_pretrained(folder)
@@ -187,8 +187,8 @@ class Use(NamedTuple):
 
     Attributes:
         head: The name of the head in transformers; "" for none.
-        pipeline: The name of the pipeline.
-        ending: The ending of the names of its classes, such as "ForMaskedLM".
+        pipeline: The pipeline's name.
+        ending: The suffix of its class names, such as "ForMaskedLM".
     """
 
     head: str
@@ -197,7 +197,7 @@ class Use(NamedTuple):
 
     @property
     def model_class(self) -> type:
-        """The class of our model for this use."""
+        """Our model class for this use."""
         if self.ending:
             return getattr(heads, f"LazyFormer{self.ending}")
         return LazyFormerModel
@@ -213,7 +213,7 @@ USES = {
 
 
 def write_custom(source: Source, folder: Path) -> type:
-    """Write the config, the weights and the code of our model; return the class that loads them."""
+    """Write our model's config, weights and code; return the class that loads them."""
     settings = {**settings_of(source.cfg), **_settings(source), "attention_backend": AUTO}
     config = LazyFormerConfig(**settings, pooler=pooler_in_checkpoint(source.weights) is not None)
     if source.head is not None and source.head.type in CLASSIFICATION_HEADS:
@@ -226,10 +226,10 @@ def write_custom(source: Source, folder: Path) -> type:
 
 
 def custom_weights(source: Source) -> dict[str, Tensor]:
-    """Return the weights of our model by their names in transformers. Weights that sublayers share appear once.
+    """Return our model's weights by their names in transformers. Weights shared by sublayers appear once.
 
     Raises:
-        UserError: A weight has no name in transformers.
+        UserError: A weight has no counterpart in transformers.
     """
     names = {f"{families.HEAD}{part}": f"lm_head.decoder.{part}" for part in ("bias", "weight")}
     prefixes = {families.ENCODER: "lazyformer.encoder.", families.HEAD: "lm_head."}
@@ -249,7 +249,7 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
         if theirs is not None:
             found[theirs] = weight.detach()
         elif not name.startswith(PREFIX):
-            raise UserError(f"the weight {name} has no counterpart in a model of transformers")
+            raise UserError(f"the weight {name} has no counterpart in the exported model")
     if source.head is not None:
         of_head = f"{PREFIX}{source.head.name}."
         for name, weight in source.weights.items():
@@ -260,7 +260,7 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
 
 
 def _hash(config: LazyFormerConfig, weights: Mapping[str, Tensor]) -> dict[str, dict[str, str]]:
-    """Return `weights_sha256` for the config: the hashes of all models of transformers that have these weights."""
+    """Return `weights_sha256` for the config: the hashes for every transformers model that can load these weights."""
     found: dict[str, dict[str, str]] = {}
     there = [head for head in USES if head and any(name.startswith(f"{head}.") for name in weights)]
     for head in there or [""]:
@@ -278,7 +278,7 @@ def _hash(config: LazyFormerConfig, weights: Mapping[str, Tensor]) -> dict[str, 
 
 
 def causal_options(state: Mapping[str, Any]) -> CausalLMOptions:
-    """Return the options of the causal model in a checkpoint."""
+    """Return the options of a checkpoint's causal model."""
     options = {name: value for name, value in state["cfg"]["model"].items() if name != "_name"}
     return read_options(CausalLMOptions, options)
 
@@ -288,7 +288,7 @@ def write_causal(state: Mapping[str, Any], path: Path, folder: Path) -> None:
 
     Args:
         state: The content of the checkpoint.
-        path: The file of the checkpoint, for messages.
+        path: The checkpoint file, for messages.
         folder: An existing folder.
 
     Raises:
@@ -310,7 +310,7 @@ def write_causal(state: Mapping[str, Any], path: Path, folder: Path) -> None:
 
 
 def _why_not(source: Source, needed: Mapping[str, Any], name: str) -> str:
-    """Return which option has another value than `needed`, the options of a model of transformers; "" if none has."""
+    """Return a message about an option that differs from `needed`, a transformers model's options; "" if none does."""
     for option, value in needed.items():
         ours = getattr(source.cfg, option)
         if ours != value and str(ours) != str(value):
@@ -320,18 +320,18 @@ def _why_not(source: Source, needed: Mapping[str, Any], name: str) -> str:
 
 
 def why_not_bert(source: Source) -> str:
-    """Return why a checkpoint is not a BERT; "" if it is one."""
+    """Return the reason a checkpoint is not a BERT; "" if it is one."""
     pattern = expand(source.cfg.sublayer_pattern)
     if pattern != "sf" * (len(pattern) // 2):
         return f"its pattern is {source.cfg.sublayer_pattern}, whereas BERT's is (sf)xN without settings"
     if source.head is not None and source.head.type == "linear":
-        return f"its classification head {source.head.name} is {source.head.type}, whereas BERT's has a pooler (dense)"
+        return f"its classification head {source.head.name} is {source.head.type}, whereas BERT's is dense (a pooler)"
     needed = {**BERT_OPTIONS, "head_activation_fn": source.cfg.activation_fn}
     return _why_not(source, needed, "BERT")
 
 
 def write_bert(source: Source, folder: Path) -> type:
-    """Write the config and the weights of a BERT with the heads that are exported; return its class."""
+    """Write the config and weights of a BERT with the exported heads; return its class."""
     config = transformers.BertConfig(
         num_hidden_layers=source.num_layers,
         type_vocab_size=source.cfg.token_types or 2,
@@ -344,7 +344,7 @@ def write_bert(source: Source, folder: Path) -> type:
 
 
 def weights_of(source: Source, family: families.Family) -> dict[str, Tensor]:
-    """Return the weights by the names of a family. If the model has no token types, their embeddings are zeros."""
+    """Return the weights by a family's names. If the model has no token types, their embeddings are zeros."""
     weights = source.weights
     found = {}
     for ours, theirs in family.tables.items():
@@ -386,7 +386,7 @@ def weights_of(source: Source, family: families.Family) -> dict[str, Tensor]:
 
 
 def why_not_modernbert(source: Source) -> str:
-    """Return why a checkpoint is not a ModernBERT; "" if it is one."""
+    """Return the reason a checkpoint is not a ModernBERT; "" if it is one."""
     if not _modern_layers(source.cfg.sublayer_pattern):
         wanted = "s[rope=B]f[gate=G] and s[window=W,rope=B]f[gate=G], each with the same values everywhere"
         return f"its pattern is {source.cfg.sublayer_pattern}, whereas ModernBERT's consists of {wanted}"
@@ -396,9 +396,9 @@ def why_not_modernbert(source: Source) -> str:
 
 
 def _modern_layers(pattern: str) -> list[tuple[str, str, str]]:
-    """Return the window ("" for none), base of rotary positions and gate of each layer, as texts.
+    """Return each layer's window ("" for none), base of rotary positions and gate, as strings.
 
-    The list is empty if the pattern is not that of a ModernBERT.
+    The list is empty if the pattern is not a ModernBERT's.
     """
     text = expand(pattern)
     layers = MODERN_LAYER.findall(text)
@@ -411,9 +411,9 @@ def _modern_layers(pattern: str) -> list[tuple[str, str, str]]:
 
 
 def write_modernbert(source: Source, folder: Path) -> type:
-    """Write the config and the weights of a ModernBERT; return its class.
+    """Write the config and weights of a ModernBERT; return its class.
 
-    Dropout on the outputs of sublayers is lost, because ModernBERT has none.
+    Dropout on sublayer outputs is lost, because ModernBERT has none.
     """
     family = families.FAMILIES[MODERN]
     settings = _settings(source, family.keys)

@@ -1,7 +1,7 @@
 """``lazyformer import``: import of a model in any supported format as a checkpoint of this package.
 
-The weights of a BERT are renamed to those of our model. Heads of other tasks are left out and listed; any other weight
-that our model lacks is an error.
+A BERT's weights are renamed to our model's names. Other tasks' heads are left out and listed; any other weight that our
+model does not have is an error.
 """
 
 import re
@@ -38,7 +38,7 @@ from lazyformer_fairseq.training.warm_start.start import Trained, write_record
 SPANS = "qa_outputs"
 FOLLOWS = "cls.seq_relationship"
 BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)")
-# Heads of other tasks, which are left out if our models have no counterpart.
+# Other tasks' heads, which are left out if our models have no counterpart.
 OTHER_HEADS = re.compile(r"(cls\.seq_relationship|qa_outputs|classifier|pre_classifier|head)\.")
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 PRECISIONS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -54,28 +54,28 @@ def import_to(
     """Write the model at `path` to the folder `out`, either completely or not at all.
 
     Args:
-        path: A folder in the format of the Hub, a checkpoint of this package, or a folder of checkpoints. No code in it
-            is run.
+        path: A folder in the Hub's format, a checkpoint of this package, or a folder of checkpoints. No code in it is
+            run.
         out: The folder to write, which must not exist or must be empty.
-        head_name: The name for the head of the model; None for the default.
-        warm: Changes of the model. With them, ``warm_start.json`` and ``warm_start.md`` state which sublayer became
-            which.
-        tokenizer_folder: The folder of the tokenizer, for one of our models that transformers saved.
+        head_name: The name for the model's head; None for the default.
+        warm: Changes to the model. If set, ``warm_start.json`` and ``warm_start.md`` map the old sublayers to the new
+            ones.
+        tokenizer_folder: The tokenizer folder, for one of our models saved by transformers.
 
     Returns:
         Notes for the user, one sentence each.
 
     Raises:
-        UserError: The model is missing or damaged, or none of our models computes the same, an option does not apply to
-            the model, the changes are impossible (see :meth:`WarmOptions.start`), or `out` exists.
+        UserError: The model is missing, damaged or not equivalent to any of ours, an option does not apply to the
+            model, the changes are impossible (see :meth:`WarmOptions.start`), or `out` exists.
     """
     if not path.exists():
         raise UserError(
-            f"{path}: no such file or folder; if it is the name of a model on the Hub, download the model first: "
+            f"{path}: no such file or folder; if it is a model on the Hub, download it first: "
             f"hf download {path} --local-dir {path.name}"
         )
     if not ((path / families.CONFIG_FILE).is_file() or is_ours(path)):
-        raise UserError(f"{path}: contains neither {families.CONFIG_FILE} nor a checkpoint; give the folder of a model")
+        raise UserError(f"{path}: contains neither {families.CONFIG_FILE} nor a checkpoint; pass a model's folder")
     _refuse_unused({"--head-name": head_name, "--tokenizer": tokenizer_folder}, path)
 
     notes: list[str] = []
@@ -109,22 +109,22 @@ def import_to(
 
 
 def _refuse_unused(given: Mapping[str, Any], path: Path) -> None:
-    """Raise a UserError for the first given flag that does not apply to the type of model at `path`."""
-    what = "a model of the Hub"
+    """Raise a UserError for the first flag that does not apply to the type of model at `path`."""
+    what = "a model from the Hub"
     used: tuple[str, ...] = ("--head-name",)
     if is_ours(path):
         what = "a checkpoint of this package"
         used = ()
     elif is_saved_lazyformer(path):
-        what = "a LazyFormer that transformers saved"
+        what = "a LazyFormer saved by transformers"
         used = ("--head-name", "--tokenizer")
     for flag, value in given.items():
         if value is not None and flag not in used:
-            raise UserError(f"{flag} does not apply to {path}, which is {what}; leave it out")
+            raise UserError(f"{flag} does not apply to {path}, which is {what}; leave the option out")
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a path looks like a checkpoint of this package, or a folder of checkpoints."""
+    """Return whether a path looks like a checkpoint of this package or a folder of checkpoints."""
     if path.is_file():
         return path.suffix == ".pt" or path.name == checkpoints.WEIGHTS_FILE
     config = path / families.CONFIG_FILE
@@ -145,14 +145,14 @@ def _check_head_name(name: Optional[str]) -> None:
 
 
 def name_classes(folder: Path, weights: dict[str, Tensor]) -> dict[str, TaskDescription]:
-    """Return a description of the classes of each head, with the names in config.json.
+    """Return descriptions of the heads' classes, with the names from config.json.
 
-    A head of a GLUE task gets no description. Instead, its outputs in `weights` are reordered in place to follow the
-    labels of the task.
+    A GLUE task's head gets no description. Instead, its outputs in `weights` are reordered in place to match the task's
+    labels.
 
     Args:
         folder: The folder with config.json.
-        weights: The weights of the model, by our names.
+        weights: The model's weights, by our names.
     """
     config = families.read_json_object(folder / families.CONFIG_FILE)
     called = config.get("id2label")
@@ -181,10 +181,10 @@ def name_classes(folder: Path, weights: dict[str, Tensor]) -> dict[str, TaskDesc
 
 
 def _read_hub(folder: Path, tokenizer_folder: Path, head_name: Optional[str]) -> ReadModel:
-    """Read a folder in the format of the Hub, and write its tokenizer to `tokenizer_folder`."""
+    """Read a folder in the Hub's format, and write its tokenizer to `tokenizer_folder`."""
     if not folder.is_dir():
         raise UserError(
-            f"{folder} is a file, but not a checkpoint of this package; give the folder that contains "
+            f"{folder} is a file, but not a checkpoint of this package; pass the folder that contains "
             f"{families.CONFIG_FILE}"
         )
     described = families.describe(folder)
@@ -193,8 +193,8 @@ def _read_hub(folder: Path, tokenizer_folder: Path, head_name: Optional[str]) ->
     dictionary = tokenizer.dictionary
     if described.family.counts_from_padding and dictionary.pad() != described.padding:
         raise UserError(
-            f"{folder}: the tokenizer pads with id {dictionary.pad()}, but {families.CONFIG_FILE} says "
-            f"{described.padding} (pad_token_id), from which positions are counted"
+            f"{folder}: the tokenizer pads with id {dictionary.pad()}, but pad_token_id in {families.CONFIG_FILE}, "
+            f"which positions are counted from, is {described.padding}"
         )
     try:
         options = read_options(
@@ -206,7 +206,7 @@ def _read_hub(folder: Path, tokenizer_folder: Path, head_name: Optional[str]) ->
                 "token_types": conversion.token_types,
             },
         )
-        with torch.device("meta"):  # only sizes are needed, so the weights take no memory
+        with torch.device("meta"):  # allocates no memory, because only the sizes are needed
             model = loading.model_of(options, dictionary)
             if conversion.classes:
                 model.register_classification_head(conversion.head_name, conversion.classes)
@@ -219,33 +219,33 @@ def _read_hub(folder: Path, tokenizer_folder: Path, head_name: Optional[str]) ->
             if conversion.has_pooler:
                 model.register_pooler()
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:
-        raise UserError(f"{folder / families.CONFIG_FILE}: the model it describes cannot be built ({error})") from None
+        raise UserError(f"{folder / families.CONFIG_FILE}: the described model cannot be built ({error})") from None
     weights = conversion.convert({name: weight.shape for name, weight in model.state_dict().items()})
     weights["dictionary_sha256"] = dictionary_hash(dictionary)
     return ReadModel(options, weights, tokenizer, conversion.notes())
 
 
 class Conversion:
-    """The conversion of a folder's weights to those of our model.
+    """The conversion of a folder's weights to our model's weights.
 
     Args:
         folder: The folder.
         described: The description in its config.json.
-        head_name: The name for the head of classes, tags or spans. None for the default, which is "squad" for spans, as
-            the task squad expects, and "classifier" for classes and tags.
+        head_name: The name for the classification, tag or span head. None for the default, which is "squad" for spans,
+            as the squad task expects, and "classifier" for classes and tags.
 
     Attributes:
-        token_types: The number of rows in our table of token types. A single type is folded into the positions, and our
-            model gets no table.
+        token_types: The number of token type embeddings in our model. A single token type is folded into the position
+            embeddings, and our model has none.
         has_lm_head: Whether the folder has a masked-LM head.
         has_next_sentence: Whether it has BERT's next-sentence head.
-        classes: The number of classes of its classification head; 0 for none.
-        tags: The number of tags of its token classification head; 0 for none.
-        has_spans: Whether it has a span head, which finds where answers start and end.
-        places: For each of our weights, the names in the folder of the weights that are stacked to form it.
+        classes: The classification head's number of classes; 0 for none.
+        tags: The token classification head's number of tags; 0 for none.
+        has_spans: Whether it has a span head, which predicts the start and end of answers.
+        places: The folder's weights that are stacked to form each of our weights, by our names.
 
     Raises:
-        UserError: A weight is missing, or a weight has no counterpart in our models.
+        UserError: A weight is missing or has no counterpart in our models.
     """
 
     def __init__(self, folder: Path, described: families.Described, head_name: Optional[str]):
@@ -265,7 +265,7 @@ class Conversion:
             shape = self._shape(f"{theirs}.weight")
             if shape != (rows, width):
                 raise UserError(
-                    f"{folder}: {self._full[f'{theirs}.weight']} has the shape {shape}, but by config.json {what} and "
+                    f"{folder}: {self._full[f'{theirs}.weight']} has the shape {shape}, but in config.json {what} and "
                     f"the width are {(rows, width)}; download the folder again"
                 )
 
@@ -276,7 +276,7 @@ class Conversion:
             self._folded = f"{family.types}.weight"
 
         signs: Any = family.head
-        if family.is_modern:  # classifiers, too, have the dense map and the LayerNorm of the masked-LM head
+        if family.is_modern:  # classifiers also have the masked-LM head's dense layer and LayerNorm
             signs = family.head[2]
         self.has_lm_head = any(name.startswith(signs) for name in self._weights)
         self.classes = 0
@@ -306,23 +306,23 @@ class Conversion:
             found.append(NO_HEAD)
         if self.token_types:
             found.append(
-                f"its {self.token_types} token types are kept: GLUE uses them for pairs of texts, whereas single texts "
-                "and masked LM have type 0"
+                f"its {self.token_types} token types are kept: GLUE uses them for text pairs, whereas single texts and "
+                "masked LM have type 0"
             )
         if self.classes:
-            found.append(f"its classifier of {self.classes} outputs is the classification head {self.head_name!r}")
+            found.append(f"its {self.classes}-class classifier became the classification head {self.head_name!r}")
         if self.tags:
             found.append(
-                f"its classifier of {self.tags} tags is the head {self.head_name!r}, which lazyformer predict uses"
+                f"its {self.tags}-tag classifier became the head {self.head_name!r}, which lazyformer predict uses"
             )
         if self.has_spans:
-            found.append(f"its {SPANS} is the span head {self.head_name!r}, which lazyformer predict uses")
+            found.append(f"its {SPANS} became the span head {self.head_name!r}, which lazyformer predict uses")
         if self.has_next_sentence:
             found.append(
-                f"its {FOLLOWS} is the head {NEXT_SENTENCE!r} on the pooler, which --next-sentence continues to train"
+                f"its {FOLLOWS} became the head {NEXT_SENTENCE!r} on the pooler, which --next-sentence trains further"
             )
         if self.has_pooler:
-            found.append(f"its pooler is kept as the head {POOLER!r}, from which new dense classification heads start")
+            found.append(f"its pooler is kept as the head {POOLER!r}, which initializes new dense classification heads")
         if self._left_out:
             found.append(f"left out: {', '.join(self._left_out)}")
         return found
@@ -331,11 +331,11 @@ class Conversion:
         """Return our weights by name, in float32.
 
         Args:
-            shapes: The shapes of our model's weights, by name. The hash of the dictionary, which the model also has, is
-                left to the caller.
+            shapes: The shapes of our model's weights, by name. The caller must add the dictionary's hash, which the
+                model also stores.
 
         Raises:
-            UserError: A weight has another shape than config.json says, or contains NaN or Inf.
+            UserError: A weight's shape does not match config.json, or it contains NaN or Inf.
         """
         found = {}
         for ours, theirs in self.places.items():
@@ -347,8 +347,8 @@ class Conversion:
             is_stack = all(shape and shape[1:] == parts[0][1:] for shape in parts)
             if (rows, *parts[0][1:]) != tuple(shapes[ours]) or not is_stack:
                 raise UserError(
-                    f"{self.folder}: {self._full[theirs[0]]} has the shape {parts[0]}, but by config.json it must give "
-                    f"{tuple(shapes[ours])}; download the folder again"
+                    f"{self.folder}: {self._full[theirs[0]]} has the shape {parts[0]}, which does not match "
+                    f"{tuple(shapes[ours])} from config.json; download the folder again"
                 )
             found[ours] = torch.cat([self._read(name) for name in theirs])[first_row:].clone()
         if self._folded:
@@ -361,29 +361,29 @@ class Conversion:
         return found
 
     def _take_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Store the weights by their names without prefix, with the current names of LayerNorm's weights."""
+        """Store the weights by name without prefix, with LayerNorm's weights under their current names."""
         self._weights: dict[str, Tensor] = {}
-        self._full: dict[str, str] = {}  # the names in the file
+        self._full: dict[str, str] = {}  # names in the file
         for name, weight in weights.items():
             plain = name.removeprefix(self.described.family.prefix)
             for old, new in OLD_NAMES.items():
                 if plain.endswith(old):
                     plain = plain.removesuffix(old) + new
             if plain in self._full:
-                raise UserError(f"{self.folder}: {name} and {self._full[plain]} are the same weight; keep one")
+                raise UserError(f"{self.folder}: {name} and {self._full[plain]} are the same weight; keep only one")
             self._weights[plain] = weight
             self._full[plain] = name
 
     def _check_layers(self) -> None:
         """Compare the number of layers in config.json with the weights.
 
-        This comes first, because a damaged config.json may give a number that is too large to loop over.
+        This check is the first, because the number in a damaged config.json may be too large to loop over.
         """
         start = f"{self.described.family.layers}."
         numbers = {name[len(start) :].split(".")[0] for name in self._weights if name.startswith(start)}
         if len(numbers) != self.described.layers:
             raise UserError(
-                f"{self.folder} has the weights of {len(numbers)} layers, but config.json says "
+                f"{self.folder} has weights for {len(numbers)} layers, but config.json specifies "
                 f"{self.described.layers}; download the folder again"
             )
 
@@ -395,7 +395,7 @@ class Conversion:
                 full = f"{family.prefix}{name}"
             raise UserError(
                 f"{self.folder} lacks the weight {full}; download the folder again, or save the model with "
-                "save_pretrained of transformers"
+                "transformers' save_pretrained"
             )
         return tuple(self._weights[name].shape)
 
@@ -403,22 +403,20 @@ class Conversion:
         """Return a weight in float32.
 
         Raises:
-            UserError: The weight is not of a floating-point type, or contains NaN or Inf.
+            UserError: The weight is not floating-point, or contains NaN or Inf.
         """
         weight = self._weights[name]
         if weight.dtype not in PRECISIONS:
             raise UserError(
                 f"{self.folder}: {self._full[name]} contains {weight.dtype}; import the model as it was before "
-                "quantisation"
+                "quantization"
             )
         if not weight.isfinite().all():
-            raise UserError(
-                f"{self.folder}: {self._full[name]} contains NaN or Inf; download the folder again, or use another"
-            )
+            raise UserError(f"{self.folder}: {self._full[name]} contains NaN or Inf; download the folder again")
         return weight.float()
 
     def _count_outputs(self, names: Sequence[str]) -> int:
-        """Return the number of outputs of the first of these maps that exists; 0 if none does."""
+        """Return the number of outputs of the first existing linear layer; 0 if none exists."""
         for name in names:
             if name in self._weights:
                 shape = self._shape(name)
@@ -428,7 +426,7 @@ class Conversion:
         return 0
 
     def _has_map(self, name: str) -> bool:
-        """Return whether the folder has a map of this name to two outputs."""
+        """Return whether the folder has a linear layer with this name and two outputs."""
         weight = self._weights.get(f"{name}.weight")
         return weight is not None and weight.shape == (2, self.described.options["encoder_embed_dim"])
 
@@ -451,10 +449,10 @@ class Conversion:
             maps[f"{PREFIX}{NEXT_SENTENCE}.dense"] = [family.pooler]
             maps[f"{PREFIX}{NEXT_SENTENCE}.out_proj"] = [FOLLOWS]
         head = f"{PREFIX}{self.head_name}"
-        if self.classes and "classifier.out_proj.weight" in self._weights:  # RoBERTa's two maps
+        if self.classes and "classifier.out_proj.weight" in self._weights:  # RoBERTa's two linear layers
             maps[f"{head}.dense"] = ["classifier.dense"]
             maps[f"{head}.out_proj"] = ["classifier.out_proj"]
-        elif self.classes:  # BERT's pooler and linear map
+        elif self.classes:  # BERT's pooler and linear layer
             maps[f"{head}.dense"] = [family.pooler]
             maps[f"{head}.out_proj"] = ["classifier"]
         if self.tags:
@@ -469,7 +467,7 @@ class Conversion:
         """Return the weights of other tasks' heads.
 
         Raises:
-            UserError: A weight of the encoder has no counterpart in our model.
+            UserError: One of the encoder's weights has no counterpart in our model.
         """
         known = {name for names in self.places.values() for name in names}
         _, _, bias, decoder = self.described.family.head
@@ -478,16 +476,16 @@ class Conversion:
         for name in others:
             if not OTHER_HEADS.match(name):
                 raise UserError(
-                    f"{self.folder} has the weight {self._full[name]}, which none of our models has; without it the "
-                    "model would compute something else"
+                    f"{self.folder} has the weight {self._full[name]}, which none of our models has; without it, the "
+                    "model's outputs would differ"
                 )
         return [self._full[name] for name in others]
 
     def _check_decoder(self, found: Mapping[str, Tensor]) -> None:
-        """Raise a UserError if the decoder of the head is not the word embedding, or if it has two different biases."""
+        """Raise a UserError if the head's decoder is not the word embedding, or if it has two different biases."""
         _, _, bias, decoder = self.described.family.head
         if not self.described.is_tied:
-            self._shape(f"{decoder}.weight")  # must be there
+            self._shape(f"{decoder}.weight")  # must exist
         tied = {
             f"{decoder}.weight": (families.WORDS, "the word embeddings"),
             f"{decoder}.bias": (f"{families.HEAD}bias", bias),
@@ -495,5 +493,5 @@ class Conversion:
         for name, (ours, what) in tied.items():
             if name in self._weights and not torch.equal(self._read(name), found[ours]):
                 raise UserError(
-                    f"{self.folder}: {self._full[name]} differs from {what}, to which our masked-LM head is tied"
+                    f"{self.folder}: {self._full[name]} differs from {what}, which our masked-LM head is tied to"
                 )

@@ -1,4 +1,4 @@
-"""Import of one of our models, such as LazyFormerForMaskedLM, from a folder that transformers saved."""
+"""Import of one of our models, such as LazyFormerForMaskedLM, from a folder saved by transformers."""
 
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -18,8 +18,8 @@ from lazyformer_fairseq.modules.networks.heads import POOLER, TokenHead
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 
 MODEL_TYPES = ("lazyformer", "lazyformer_lm")
-NO_HEAD = "it has no masked-LM head, so it got a new one: pre-train the model before you use fill_mask"
-# Prefixes of our names of weights, by those in transformers; {} stands for the name of the head.
+NO_HEAD = "it has no masked-LM head, so a new one was added: pre-train the model before you use fill_mask"
+# Prefixes of our weight names, by the prefixes in transformers; {} is the head's name.
 NAMES = {
     "lazyformer.pooler.": f"{PREFIX}{POOLER}.",
     "lazyformer.encoder.": families.ENCODER,
@@ -32,10 +32,10 @@ NAMES = {
 
 
 class ReadModel(NamedTuple):
-    """A model that was read from a folder in the format of transformers.
+    """A model read from a folder in transformers' format.
 
     Attributes:
-        options: The options of our model.
+        options: Our model's options.
         weights: The weights in float32, by our names.
         tokenizer: The tokenizer.
         notes: Notes for the user, one sentence each.
@@ -48,18 +48,18 @@ class ReadModel(NamedTuple):
 
 
 def is_saved_lazyformer(folder: Path) -> bool:
-    """Return whether the config.json in a folder describes one of our models in transformers."""
+    """Return whether a folder's config.json describes one of our models in transformers."""
     path = folder / families.CONFIG_FILE
     return path.is_file() and families.read_json_object(path).get("model_type") in MODEL_TYPES
 
 
 def read_saved_lazyformer(folder: Path, tokenizer_folder: Optional[Path], head_name: Optional[str]) -> ReadModel:
-    """Read a folder. The weights stay identical to the bit, and no code in the folder is run.
+    """Read a folder. The weights stay bitwise identical, and no code in the folder is run.
 
     Args:
         folder: The folder.
         tokenizer_folder: The folder of the tokenizer that the model was trained with, such as the one beside the data.
-            None for the one that an export contains.
+            None uses the tokenizer that an export contains.
         head_name: The name for the head. None for the default, which is "squad" for spans and "classifier" for classes
             and tags.
 
@@ -74,7 +74,7 @@ def read_saved_lazyformer(folder: Path, tokenizer_folder: Optional[Path], head_n
         tokenizer_folder = folder / "tokenizer"
         if not tokenizer_folder.is_dir():
             raise UserError(
-                f"{folder} has no folder tokenizer; name one with --tokenizer, such as the data/tokenizer of its "
+                f"{folder} has no tokenizer folder; pass one with --tokenizer, such as data/tokenizer from its "
                 "training data"
             )
     tokenizer = load_tokenizer(tokenizer_folder)
@@ -93,8 +93,8 @@ def read_saved_lazyformer(folder: Path, tokenizer_folder: Optional[Path], head_n
     pad = models[0].config.pad_token_id
     if (words, pad) != (len(dictionary), dictionary.pad()):
         raise UserError(
-            f"{folder}: the model has {words} words and pads with id {pad}, whereas the tokenizer has "
-            f"{len(dictionary)} and {dictionary.pad()}; name the one that it was trained with by --tokenizer"
+            f"{folder}: the model has {words} tokens and pads with id {pad}, whereas the tokenizer has "
+            f"{len(dictionary)} and {dictionary.pad()}; pass the tokenizer that it was trained with by --tokenizer"
         )
 
     weights: dict[str, Tensor] = {}
@@ -112,7 +112,7 @@ def read_saved_lazyformer(folder: Path, tokenizer_folder: Optional[Path], head_n
 
 
 def _rename(model: torch.nn.Module, head_name: Optional[str], notes: list[str]) -> dict[str, Tensor]:
-    """Return the weights by our names, and add a note on the name of the head to `notes`."""
+    """Return the weights by our names, and append a note on the head's name to `notes`."""
     head = "classifier"
     if hasattr(model, "qa_outputs"):
         head = "squad"

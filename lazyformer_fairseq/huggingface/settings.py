@@ -1,4 +1,4 @@
-"""The names of our models' options in the configs of transformers, and the conversion in both directions."""
+"""The names of our models' options in transformers' configs, and the conversion in both directions."""
 
 from dataclasses import asdict, fields
 from typing import Any
@@ -13,7 +13,7 @@ from lazyformer_fairseq.modules.networks.options import (
     read_options,
 )
 
-# Options that have another name in a config. All others keep their names.
+# Options with a different name in a config. All others keep their names.
 NAMES = {
     "encoder_embed_dim": "hidden_size",
     "encoder_ffn_embed_dim": "intermediate_size",
@@ -39,11 +39,11 @@ OPPOSITES = {
     "untied_lm_head": "tie_word_embeddings",
     "no_token_positional_embeddings": "position_embeddings",
 }
-OF_A_RUN = ("compile", "copy_positions", "checkpoint_activations")  # options of a run, which a config does not have
+OF_A_RUN = ("compile", "copy_positions", "checkpoint_activations")  # run options, which configs do not have
 
 
 def settings_of(options: Any) -> dict[str, Any]:
-    """Return the options of a model as settings of a config, by name."""
+    """Return a model's options as config settings, by name."""
     if hasattr(options, "encoder_embed_dim"):
         options_class = MaskedLMOptions
     else:
@@ -62,16 +62,16 @@ def settings_of(options: Any) -> dict[str, Any]:
 
 
 def options_of(config: Any, options_class: type[SomeOptions]) -> SomeOptions:
-    """Return the options that a config describes.
+    """Return the options described by a config.
 
     Raises:
-        UserError: A value is not valid for its option.
+        UserError: A value is invalid for its option.
     """
     given: dict[str, Any] = {}
     for field in fields(options_class):
         name = OPPOSITES.get(field.name) or NAMES.get(field.name, field.name)
         value = getattr(config, name, None)
-        if value is None:  # such as `classifier_dropout` of a BERT
+        if value is None:  # such as a BERT's `classifier_dropout`
             continue
         if field.name in OPPOSITES:
             value = not value

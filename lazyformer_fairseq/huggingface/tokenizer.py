@@ -1,4 +1,4 @@
-"""Export of tokenizers to folders that AutoTokenizer loads: ours, imported ones, and those of causal models."""
+"""Export of our own, imported and causal models' tokenizers to folders that AutoTokenizer loads."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from lazyformer_fairseq.data.text.normalisation import BOS, EOS, FIRST_SYMBOLS, 
 START, PADDING, END = (FIRST_SYMBOLS[index] for index in (BOS, PAD, EOS))
 FAST_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
-# The names of the special symbols in transformers.
+# The special symbols' names in transformers.
 ROLES = {
     "bos_token": START,
     "eos_token": END,
@@ -35,17 +35,17 @@ def write_tokenizer(
     max_length: Optional[int] = None,
     token_types: bool = False,
 ) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json``, which AutoTokenizer reads without any code.
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``, which AutoTokenizer reads without custom code.
 
     Args:
-        tokenizer: The tokenizer, which gives the same ids as the written one.
+        tokenizer: The tokenizer, which produces the same ids as the written one.
         folder: An existing folder.
-        max_length: The length to which inputs are truncated, in tokens; None for no limit.
-        token_types: Whether the model takes token types. Our tokenizers make them all 0, whereas an imported BERT
-            tokenizer makes those of a second text 1.
+        max_length: The number of tokens to which inputs are truncated; None for no limit.
+        token_types: Whether the model has token types. Our tokenizers set them all to 0, whereas an imported BERT
+            tokenizer sets a second text's token types to 1.
 
     Raises:
-        UserError: A user's SentencePiece model has pieces that Hugging Face's tokenizers do not support.
+        UserError: A user's SentencePiece model has tokens that Hugging Face's tokenizers do not support.
     """
     if isinstance(tokenizer, LibraryTokenizer):
         tokenizer.write_for_transformers(folder, token_types)
@@ -72,24 +72,24 @@ def write_tokenizer(
     (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-# A causal model's text begins after the end of another text, like each line of its training data.
+# A causal model's text begins after the end of another text, like every line of its training data.
 CAUSAL_ROLES = {"bos_token": END, "eos_token": END, "pad_token": PADDING, "unk_token": UNKNOWN}
-JOINS = "\U0010ff03"  # a prefix that no word has, so that the decoder joins no words
+JOINS = "\U0010ff03"  # a prefix that no word has, which keeps the decoder from joining words
 
 
 def write_causal_tokenizer(dictionary: Dictionary, folder: Path) -> bool:
-    """Write the tokenizer of a causal language model.
+    """Write a causal language model's tokenizer.
 
-    The dictionary shows how the training data were split. Its symbols are words separated by spaces, with ``</s>`` at
-    the end of a line (WikiText), letters, with ``_`` for a space (text8), or the values of bytes (enwik8). A text
-    begins with ``</s>``, like the prompt of ``lazyformer lm sample``.
+    The dictionary reveals how the training data was split. Its symbols are words separated by spaces, with ``</s>`` at
+    the end of a line (WikiText), letters, with ``_`` for a space (text8), or byte values (enwik8). A text begins with
+    ``</s>``, like the prompt in ``lazyformer lm sample``.
 
     Args:
-        dictionary: The dictionary of the training data.
+        dictionary: The training data's dictionary.
         folder: An existing folder.
 
     Returns:
-        Whether a tokenizer was written. There is none for the colours of images.
+        Whether a tokenizer was written. Image models, which predict colors, have none.
     """
     symbols = dictionary.symbols[dictionary.nspecial :]
     if all(symbol.startswith("#") for symbol in symbols):

@@ -24,11 +24,11 @@ from lazyformer_fairseq.huggingface.tokenizer import write_tokenizer
 
 
 def tokenizer_for_transformers(tokenizer: TextTokenizer, max_length: int) -> Any:
-    """Return a tokenizer of this package as one of transformers.
+    """Convert one of this package's tokenizers to a transformers tokenizer.
 
     Args:
         tokenizer: The tokenizer.
-        max_length: The length to which inputs are truncated, in tokens.
+        max_length: The number of tokens to which inputs are truncated.
 
     Raises:
         UserError: The tokenizer cannot be converted; see
@@ -40,7 +40,7 @@ def tokenizer_for_transformers(tokenizer: TextTokenizer, max_length: int) -> Any
 
 
 class MaskedTextCollator:
-    """A ``data_collator`` for Trainer, which turns samples of masked text into inputs of a masked LM of transformers.
+    """A ``data_collator`` for Trainer that converts masked text samples to inputs for transformers' masked LMs.
 
     Args:
         text: The masked text that the samples come from.
@@ -67,11 +67,11 @@ class MaskedTextCollator:
         self.collater = text.dataset("train").collater
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return a batch of samples as inputs of a model.
+        """Collate samples into a batch of model inputs.
 
         Returns:
-            `input_ids` (B, T), `labels` (B, T), which are -100 at tokens that are not predicted, and the documents of
-            each block if they are kept separate.
+            `input_ids` (B, T), `labels` (B, T), with -100 at tokens that are not predicted, and the documents of each
+            block if they are kept separate.
 
         Raises:
             UserError: Trainer has removed columns from the samples.
@@ -81,7 +81,7 @@ class MaskedTextCollator:
         return self.inputs(self.collater(samples))
 
     def inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the inputs of a model for a batch that the dataset's collater made."""
+        """Return the model inputs for a batch from the dataset's collater."""
         given = batch["net_input"]
         target = batch["target"]
         documents = {name: given[name] for name in ("documents", "positions_begin_anew") if name in given}
@@ -90,7 +90,7 @@ class MaskedTextCollator:
 
 
 class _Samples(Dataset):
-    """A dataset that hides ``set_epoch``, because accelerate counts epochs from 0. Only the sampler sets the epoch."""
+    """A dataset without ``set_epoch``, because accelerate counts epochs from 0. Only the sampler sets the epoch."""
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
@@ -103,7 +103,7 @@ class _Samples(Dataset):
 
 
 class EpochSampler:
-    """A ``batch_sampler`` for a DataLoader, which yields the sample indices of an epoch in the order of fairseq-train.
+    """A DataLoader ``batch_sampler`` that yields an epoch's sample indices in the same order as fairseq-train.
 
     Args:
         batches: The batches of all epochs.
@@ -113,7 +113,7 @@ class EpochSampler:
 
     def __init__(self, batches: EpochBatches):
         self.batches = batches
-        self.sampler = self  # wrappers such as accelerate's set the epoch on this attribute
+        self.sampler = self  # wrappers such as accelerate's call set_epoch on this attribute
         self.batch_size = batches.batch_size
 
     def set_epoch(self, epoch: int) -> None:
@@ -124,23 +124,23 @@ class EpochSampler:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # This is not a generator, because workers copy the dataset before they ask for the first batch. Computing the
-        # indices here sets the epoch of the dataset before that.
+        # This is not a generator, because workers copy the dataset before they request the first batch. Computing the
+        # indices here sets the dataset's epoch before that.
         return iter([batch.tolist() for batch in self.batches.indices])
 
 
 class ShardTrainer(Trainer):
-    """A Trainer of transformers that trains on the same batches as fairseq-train with the same seed.
+    """A transformers Trainer that trains on the same batches as fairseq-train with the same seed.
 
-    `train_dataset` is a split of :func:`~lazyformer_fairseq.data.masked_text.open_masked_text`. The seed is the
-    ``data_seed`` of the arguments if it is set, else their ``seed``.
+    `train_dataset` is a split from :func:`~lazyformer_fairseq.data.masked_text.open_masked_text`. The seed is
+    ``data_seed`` from the arguments if it is set, otherwise ``seed``.
 
-    An evaluation reports ``eval_loss`` in nats per predicted token, like Trainer, and also ``eval_bits``, the same loss
-    in bits as in all other reports of this package, and ``eval_perplexity``.
+    Evaluation reports ``eval_loss`` in nats per predicted token, like Trainer, and also ``eval_bits``, the same loss in
+    bits, as in all other reports of this package, and ``eval_perplexity``.
     """
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate like Trainer, and add the value in bits and the perplexity to each loss."""
+        """Evaluate like Trainer, and add the value in bits and the perplexity for each loss."""
         output = super().evaluation_loop(*args, **kwargs)
         losses = {name: value for name, value in output.metrics.items() if name.endswith("_loss")}
         for name, nats in losses.items():
@@ -150,7 +150,7 @@ class ShardTrainer(Trainer):
         return output
 
     def get_train_dataloader(self) -> DataLoader:
-        """Return a loader of batches of ``per_device_train_batch_size`` samples, which a run can resume."""
+        """Return a resumable loader of batches of ``per_device_train_batch_size`` samples."""
         seed = self.args.data_seed
         if seed is None:
             seed = self.args.seed

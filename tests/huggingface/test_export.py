@@ -146,7 +146,7 @@ def options_in(state: dict) -> Iterator[tuple[str, Any]]:
         ("encoder --to huggingface --as bert", "this model is not a BERT: its pattern is sflf sf"),
         ("encoder --to huggingface --head cola", "no classification head 'cola'"),
         ("fine_tuned --to huggingface --head coal", "did you mean cola"),
-        ("language_model --to huggingface --as bert", "causal language model: leave out --as and --head"),
+        ("language_model --to huggingface --as bert", "causal language model, which supports neither --as nor --head"),
         ("nowhere --to huggingface", "no such file or folder"),
         ("encoder --to huggingface", "exists already"),
     ],
@@ -165,7 +165,7 @@ def test_a_model_that_computes_something_else_is_not_written(tmp_path, monkeypat
         save({name: weight + (name == "lm_head.decoder.bias") for name, weight in weights.items()}, *others)
 
     monkeypatch.setattr(forms, "save_file", other_weights)
-    with pytest.raises((UserError, ValueError), match="not those that config.json was saved with"):
+    with pytest.raises((UserError, ValueError), match="do not match the hashes in config.json"):
         export_to_huggingface(CHECKPOINTS / "encoder", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

@@ -46,7 +46,7 @@ def test_every_named_model_is_exact(arch, tmp_path):
             assert_close(one[text], other[text])
     check_same_outputs(source_of(model), exported)
     exported.lm_head.decoder.bias += 0.001
-    with pytest.raises(UserError, match="differ from those of the checkpoint"):
+    with pytest.raises(UserError, match="differ from the checkpoint's"):
         check_same_outputs(source_of(model), exported)
 
 
@@ -90,7 +90,7 @@ def test_what_else_a_model_takes_and_gives(attention, tmp_path):
         ({}, "either input_ids or inputs_embeds"),
         ({"input_ids": ids.repeat(1, 3)}, f"33 tokens is longer than the model's {POSITIONS}"),
         ({"input_ids": ids, "token_type_ids": ids}, "the model has none"),
-        ({"input_ids": ids, "attention_mask": ids[:, None, None].ne(1)}, "must have \\(batch, tokens\\)"),
+        ({"input_ids": ids, "attention_mask": ids[:, None, None].ne(1)}, "must be \\(batch, tokens\\)"),
         ({"input_ids": ids[:1], "attention_mask": ids[:2].ne(1)}, r"the shape \(2, 11\), but must .*, here \(1, 11\)"),
         ({"input_ids": ids, "attention_mask": ids[:, 1:].ne(1)}, r"the shape \(3, 10\), but must"),
         (
@@ -103,7 +103,7 @@ def test_what_else_a_model_takes_and_gives(attention, tmp_path):
         ),
         ({"input_ids": ids, "attention_mask": ids.ne(1).float() * torch.nan}, "contains nan"),
         ({"input_ids": ids, "attention_mask": ids.ne(1).long() * 2}, "contains 2"),
-        ({"input_ids": ids, "global_attention_mask": ids}, "no sublayer of this model uses"),
+        ({"input_ids": ids, "global_attention_mask": ids}, "none of this model's sublayers uses"),
     ):
         with pytest.raises(ValueError, match=words):
             model(**wrong)
@@ -190,7 +190,7 @@ def test_a_saved_model_has_its_code_and_loads_by_it_and_one_matrix_of_all_layers
 
 WEIGHTS = "model.safetensors"
 A_WEIGHT = "lazyformer.encoder.sublayers.0.inner.qkv_proj.weight"
-OTHER_NUMBERS = "not those that config.json was saved with"
+OTHER_NUMBERS = "do not match the hashes in config.json"
 CLASSIFIER = heads.LazyFormerForSequenceClassification
 HEADS = {heads.LazyFormerModel: "no head", heads.LazyFormerForMaskedLM: "lm_head.", CLASSIFIER: "classifier."}
 

@@ -392,7 +392,7 @@ def test_a_modernbert_is_fine_tuned_and_gives_its_head_away_where_that_is_a_clas
 def test_the_command_says_what_became_of_what(bert, tmp_path):
     output = invoke("import", bert / "in", tmp_path / "out")
     assert "its 2 token types are kept" in output and "its pooler is kept as the head 'pooler'" in output
-    assert "its cls.seq_relationship is the head 'next_sentence'" in output and "left out" not in output
+    assert "its cls.seq_relationship became the head 'next_sentence'" in output and "left out" not in output
     assert output.endswith(f"written: {tmp_path / 'out'}\n")
 
 

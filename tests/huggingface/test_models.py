@@ -242,9 +242,9 @@ def test_memory_goes_on_as_in_training_and_padding_is_refused():
     assert_close(model(ids[:, 6:], past_key_values=kept).logits, model(ids).logits[:, 6:])
     mask = torch.ones_like(ids)
     mask[1, :2] = 0
-    with pytest.raises(UserError, match="must be equally long"):
+    with pytest.raises(UserError, match="texts of equal length"):
         model.generate(ids, attention_mask=mask, max_new_tokens=2)
-    with pytest.raises(UserError, match="keeps its 40 words"):
+    with pytest.raises(UserError, match="with 40 words cannot be resized"):
         model.resize_token_embeddings(41)
 
 

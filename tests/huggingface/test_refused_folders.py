@@ -48,25 +48,25 @@ def change_weights(folder: Path, changes: dict[str, Optional[torch.Tensor]]) -> 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"model_type": "gpt2"}, "'gpt2' is another architecture; these can be imported: bert, roberta"),
+        ({"model_type": "gpt2"}, "'gpt2' is not supported; these types can be imported: bert, roberta"),
         ({"model_type": "brt"}, "did you mean bert"),
         ({"model_type": "DELETE"}, 'has no model_type; if the model is a BERT, add "model_type": "bert"'),
         ({"is_decoder": True}, "is_decoder is True: the model is causal"),
-        ({"add_cross_attention": True}, "attends to the output of another model"),
+        ({"add_cross_attention": True}, "attends to another model's output"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
-        ({"quantization_config": {"bits": 4}}, "the weights are quantised"),
-        ({"pruned_heads": {"0": [1]}}, "the model lacks some of its heads"),
+        ({"quantization_config": {"bits": 4}}, "the weights are quantized"),
+        ({"pruned_heads": {"0": [1]}}, "some of the model's heads were pruned"),
         ({"hidden_act": "silu"}, "hidden_act is 'silu', but must be one of gelu, "),
         ({"hidden_size": "3" * 10**5}, r"hidden_size is '3+\.\.\.3+', but must be a whole number"),
         ({"hidden_size": "32"}, "hidden_size is '32', but must be a whole number of at least 1"),
         ({"hidden_size": "DELETE"}, "has no hidden_size"),
-        ({"num_hidden_layers": 10**15}, "has the weights of 2 layers, but config.json says 1000000000000000"),
+        ({"num_hidden_layers": 10**15}, "has weights for 2 layers, but config.json specifies 1000000000000000"),
         (
             {"vocab_size": 10**15},
-            r"has the shape \(80, 32\), but by config.json vocab_size and the width are \(10{15}, 32\)",
+            r"has the shape \(80, 32\), but in config.json vocab_size and the width are \(10{15}, 32\)",
         ),
         ({"max_position_embeddings": 10**15}, "by config.json the positions and the width are"),
-        ({"intermediate_size": 10**6}, r"has the shape \(48, 32\), but by config.json it must give \(10{6}, 32\)"),
+        ({"intermediate_size": 10**6}, r"has the shape \(48, 32\), which does not match \(10{6}, 32\)"),
         ({"intermediate_size": 10**15}, "--encoder-ffn-embed-dim 10{15}: must be below 10,000,000"),
         ({"num_attention_heads": 5}, "5 attention heads do not divide"),
         ({"layer_norm_eps": 0}, "layer_norm_eps is 0, but must be above 0 and below 1"),
@@ -90,12 +90,12 @@ def test_a_config_of_another_model_or_of_wrong_values(folder, changes, match):
             "of full_attention are",
         ),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": 0.5}}}, "of sliding_attention are"),
-        ({"rope_parameters": ["yarn"]}, "must be unscaled, with a whole number"),
-        ({"layer_types": ["full_attention"] * 3}, "layer_types must list 4 layers, each full_attention or"),
+        ({"rope_parameters": ["yarn"]}, "must be unscaled, with an integer base"),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types must list 4 layers, each of type full_attention or"),
         ({"layer_types": None, "global_attn_every_n_layers": "3"}, "layer_types must list 4 layers"),
         ({"local_attention": 1}, "local_attention is 1, but must be a whole number of at least 2"),
-        ({"num_hidden_layers": 10**15}, "has the weights of 4 layers, but config.json says 1000000000000000"),
-        ({"intermediate_size": 99}, "by config.json it must give"),
+        ({"num_hidden_layers": 10**15}, "has weights for 4 layers, but config.json specifies 1000000000000000"),
+        ({"intermediate_size": 99}, "which does not match"),
         ({"tie_word_embeddings": False}, "lacks the weight decoder.weight"),
     ],
 )
@@ -115,18 +115,18 @@ BIAS = f"{LAYER}.output.dense.bias"
         ({BIAS: None}, f"lacks the weight {BIAS}"),
         ({f"{HEAD}.transform.dense.weight": None}, f"lacks the weight {HEAD}.transform.dense.weight"),
         ({f"{LAYER}.adapter.weight": torch.ones(3)}, "adapter.weight, which none of our models has"),
-        ({f"{LAYER}.output.dense.weight": torch.ones(48, 32)}, r"has the shape \(48, 32\), but by config.json it must"),
-        ({f"{LAYER}.attention.self.key.weight": torch.ones(32)}, "by config.json it must give"),
-        ({BIAS: torch.tensor(1.0)}, "by config.json it must give"),
-        ({BIAS.replace("0", "7"): torch.ones(32)}, "has the weights of 3 layers"),
+        ({f"{LAYER}.output.dense.weight": torch.ones(48, 32)}, r"has the shape \(48, 32\), which does not match"),
+        ({f"{LAYER}.attention.self.key.weight": torch.ones(32)}, "which does not match"),
+        ({BIAS: torch.tensor(1.0)}, "which does not match"),
+        ({BIAS.replace("0", "7"): torch.ones(32)}, "has weights for 3 layers"),
         ({BIAS: torch.full((32,), torch.inf)}, "contains NaN or Inf"),
-        ({BIAS: torch.ones(32, dtype=torch.int8)}, "as it was before quantisation"),
+        ({BIAS: torch.ones(32, dtype=torch.int8)}, "as it was before quantization"),
         (
             {BIAS: torch.ones(32).to(torch.float8_e4m3fn)},
-            "contains torch.float8_e4m3fn; import the model as it was before quantisation",
+            "contains torch.float8_e4m3fn; import the model as it was before quantization",
         ),
         ({f"{EMBEDDINGS}.token_type_embeddings.weight": torch.tensor(1.0)}, "type_vocab_size and the width are"),
-        ({"embeddings.LayerNorm.weight": torch.ones(32)}, "are the same weight; keep one"),
+        ({"embeddings.LayerNorm.weight": torch.ones(32)}, "are the same weight; keep only one"),
         ({f"{HEAD}.decoder.weight": torch.ones(80, 32)}, "differs from the word embeddings"),
         ({f"{HEAD}.decoder.bias": torch.ones(80)}, "decoder.bias differs from cls.predictions.bias"),
     ],
@@ -163,7 +163,7 @@ def test_a_config_that_is_none(folder, content):
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
-        (lambda folder: os.truncate(folder / "config.json", 2**40), "too many for a description of a model"),
+        (lambda folder: os.truncate(folder / "config.json", 2**40), "too large for a model config"),
         (leave_the_head_untied, "lacks the weight .*cls.predictions.decoder.weight"),
         (
             lambda folder: (folder / SAFE).rename(folder / "pytorch_model.bin"),
@@ -208,7 +208,7 @@ def test_an_option_that_would_change_nothing(tmp_path, config, flags):
     (tmp_path / "config.json").write_text(json.dumps(config))
     for name, value in flags.items():
         flag = f"--{name.removesuffix('_folder').replace('_', '-')}"
-        with pytest.raises(UserError, match=f"{flag} does not apply to .*; leave it out"):
+        with pytest.raises(UserError, match=f"{flag} does not apply to .*; leave the option out"):
             import_to(tmp_path, tmp_path / "out", **{name: value})
 
 

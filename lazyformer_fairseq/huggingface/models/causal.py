@@ -1,7 +1,7 @@
-"""The causal language model as a model of transformers, with ``generate``.
+"""The causal language model as a transformers model with ``generate``.
 
-The memory of the decoder (Transformer-XL, section 3.2) serves as the cache of ``generate``. It contains the inputs of
-the attending sublayers, by default for the whole text, so that each step gives the same result as a pass over the whole
+The decoder's memory (Transformer-XL, section 3.2) serves as the cache of ``generate``. It contains the attending
+sublayers' inputs, by default for the whole text. Each step therefore produces the same result as a pass over the whole
 text.
 """
 
@@ -27,24 +27,24 @@ from lazyformer_fairseq.modules.sublayers.interface import Context, StackOutput
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL
 
-# The name of the cache, which differs among versions of transformers.
+# The name of the cache, which depends on the version of transformers.
 CACHE = next(
     name for name in ("past_key_values", "cache") if name in {each.name for each in fields(CausalLMOutputWithPast)}
 )
 
 
 class LazyFormerCausalConfig(PretrainedConfig):
-    """The sizes and the pattern of a causal language model. Settings that BertConfig also has keep its names.
+    """The sizes and pattern of a causal language model. Settings shared with BertConfig keep their names.
 
     The defaults are the sizes of ``transformer_xl_base``, except for a vocabulary of 32,768 words in one band.
 
-    Arguments of ``__init__``, besides those of PretrainedConfig:
+    Arguments of ``__init__``, besides PretrainedConfig's:
         adaptive_softmax_cutoff: The ids at which a new band of words begins, such as "20000,60000"; "" for one band.
-        adaptive_softmax_factor: The factor by which each band's vectors are narrower than those of the band before.
-        mem_len: The number of tokens of earlier segments that the memory held in training. ``generate`` remembers the
-            whole text.
-        clamp_len: The largest distance; larger distances count as this one. 0 for no limit.
-        same_length: Whether every query sees the same number of earlier tokens, `mem_len`.
+        adaptive_softmax_factor: The factor by which each band's vectors are narrower than the previous band's.
+        mem_len: The number of tokens of earlier segments that the memory contained during training. ``generate``
+            remembers the whole text.
+        clamp_len: The maximum distance; larger distances are clamped to it. 0 for no limit.
+        same_length: Whether every query attends to the same number of earlier tokens, `mem_len`.
         sublayer_pattern, norm, norm_bias, linear_bias, normalize_before, activation_dropout, attention_backend: See
             LazyFormerConfig.
     """
@@ -68,7 +68,7 @@ class LazyFormerCausalConfig(PretrainedConfig):
 
 
 class LazyFormerMemory(WholeMemory):
-    """The memory of a text, by default the whole text, which transformers uses as a cache."""
+    """The memory of a text, by default of the whole text, which transformers uses as a cache."""
 
     is_compileable = False
     is_linear = (False,)
@@ -79,12 +79,12 @@ class LazyFormerMemory(WholeMemory):
         return self.seen
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Give each new beam the memory of the beam that it continues."""
+        """Reorder the memory so that each beam has the memory of the beam that it continues."""
         self.states = [state.index_select(0, beam_idx.to(state.device)) for state in self.states]
 
 
 class _Decoder(CausalDecoder):
-    """The decoder with the gradient checkpointing of transformers."""
+    """The decoder with transformers' gradient checkpointing."""
 
     gradient_checkpointing = False
 
@@ -103,7 +103,7 @@ class _Decoder(CausalDecoder):
 
 
 class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
-    """A causal language model of any pattern, with an adaptive softmax that is tied to the embedding.
+    """A causal language model with any pattern, and an adaptive softmax tied to the embedding.
 
     The weights have the same names as in checkpoints. Logits are log-probabilities.
     """
@@ -128,17 +128,19 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         init_transformer_xl_weights(module, self.config.initializer_range)
 
     def get_input_embeddings(self) -> AdaptiveEmbedding:
-        """Return the word embedding."""
+        """Return the word embeddings."""
         return self.decoder.embedding
 
     def resize_token_embeddings(self, new_num_tokens: Optional[int] = None, *args: Any, **kwargs: Any) -> Any:
-        """Reject any other size, because ids are sorted by frequency and divided into bands.
+        """Reject any size but the current one, because ids are sorted by frequency and divided into bands.
 
         Raises:
-            UserError: The size is not that of the vocabulary.
+            UserError: The size is not the vocabulary size.
         """
         if new_num_tokens not in (None, self.config.vocab_size):
-            raise UserError(f"{new_num_tokens} tokens: an adaptive softmax keeps its {self.config.vocab_size} words")
+            raise UserError(
+                f"{new_num_tokens} tokens: an adaptive softmax with {self.config.vocab_size} words cannot be resized"
+            )
         return self.decoder.embedding
 
     def forward(
@@ -156,34 +158,33 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: Union[Tensor, int, None] = None,
         cache: Optional[StreamMemory] = None,
     ) -> Any:
-        """Predict the next tokens of texts, or of the continuations of texts in a memory.
+        """Predict the next tokens of texts, or of continuations of texts in a memory.
 
         Args:
             input_ids: The tokens, (B, T).
-            attention_mask: (B, T), 0 at padding. Padding must be on the right, and cannot be combined with a memory.
-            past_key_values: A :class:`LazyFormerMemory`, to which these tokens are added, or a StreamMemory, which
-                keeps the last `mem_len` tokens as in training.
-            cache: The same as `past_key_values`, under the name of other versions of transformers.
-            inputs_embeds: Embeddings (B, T, C) in place of `input_ids`.
+            attention_mask: (B, T), 0 at padding. Padding must be on the right and cannot be combined with a memory.
+            past_key_values: A :class:`LazyFormerMemory`, which these tokens are added to, or a StreamMemory, which
+                keeps the last `mem_len` tokens as during training.
+            cache: The same as `past_key_values`, under its name in other versions of transformers.
+            inputs_embeds: Embeddings (B, T, C) instead of `input_ids`.
             labels: (B, T), equal to `input_ids`, or -100 at tokens that are not predicted. Each label is predicted at
-                the position before it. In training `logits` is then None, because scores of rare words are only
+                the previous position. In training, `logits` is then None, because the logits of rare words are only
                 computed where they are needed.
-            use_cache: Whether to create a memory if none is given, and to return it.
-            logits_to_keep: The number of last positions whose logits are returned; 0 for all.
+            use_cache: Whether to create a memory if none is passed, and to return it.
+            logits_to_keep: The number of final positions to return logits for; 0 for all.
             output_attentions: Not supported.
-            output_hidden_states: Whether to return the embeddings and the outputs of all sublayers, the last one
-                normalised.
+            output_hidden_states: Whether to return the embeddings and all sublayers' outputs, the last one normalized.
             return_dict: Whether to return an object; False for a tuple.
-            num_items_in_batch: The number of predicted tokens in the whole update, by which the loss is divided.
+            num_items_in_batch: The number of predicted tokens in the whole update, which the loss is divided by.
 
         Raises:
-            ValueError: The padding is not on the right, `input_ids` and `inputs_embeds` are both given or both missing,
+            ValueError: The padding is not on the right, `input_ids` and `inputs_embeds` are both set or both missing,
                 or attentions are requested.
         """
         if (input_ids is None) == (inputs_embeds is None):
-            raise UserError("give either input_ids or inputs_embeds")
+            raise UserError("pass either input_ids or inputs_embeds")
         if output_attentions:
-            raise UserError("output_attentions: causal models of lazyformer_fairseq return no attentions; leave it out")
+            raise UserError("output_attentions: lazyformer_fairseq's causal models do not return attentions")
         tokens = input_ids
         if input_ids is None:
             tokens = inputs_embeds
@@ -233,7 +234,7 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Optional[Tensor] = None,
         **given: Any,
     ) -> dict[str, Any]:
-        """Return the inputs of the next step: the tokens that are not in the memory yet, and the memory."""
+        """Return the inputs for the next step: the tokens that are not in the memory yet, and the memory."""
         memory = given.get(CACHE)
         if memory is None:
             seen = 0
@@ -255,6 +256,6 @@ def _refuse_padding(mask: Optional[Tensor], memory: Optional[StreamMemory]) -> N
         return
     if memory is not None or bool((mask[:, 1:] > mask[:, :-1]).any()):
         raise UserError(
-            "attention_mask: the texts of a batch that a causal model continues must be equally long, without padding "
-            "at the start; generate from one text at a time, or from texts of the same length"
+            "attention_mask: a causal model can only continue a batch of texts of equal length, without padding at the "
+            "start; generate from a single text, or from texts of the same length"
         )

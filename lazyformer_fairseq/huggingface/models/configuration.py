@@ -1,4 +1,4 @@
-"""The configuration of our masked language models in transformers."""
+"""The transformers configuration of our masked language models."""
 
 from typing import Any
 
@@ -48,35 +48,34 @@ DEFAULTS: dict[str, Any] = {
 
 
 class LazyFormerConfig(PretrainedConfig):
-    """The sizes and the pattern of a masked language model. Settings that BertConfig also has keep its names.
+    """The sizes and pattern of a masked language model. Settings shared with BertConfig keep their names.
 
     Args:
-        sublayer_pattern: The pattern of the encoder, such as M2x6, the LazyFormer of the paper.
-        hidden_size, intermediate_size, num_attention_heads: The hidden size, the width of the feed-forwards, and the
-            number of attention heads.
-        hidden_act: The activation of the feed-forwards.
+        sublayer_pattern: The encoder's pattern, such as M2x6, the paper's LazyFormer.
+        hidden_size, intermediate_size, num_attention_heads: The hidden size, the feed-forward size, and the number of
+            attention heads.
+        hidden_act: The activation of the feed-forward sublayers.
         head_act: The activation of the masked-LM head.
-        normalize_before: Whether the norm comes before each sublayer (pre-norm) instead of after it.
-        embedding_norm: Whether a pre-norm model normalizes the embeddings instead of the input of the first sublayer.
+        normalize_before: Whether the norm precedes each sublayer (pre-norm) instead of following it.
+        embedding_norm: Whether a pre-norm model normalizes the embeddings instead of the first sublayer's input.
         norm, norm_bias: The type of the norms, "layer" or "rms", and whether LayerNorms have a bias.
-        linear_bias: Whether the linear maps of sublayers and of the masked-LM head have biases.
-        plain_lm_head: Whether the masked-LM head consists of the output map only.
-        reversible: Whether the sublayers are reversible, updating two streams in turn.
-        activation_dropout: The rate of dropout after the activation of the feed-forwards.
+        linear_bias: Whether the linear layers in sublayers and in the masked-LM head have biases.
+        plain_lm_head: Whether the masked-LM head consists of the output layer only.
+        reversible: Whether the sublayers are reversible and alternately update two streams.
+        activation_dropout: The dropout rate after the feed-forward activation.
         type_vocab_size: The number of token types; 0 for none.
         position_embeddings: Whether the model has learned positions.
         pooler: Whether the encoder has BERT's pooler.
         relative_position_buckets: The number of buckets of T5's relative position bias; 0 for no bias.
-        relative_position_max_distance: The distance from which on all positions share one bucket.
-        classifier: The type of the classification head, "dense" (as in RoBERTa) or "linear" (a single map).
-        classifier_dropout: The rate of dropout in the classification head.
-        experts_loss: The weight of the loss that keeps experts equally busy.
+        relative_position_max_distance: The distance beyond which all positions share one bucket.
+        classifier: The type of the classification head, "dense" (as in RoBERTa) or "linear" (a single linear layer).
+        classifier_dropout: The dropout rate in the classification head.
+        experts_loss: The weight of the load-balancing loss for experts.
         attention_backend: The back end that computes attention; ``attn_implementation="eager"`` takes precedence.
-        sparse_prediction: Whether masked-LM logits are only computed at predicted tokens if there are labels. None does
+        sparse_prediction: Whether to compute masked-LM logits only at predicted tokens if there are labels. None does
             so only in training.
-        weights_sha256: The hashes of the weights, by part of the model and by precision.
-        **given: Settings of this class, BertConfig or PretrainedConfig; :data:`DEFAULTS` has the values of those that
-            are left out.
+        weights_sha256: The hashes of the weights, by model part and precision.
+        **given: Settings of this class, BertConfig or PretrainedConfig; :data:`DEFAULTS` contains the default values.
 
     Raises:
         UserError: The pattern is invalid.
@@ -90,5 +89,5 @@ class LazyFormerConfig(PretrainedConfig):
         super().__init__(**settings)
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """Return the settings that differ from the defaults, and always the pattern."""
+        """Return the pattern and all settings that differ from their defaults."""
         return {**super().to_diff_dict(), "sublayer_pattern": self.sublayer_pattern}

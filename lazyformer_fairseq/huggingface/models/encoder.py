@@ -1,6 +1,6 @@
-"""The encoder of this package as a model of transformers.
+"""The encoder of this package as a transformers model.
 
-An export includes this file and everything that it imports, so the same classes are used with and without the package.
+An export includes this file and everything it imports, so the same classes are used with and without the package.
 """
 
 import shutil
@@ -30,7 +30,7 @@ from lazyformer_fairseq.patterns.attention_variants import GIVEN
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
 CODE_FILE = "modeling_lazyformer.py"
-# The classes by the names of transformers' auto classes.
+# Our classes by the names of transformers' auto classes.
 AUTO_CLASSES = {
     "AutoConfig": "LazyFormerConfig",
     "AutoModel": "LazyFormerModel",
@@ -39,20 +39,20 @@ AUTO_CLASSES = {
     "AutoModelForTokenClassification": "LazyFormerForTokenClassification",
     "AutoModelForQuestionAnswering": "LazyFormerForQuestionAnswering",
 }
-# From version 5 on, transformers declares tied weights in a table; earlier versions use a list.
+# transformers 5 declares tied weights in a dictionary; earlier versions use a list.
 TIES_BY_TABLE = int(transformers.__version__.partition(".")[0]) >= 5
 
 
 def auto_map() -> dict[str, str]:
-    """Return the `auto_map` of a config, which names the classes in the code beside it."""
+    """Return a config's `auto_map`, which names the classes in the accompanying code."""
     return {auto: f"{Path(CODE_FILE).stem}.{name}" for auto, name in AUTO_CLASSES.items()}
 
 
 def activation(name: str) -> Any:
-    """Return the activation function that a config names.
+    """Return the activation function with a config's name.
 
     Raises:
-        UserError: No activation has this name.
+        UserError: There is no activation with this name.
     """
     if name not in ACTIVATIONS:
         raise UserError(f"activation {name!r} must be one of {', '.join(ACTIVATIONS)}")
@@ -60,18 +60,18 @@ def activation(name: str) -> Any:
 
 
 def copy_own_code(_config: LazyFormerConfig, folder: Path) -> None:
-    """Copy the code with which a model was loaded. Where the package is installed, it replaces this function."""
+    """Copy the code that a model was loaded with. If the package is installed, it replaces this function."""
     for file in Path(__file__).parent.glob("*.py"):
         if file.name != "__init__.py":
             shutil.copyfile(file, folder / file.name)
 
 
 class LazyFormerPreTrainedModel(PreTrainedModel):
-    """The base class of all models, which initialises weights like BERT, checks loaded weights, and saves the code.
+    """The base class of all models, which initializes weights like BERT, checks loaded weights, and saves the code.
 
     Attributes:
-        write_code: A function that writes the code of a config's model to a folder.
-        selects_back_ends: Whether the fastest back end is selected by timing, which an exported model does not do.
+        write_code: A function that writes a model's code to a folder, based on its config.
+        selects_back_ends: Whether the fastest back end is selected by timing; False in exported models.
     """
 
     config_class = LazyFormerConfig
@@ -79,8 +79,8 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_flash_attn = _supports_flash_attn_2 = _supports_flex_attn = False
-    _no_split_modules = ("LazyFormerModel",)  # what sublayers hand on must stay on one device
-    accepts_loss_kwargs = False  # Trainer itself divides a loss by the number of batches
+    _no_split_modules = ("LazyFormerModel",)  # tensors passed between sublayers must stay on one device
+    accepts_loss_kwargs = False  # Trainer itself divides the loss by the number of batches
     write_code = staticmethod(copy_own_code)
     selects_back_ends: ClassVar[bool] = True
 
@@ -98,7 +98,7 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
             nn.init.zeros_(module.weight[module.padding_idx])
 
     def post_init(self) -> None:
-        """Initialise the weights, and then those that start as copies of others."""
+        """Initialize the weights, then those that start as copies of others."""
         super().post_init()
         for module in self.modules():
             if isinstance(module, AttentionSublayer):
@@ -106,10 +106,10 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Optional[str], *args: Any, **kwargs: Any) -> Any:
-        """Load a model like transformers, and check its weights.
+        """Load a model as in transformers, and check its weights.
 
         Raises:
-            ValueError: Weights are missing, no longer tied, or not those that were saved.
+            ValueError: Weights are missing, no longer tied, or different from the saved ones.
         """
         wants_loading = kwargs.pop("output_loading_info", False)
         model, loading = super().from_pretrained(
@@ -132,7 +132,7 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
         state_dict: Optional[dict[str, Tensor]] = None,
         **kwargs: Any,
     ) -> None:
-        """Save a model like transformers, with hashes of the weights in the config, and with the code of the model."""
+        """Save a model as in transformers, together with its code and with hashes of the weights in the config."""
         if is_main_process:
             weights = state_dict
             if weights is None:
@@ -145,20 +145,20 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
 
 
 class _Encoder(Encoder):
-    """The encoder with the gradient checkpointing of transformers, and a fixed back end where timing is impossible.
+    """The encoder with transformers' gradient checkpointing, and a fixed back end where timing is impossible.
 
     Attributes:
-        fixed_back_end: The back end of the next passes; None to select it by ``attention_backend``.
+        fixed_back_end: The back end for the next passes; None to select it by ``attention_backend``.
     """
 
     gradient_checkpointing = False
     fixed_back_end: Optional[str] = None
 
     def back_end(self) -> Callable[..., str]:
-        """Return the function that selects the back end of a call."""
+        """Return the function that selects a call's back end."""
         if self.fixed_back_end is None:
             return super().back_end()
-        for span in self.options.common.get(SPANS, ()):  # lengths are not measured here, so assume the longest
+        for span in self.options.common.get(SPANS, ()):  # lengths are not measured here, so assume the maximum
             span.set_longest(1.0)
         return self._take_fixed_back_end
 
@@ -174,13 +174,13 @@ class _Encoder(Encoder):
         return super().run(*args, **kwargs)
 
     def checkpoint(self, function: Any, *args: Any) -> Any:
-        """Return the result of a function, whose intermediate values the backward pass recomputes."""
-        # A reentrant checkpoint would not see the tensors inside what sublayers hand on, and lose their gradients.
+        """Return a function's result; the backward pass recomputes its intermediate values."""
+        # A reentrant checkpoint would not see the tensors nested in the sublayers' outputs, and lose their gradients.
         return self._gradient_checkpointing_func(function, *args, use_reentrant=False)
 
     @contextmanager
     def observing(self, probabilities: list[Tensor]) -> Iterator[None]:
-        """Append the attention probabilities (B, N, T, K) of each sublayer that runs within the ``with`` block."""
+        """Append each sublayer's attention probabilities (B, N, T, K) within a ``with`` block."""
 
         def append(_sublayer: nn.Module, given: tuple[Any, ...], output: tuple[Tensor, dict[str, Any]]) -> None:
             below = given[1]
@@ -247,7 +247,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         self.post_init()
 
     def init_weights(self) -> None:
-        """Initialise the weights, unless the model is part of another one, which draws them all in fairseq's order."""
+        """Initialize the weights, unless the model is part of another one, which draws them all in fairseq's order."""
         if not self.is_part:
             super().init_weights()
 
@@ -260,7 +260,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         self.encoder.embed_tokens = value
 
     def _tie_weights(self) -> None:
-        """Tie the weights that sublayers share. transformers 4 calls this after loading."""
+        """Tie the weights shared by sublayers. transformers 4 calls this after loading."""
         for name, source in self.same_weights.items():
             module, _, weight = name.rpartition(".")
             setattr(self.get_submodule(module), weight, self.get_parameter(source))
@@ -282,22 +282,21 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
 
         Args:
             input_ids: The tokens, (B, T).
-            attention_mask: (B, T), 0 at padding, which may be anywhere and does not count as positions. None for
-                padding wherever `input_ids` has the padding symbol.
-            token_type_ids: (B, T), for models with token types only.
-            inputs_embeds: Embeddings (B, T, C) in place of `input_ids`.
-            global_attention_mask: (B, T), 1 at tokens that see all and are seen by all, for patterns with
+            attention_mask: (B, T), 0 at padding, which may be anywhere and does not count as positions. If None,
+                padding is where `input_ids` has the padding symbol.
+            token_type_ids: (B, T), only for models with token types.
+            inputs_embeds: Embeddings (B, T, C) instead of `input_ids`.
+            global_attention_mask: (B, T), 1 at tokens with global attention in both directions, for patterns with
                 ``global=given``.
-            output_attentions: Whether to return the attention probabilities (B, N, T, K) of each attending sublayer,
-                which ``eager`` then computes.
-            output_hidden_states: Whether to return the embeddings and the outputs of all sublayers, the last one
-                normalized.
+            output_attentions: Whether to return each attending sublayer's attention probabilities (B, N, T, K), which
+                are then computed by ``eager``.
+            output_hidden_states: Whether to return the embeddings and all sublayers' outputs, the last one normalized.
             return_dict: Whether to return an object; False for a tuple.
-            documents: For each sequence, the lengths of the documents in it, which do not see each other.
-            positions_begin_anew: Whether the positions of each document start from the first one.
+            documents: Per sequence, the lengths of its documents, which do not attend to each other.
+            positions_begin_anew: Whether positions restart at each document.
 
         Raises:
-            ValueError: A sequence is longer than the positions of the model, or arguments contradict each other.
+            ValueError: A sequence is longer than the model's positions, or arguments contradict each other.
         """
         config = self.config
         if output_attentions is None:
@@ -305,7 +304,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = config.output_hidden_states
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
+            raise ValueError("pass either input_ids or inputs_embeds")
         if documents is not None and output_attentions:
             raise ValueError("documents cannot be combined with output_attentions")
         if input_ids is None:
@@ -375,17 +374,17 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         asks = any(planned.values.get("global") == GIVEN for planned in self.encoder.plan)
         if asks and global_attention_mask is None:
             raise ValueError(
-                "this model has global=given: pass global_attention_mask, which is 1 at tokens that see all and are "
-                "seen by all"
+                "this model has global=given: pass global_attention_mask, which is 1 at tokens with global attention "
+                "in both directions"
             )
         if not asks and global_attention_mask is not None:
-            raise ValueError("global_attention_mask is given, but no sublayer of this model uses it")
+            raise ValueError("global_attention_mask is set, but none of this model's sublayers uses it")
         if global_attention_mask is None:
             return None
         return global_attention_mask.ne(0)
 
     def _in_order_of_input(self, probabilities: list[Tensor], padding_mask_BT: Tensor) -> list[Tensor]:
-        """Return the probabilities in the order of the input, whose text the encoder has moved to the front."""
+        """Return the probabilities in input order, undoing the encoder's move of all text to the front."""
         text = TextFirst.of(padding_mask_BT)
         tokens = []
         for planned, sublayer in zip(self.encoder.plan, self.encoder.sublayers, strict=True):
@@ -398,11 +397,11 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         return [text.pairs_back(*pair) for pair in zip(probabilities, tokens, strict=True)]
 
     def penalty(self) -> Union[Tensor, float]:
-        """Return the loss that sublayers add in training, in nats per token."""
+        """Return the sublayers' additional training loss, in nats per token."""
         return own_loss(self.encoder)
 
     def find_padding(self, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Optional[Tensor]:
-        """Return a mask (B, T) that is True at padding; None if there is known to be no padding."""
+        """Return a mask (B, T) that is True at padding; None if there is certainly no padding."""
         if attention_mask is not None:
             padding_mask = attention_mask.eq(0)
         elif input_ids is not None and self.config.pad_token_id is not None:
@@ -426,9 +425,9 @@ def is_exporting() -> bool:
 
 
 def refuse_other_masks(sizes: torch.Size, **masks: Optional[Tensor]) -> None:
-    """Reject masks of other shapes than `sizes` (B, T), or with other values than 0 and 1, such as additive masks.
+    """Reject masks with a shape other than `sizes` (B, T) or values other than 0 and 1, such as additive masks.
 
-    Nothing is checked while a graph is traced, because the graph must also work for other inputs.
+    Nothing is checked during tracing, because the graph must also work for other inputs.
 
     Raises:
         ValueError: A mask has another shape or other values.
@@ -440,7 +439,7 @@ def refuse_other_masks(sizes: torch.Size, **masks: Optional[Tensor]) -> None:
             continue
         if mask.shape != sizes:
             raise ValueError(
-                f"{name} has the shape {tuple(mask.shape)}, but must have (batch, tokens), here {tuple(sizes)}"
+                f"{name} has the shape {tuple(mask.shape)}, but must be (batch, tokens), here {tuple(sizes)}"
             )
         if mask.dtype != torch.bool and not bool((mask.eq(0) | mask.eq(1)).all()):
             wrong = mask[mask.ne(0) & mask.ne(1)][0].item()
@@ -448,11 +447,11 @@ def refuse_other_masks(sizes: torch.Size, **masks: Optional[Tensor]) -> None:
 
 
 def first_of_text(x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
-    """Return the features (B, C) of the first token of each text, which may follow padding on the left.
+    """Return the features (B, C) of each text's first token, which may follow padding on the left.
 
     Args:
         x_BTC: The features of all tokens.
-        padding_mask_BT: True at padding; None if there is none.
+        padding_mask_BT: True at padding; None for no padding.
     """
     if padding_mask_BT is None:
         return x_BTC[:, 0]
@@ -461,10 +460,10 @@ def first_of_text(x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
 
 
 def same_weights(model: nn.Module) -> dict[str, str]:
-    """Map every other name of a weight that several sublayers share to its first name.
+    """Map each additional name of a weight shared by several sublayers to the weight's first name.
 
     The modules declare which weights they share. Comparing the weights would not work, because when transformers 4
-    builds a model without memory, each module has its own weight at first.
+    builds a model on the meta device, each module has its own weight at first.
     """
     first: dict[str, str] = {}
     found = {}
@@ -477,7 +476,7 @@ def same_weights(model: nn.Module) -> dict[str, str]:
 
 
 def wants_dict(config: LazyFormerConfig, return_dict: Optional[bool]) -> bool:
-    """Return whether the output is to be an object instead of a tuple; `return_dict` overrides the config."""
+    """Return whether to output an object instead of a tuple; `return_dict` overrides the config."""
     if return_dict is None:
         return config.return_dict
     return return_dict

@@ -1,4 +1,4 @@
-"""Models of transformers that consist of the encoder and a head for a task."""
+"""The transformers models with an encoder and a task head."""
 
 from typing import Any, ClassVar, Optional, Union
 
@@ -30,12 +30,10 @@ TIED_WEIGHTS = {"lm_head.decoder.weight": "lazyformer.encoder.embed_tokens.weigh
 
 
 class LazyFormerWithHead(LazyFormerPreTrainedModel):
-    """The base class of models with a head.
-
-    It contains the encoder, and declares the weights that are shared in it.
+    """The base class of models with a head, which contains the encoder and declares its shared weights.
 
     Attributes:
-        output_class: The class of the output, which is constructed from the loss, logits, hidden states and attention
+        output_class: The output's class, which is constructed from the loss, logits, hidden states and attention
             probabilities.
     """
 
@@ -67,12 +65,12 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
             attention_mask: (B, T), 0 at padding.
             token_type_ids: (B, T), for models with token types only.
             inputs_embeds: Embeddings (B, T, C) in place of `input_ids`.
-            global_attention_mask: (B, T), 1 at tokens that see all and are seen by all.
-            labels: The targets. For labels of tokens, (B, T), with -100 at tokens that are not predicted. For labels of
-                whole texts, (B,), classes or scores.
+            global_attention_mask: (B, T), 1 at tokens with global attention in both directions.
+            labels: The targets. Token labels are (B, T), with -100 at tokens that are not predicted. Text labels are
+                (B,), classes or regression targets.
             return_dict: Whether to return an object; False for a tuple.
             num_items_in_batch: The number of predicted tokens in the whole update. A masked-LM loss is divided by it.
-            **others: Further arguments; see :meth:`LazyFormerModel.forward`.
+            **others: Additional arguments; see :meth:`LazyFormerModel.forward`.
         """
         encoded = self.lazyformer(
             input_ids,
@@ -100,7 +98,7 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
         labels: Optional[Tensor],
         num_items: Union[Tensor, int, None],
     ) -> tuple[Optional[Tensor], Tensor]:
-        """Return the loss, or None without labels, and the logits."""
+        """Return the loss (None without labels) and the logits."""
         logits = self.logits(x_BTC, padding_mask_BT)
         if labels is None:
             return None, logits
@@ -108,17 +106,17 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
         return self.with_penalty(self.loss(logits, labels), share), logits
 
     def with_penalty(self, loss: Tensor, share: Tensor) -> Tensor:
-        """Return the loss, in training plus the loss that sublayers add, times the share of this batch."""
+        """Return the loss; in training, add the sublayers' own loss times `share`."""
         if self.training:
             return loss + share * self.lazyformer.penalty()
         return loss
 
     def logits(self, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
-        """Return the logits, for each token or for the whole text."""
+        """Return the logits, either per token or per text."""
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the tokens' classes."""
+        """Return the mean cross-entropy over labeled tokens."""
         return mean_cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
@@ -128,15 +126,15 @@ def mean_cross_entropy(
     ignored: int = IGNORED,
     num_items: Union[Tensor, int, None] = None,
 ) -> Tensor:
-    """Return the mean cross-entropy in nats of the rows that have a target.
+    """Return the mean cross-entropy, in nats, over rows with a target.
 
-    Batches without any target are common with short texts. Their loss and gradients are zero, whereas the models of
-    transformers return NaN.
+    Batches without any target are common with short texts. Their loss and gradients are zero, whereas transformers'
+    models return NaN.
 
     Args:
         logits: (N, V).
         targets: (N,), `ignored` in rows that are not predicted.
-        ignored: The target that marks rows without one.
+        ignored: The target value of rows without a target.
         num_items: The divisor of the sum; None for the number of targets.
     """
     nats = F.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="sum")
@@ -146,19 +144,19 @@ def mean_cross_entropy(
 
 
 def at_least_one(num_items: Union[Tensor, int], like: Tensor) -> Tensor:
-    """Return a number of predicted tokens, at least 1 so that one can divide by it, on the device of `like`."""
+    """Clamp a number of predicted tokens to at least 1 to make it a valid divisor, and move it to `like`'s device."""
     return torch.as_tensor(num_items, device=like.device).clamp(min=1)
 
 
 class _OutputMap(nn.Linear):
     def reset_parameters(self) -> None:
-        """Draw no weights: they are set later, in most models to those of the word embedding."""
+        """Do nothing: the weights are set later, in most models to the word embedding."""
 
 
 class MaskedLMHead(nn.Module):
-    """The masked-LM head: a dense map, an activation, a LayerNorm, and a decoder with bias; or only the decoder.
+    """The masked-LM head: a dense layer, an activation, a LayerNorm, and a decoder with bias; or only the decoder.
 
-    The decoder is tied to the token embedding unless the config says otherwise.
+    The decoder is tied to the token embedding unless the config disables it.
     """
 
     def __init__(self, config: LazyFormerConfig):
@@ -186,12 +184,12 @@ class MaskedLMHead(nn.Module):
 class LazyFormerForMaskedLM(LazyFormerWithHead):
     """A masked language model.
 
-    In training with `labels`, logits are computed only where a token is predicted: `logits` has the shape (M, V), in
-    the order of ``labels[labels != -100]``. Without labels, and in evaluation, it is (B, T, V), which Trainer passes to
+    In training with `labels`, logits are computed only at predicted tokens: `logits` has the shape (M, V), in the order
+    of ``labels[labels != -100]``. Without labels, and in evaluation, it is (B, T, V), which Trainer passes to
     ``compute_metrics``. As in ModernBERT, ``config.sparse_prediction`` makes it (M, V) always (True) or never (False).
     """
 
-    accepts_loss_kwargs = True  # Trainer passes the number of predicted tokens per update, by which the loss is divided
+    accepts_loss_kwargs = True  # Trainer passes the number of predicted tokens per update to divide the loss by
     output_class = MaskedLMOutput
     _tied_weights_keys: ClassVar[Any] = TIED_WEIGHTS if TIES_BY_TABLE else list(TIED_WEIGHTS)
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("lm_head")
@@ -202,11 +200,11 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
-        """Return the map from features to logits."""
+        """Return the output projection."""
         return self.lm_head.decoder
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace the map from features to logits."""
+        """Replace the output projection."""
         self.lm_head.decoder = new_embeddings
 
     def compute(
@@ -216,7 +214,7 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
         labels: Optional[Tensor],
         num_items: Union[Tensor, int, None],
     ) -> tuple[Optional[Tensor], Tensor]:
-        """Return the loss, or None without labels, and the logits, (B, T, V) or (M, V)."""
+        """Return the loss (None without labels) and the logits, (B, T, V) or (M, V)."""
         if labels is None:
             return None, self.lm_head(x_BTC)
         is_sparse = self.config.sparse_prediction
@@ -236,7 +234,7 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
 
 
 class LazyFormerForSequenceClassification(LazyFormerWithHead):
-    """A model that predicts a class or a score for each text, from its first token."""
+    """A model that classifies texts, or predicts a regression target, from their first token."""
 
     output_class = SequenceClassifierOutput
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("classifier")
@@ -253,9 +251,9 @@ class LazyFormerForSequenceClassification(LazyFormerWithHead):
         return self.classifier(first_of_text(x_BTC, padding_mask_BT)[:, None])
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean squared error of scores, or the cross-entropy of one class or of several classes.
+        """Return the mean squared error for regression, or the cross-entropy for single- or multi-label classification.
 
-        ``config.problem_type`` determines which. If it is None, it is set according to the labels.
+        ``config.problem_type`` determines the type of loss. If it is None, it is inferred from the labels.
         """
         config = self.config
         if config.problem_type is None:
@@ -277,7 +275,7 @@ class LazyFormerForSequenceClassification(LazyFormerWithHead):
 
 
 class LazyFormerForTokenClassification(LazyFormerWithHead):
-    """A model that predicts a class for each token."""
+    """A model that classifies each token."""
 
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("token_classifier")
 
@@ -294,7 +292,7 @@ class LazyFormerForTokenClassification(LazyFormerWithHead):
 
 
 class LazyFormerForQuestionAnswering(LazyFormerWithHead):
-    """A model that finds where an answer starts and ends."""
+    """A model that predicts where an answer starts and ends."""
 
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("qa_outputs")
 
@@ -316,20 +314,20 @@ class LazyFormerForQuestionAnswering(LazyFormerWithHead):
         num_items_in_batch: Union[Tensor, int, None] = None,
         **others: Any,
     ) -> Union[tuple[Any, ...], QuestionAnsweringModelOutput]:
-        """Compute the logits of starts and ends, each (B, T), and a loss if the answers are given.
+        """Compute the start and end logits, each (B, T), and a loss if answers are passed.
 
         Args:
             input_ids: The tokens, (B, T).
             attention_mask: (B, T), 0 at padding.
             token_type_ids: (B, T), for models with token types only.
             inputs_embeds: Embeddings (B, T, C) in place of `input_ids`.
-            global_attention_mask: (B, T), 1 at tokens that see all and are seen by all.
-            start_positions: The positions at which answers start, (B,). Positions beyond the input, such as those of
-                truncated answers, are ignored.
-            end_positions: The positions at which answers end, likewise.
+            global_attention_mask: (B, T), 1 at tokens with global attention in both directions.
+            start_positions: The positions where answers start, (B,). Positions beyond the input, as for truncated
+                answers, are ignored.
+            end_positions: The positions where answers end, (B,), treated like `start_positions`.
             return_dict: Whether to return an object; False for a tuple.
-            num_items_in_batch: Unused; the loss is the mean of the batch.
-            **others: Further arguments; see :meth:`LazyFormerModel.forward`.
+            num_items_in_batch: Ignored; the loss is the mean over the batch.
+            **others: Additional arguments; see :meth:`LazyFormerModel.forward`.
         """
         encoded = self.lazyformer(
             input_ids,

@@ -1,4 +1,4 @@
-"""Named architectures as configs of transformers."""
+"""Named architectures as transformers configs."""
 
 from typing import Any, Union
 
@@ -9,15 +9,15 @@ from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options
 
 
 def config_of_arch(arch: str, vocab_size: int, **settings: Any) -> Union[LazyFormerConfig, LazyFormerCausalConfig]:
-    """Return the config of a named architecture, such as "modernbert_base".
+    """Return a named architecture's config, such as the config of "modernbert_base".
 
     Args:
-        arch: The name of the architecture.
+        arch: The architecture's name.
         vocab_size: The number of tokens in the vocabulary.
-        **settings: Settings that override those of the architecture.
+        **settings: Settings that override the architecture's.
 
     Raises:
-        UserError: No architecture has this name.
+        UserError: There is no architecture with this name.
     """
     options = options_of_arch(arch)
     if isinstance(options, MaskedLMOptions):

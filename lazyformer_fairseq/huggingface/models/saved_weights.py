@@ -1,6 +1,6 @@
-"""Hashes of weights in the config, so that weights other than the saved ones never load unnoticed.
+"""Weight hashes in the config, which detect weights that differ from the saved ones.
 
-If a weight is missing from a file, transformers initialises it at random and only logs this. Here it is an error.
+If a weight is missing from a file, transformers initializes it randomly and only logs this. Here it is an error.
 """
 
 import hashlib
@@ -11,22 +11,22 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
-BASE = "lazyformer"  # the part without heads; each head is a part with its own name
+BASE = "lazyformer"  # the part without heads; each head is a separately named part
 HEADS = ("lm_head", "classifier", "token_classifier", "qa_outputs")
-# A model may be loaded in any of these precisions, so there is a hash of the weights in each.
+# A model may be loaded in any of these precisions, so the weights are hashed in each of them.
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MOST_NAMES = 3  # the number of names that a message lists
+MOST_NAMES = 3  # maximum number of names in a message
 
 logger = logging.get_logger(__name__)
 
 
 def other_heads(head: str = "") -> list[str]:
-    """Return regular expressions for the names of weights that a model with this head ignores."""
+    """Return regular expressions for the weight names that a model with this head ignores."""
     return [rf"^{other}\." for other in HEADS if other != head]
 
 
 def group_by_part(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group the names of a model's weights by the part that they belong to."""
+    """Group a model's weight names by part."""
     found: dict[str, list[str]] = {}
     for name in names:
         first = name.partition(".")[0]
@@ -39,13 +39,13 @@ def group_by_part(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def hash_part(weights: Mapping[str, Tensor], names: Iterable[str], precision: torch.dtype) -> str:
-    """Return the SHA-256 of the names, shapes and values of weights.
+    """Return the SHA-256 of the names, shapes and values of a part's weights.
 
     The hash of the base is the same in models with and without a head.
 
     Args:
-        weights: The weights of a model, by name.
-        names: The names of the weights in the part.
+        weights: A model's weights by name.
+        names: The names of the part's weights.
         precision: The precision in which floating-point weights are hashed.
     """
     digest = hashlib.sha256()
@@ -60,7 +60,7 @@ def hash_part(weights: Mapping[str, Tensor], names: Iterable[str], precision: to
 
 
 def hash_weights(weights: Mapping[str, Tensor]) -> Optional[dict[str, dict[str, str]]]:
-    """Return the hashes of weights by part and by precision; None if a weight is not completely available."""
+    """Return weight hashes by part and precision; None if a weight is not fully available."""
     if not all(is_whole(weight) for weight in weights.values()):
         return None
     found = {}
@@ -70,23 +70,23 @@ def hash_weights(weights: Mapping[str, Tensor]) -> Optional[dict[str, dict[str, 
 
 
 def is_whole(weight: Tensor) -> bool:
-    """Return whether a tensor has all its values, and is not on the meta device, sharded or quantized."""
+    """Return whether a tensor is fully available, that is, not on the meta device, sharded or quantized."""
     return type(weight) in (Tensor, nn.Parameter, nn.Buffer) and not weight.is_meta
 
 
 def check_weights(model: nn.Module, loading: Mapping[str, Any], source: str) -> None:
-    """Compare the weights of a newly loaded model with the hashes in its config.
+    """Compare a newly loaded model's weights with the hashes in its config.
 
-    A part without a hash, such as a new classification head, may have new weights. So may a part whose sizes the caller
-    has changed with ``ignore_mismatched_sizes``.
+    A part without a hash, such as a new classification head, may have new weights. The same applies to a part that the
+    caller has resized with ``ignore_mismatched_sizes``.
 
     Args:
         model: The model.
-        loading: The loading info of transformers, which lists missing and mismatched keys.
+        loading: transformers' loading info, which lists missing and mismatched keys.
         source: The folder, for messages.
 
     Raises:
-        ValueError: A weight is missing, is no longer tied, or has other values than when it was saved.
+        ValueError: A weight is missing, is no longer tied, or differs from its saved value.
     """
     known = model.config.weights_sha256 or {}
     for part, names in group_by_part(loading["missing_keys"]).items():
@@ -95,8 +95,8 @@ def check_weights(model: nn.Module, loading: Mapping[str, Any], source: str) -> 
             if len(names) > MOST_NAMES:
                 listed += f" and {len(names) - MOST_NAMES} more"
             raise ValueError(
-                f"{source}: the file of weights lacks {listed}, which would get random values: copy the whole folder "
-                "again, or export the checkpoint again"
+                f"{source}: the weights file lacks {listed}, which would be randomly initialized: copy the whole "
+                "folder again, or export the checkpoint again"
             )
 
     decoder = model.get_output_embeddings()
@@ -104,7 +104,7 @@ def check_weights(model: nn.Module, loading: Mapping[str, Any], source: str) -> 
     if is_tied and decoder.weight is not model.get_input_embeddings().weight:
         raise ValueError(
             f"{source}: the file has a separate decoder, lm_head.decoder.weight, but config.json ties it to the token "
-            'embedding; if the decoder is meant to be separate, set "tie_word_embeddings": false there'
+            'embedding; if the decoder should be separate, set "tie_word_embeddings": false in config.json'
         )
 
     changed = group_by_part(key if isinstance(key, str) else key[0] for key in loading["mismatched_keys"])
@@ -124,7 +124,7 @@ def _check_part(
 ) -> None:
     if not hashes:
         logger.warning(
-            "%s: cannot check whether the weights are those that were saved: the config has no weights_sha256", source
+            "%s: cannot verify that the weights match the saved ones: the config has no weights_sha256", source
         )
         return
     found = {weights[name].dtype for name in names if weights[name].is_floating_point()}
@@ -133,13 +133,12 @@ def _check_part(
     name = next((name for name, precision in PRECISIONS.items() if found == {precision}), "")
     if name not in hashes or not all(is_whole(weights[each]) for each in names):
         logger.warning(
-            "%s: cannot check whether the weights are those that were saved: some are not available, or in mixed or "
-            "other precision",
+            "%s: cannot verify that the weights match the saved ones: some are not available, or have mixed or other "
+            "precisions",
             source,
         )
     elif hash_part(weights, names, PRECISIONS[name]) != hashes[name]:
         raise ValueError(
-            f"{source}: the weights are not those that config.json was saved with (weights_sha256): copy the whole "
-            "folder again. If you changed the weights on purpose, save them with save_pretrained, or remove "
-            "weights_sha256"
+            f"{source}: the weights do not match the hashes in config.json (weights_sha256): copy the whole folder "
+            "again. If you changed the weights on purpose, save them with save_pretrained, or remove weights_sha256"
         )

@@ -193,8 +193,8 @@ def _read_hub(folder: Path, tokenizer_folder: Path, head_name: Optional[str]) ->
     dictionary = tokenizer.dictionary
     if described.family.counts_from_padding and dictionary.pad() != described.padding:
         raise UserError(
-            f"{folder}: the tokenizer pads with id {dictionary.pad()}, but pad_token_id in {families.CONFIG_FILE}, "
-            f"which positions are counted from, is {described.padding}"
+            f"{folder}: the tokenizer pads with id {dictionary.pad()}, but {families.CONFIG_FILE} specifies "
+            f"{described.padding} (pad_token_id), which positions are counted from"
         )
     try:
         options = read_options(

@@ -65,7 +65,7 @@ def change_weights(folder: Path, changes: dict[str, Optional[torch.Tensor]]) -> 
             {"vocab_size": 10**15},
             r"has the shape \(80, 32\), but in config.json vocab_size and the width are \(10{15}, 32\)",
         ),
-        ({"max_position_embeddings": 10**15}, "by config.json the positions and the width are"),
+        ({"max_position_embeddings": 10**15}, "in config.json the positions and the width are"),
         ({"intermediate_size": 10**6}, r"has the shape \(48, 32\), which does not match \(10{6}, 32\)"),
         ({"intermediate_size": 10**15}, "--encoder-ffn-embed-dim 10{15}: must be below 10,000,000"),
         ({"num_attention_heads": 5}, "5 attention heads do not divide"),

@@ -57,7 +57,7 @@ def test_fairseqs_get_args_is_enough_to_build_a_model(tmp_path):
 def test_bad_sizes_are_the_users_mistakes_and_are_named():
     for given, message in (
         (dict(sublayer_pattern="lf"), "no s below it"),
-        (dict(decoder_embed_dim=0), "embedding dimension of 0"),
+        (dict(decoder_embed_dim=0), "embedding dimension must be even .* not 0"),
         (dict(adaptive_softmax_cutoff="19997,39997,199997"), "19997 is not below the vocabulary size, 50"),
         (dict(adaptive_softmax_cutoff="9;30"), "--adaptive-softmax-cutoff '9;30' must be comma-separated integers"),
     ):

@@ -94,7 +94,7 @@ def test_it_is_attention_of_own_queries(given, back_end):
 @pytest.mark.parametrize(
     ("producer", "why"),
     [
-        ("f", "this k has no s below it whose keys and values it could reuse"),
+        ("f", "this k has no s below it to reuse the keys and values from"),
         ("s[buckets=4]", "buckets does not share its keys and values: they are also its queries"),
         ("s[window=2,global=1]", "its global tokens have separate keys and values"),
         ("s[synthesizer=random]", "its scores are computed for its own input"),

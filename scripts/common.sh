@@ -1,13 +1,14 @@
 # shellcheck shell=bash
-# What the scripts share: errors, --help, the Python of this checkout. To be sourced under `set -euo pipefail`.
+# Functions shared by the scripts: error messages, --help, and the Python of this checkout. Source it after
+# `set -euo pipefail`.
 
-# fail STATUS MESSAGE: 2 for a wrong command line, 1 for all else
+# fail STATUS MESSAGE: print an error and exit, with 2 for a wrong command line and 1 for anything else.
 fail() {
   echo "error: $2" >&2
   exit "$1"
 }
 
-# help_if_asked "$@": without arguments, or with --help among them, prints what `usage` of the caller prints, and ends.
+# help_if_asked "$@": call the caller's `usage` and exit if there are no arguments, or if --help is one of them.
 help_if_asked() {
   if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
     usage
@@ -15,7 +16,7 @@ help_if_asked() {
   fi
 }
 
-# use_checkout: sets root, and python to that of its .venv where there is one; PYTHONPATH begins with root.
+# use_checkout: set root to the repository, set python to that of its .venv if it exists, and prepend root to PYTHONPATH.
 use_checkout() {
   root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   python=python3

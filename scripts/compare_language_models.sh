@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Transformer-XL, Sandwich, PAR and lazy PAR side by side: a launcher of `lazyformer compare`.
+# Compares Transformer-XL, Sandwich, PAR and lazy PAR with `lazyformer compare`.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "$0")/common.sh"
@@ -8,20 +8,20 @@ usage() {
   cat <<'HELP'
 usage: scripts/compare_language_models.sh DATA OUT [options of `lazyformer compare`]
 
-Trains the four models on DATA, what `lazyformer lm prepare` wrote, equal in all but their pattern, evaluates and times
-them, and writes table and picture to OUT. Run again after a stop, it goes on.
-On a CPU: 16 sublayers of width 64, 2,000 updates each (the command's defaults). On a GPU: the paper's 32
-sublayers, width 256, 8 minutes of training each; four models with three seeds are 96 minutes. It trains in bf16 where it
-has it, else in fp16.
+Trains four models that differ only in their pattern on DATA, the output of `lazyformer lm prepare`. Evaluates and times
+them, and writes a table and a plot to OUT. Run it again to resume.
+On a CPU, the models have 16 sublayers of width 64 and train for 2,000 updates each (the command's defaults). On a GPU,
+they have the paper's 32 sublayers, width 256, and train for 8 minutes each, which is 96 minutes for four models with
+three seeds. Training on a GPU uses bf16 if it is supported, and fp16 otherwise.
 
   scripts/compare_language_models.sh data/wikitext-2 results/compare --seeds 1 --presets 16 --model 'found=(sff)x4 (f)x4'
 
-Options that follow win; `lazyformer compare run --help` lists them all.
+Your own options take precedence; `lazyformer compare run --help` lists all of them.
 HELP
 }
 
 help_if_asked "$@"
-[[ $# -ge 2 && $1 != -* && $2 != -* ]] || fail 2 "give DATA and OUT first; see scripts/compare_language_models.sh --help"
+[[ $# -ge 2 && $1 != -* && $2 != -* ]] || fail 2 "pass DATA and OUT first; see scripts/compare_language_models.sh --help"
 data=$1 out=$2
 shift 2
 

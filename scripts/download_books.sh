@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Downloads PG-19: 28,752 English books of Project Gutenberg from before 1919, as DeepMind distributes them.
+# Downloads PG-19, 28,752 English books published before 1919 from Project Gutenberg, as distributed by DeepMind.
 set -euo pipefail
 # shellcheck source=scripts/prepare_text.sh
 source "$(dirname "$0")/prepare_text.sh"
@@ -8,22 +8,24 @@ usage() {
   cat <<'HELP'
 usage: scripts/download_books.sh FOLDER [options]
 
-Downloads PG-19 (https://github.com/deepmind/pg19; Rae et al., 2019) into FOLDER: one .txt file a book, 11.5 GB,
-without Project Gutenberg's own pages. One connection. Stopped at any moment, it goes on when the same command is run
-again; all files are compared with their published MD5. The collection is under the Apache License 2.0; its books are in
-the public domain in the USA: elsewhere, see the law of your country. BookCorpus itself is not distributed any more.
+Downloads PG-19 (https://github.com/deepmind/pg19; Rae et al., 2019) to FOLDER over a single connection: 11.5 GB, one .txt
+file per book, without Project Gutenberg's boilerplate. You can stop it at any time and run the same command again to
+resume. All files are verified against their published MD5. The collection is licensed under the Apache License 2.0. Its
+books are in the public domain in the USA; elsewhere, check the law of your country. BookCorpus itself is no longer
+distributed.
 
 options (defaults in brackets)
-  --splits 'A B'   of train, validation, test [all three]; the corpus code makes its own validation split
-  --bucket URL     where the files are [https://storage.googleapis.com/deepmind-gutenberg]
-  --list URL       where Google's storage lists them [https://storage.googleapis.com/storage/v1/b/deepmind-gutenberg/o]
-  --dry-run        say what would be downloaded, download nothing
+  --splits 'A B'   the splits to download: train, validation, test [all three]; `lazyformer corpus` makes its own split
+  --bucket URL     URL of the files [https://storage.googleapis.com/deepmind-gutenberg]
+  --list URL       URL of their listing [https://storage.googleapis.com/storage/v1/b/deepmind-gutenberg/o]
+  --dry-run        print what would be downloaded without downloading it
   --help
 HELP
 }
 
-# A page of the listing on standard input -> the next page's token (may be empty), then lines `name size md5`. Nothing
-# that the server says leaves here unless it has the one form that it may have: no value becomes a separator or a path.
+# Read a page of the listing from standard input, and print the token of the next page (may be empty) and then a line
+# `name size md5` per file. Values from the server are only printed if they have the expected format, so that none of
+# them can act as a separator or a path.
 parse_page() {
   "$python" -S -E -c '
 import base64, json, re, sys
@@ -36,24 +38,24 @@ try:
     token = page.get("nextPageToken", "")
     items = [(item["name"], item["size"], item["md5Hash"]) for item in page.get("items", [])]
 except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-    refuse(f"is not as Google writes it ({type(error).__name__})")
+    refuse(f"does not have the format of Google Cloud Storage ({type(error).__name__})")
 if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]*", token):
-    refuse("names a next page that is no word")
+    refuse("has an invalid token for the next page")
 print(token)
 for name, size, md5 in items:
     if not re.fullmatch(rf"(?:{sys.argv[1]})/[0-9]{{1,12}}\.txt", str(name)):
         continue
     if not re.fullmatch(r"[0-9]{1,12}", str(size)):
-        refuse(f"states as the size of {name} {str(size)[:40]!r}")
+        refuse(f"has an invalid size of {name}: {str(size)[:40]!r}")
     if not re.fullmatch(r"[A-Za-z0-9+/]{22}==", str(md5)):
-        refuse(f"states as the MD5 of {name} {str(md5)[:40]!r}")
+        refuse(f"has an invalid MD5 of {name}: {str(md5)[:40]!r}")
     print(name, size, base64.b64decode(md5).hex())
 ' "${splits// /|}"
 }
 
-# Lines `name size md5` of all books.
+# Print a line `name size md5` per book.
 list_files() {
-  local token='' seen=' ' page pages=0 most_pages=1000 # of 1000 files; PG-19 has 29
+  local token='' seen=' ' page pages=0 most_pages=1000 # each has 1000 files; PG-19 has 29 pages
   while true; do
     page=$(curl --silent --show-error --fail --location --user-agent "$agent" --retry 3 --get "$list" \
       --data-urlencode "pageToken=$token" --data-urlencode 'fields=items(name,size,md5Hash),nextPageToken' |
@@ -63,14 +65,14 @@ list_files() {
     [[ -n $token ]] || break
     pages=$((pages + 1))
     if [[ $seen == *" $token "* || $pages -gt $most_pages ]]; then
-      echo "the listing has no end: it names the page $token after $pages pages" >&2
+      echo "the listing does not end: after $pages pages, it refers to the page $token" >&2
       return 1
     fi
     seen+="$token "
   done
 }
 
-# missing size|md5: names of the files of the list that are not there, or not as published
+# missing size|md5: print the names of listed files that do not exist, or whose size or MD5 is not the published one.
 missing() {
   "$python" -S -E -c '
 import hashlib, pathlib, sys
@@ -88,7 +90,7 @@ for line in sys.stdin:
 }
 
 help_if_asked "$@"
-[[ $1 != -* ]] || fail 2 "give FOLDER first; see scripts/download_books.sh --help"
+[[ $1 != -* ]] || fail 2 "pass FOLDER first; see scripts/download_books.sh --help"
 folder=$1
 shift
 
@@ -111,9 +113,9 @@ while [[ $# -gt 0 ]]; do
   esac
 done
 [[ $splits =~ ^(train|validation|test)(\ (train|validation|test))*$ ]] ||
-  fail 2 "--splits $splits: give some of train, validation and test, with spaces between"
-command -v curl >/dev/null || fail 1 "curl is not there: install it"
-python=$(command -v python3) || fail 1 "python3 is not there: install it"
+  fail 2 "--splits $splits: use one or more of train, validation and test, separated by spaces"
+command -v curl >/dev/null || fail 1 "curl was not found; install it"
+python=$(command -v python3) || fail 1 "python3 was not found; install it"
 
 agent='lazyformer-corpus-script curl'
 files=$(list_files) || fail 1 "$list: cannot be read"
@@ -121,13 +123,14 @@ files=$(list_files) || fail 1 "$list: cannot be read"
 todo=$(missing size)
 count=$(grep -c . <<<"$todo" || true)
 awk -v todo="$count" -v from="$bucket" -v folder="$folder" '{ bytes += $2 }
-  END { printf "%d books, %.2f GB, from %s to %s; %d of them still to come\n", NR, bytes / 1e9, from, folder, todo }' \
+  END { printf "%d books, %.2f GB, from %s to %s; %d of them must be downloaded\n", NR, bytes / 1e9, from, folder, todo }' \
   <<<"$files" >&2
 [[ -z $dry_run ]] || exit 0
 
 mkdir -p "$folder"
 if [[ $count -gt 0 ]]; then
-  # One call, one connection. What fails is counted below. No book may be larger than the largest that is listed.
+  # A single call of curl uses a single connection. Failures are counted below. No file may be larger than the largest
+  # listed one.
   largest=$(awk '{ if ($2 > most) most = $2 } END { printf "%d", most }' <<<"$files")
   while IFS= read -r name; do
     printf 'url = "%s/%s"\noutput = "%s"\n' "$bucket" "$name" "$name"
@@ -135,9 +138,9 @@ if [[ $count -gt 0 ]]; then
     --max-filesize "$largest" --user-agent "$agent" --write-out '%{filename_effective}\n') |
     awk -v all="$count" 'NR % 500 == 0 { print NR " of " all " ..." > "/dev/stderr" }' || true
 fi
-echo "Comparing the MD5 of all books ..." >&2
+echo "Verifying the MD5 of all books ..." >&2
 broken=$(missing md5)
 [[ -z $broken ]] ||
-  fail 1 "$(grep -c . <<<"$broken") books are not as published, the first $(head -n 1 <<<"$broken"); run this again"
-echo "Downloaded and checked: $(grep -c . <<<"$files") books in $folder"
+  fail 1 "$(grep -c . <<<"$broken") book(s) differ from the published ones, first $(head -n 1 <<<"$broken"); run this again"
+echo "Downloaded and verified: $(grep -c . <<<"$files") books in $folder"
 echo "Next: scripts/preprocess_wiki_books.sh OUT WIKI $(printf '%q' "$folder")"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Downloads GLUE's tasks, as gluebenchmark.com links to them.
+# Downloads the GLUE tasks from the locations to which gluebenchmark.com links.
 set -euo pipefail
 # shellcheck source=scripts/prepare_text.sh
 source "$(dirname "$0")/prepare_text.sh"
@@ -8,21 +8,21 @@ usage() {
   cat <<'HELP'
 usage: scripts/download_glue.sh FOLDER [options]
 
-Downloads GLUE (Wang et al., 2018) into FOLDER, a folder a task, as `lazyformer finetune --data FOLDER` reads it: some
-500 MB of archives, which stay in FOLDER.download. MRPC is made of Microsoft's two files and the list of GLUE's
-development set, as GLUE's own script makes it. Stopped at any moment, it goes on when the same command is run again.
-Prints bytes, rows and SHA-256 of each file: nobody publishes sums of them, so compare those of two downloads.
+Downloads GLUE (Wang et al., 2018) for `lazyformer finetune --data FOLDER`, with one folder per task. The archives have
+about 500 MB and are kept in FOLDER.download. MRPC is assembled from Microsoft's two files and the list of GLUE's
+development set, as in GLUE's own script. You can stop it at any time and run the same command again to resume.
+Prints the size, rows and SHA-256 of each file. There are no published checksums, so compare them with another download.
 Each task has its own terms of use: https://gluebenchmark.com/tasks
 
 options (defaults in brackets)
-  --tasks 'A B'   [CoLA SST-2 MRPC STS-B QQP MNLI QNLI RTE WNLI AX]
-  --url URL       of the files [https://dl.fbaipublicfiles.com]
-  --dry-run       say what would be downloaded, download nothing
+  --tasks 'A B'   the tasks to download [CoLA SST-2 MRPC STS-B QQP MNLI QNLI RTE WNLI AX]
+  --url URL       URL of the files [https://dl.fbaipublicfiles.com]
+  --dry-run       print what would be downloaded without downloading it
   --help
 HELP
 }
 
-# files TASK: what is downloaded, under the URL
+# files TASK: print the paths of the task's files, relative to the URL.
 files() {
   case $1 in
   QQP) echo glue/data/QQP-clean.zip ;;
@@ -35,7 +35,7 @@ files() {
   esac
 }
 
-# unpack TASK: from the downloads to its folder, whole or not at all
+# unpack TASK: unpack the downloaded files to the task's folder, which only exists once it is complete.
 unpack() {
   "$python" -S -E -B - "$1" "$downloads" "$folder" "$(dirname "$0")" <<'PYTHON'
 import os, re, shutil, sys
@@ -72,11 +72,11 @@ elif task == "MRPC":
     write("test.tsv", [["index", *header[1:]], *([str(number), *line[1:]] for number, line in enumerate(given))])
 else:
     name = {"QQP": "QQP-clean", "QNLI": "QNLIv2"}.get(task, task)
-    # Not the archive's further folders.
+    # Skip the other folders of the archive.
     is_table = re.compile(rf"{re.escape(task)}/[^/]+\.tsv").fullmatch
     unpacked = unpack(downloads / f"{name}.zip", unfinished / "unpacked", lambda member: is_table(member) is not None)
     if not unpacked:
-        sys.exit(f"{name}.zip holds no {task}/*.tsv")
+        sys.exit(f"{name}.zip does not contain any {task}/*.tsv")
     for file in unpacked:
         file.rename(unfinished / file.name)
     shutil.rmtree(unfinished / "unpacked")
@@ -85,7 +85,8 @@ os.replace(unfinished, out)
 PYTHON
 }
 
-# What there is: rows do not count a first line with names of columns, which all files but two of CoLA's have.
+# Print the size, rows and SHA-256 of each file. The header line, which all files except two of CoLA's have, is not
+# counted as a row.
 tell() {
   "$python" -S -E - "$@" <<'PYTHON'
 import hashlib, sys
@@ -103,7 +104,7 @@ PYTHON
 }
 
 help_if_asked "$@"
-[[ $1 != -* ]] || fail 2 "give FOLDER first; see scripts/download_glue.sh --help"
+[[ $1 != -* ]] || fail 2 "pass FOLDER first; see scripts/download_glue.sh --help"
 folder=${1%/}
 shift
 all='CoLA SST-2 MRPC STS-B QQP MNLI QNLI RTE WNLI AX' tasks='' url=https://dl.fbaipublicfiles.com dry_run=''
@@ -119,9 +120,9 @@ while [[ $# -gt 0 ]]; do
   esac
 done
 for task in ${tasks:=$all}; do
-  [[ " $all " == *" $task "* ]] || fail 2 "--tasks $task: give some of $all, with spaces between"
+  [[ " $all " == *" $task "* ]] || fail 2 "--tasks $task: use one or more of $all, separated by spaces"
 done
-python=$(command -v python3) || fail 1 "python3 is not there: install it"
+python=$(command -v python3) || fail 1 "python3 was not found; install it"
 downloads=$folder.download folders=()
 for task in $tasks; do
   own=$folder/$task
@@ -136,7 +137,7 @@ for task in $tasks; do
     fi
   done
   [[ -n $dry_run ]] || unpack "$task" ||
-    fail 1 "$downloads: $task cannot be unpacked; remove its files there and run this again"
+    fail 1 "$downloads: $task cannot be unpacked; remove its files from this folder and run this again"
 done
 [[ -z $dry_run ]] || exit 0
 tell "${folders[@]}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Downloads SQuAD 1.1, as its authors distribute it.
+# Downloads SQuAD 1.1 as distributed by its authors.
 set -euo pipefail
 # shellcheck source=scripts/prepare_text.sh
 source "$(dirname "$0")/prepare_text.sh"
@@ -8,19 +8,20 @@ usage() {
   cat <<'HELP'
 usage: scripts/download_squad.sh FOLDER [options]
 
-Downloads train-v1.1.json and dev-v1.1.json of SQuAD (Rajpurkar et al., 2016; CC BY-SA 4.0), 35 MB, into FOLDER, as
-`lazyformer finetune --task squad --data FOLDER` reads it. Stopped at any moment, it goes on when the same command is run
-again. Prints bytes, questions and SHA-256 of each file: nobody publishes sums of them, so compare those of two downloads.
+Downloads train-v1.1.json and dev-v1.1.json of SQuAD (Rajpurkar et al., 2016; CC BY-SA 4.0; 35 MB) to FOLDER, for
+`lazyformer finetune --task squad --data FOLDER`. You can stop it at any time and run the same command again to resume.
+Prints the size, questions and SHA-256 of each file. There are no published checksums, so compare them with another
+download.
 
 options (defaults in brackets)
-  --url URL   of the files [https://rajpurkar.github.io/SQuAD-explorer/dataset]
-  --dry-run   say what would be downloaded, download nothing
+  --url URL   URL of the files [https://rajpurkar.github.io/SQuAD-explorer/dataset]
+  --dry-run   print what would be downloaded without downloading it
   --help
 HELP
 }
 
 help_if_asked "$@"
-[[ $1 != -* ]] || fail 2 "give FOLDER first; see scripts/download_squad.sh --help"
+[[ $1 != -* ]] || fail 2 "pass FOLDER first; see scripts/download_squad.sh --help"
 folder=${1%/}
 shift
 url=https://rajpurkar.github.io/SQuAD-explorer/dataset dry_run=''
@@ -34,14 +35,14 @@ while [[ $# -gt 0 ]]; do
   *) fail 2 "$1: no such option; see scripts/download_squad.sh --help" ;;
   esac
 done
-python=$(command -v python3) || fail 1 "python3 is not there: install it"
+python=$(command -v python3) || fail 1 "python3 was not found; install it"
 for file in train-v1.1.json dev-v1.1.json; do
   if [[ -n $dry_run ]]; then
     echo "would download $url/$file to $folder/$file" >&2
     continue
   fi
   [[ -e $folder/$file ]] || download "$url/$file" "$folder/$file"
-  "$python" -S -E - "$folder/$file" <<'PYTHON' || fail 1 "$folder/$file: is no SQuAD; remove it and run this again"
+  "$python" -S -E - "$folder/$file" <<'PYTHON' || fail 1 "$folder/$file: is not in SQuAD's format; remove it and run this again"
 import hashlib, json, sys
 from pathlib import Path
 

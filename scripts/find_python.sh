@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints a Python 3.11 to 3.14 that runs and can make environments: $PYTHON if set, else the first one on PATH, of those
-# that have fairseq if there is one.
-# A file of the right name is not enough: the stand-ins that version managers put on PATH may exist and fail.
+# Prints the path of a Python 3.11 to 3.14 that works and can create virtual environments: $PYTHON if it is set, and
+# otherwise the first one on PATH. Versions that fairseq supports are preferred.
+# It is not enough that a file with the right name exists: the shims of version managers may be on PATH and fail.
 set -euo pipefail
 
 works() {
@@ -10,7 +10,7 @@ works() {
 
 if [ -n "${PYTHON:-}" ]; then
   works "$PYTHON" && echo "$PYTHON" && exit
-  echo "PYTHON=$PYTHON is no Python 3.11 to 3.14 that runs and has the modules venv and ensurepip." >&2
+  echo "PYTHON=$PYTHON is not a working Python 3.11 to 3.14 with the modules venv and ensurepip." >&2
   exit 1
 fi
 
@@ -19,6 +19,6 @@ for name in python3.11 python3.12 python3 python python3.13 python3.14; do
     works "$candidate" && echo "$candidate" && exit
   done < <(type -aP "$name")
 done
-echo "Found no working Python 3.11 to 3.14 with the modules venv and ensurepip (Debian, Ubuntu: python3-venv)." >&2
-echo "Install one, or say where it is: make setup PYTHON=/path/to/python3.11" >&2
+echo "No working Python 3.11 to 3.14 with the modules venv and ensurepip was found (Debian, Ubuntu: python3-venv)." >&2
+echo "Install one, or set its path: make setup PYTHON=/path/to/python3.11" >&2
 exit 1

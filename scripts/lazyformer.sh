@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The command `lazyformer` of this checkout, by its .venv where there is one. It becomes that, so that signals reach it.
+# Runs the `lazyformer` command of this checkout, in its .venv if it exists. With exec, the command receives signals.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "$0")/common.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# enwik8 by bytes -> what fairseq-train and `lazyformer lm evaluate` read.
+# Prepares enwik8 at the byte level for fairseq-train and `lazyformer lm evaluate`.
 set -euo pipefail
 # shellcheck source=scripts/prepare_text.sh
 source "$(dirname "$0")/prepare_text.sh"
@@ -8,9 +8,9 @@ usage() {
   cat <<'HELP'
 usage: scripts/prepare_enwik8.sh OUT [options]
 
-Downloads enwik8 (Mahoney, 2006; 36 MB, the first 100,000,000 bytes of a dump of the English Wikipedia), and writes OUT:
-a symbol a byte, 90, 5 and 5 million in the file's order. A file with another MD5 is refused. Stopped while it downloads,
-it goes on when run again. With --from DIR, DIR holds enwik8.
+Downloads enwik8 (Mahoney, 2006; 36 MB, the first 100,000,000 bytes of a dump of the English Wikipedia) and writes OUT,
+with one symbol per byte and splits of 90, 5 and 5 million bytes in the order of the file. A file with another MD5 is
+rejected. Run it again to resume an interrupted download. With --from DIR, DIR must contain enwik8.
 
 HELP
   shared_options

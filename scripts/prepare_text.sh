@@ -1,27 +1,31 @@
 # shellcheck shell=bash
-# What the scripts that prepare texts of language modelling share: download (which those that download take too, or parts
-# of it), unpack, `lazyformer lm prepare`. To be sourced under `set -euo pipefail`. The caller of the last sets: $name
-# (wikitext-103, enwik8, ...), $corpus (what `lazyformer lm prepare` calls it), $url, $md5 (of the archive, as its
-# distributors or torchtext publish it; '' where the text itself is checked by its MD5), $unpacked (what the archive holds,
-# under it), and calls prepare_text "$@".
+# Functions shared by the scripts that prepare text for language modeling: download, unpack, and run `lazyformer lm
+# prepare`. Other download scripts use some of them, too. Source this file after `set -euo pipefail`.
+#
+# Before it calls prepare_text "$@", a script sets these variables:
+#   name      name of the official text: wikitext-103, enwik8, ...
+#   corpus    the same as an argument of `lazyformer lm prepare`
+#   url       URL of the archive
+#   md5       MD5 of the archive, as published by its distributors or by torchtext; '' if the text is checked instead
+#   unpacked  path of the text within the archive
 
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# At the end of the `usage` of a script that calls prepare_text.
+# Help on the options of prepare_text, for the end of a script's `usage`.
 shared_options() {
   cat <<'HELP'
 options (defaults in brackets)
-  --from DIR        take the text that is in DIR, download nothing
-  --downloads DIR   where the archive goes and stays [OUT.download]
-  --url URL         of the archive, on another server
-  --unofficial      take a text that is not exactly the official one too, and say what differs
-  --dry-run         say what would be done, do nothing
+  --from DIR        use the text in DIR instead of downloading it
+  --downloads DIR   folder for the downloaded archive, which is kept [OUT.download]
+  --url URL         URL of the archive on another server
+  --unofficial      also accept a text that differs from the official one, and report the differences
+  --dry-run         print what would be done without doing it
   --help
 HELP
 }
 
-# A file's size in bytes; 0 if it is not there.
+# Print a file's size in bytes, or 0 if it does not exist.
 size_of() {
   if [[ -e $1 ]]; then wc -c <"$1" | tr -d ' '; else echo 0; fi
 }
@@ -30,41 +34,41 @@ md5_of() {
   if command -v md5sum >/dev/null; then md5sum <"$1" | cut -d ' ' -f 1; else md5 -q "$1"; fi
 }
 
-# resume URL FILE SIZE: fetches, as $agent, what FILE lacks of so many bytes; goes on where the connection broke. A server
-# that sends more is cut off (by curl from 8.4 on; an older one looks at the announced length alone).
+# resume URL FILE SIZE: download the missing bytes of FILE up to SIZE, with $agent as user agent, and resume after broken
+# connections. If the server sends more, the download is aborted (curl before 8.4 only checks the announced length).
 resume() {
   local pause there progress=(--silent --show-error)
   [[ ! -t 2 ]] || progress=(--progress-bar)
   for pause in 5 15 60 0; do
     [[ $(size_of "$2") -lt $3 ]] || break
-    # Its own --retry would begin again where this call began.
+    # curl's own --retry would start again at the position where this call started.
     curl "${progress[@]}" --fail --location --user-agent "$agent" --continue-at - --speed-limit 1000 --speed-time 60 \
       --max-filesize "$3" --output "$2" "$1" && break
-    [[ $pause -eq 0 ]] || { echo "The connection broke; going on in $pause s ..." >&2 && sleep "$pause"; }
+    [[ $pause -eq 0 ]] || { echo "The connection broke; resuming in $pause s ..." >&2 && sleep "$pause"; }
   done
   there=$(size_of "$2")
-  [[ $there -ge $3 ]] || fail 1 "$1: broke off at $there of $3 bytes; run this again and it goes on"
-  [[ $there -eq $3 ]] || fail 1 "$2: has $there bytes, but $3 are published; remove it and run this again"
+  [[ $there -ge $3 ]] || fail 1 "$1: the download stopped at $there of $3 bytes; run this again to resume"
+  [[ $there -eq $3 ]] || fail 1 "$2: has $there bytes, but the published size is $3; remove it and run this again"
 }
 
-# download URL FILE: over one connection; stopped, it goes on from FILE.part. FILE is there whole or not at all.
+# download URL FILE: download over a single connection, resuming from FILE.part. FILE only exists once it is complete.
 download() {
   local part=$2.part size agent='Mozilla/5.0 (compatible; lazyformer-corpus-script) curl'
-  command -v curl >/dev/null || fail 1 "curl is not there: install it"
+  command -v curl >/dev/null || fail 1 "curl was not found; install it"
   size=$(curl --silent --show-error --fail --location --user-agent "$agent" --head "$1" | tr -d '\r' |
     awk 'tolower($1) == "content-length:" { size = $2 } END { print size }') ||
-    fail 1 "$1: cannot be read; give another by --url"
-  [[ $size =~ ^[1-9][0-9]{0,14}$ ]] || fail 1 "$1: the server does not say how large it is; give another by --url"
+    fail 1 "$1: cannot be read; use another URL with --url"
+  [[ $size =~ ^[1-9][0-9]{0,14}$ ]] || fail 1 "$1: the server does not report its size; use another URL with --url"
   mkdir -p "$(dirname "$2")"
   echo "$1: $size bytes to $2" >&2
   resume "$1" "$part" "$size"
   mv "$part" "$2"
 }
 
-# prepare_text "$@": the whole of it.
+# prepare_text "$@": parse the options, then download, verify, unpack and prepare the text.
 prepare_text() {
   help_if_asked "$@"
-  [[ $1 != -* ]] || fail 2 "give OUT first; see $0 --help"
+  [[ $1 != -* ]] || fail 2 "pass OUT first; see $0 --help"
   local out=${1%/} from='' downloads='' official=(--official "$name") dry_run=''
   shift
   while [[ $# -gt 0 ]]; do
@@ -83,7 +87,7 @@ prepare_text() {
     *) fail 2 "$1: no such option; see $0 --help" ;;
     esac
   done
-  [[ -z $from || -d $from ]] || fail 1 "--from $from: is no folder"
+  [[ -z $from || -d $from ]] || fail 1 "--from $from: is not a folder"
   downloads=${downloads:-$out.download}
 
   local archive=$downloads/${url##*/}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# WikiText-103 by words -> what fairseq-train and `lazyformer lm evaluate` read.
+# Prepares WikiText-103 at the word level for fairseq-train and `lazyformer lm evaluate`.
 set -euo pipefail
 # shellcheck source=scripts/prepare_text.sh
 source "$(dirname "$0")/prepare_text.sh"
@@ -8,10 +8,10 @@ usage() {
   cat <<'HELP'
 usage: scripts/prepare_wikitext103.sh OUT [options]
 
-Downloads WikiText-103 (Merity et al., 2016; 190 MB, CC BY-SA 3.0) from its first author's site, compares its MD5, and
-writes OUT: 103,227,021, 217,646 and 245,569 words, each line's end among them, and a dictionary of 267,735. A text with
-other counts is refused. Stopped while it downloads, it goes on when run again.
-With --from DIR, DIR holds wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens. WikiText-2 too is prepared by
+Downloads WikiText-103 (Merity et al., 2016; 190 MB, CC BY-SA 3.0) from its first author's website, verifies its MD5, and
+writes OUT: splits of 103,227,021, 217,646 and 245,569 words, including one per line end, and a dictionary of 267,735
+words. A text with other counts is rejected. Run it again to resume an interrupted download.
+With --from DIR, DIR must contain wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens. To prepare WikiText-2, run
 `lazyformer lm prepare wikitext DIR OUT --official wikitext-2`.
 
 HELP

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Wikipedia and books -> what fairseq-train reads, by the recipe of LazyFormer's appendix A.
+# Prepares Wikipedia and books for fairseq-train, following LazyFormer's appendix A.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "$0")/common.sh"
@@ -8,21 +8,21 @@ usage() {
   cat <<'HELP'
 usage: scripts/preprocess_wiki_books.sh OUT WIKI BOOKS [options of lazyformer corpus]
 
-Turns WIKI (a MediaWiki dump, or WikiExtractor's output) and BOOKS (a folder of .txt files, one book each)
-into OUT: shards of binarised data, dictionary, tokenizer, manifest.json and report.html. Of equal documents Wikipedia's
-stays. BOOKS in another layout: name it, as in jsonl:books.jsonl.zst. Stopped at any moment, it goes on when run again.
-Then: scripts/pretrain.sh lazyformer_m2x6_s OUT/shard0:OUT/shard1:...
+Converts WIKI (a MediaWiki dump, or WikiExtractor's output) and BOOKS (a folder of .txt files, one per book) to a corpus
+in OUT: shards of binarized data, dictionary, tokenizer, manifest.json and report.html. If documents are identical,
+Wikipedia's is kept. If BOOKS has another format, prefix it with its name, as in jsonl:books.jsonl.zst. You can stop the
+script at any time and run it again to resume. Then run: scripts/pretrain.sh lazyformer_m2x6_s OUT/shard0:OUT/shard1:...
 
-Options of `lazyformer corpus` that may follow: --workers 16, --near-duplicates, ...;
-`lazyformer corpus --help` has all of them. Of this script:
-  --dry-run    print the command, run nothing
+You can append options of `lazyformer corpus`, such as --workers 16 or --near-duplicates; `lazyformer corpus --help`
+lists all of them. Options of this script:
+  --dry-run    print the command without running it
   --help
 HELP
 }
 
 help_if_asked "$@"
 [[ $# -ge 3 && $1 != -* && $2 != -* && $3 != -* ]] ||
-  fail 2 "give OUT, WIKI and BOOKS first; see scripts/preprocess_wiki_books.sh --help"
+  fail 2 "pass OUT, WIKI and BOOKS first; see scripts/preprocess_wiki_books.sh --help"
 out=$1 wiki=$2 books=$3
 shift 3
 

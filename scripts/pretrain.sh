@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# `lazyformer pretrain`, from a checkout
+# Runs `lazyformer pretrain` from a checkout.
 exec bash "$(dirname "$0")/lazyformer.sh" pretrain "$@"

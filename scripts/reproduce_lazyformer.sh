@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# `lazyformer reproduce`, from a checkout
+# Runs `lazyformer reproduce` from a checkout.
 exec bash "$(dirname "$0")/lazyformer.sh" reproduce "$@"

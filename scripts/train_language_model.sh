@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# `lazyformer pretrain`, of a language model, from a checkout
+# Runs `lazyformer pretrain` for a language model from a checkout.
 exec bash "$(dirname "$0")/lazyformer.sh" pretrain "$@"

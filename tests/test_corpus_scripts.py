@@ -136,7 +136,7 @@ def test_the_newest_dump_arrives_checked(wikipedia, download_dump, tmp_path):
     assert f"lazyformer corpus {tmp_path}/my\\ raw/{NAME} OUT" in run.stdout
     assert {agent for *_, agent in wikipedia.requests} == {"lazyformer-corpus-script (me@example.org) curl"}
     again = download_dump(tmp_path / "my raw", "--date", "20261101")
-    assert again.returncode == 0 and "The file is there" in again.stderr
+    assert again.returncode == 0 and "The file already exists" in again.stderr
     assert wikipedia.paths().count(f"/enwiki/20261101/{NAME}") == 1
 
 
@@ -154,7 +154,7 @@ def test_a_broken_connection_is_taken_up_again(wikipedia, download_dump, tmp_pat
     ("ending", "there", "message"),
     [
         (".part", b"x" * len(DUMP), f": its SHA-1 is .*{SHA1}.*remove it"),
-        (".part", DUMP + b"x", "has 102401 bytes, but 102400 are published"),
+        (".part", DUMP + b"x", "has 102401 bytes, but the published size is 102400"),
         ("", DUMP[:-1], ": is not the published file; remove it and run this again"),
     ],
 )
@@ -171,10 +171,10 @@ def test_a_file_that_is_another_is_named_and_stays(download_dump, tmp_path, endi
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("", "0.10 MB are still to come, but 0.01 MB are free there"),
-        ("--date 20250101", "enwiki-20250101-sha1sums.txt: cannot be read; is --language, --date or --mirror right?"),
+        ("", "0.10 MB must still be downloaded, but only 0.01 MB are free"),
+        ("--date 20250101", "enwiki-20250101-sha1sums.txt: cannot be read; check --language, --date and --mirror"),
         ("--language zh-min-nan", "/zh_min_nanwiki/latest/zh_min_nanwiki-latest-sha1sums.txt: cannot be read"),
-        ("--language simple", "lists no finished pages-articles-multistream.xml.bz2; give an earlier --date"),
+        ("--language simple", "lists no finished pages-articles-multistream.xml.bz2; use an earlier --date"),
     ],
 )
 def test_what_keeps_a_dump_from_arriving_is_said(wikipedia, download_dump, tmp_path, options, message):
@@ -210,7 +210,7 @@ def test_books_arrive_checked_and_then_only_half_and_missing_ones(books, downloa
     assert run.returncode == 0, run.stderr
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")}
     assert found == {*(f"train/{n}.txt" for n in range(1, 6)), "validation/7.txt", "test/8.txt"}
-    assert "7 books in " in run.stdout and "7 of them still to come" in run.stderr
+    assert "7 books in " in run.stdout and "7 of them must be downloaded" in run.stderr
     assert (folder / "test" / "8.txt").read_bytes() == books.files["/bucket/test/8.txt"]
 
     (folder / "train" / "2.txt").write_bytes(b"The boo")
@@ -227,7 +227,7 @@ def test_a_book_of_another_checksum_is_named_and_fetched_again(download_books, t
     (tmp_path / "train" / "3.txt").write_bytes(b"x" * len(good))
     run = download_books(tmp_path, "--splits", "train")
     assert run.returncode == 1
-    assert "error: 1 books are not as published, the first train/3.txt; run this again" in run.stderr
+    assert "error: 1 book(s) differ from the published ones, first train/3.txt; run this again" in run.stderr
     assert download_books(tmp_path, "--splits", "train").returncode == 0
     assert (tmp_path / "train" / "3.txt").read_bytes() == good
 
@@ -240,17 +240,17 @@ SECOND_BOOK = f"1 {'0' * 32}\n../user.txt 1 {'0' * 32}"
 @pytest.mark.parametrize(
     ("page", "message"),
     [
-        ({"items": [{**ITEM, "size": SECOND_BOOK}]}, "states as the size of train/1.txt"),
-        ({"items": [{**ITEM, "size": "-1"}]}, "states as the size of train/1.txt '-1'"),
-        ({"items": [{**ITEM, "size": None}]}, "states as the size of train/1.txt 'None'"),
-        ({"items": [{**ITEM, "size": "9" * 40}]}, "states as the size of train/1.txt"),
-        ({"items": [{**ITEM, "md5Hash": f"{MD5}\n../user.txt"}]}, "states as the MD5 of train/1.txt"),
-        ({"items": [{**ITEM, "md5Hash": "AAAA"}]}, "states as the MD5 of train/1.txt 'AAAA'"),
-        ({"items": [ITEM], "nextPageToken": f"\n../user.txt {SECOND_BOOK}"}, "names a next page that is no word"),
-        ({"items": [ITEM], "nextPageToken": 7}, "names a next page that is no word"),
-        ({"items": [{"name": "train/1.txt"}]}, "is not as Google writes it (KeyError)"),
-        ({"items": [7]}, "is not as Google writes it (TypeError)"),
-        ([], "is not as Google writes it (AttributeError)"),
+        ({"items": [{**ITEM, "size": SECOND_BOOK}]}, "has an invalid size of train/1.txt"),
+        ({"items": [{**ITEM, "size": "-1"}]}, "has an invalid size of train/1.txt: '-1'"),
+        ({"items": [{**ITEM, "size": None}]}, "has an invalid size of train/1.txt: 'None'"),
+        ({"items": [{**ITEM, "size": "9" * 40}]}, "has an invalid size of train/1.txt"),
+        ({"items": [{**ITEM, "md5Hash": f"{MD5}\n../user.txt"}]}, "has an invalid MD5 of train/1.txt"),
+        ({"items": [{**ITEM, "md5Hash": "AAAA"}]}, "has an invalid MD5 of train/1.txt: 'AAAA'"),
+        ({"items": [ITEM], "nextPageToken": f"\n../user.txt {SECOND_BOOK}"}, "has an invalid token for the next page"),
+        ({"items": [ITEM], "nextPageToken": 7}, "has an invalid token for the next page"),
+        ({"items": [{"name": "train/1.txt"}]}, "does not have the format of Google Cloud Storage (KeyError)"),
+        ({"items": [7]}, "does not have the format of Google Cloud Storage (TypeError)"),
+        ([], "does not have the format of Google Cloud Storage (AttributeError)"),
         ({"items": [{**ITEM, "name": "train/1.txt\n"}, {**ITEM, "name": "../user.txt"}]}, "lists no books"),
     ],
 )
@@ -268,7 +268,7 @@ def test_a_listing_without_an_end_is_refused(books, download_books, tmp_path):
     again = {"items": [ITEM], "nextPageToken": "again"}
     books.pages = [again] * 3
     run = download_books(tmp_path / "books")
-    assert run.returncode == 1 and "the listing has no end: it names the page again after 2 pages" in run.stderr
+    assert run.returncode == 1 and "the listing does not end: after 2 pages, it refers to the page again" in run.stderr
     assert len(books.paths()) == 2
 
 
@@ -312,18 +312,18 @@ def test_help(name):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("download_wikipedia.sh --date 20261101", "give FOLDER first; see scripts/download_wikipedia.sh --help"),
+        ("download_wikipedia.sh --date 20261101", "pass FOLDER first; see scripts/download_wikipedia.sh --help"),
         ("download_wikipedia.sh raw --date", "--date needs a value"),
-        ("download_wikipedia.sh raw --date today", "--date today: give YYYYMMDD"),
-        ("download_wikipedia.sh raw --language ../x", "--language ../x: give a code such as en"),
-        ("download_wikipedia.sh raw --mirror ftp://x", "--mirror ftp://x: give a URL that begins with"),
+        ("download_wikipedia.sh raw --date today", "--date today: use the format YYYYMMDD"),
+        ("download_wikipedia.sh raw --language ../x", "--language ../x: use a code such as en"),
+        ("download_wikipedia.sh raw --mirror ftp://x", "--mirror ftp://x: use a URL that begins with"),
         ("download_wikipedia.sh raw --dates 1", "--dates: no such option"),
-        ("download_books.sh --dry-run", "give FOLDER first"),
-        ("download_books.sh raw --splits dev", "--splits dev: give some of train, validation and test"),
+        ("download_books.sh --dry-run", "pass FOLDER first"),
+        ("download_books.sh raw --splits dev", "--splits dev: use one or more of train, validation and test"),
         ("download_books.sh raw --split train", "--split: no such option"),
-        ("preprocess_wiki_books.sh out wiki", "give OUT, WIKI and BOOKS first"),
-        ("download_glue.sh --tasks RTE", "give FOLDER first"),
-        ("download_glue.sh glue --tasks SST2", "--tasks SST2: give some of CoLA SST-2"),
+        ("preprocess_wiki_books.sh out wiki", "pass OUT, WIKI and BOOKS first"),
+        ("download_glue.sh --tasks RTE", "pass FOLDER first"),
+        ("download_glue.sh glue --tasks SST2", "--tasks SST2: use one or more of CoLA SST-2"),
         ("download_squad.sh squad --version 2", "--version: no such option"),
     ],
 )
@@ -393,7 +393,7 @@ def test_glue_arrives_as_finetune_reads_it_and_is_told(mirror, tmp_path):
     assert run_script("download_glue.sh", folder, *options).stdout == run.stdout and not mirror.requests
     mirror.files["/glue/data/RTE.zip"] = b"no archive"
     run = run_script("download_glue.sh", folder, "--url", mirror.url, "--tasks", "RTE")
-    assert run.returncode == 1 and "RTE cannot be unpacked; remove its files there" in run.stderr
+    assert run.returncode == 1 and "RTE cannot be unpacked; remove its files from this folder" in run.stderr
     assert not (folder / "RTE").exists() and "Traceback" not in run.stderr
 
 
@@ -444,7 +444,7 @@ def test_squad_arrives_and_is_told(mirror, tmp_path):
     assert (folder / "train-v1.1.json").read_bytes() == content
     told = f"{len(content)} bytes, 3 questions on 2 paragraphs of 1 articles, SHA-256"
     assert f"train-v1.1.json: {told} {hashlib.sha256(content).hexdigest()}\n" in run.stdout
-    assert run.returncode == 1 and "dev-v1.1.json: is no SQuAD; remove it and run this again" in run.stderr
+    assert run.returncode == 1 and "dev-v1.1.json: is not in SQuAD's format; remove it and run this again" in run.stderr
 
 
 # --- texts of language modelling
@@ -490,7 +490,7 @@ def test_a_download_goes_on_where_it_broke_off_and_is_checked(mirror, archive, t
     assert [(method, start) for method, _, start, _ in mirror.requests] == [("HEAD", ""), ("GET", "bytes=1000-")]
     assert not (tmp_path / "data").exists()
     run = run_script("prepare_text8.sh", "out", "--url", f"{mirror.url}/text8.zip")
-    assert run.returncode == 1 and "/text8.zip: cannot be read; give another by --url" in run.stderr
+    assert run.returncode == 1 and "/text8.zip: cannot be read; use another URL with --url" in run.stderr
 
 
 @pytest.mark.slow
@@ -513,10 +513,10 @@ def test_what_was_downloaded_is_unpacked_and_prepared_if_it_is_official_or_need_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--from x", "give OUT first"),
+        ("--from x", "pass OUT first"),
         ("out --from", "--from needs a value"),
         ("out --fast", "--fast: no such option"),
-        ("out --from nowhere", "--from nowhere: is no folder"),
+        ("out --from nowhere", "--from nowhere: is not a folder"),
     ],
 )
 def test_what_cannot_be_prepared_is_said(arguments, message):

@@ -122,7 +122,7 @@ def test_the_tables_of_letters_and_of_settings_are_those_in_the_code():
 
 
 def test_patterns_become_what_the_page_says():
-    text = PAGES["docs/patterns.md"].split("| you write |")[1].split("\n\n")[0]
+    text = PAGES["docs/patterns.md"].split("| pattern | meaning |")[1].split("\n\n")[0]
     patterns = [re.findall("`(.*?)`", line) for line in text.splitlines() if line.startswith("| `")]
     assert len(patterns) >= 6
     for first, *others in patterns:

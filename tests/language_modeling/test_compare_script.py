@@ -45,4 +45,4 @@ def test_on_a_cpu_it_is_the_command_itself_and_on_a_gpu_it_trains_eight_minutes(
     assert (options["updates"], options["budget"]) == (7, None), "in the place of a budget"
     assert "usage: scripts/compare_language_models.sh DATA OUT" in run("--help").stdout
     done = run("data")
-    assert done.returncode == 2 and done.stderr.startswith("error: give DATA and OUT first")
+    assert done.returncode == 2 and done.stderr.startswith("error: pass DATA and OUT first")

@@ -1,10 +1,10 @@
-"""Fairseq as a file that the user keeps, for a day on which no index has it; scripts/setup.sh runs this.
+"""Keeps a copy of fairseq, in case it is removed from the index. scripts/setup.sh runs this script.
 
-    keep_fairseq.py take FILE[#sha256=HASH] FOLDER   copies a wheel or source archive to FOLDER, if it is what it was
-    keep_fairseq.py note FOLDER                      writes the SHA-256 of the wheel in FOLDER beside it
+    keep_fairseq.py take FILE[#sha256=HASH] FOLDER   copy a wheel or source archive to FOLDER after verifying its SHA-256
+    keep_fairseq.py note FOLDER                      write the SHA-256 of the wheel in FOLDER to a file next to it
 
-What a file's SHA-256 has to be is said by the caller, or by FILE.sha256, as `sha256sum` writes it; that of the source
-archive is known.
+The expected SHA-256 comes from the caller, or from FILE.sha256 in the format of `sha256sum`. That of the source archive
+is known.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def sha256(file: Path) -> str:
 
 
 def expected(file: Path, given: str) -> tuple[str, str]:
-    """What the file's SHA-256 has to be, and who says so; empty where nobody does."""
+    """Return the expected SHA-256 of a file and where it is specified; both are empty if it is unknown."""
     note = file.with_name(f"{file.name}.sha256")
     if given:
         return given.removeprefix("sha256=").lower(), "FAIRSEQ_WHEEL"
@@ -32,7 +32,7 @@ def expected(file: Path, given: str) -> tuple[str, str]:
     if not note.is_file():
         return "", ""
     if not (found := re.match(r"\s*([0-9a-fA-F]{64})\b", note.read_text(encoding="utf-8", errors="replace"))):
-        sys.exit(f"{note}: holds no SHA-256; remove it, or write down what it has to be")
+        sys.exit(f"{note}: does not contain a SHA-256; remove it, or write the expected one into it")
     return found[1].lower(), str(note)
 
 
@@ -46,18 +46,18 @@ def take(given: str, folder: Path) -> None:
             f"FAIRSEQ_WHEEL={name}: must be a wheel or the source archive of fairseq-fixed: {NAME}-*.whl or .tar.gz"
         )
     if wanted and not re.fullmatch(r"sha256=[0-9a-fA-F]{64}", wanted):
-        sys.exit(f"FAIRSEQ_WHEEL={given}: behind # stands sha256= and 64 hexadecimal digits")
+        sys.exit(f"FAIRSEQ_WHEEL={given}: # must be followed by sha256= and 64 hexadecimal digits")
     (right, who), found = expected(file, wanted), sha256(file)
     if right and right != found:
         sys.exit(
-            f"FAIRSEQ_WHEEL={name}: its SHA-256 is {found}, but {who} has {right}: it is another file, do not use it"
+            f"FAIRSEQ_WHEEL={name}: its SHA-256 is {found}, but {who} has {right}; it is a different file, do not use it"
         )
     if file.resolve().parent != folder.resolve():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         shutil.copyfile(file, folder / file.name)
     if not right:
-        print(f"Nobody says what the SHA-256 of {file.name} has to be. It is {found}", file=sys.stderr)
+        print(f"The expected SHA-256 of {file.name} is unknown. It is {found}", file=sys.stderr)
 
 
 def note(folder: Path) -> None:

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Fills an environment with what the project needs: scripts/setup.sh [VENV]   (called by `make setup`)
+# Installs the project and its dependencies into an environment: scripts/setup.sh [VENV]   (called by `make setup`)
 #
-# VENV is made with $PYTHON if it does not exist; one that exists is filled as it is. A torch that is there, in VENV or
-# in $PYTHON, is kept. Indexes, proxies and caches are pip's own settings (PIP_EXTRA_INDEX_URL, pip.conf, ...).
-# A torch that cannot use the GPUs of this machine is named at the end, and the one that could.
-# Python 3.13 gets no fairseq, unless $FAIRSEQ_WHEEL is one: FILE or FILE#sha256=HASH, a wheel or the source archive, in
-# place of the index's.
-# Every step finds out what is done already, so an interrupted set-up is continued by running it again.
+# If VENV does not exist, it is created with $PYTHON; an existing VENV is used as it is. If torch is already installed,
+# in VENV or in $PYTHON, it is kept. To configure indexes, proxies and caches, use pip's own settings
+# (PIP_EXTRA_INDEX_URL, pip.conf, ...). If the installed torch cannot use the GPUs of this machine, a warning at the end
+# names a version that can.
+# On Python 3.13, fairseq is only installed if $FAIRSEQ_WHEEL is set, to FILE or FILE#sha256=HASH. FILE is a wheel or a
+# source archive, and is installed instead of the version on the index.
+# Every step skips what is already done, so you can continue an interrupted set-up by running it again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,18 +23,18 @@ unfinished=$venv/setup.unfinished
 constraints=$venv/setup.constraints
 fairseq=fairseq-fixed==0.12.3.1
 fairseq_folder=$venv/fairseq
-for file in "$log" "$unfinished" "$constraints"; do # a link's target would be written to
+for file in "$log" "$unfinished" "$constraints"; do # writing to a link would modify its target
   if [ -L "$file" ] || { [ -e "$file" ] && [ -z "$(find "$file" -type f -links 1)" ]; }; then
-    echo "$file is a link, or no plain file: remove it." >&2
+    echo "$file is a link, or not a regular file; remove it." >&2
     exit 1
   fi
 done
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
-exec 3>&2 # for the trap, which may run where stderr goes to the log
-trap 'printf "\nInterrupted. Nothing is lost: \"make setup\" goes on from here.\n" >&3; exit 130' INT TERM
+exec 3>&2 # for the trap, which may run while stderr is redirected to the log
+trap 'printf "\nInterrupted. Run \"make setup\" again to continue.\n" >&3; exit 130' INT TERM
 
-# fail ADVICE: the end of the log, and what to do
+# fail ADVICE: print the end of the log and what to do, and exit.
 fail() {
   printf '\nFAILED. The last lines of %s:\n' "$log" >&2
   tail -n 15 "$log" | cut -c -300 >&2
@@ -41,7 +42,7 @@ fail() {
   exit 1
 }
 
-# step TEXT ADVICE COMMAND...: one line on the screen, the command's own words in the log
+# step TEXT ADVICE COMMAND...: run the command with its output in the log, and print a single line.
 step() {
   local text=$1 advice=$2 start=$SECONDS
   shift 2
@@ -55,19 +56,20 @@ pip_install() {
   "$python" -m pip install "$@"
 }
 
-# Whether VENV can be filled. One of the user's may come without pip; one of ours without pip was cut short.
+# Check whether packages can be installed into VENV. A user's environment may lack pip, which is then installed. If an
+# unfinished environment of ours lacks pip, its creation was interrupted.
 is_environment() {
   "$python" -m pip --version >/dev/null 2>&1 || { [ ! -e "$unfinished" ] && "$python" -m ensurepip >/dev/null 2>&1; }
 }
 
-# Options of `python -m venv` for the Python $1: the environment sees its packages if one of them is a torch to keep.
+# Print the options of `python -m venv` for the Python $1. The environment sees the packages of $1 if they include torch.
 venv_options() {
   local version prefix
   version=$("$1" scripts/choose_torch.py installed)
   prefix=$("$1" -c 'import sys; print(sys.prefix if sys.prefix != sys.base_prefix else "")')
   if [ -n "$version" ] && [ -n "$prefix" ]; then
-    # What such an environment would see is the Python behind the virtual environment, not its packages.
-    echo "Note: to use the environment $prefix with its torch $version, say: make setup VENV=$prefix" >&2
+    # --system-site-packages would expose the packages of the base Python, not those of this virtual environment.
+    echo "Note: to use the environment $prefix with its torch $version, run: make setup VENV=$prefix" >&2
   elif [ -n "$version" ] && "$1" -c 'import torch' 2>/dev/null; then
     echo --system-site-packages
   fi
@@ -75,7 +77,7 @@ venv_options() {
 
 make_environment() {
   if [ -d "$venv" ] && [ ! -e "$unfinished" ] && [ ! -e "$venv/pyvenv.cfg" ] && [ -n "$(ls -A "$venv")" ]; then
-    echo "$venv holds other things than a Python environment: give another VENV." >&2
+    echo "$venv is not empty and not a Python environment; use another VENV." >&2
     exit 1
   fi
   local base options
@@ -83,13 +85,14 @@ make_environment() {
   options=$(venv_options "$base")
   mkdir -p "$venv"
   touch "$unfinished"
-  # shellcheck disable=SC2086  # no option at all where there is none
-  step "Making $venv with $base${options:+, on top of its torch} (10 s)" \
-    "Can $base make environments? On Debian and Ubuntu that is the package python3-venv." \
+  # shellcheck disable=SC2086  # without options there must be no argument
+  step "Creating $venv with $base${options:+ and its torch} (10 s)" \
+    "Check that $base can create environments. On Debian and Ubuntu, this requires the package python3-venv." \
     "$base" -m venv $options "$venv"
 }
 
-# pip writes INSTALLER last: without it a package was cut short (no torchrun, say), yet pip would take it for complete.
+# pip writes INSTALLER last. Without it, the installation of a package was interrupted (torchrun may be missing, for
+# example), but pip would consider the package installed.
 forget_torn_packages() {
   "$python" - <<'END'
 import shutil, sysconfig
@@ -97,7 +100,7 @@ from pathlib import Path
 
 for folder in Path(sysconfig.get_path("purelib")).glob("*.dist-info"):
     if not (folder / "INSTALLER").exists():
-        print("cut short, will be installed again:", folder.name)
+        print("installation was interrupted, will be repeated:", folder.name)
         shutil.rmtree(folder)
 END
 }
@@ -114,7 +117,7 @@ install_torch() {
   "$python" scripts/choose_torch.py constrain >"$constraints"
 }
 
-# The user's file; else a wheel, which stays in VENV. From that file alone, then what it needs.
+# Install fairseq from the user's file, or from a wheel that is built and kept in VENV, and then its dependencies.
 install_fairseq() {
   if [ -z "${FAIRSEQ_WHEEL:-}" ] && ! has_fairseq && [ -z "$(ls "$fairseq_folder" 2>/dev/null)" ]; then
     "$python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$fairseq_folder" "$fairseq" || return
@@ -132,13 +135,13 @@ has_fairseq() {
     "${fairseq#*==}" 2>/dev/null
 }
 
-network_advice="If the network failed, run 'make setup' again. For proxies and mirrors there are pip's own settings."
+network_advice="If the network failed, run 'make setup' again. To use proxies or mirrors, configure pip."
 build_advice="$network_advice
-Where fairseq is compiled, it needs a C++ compiler and Python.h (Debian, Ubuntu: apt install g++ python3-dev)."
+Compiling fairseq requires a C++ compiler and Python.h (Debian, Ubuntu: apt install g++ python3-dev)."
 
 is_environment || make_environment
 if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))'; then
-  echo "$venv has $("$python" --version), but 3.11 to 3.14 is needed: give another VENV." >&2
+  echo "$venv has $("$python" --version), but 3.11 to 3.14 is required; use another VENV." >&2
   exit 1
 fi
 with_fairseq=${FAIRSEQ_WHEEL:-$("$python" -c 'import sys; print("yes" * (sys.version_info < (3, 13)))')}
@@ -149,32 +152,32 @@ touch "$unfinished"
 step "Installing build tools (15 s)" "$network_advice" \
   pip_install cython "numpy>=2.0,<3" packaging "setuptools>=77.0.3,<81" wheel
 install_torch
-# fairseq's build needs torch. In the isolated environment that pip builds in otherwise, it would download another one.
+# Building fairseq requires torch. With build isolation, pip would download another copy.
 if [ -n "$with_fairseq" ]; then
-  step "Installing fairseq (3 minutes where it has to be compiled)" "$build_advice" install_fairseq
+  step "Installing fairseq (3 minutes if it has to be compiled)" "$build_advice" install_fairseq
 fi
 step "Installing the other packages (1 minute)" "$network_advice" \
   pip_install --no-build-isolation --constraint "$constraints" --editable '.[test,corpus,cluster,bench,huggingface,docs]'
-# A CPU build of torch brings no triton, whose interpreter runs a GPU's kernels in tests.
+# CPU builds of torch do not include triton, whose interpreter runs the GPU kernels in tests.
 "$python" -c 'import triton' 2>/dev/null ||
   step "Installing triton's interpreter (15 s)" "$network_advice" \
     pip_install --no-build-isolation --constraint "$constraints" --editable '.[interpreter]'
-# fairseq-fixed lists torchaudio for its speech tasks. Beside a CPU build of torch it fails to load, and with it
-# transformers, which imports it wherever it is.
+# fairseq-fixed requires torchaudio for its speech tasks. With a CPU build of torch it fails to load, and then
+# transformers fails too, because it imports torchaudio if it is installed.
 "$python" -c 'import importlib.util as of; of.find_spec("torchaudio") is None or __import__("torchaudio")' \
   >>"$log" 2>&1 ||
-  step "Leaving out torchaudio, which this torch cannot load (1 s)" "$network_advice" \
+  step "Removing torchaudio, which does not work with this torch (1 s)" "$network_advice" \
     "$python" -m pip uninstall --yes torchaudio
-step "Checking that all of it can be imported (15 s)" \
-  "Remove $venv (unless it is an environment of yours) and run 'make setup' again." \
+step "Checking that all packages can be imported (15 s)" \
+  "Remove $venv (unless you created it yourself) and run 'make setup' again." \
   "$python" -c "import ${with_fairseq:+fairseq, }sacremoses, sentencepiece, spacy, torch, transformers.models.bert"
 
 rm -f "$unfinished"
 misfit=$("$python" -m lazyformer_fairseq.executors.torch_builds 2>>"$log") || true
 [ -z "$misfit" ] || printf '\nWARNING: %s\n\n' "$misfit" >&2
 if [ -z "$with_fairseq" ] && ! has_fairseq; then
-  echo "$("$python" --version) has no fairseq: what trains by fairseq-train needs 3.11 or 3.12. All else works."
+  echo "$("$python" --version) does not support fairseq: training with fairseq-train requires 3.11 or 3.12."
 elif [ -z "${FAIRSEQ_WHEEL:-}" ] && [ -e "$fairseq_folder" ]; then
-  echo "fairseq's wheel and its SHA-256 are in $fairseq_folder. Keep copies: make setup FAIRSEQ_WHEEL=COPY needs no index."
+  echo "fairseq's wheel and its SHA-256 are in $fairseq_folder. To install from a copy: make setup FAIRSEQ_WHEEL=COPY"
 fi
 echo "Ready: $venv ($("$python" --version), torch $("$python" scripts/choose_torch.py installed))."

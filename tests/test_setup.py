@@ -166,10 +166,10 @@ def choose(monkeypatch, tmp_path):
         ("8.0", "550.54.14", "PyPI", "torch===2.10.0", "runs with driver 550; several GB"),
         ("12.0", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU, several GB"),
         ("12.0 7.0", "580.65.06", "PyPI", "torch===2.10.0", "the newest on PyPI with kernels for compute capability 7"),
-        ("3.5", "470.82.01", "cpu", "torch==2.13.0+cpu", "no torch from 2.6 on runs with driver 470 on a GPU"),
-        ("", "", "PyPI", "torch==2.13.0", "several GB, as pip sees no CPU build"),
-        ("", "", "cpu", "torch==2.13.0+cpu", "a CPU build as there is no GPU (about a minute)"),
-        ("", "", "bare", "torch==2.13.0", "a CPU build as there is no GPU (about a minute)"),
+        ("3.5", "470.82.01", "cpu", "torch==2.13.0+cpu", "torch 2.6 and later do not support driver 470 with a GPU"),
+        ("", "", "PyPI", "torch==2.13.0", "several GB, because pip finds no CPU build"),
+        ("", "", "cpu", "torch==2.13.0+cpu", "a CPU build because there is no GPU (about a minute)"),
+        ("", "", "bare", "torch==2.13.0", "a CPU build because there is no GPU (about a minute)"),
     ],
 )
 def test_choice_for_the_gpus_of_this_machine(choose, capabilities, driver, offer, wanted, reason):
@@ -180,7 +180,7 @@ def test_choice_for_the_gpus_of_this_machine(choose, capabilities, driver, offer
 def test_choice_where_nothing_is_told(choose, monkeypatch):
     requirement, why = choose("7.0", driver="450.80.02", knows_capabilities=False)
     assert requirement == "torch==2.13.0"
-    assert "no torch from 2.6 on runs with driver 450 on a GPU of a capability that it does not tell" in why
+    assert "torch 2.6 and later do not support driver 450 with a GPU of unknown capability" in why
     assert choose(system="Darwin") == ["torch==2.13.0", "torch 2.13.0, the only build for macOS (about a minute)"]
     offers = {"torch>=2.6,<2.14": {"install": [{"metadata": {"version": "2.9.0", "requires_dist": OTHERS}}]}}
     monkeypatch.setattr(choose_torch, "pip_report", offers.get)
@@ -238,7 +238,7 @@ def test_what_cannot_be_filled_is_refused_and_left_alone(tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "thesis.tex").touch()
     answer = run("scripts/setup.sh", str(tmp_path / "own"))
-    assert answer.returncode != 0 and "give another VENV" in answer.stderr
+    assert answer.returncode != 0 and "use another VENV" in answer.stderr
     assert [path.name for path in (tmp_path / "own").iterdir()] == ["thesis.tex"]
 
     for name, what in (("setup.log", Path.symlink_to), ("setup.constraints", Path.hardlink_to)):
@@ -251,7 +251,7 @@ def test_what_cannot_be_filled_is_refused_and_left_alone(tmp_path):
     version_check = "case $2 in *version_info*) exit 1;; esac"  # everything else, such as its pip, works
     write_program(tmp_path / "bin" / "python", f"[ $1 = --version ] && echo Python 3.9.1; {version_check}")
     answer = run("scripts/setup.sh", str(tmp_path))
-    assert answer.returncode != 0 and "has Python 3.9.1, but 3.11 to 3.14 is needed" in answer.stderr
+    assert answer.returncode != 0 and "has Python 3.9.1, but 3.11 to 3.14 is required" in answer.stderr
 
 
 @pytest.mark.parametrize("misfit", ["", "torch 2.13.0 has no kernels for GPUs of compute capability 7.0"])
@@ -293,12 +293,12 @@ def test_a_kept_wheel_is_taken_by_its_hash(wheel, tmp_path):
     assert [take(wheel, folder), [path.name for path in folder.iterdir()]] == ["", [wheel.name]]
     with wheel.open("ab") as file:
         file.write(b"more")
-    assert f"but {wheel}.sha256 has {right}: it is another file" in take(wheel, folder)
+    assert f"but {wheel}.sha256 has {right}; it is a different file" in take(wheel, folder)
     assert f"but FAIRSEQ_WHEEL has {'0' * 64}" in take(f"{wheel}#sha256={'0' * 64}", folder)
     assert "64 hexadecimal digits" in take(f"{wheel}#md5=12", folder)
     assert "no such file" in take(tmp_path / "gone.whl", folder)
     (torn := wheel.with_name(f"{wheel.name}.sha256")).write_text("")
-    assert take(wheel, folder).startswith(f"{torn}: holds no SHA-256")
+    assert take(wheel, folder).startswith(f"{torn}: does not contain a SHA-256")
     (other := tmp_path / "fairseq-0.12.2.tar.gz").touch()
     assert "must be a wheel or the source archive of fairseq-fixed" in take(other, folder)
     (source := tmp_path / f"{keep_fairseq.NAME}.tar.gz").touch()
@@ -327,7 +327,7 @@ def test_set_up_installs_the_kept_wheel_and_asks_no_index(wheel, tmp_path):
     assert (tmp_path / "installed" / "kept_fairseq.py").is_file()
     assert "pip wheel" not in calls.read_text() and "import fairseq, sacremoses" in calls.read_text()
     refused = run(*make[:-1], f"FAIRSEQ_WHEEL={wheel}#sha256={'0' * 64}")
-    assert refused.returncode != 0 and "it is another file" in refused.stderr
+    assert refused.returncode != 0 and "it is a different file" in refused.stderr
 
 
 @pytest.mark.parametrize("has_fairseq", [True, False])
@@ -344,7 +344,7 @@ def test_set_up_keeps_the_wheel_that_it_builds_or_says_that_there_is_none(wheel,
     says = (
         "fairseq's wheel and its SHA-256 are in"
         if has_fairseq
-        else "Python 3.1x has no fairseq: what trains by fairseq-train needs"
+        else "Python 3.1x does not support fairseq: training with fairseq-train requires"
     )
     assert done.returncode == 0 and says in done.stdout, done.stderr
     assert len([*venv.glob("fairseq/*.whl.sha256")]) == has_fairseq

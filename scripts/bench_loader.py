@@ -1,10 +1,10 @@
-"""Measures the tokens a second that the data loader gives, alone, and those that training takes.
+"""Measures the throughput of the data loader on its own, in tokens per second, and that of training.
 
     python scripts/bench_loader.py data --arch bert_base --batch-size 4 --workers 0 2
 
-DATA is what pre-training reads, as lazyformer corpus writes it. Other options of fairseq-train may follow, as --bf16.
-The loader covers all that a run does before an update: reading, packing, masking, collating and, with workers, the
-transfer to the run's process. 0 workers means a thread of that process, which the model does not share here.
+DATA is a corpus for pre-training, as written by lazyformer corpus. You can append options of fairseq-train, such as
+--bf16. The loader's work includes everything before an update: reading, packing, masking, collating and, with workers,
+the transfer to the main process. With 0 workers, it runs in a thread of the main process, while the model is idle.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 
 from lazyformer_fairseq import USER_DIR
 
-WARM_UP = 2  # untimed batches or updates: workers start, torch chooses kernels
+WARM_UP = 2  # untimed batches or updates, in which workers start and torch selects kernels
 
 
 def reading(data: str, arch: str, tokens_per_sample: int, batch_size: int) -> list[str]:
-    """Arguments of fairseq-train for pre-training on DATA, those of its optimizer excepted."""
+    """Return fairseq-train's arguments for pre-training on DATA, without those of the optimizer."""
     return [
         *(data, "--user-dir", str(USER_DIR), "--task", "full_sentences_masked_lm", "--arch", arch),
         *("--tokens-per-sample", str(tokens_per_sample), "--max-positions", str(tokens_per_sample)),
@@ -31,18 +31,20 @@ def reading(data: str, arch: str, tokens_per_sample: int, batch_size: int) -> li
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """What both benches of data take; further words go to fairseq-train."""
+    """Return a parser with the options shared by the two benchmarks of data loading."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=form, allow_abbrev=False)
     parser.add_argument("data")
-    parser.add_argument("--arch", default="lazyformer_m2x6_s", help="the model that is trained")
-    parser.add_argument("--tokens-per-sample", type=int, default=512, help="longest block, as in pre-training")
-    parser.add_argument("--batch-size", type=int, default=16, help="blocks of a batch; an update is one batch")
+    parser.add_argument("--arch", default="lazyformer_m2x6_s", help="the model to train")
+    parser.add_argument(
+        "--tokens-per-sample", type=int, default=512, help="maximum tokens per block, as in pre-training"
+    )
+    parser.add_argument("--batch-size", type=int, default=16, help="blocks per batch; an update is one batch")
     return parser
 
 
 def loaded_tokens(training, workers: int) -> Iterator[int]:
-    """The tokens of each batch that a run with this many workers would get, epoch after epoch."""
+    """Yield the number of tokens of each batch that a run with this many workers reads, for any number of epochs."""
     training.cfg.dataset.num_workers = workers
     epoch = training.trainer.get_train_iterator(1)
     while True:
@@ -51,7 +53,7 @@ def loaded_tokens(training, workers: int) -> Iterator[int]:
 
 
 def speed(counts: Iterator[int], seconds: float) -> float:
-    """Tokens a second over about `seconds`."""
+    """Return the tokens per second, measured over about `seconds`."""
     for _ in range(WARM_UP):
         next(counts)
     total, start = 0, time.perf_counter()
@@ -62,9 +64,11 @@ def speed(counts: Iterator[int], seconds: float) -> float:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2], help="numbers of data workers; 0: a thread")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each measurement")
-    parser.add_argument("--cpu", action="store_true", help="train on the processor even where there is a GPU")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[0, 2], help="numbers of data workers to measure; 0: a thread"
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds per measurement")
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU even if there is a GPU")
     given, more = parser.parse_known_args()
     import torch
     from fairseq_stepwise import FairseqTraining
@@ -88,7 +92,7 @@ def main() -> None:
             speeds[f"loader, {number} workers"] = speed(loaded_tokens(training, number), given.seconds)
     model = speeds["model, an update"]
     rows = [
-        {"": name, "tokens a second": f"{found:,.0f}", "times the model": f"{found / model:.1f}"}
+        {"": name, "tokens per second": f"{found:,.0f}", "relative to the model": f"{found / model:.1f}"}
         for name, found in speeds.items()
     ]
     print(markdown_table(rows))
@@ -97,4 +101,4 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # fairseq's threads still make batches, and torch aborts where Python ends beneath them
+    os._exit(0)  # fairseq's threads still prepare batches, and torch would abort if Python exited normally

@@ -1,9 +1,9 @@
-"""Measures a step of `--optimizer muon` beside its formula's FLOPs at the speed of this machine's fastest product.
+"""Measures the time of a step of `--optimizer muon` relative to its FLOPs at this machine's peak matmul rate.
 
     python scripts/bench_muon.py --arch bert_base --precision bf16
 
-A step is that of all weights, Adam's too, with random gradients. They take turns, round after round; nothing else
-should run meanwhile. The bar is 1.5: so many times what the products alone would take.
+A step updates all weights with random gradients, including those that Adam updates. Steps and matmuls run alternately,
+and nothing else should run on the machine. The target is at most 1.5 times the time of the FLOPs at the peak rate.
 """
 
 import argparse
@@ -28,13 +28,15 @@ def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.add_argument("--arch", default="bert_base", help="an encoder (default: %(default)s)")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of Muon's products")
-    parser.add_argument("--rounds", type=int, default=10, help="samples of each; the median counts")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="precision of Muon's matmuls")
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="samples of each measurement, of which the median is reported"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if available")
     given = parser.parse_args()
     device, job = device_named(given.device), job_of_arch(given.arch)
     if job.is_causal:
-        raise UserError(f"--arch {given.arch}: give an encoder")
+        raise UserError(f"--arch {given.arch}: use an encoder")
     SELECTOR.time_at_once()
     sizes = job.sizes
     widths = (sizes.vocab_size, sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
@@ -56,10 +58,10 @@ def main() -> None:
         "parameters, million": f"{count_parameters(job.pattern, sizes) / 1e6:.1f}",
         "Muon's": f"{sum(map(torch.numel, matrices)) / 1e6:.1f}",
         "TFLOP": f"{flops / 1e12:.3f}",
-        f"matrix peak, {given.precision}, TFLOP/s": f"{peak / 1e12:.3f}",
+        f"matmul peak, {given.precision}, TFLOP/s": f"{peak / 1e12:.3f}",
         "at the peak, ms": f"{1e3 * flops / peak:.1f}",
-        "a step, ms": f"{1e3 * step:.1f}",
-        f"times (bar {BAR})": f"{step * peak / flops:.2f}",
+        "step, ms": f"{1e3 * step:.1f}",
+        f"ratio (target {BAR})": f"{step * peak / flops:.2f}",
     }
     print(tabulate([row], "keys", tablefmt="github", disable_numparse=True))
 

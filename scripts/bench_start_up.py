@@ -1,10 +1,10 @@
-"""Measures the time to the first batch, stage by stage, and the memory, of processes that read DATA at once.
+"""Measures the start-up time, by stage, and the memory of several processes that read the same DATA.
 
     python scripts/bench_start_up.py data --processes 8
 
-DATA is what pre-training reads, as lazyformer corpus writes it. Other options of fairseq-train may follow. The
-processes share the batches as the GPUs of a machine do, but there is no model, no GPU and no update; memory is read
-when all have their first batch. The first run on new DATA also checks it and packs it; the next find that done.
+DATA is a corpus for pre-training, as written by lazyformer corpus. You can append options of fairseq-train. The
+processes divide the batches like the GPUs of a machine, but without a model, GPUs or updates. Memory is measured once
+all of them have loaded their first batch. The first run on new DATA also checks and packs it; later runs skip this.
 """
 
 import logging
@@ -17,20 +17,20 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bench_loader import options, reading  # nothing heavy: importing is a stage that is measured
+from bench_loader import options, reading  # imports nothing heavy, because the time of imports is measured as a stage
 
 PROC = Path("/proc")
 
 
 def measure(command: list[str], processes: int) -> list[dict[str, Any]]:
-    """Of each process `stages`, [name, processor seconds, seconds], its `workers`' ids, and its id, `process`."""
+    """Return for each process its `stages` (name, CPU seconds, seconds), its id (`process`) and its `workers`' ids."""
     spawn, running = multiprocessing.get_context("spawn"), []
     try:
         for rank in range(processes):
             ours, theirs = spawn.Pipe()
             process = spawn.Process(target=read_data, args=(theirs, command, rank, processes, time.time()))
             process.start()
-            theirs.close()  # else a death would not be noticed
+            theirs.close()  # otherwise, the death of the process would not be detected
             running.append((process, ours))
         found = []
         for process, ours in running:
@@ -55,8 +55,8 @@ def measure(command: list[str], processes: int) -> list[dict[str, Any]]:
 
 
 def read_data(theirs: Connection, command: list[str], rank: int, processes: int, started: float) -> None:
-    """A process: tells its stages and data workers, or an error, then stands still until its parent hangs up."""
-    multiprocessing.set_start_method(None, force=True)  # data workers start as under torchrun, not as this process did
+    """Send this process's stages and data workers, or an error, and wait until the parent closes the connection."""
+    multiprocessing.set_start_method(None, force=True)  # start data workers as torchrun does, not by spawning
     try:
         stages, epoch = first_batch(command, rank, processes, started)
     except Exception as error:
@@ -70,7 +70,7 @@ def read_data(theirs: Connection, command: list[str], rank: int, processes: int,
 
 
 def first_batch(command: list[str], rank: int, processes: int, started: float) -> tuple[list, Any]:
-    """The stages, and fairseq's iterator of epochs with its data workers. What runs is what fairseq's trainer calls."""
+    """Return the stages, and fairseq's epoch iterator with its data workers, using the calls of fairseq's trainer."""
     stages, cpu = [], 0.0
 
     def done(name: str) -> None:
@@ -79,7 +79,7 @@ def first_batch(command: list[str], rank: int, processes: int, started: float) -
         stages.append((name, now_cpu - cpu, now - started))
         cpu, started = now_cpu, now
 
-    logging.basicConfig()  # else fairseq_cli would, where it is imported: everything, to stdout
+    logging.basicConfig()  # otherwise, importing fairseq_cli configures logging to print everything to stdout
     from fairseq import options as fairseq_options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.tasks import setup_task
@@ -115,17 +115,20 @@ def first_batch(command: list[str], rank: int, processes: int, started: float) -
 
 
 def memory_of(processes: Sequence[int]) -> tuple[int, int]:
-    """Proportional set size (of a page that several map, each has its part), and what of it no file holds; bytes."""
+    """Return the proportional set size of processes and its anonymous part, in bytes.
+
+    In the proportional set size, a page that is mapped by several processes is divided among them.
+    """
     total = anonymous = 0
     for process in processes:
-        account = PROC / str(process) / "smaps_rollup"  # man 5 proc; in units of 1,024 bytes
+        account = PROC / str(process) / "smaps_rollup"  # see `man 5 proc`; in units of 1,024 bytes
         found = dict(re.findall(r"^(Pss|Pss_Anon):\s+(\d+) kB$", account.read_text(), re.MULTILINE))
         total, anonymous = total + 1024 * int(found["Pss"]), anonymous + 1024 * int(found["Pss_Anon"])
     return total, anonymous
 
 
 def tables(measured: Sequence[dict[str, Any]]) -> str:
-    """Seconds of each stage, by processor and by clock; the memory of the processes and of their data workers."""
+    """Return two tables: the CPU and wall-clock time of each stage, and the memory of processes and data workers."""
     from lazyformer_fairseq.report.tables import markdown_table
 
     stages = []
@@ -133,9 +136,9 @@ def tables(measured: Sequence[dict[str, Any]]) -> str:
         cpu = [seconds for _, seconds, _ in of_all]
         stages.append({
             "stage": of_all[0][0],
-            "CPU seconds, mean of a process": f"{sum(cpu) / len(cpu):.2f}",
-            "most": f"{max(cpu):.2f}",
-            "seconds of the slowest": f"{max(seconds for *_, seconds in of_all):.2f}",
+            "CPU seconds, mean over processes": f"{sum(cpu) / len(cpu):.2f}",
+            "maximum": f"{max(cpu):.2f}",
+            "seconds of the slowest process": f"{max(seconds for *_, seconds in of_all):.2f}",
         })  # fmt: skip
     parts = zip(*(each["memory"] for each in measured), strict=True)
     own, workers = ([sum(sizes) for sizes in zip(*part, strict=True)] for part in parts)
@@ -146,7 +149,7 @@ def tables(measured: Sequence[dict[str, Any]]) -> str:
         {
             "memory": name,
             "MB (PSS)": f"{total / 1e6:,.0f}",
-            "of it their own": f"{anonymous / 1e6:,.0f}",
+            "anonymous": f"{anonymous / 1e6:,.0f}",
             "mapped from files": f"{(total - anonymous) / 1e6:,.0f}",
         }
         for name, (total, anonymous) in named.items()
@@ -156,11 +159,11 @@ def tables(measured: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--processes", type=int, default=8, help="as many as a machine has GPUs")
-    parser.add_argument("--num-workers", type=int, default=1, help="data workers of each; 0 is a thread")
+    parser.add_argument("--processes", type=int, default=8, help="number of processes, such as the GPUs per machine")
+    parser.add_argument("--num-workers", type=int, default=1, help="data workers per process; 0: a thread")
     given, more = parser.parse_known_args()
     if not (PROC / "self" / "smaps_rollup").exists():
-        sys.exit("error: only Linux tells what part of a shared page is whose")
+        sys.exit("error: the memory of shared pages can only be measured on Linux")
     command = reading(given.data, given.arch, given.tokens_per_sample, given.batch_size)
     command += ["--cpu", "--no-save", "--num-workers", str(given.num_workers), *more]
     print(tables(measure(command, given.processes)))

@@ -1,10 +1,11 @@
-"""Measures an update by transformers' Trainer: our models beside transformers' own BertForMaskedLM (sdpa) in turn.
+"""Measures updates with transformers' Trainer, for our models and transformers' BertForMaskedLM (sdpa) alternately.
 
     python scripts/bench_trainer.py --arch bert_tiny --arch bert_base
 
-All have the sizes of --arch, the same batch and the same dropout, and AdamW as Trainer makes it. An update is Trainer's
-training step, clipping, optimizer and schedule; the encoder alone goes forward and backward, as our model computes
-logits at masked positions alone. The bar: an update of our (sf)xN takes no longer than theirs. Nothing else should run.
+All models have the sizes of --arch, the same batch, the same dropout, and Trainer's AdamW. An update consists of
+Trainer's training step, gradient clipping, optimizer and schedule. The forward and backward pass of the encoder is
+measured separately, because our model computes logits only at masked positions. The target is that an update of our
+(sf)xN takes no longer than BertForMaskedLM's. Nothing else should run on the machine.
 """
 
 import argparse
@@ -30,7 +31,7 @@ BERT, OURS, BAR = "BertForMaskedLM, sdpa", "ours, (sf)xN", 1.0
 
 
 def update(model: PreTrainedModel, inputs: dict[str, Tensor], arguments: TrainingArguments) -> Callable[[], Any]:
-    """What Trainer does for an update of one batch."""
+    """Return a function that makes an update on one batch as Trainer does."""
     trainer = Trainer(model, arguments, train_dataset=[0])
     trainer.create_optimizer_and_scheduler(arguments.max_steps)
     trainer.model, trainer.optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
@@ -48,7 +49,7 @@ def update(model: PreTrainedModel, inputs: dict[str, Tensor], arguments: Trainin
 
 
 def encode(model: PreTrainedModel, ids: Tensor) -> Callable[[], Any]:
-    """An encoder's forward and backward pass in training."""
+    """Return a function that runs an encoder's forward and backward pass in training mode."""
 
     def step() -> None:
         found = model(ids).last_hidden_state
@@ -60,7 +61,7 @@ def encode(model: PreTrainedModel, ids: Tensor) -> Callable[[], Any]:
 
 
 def models(arch: str, patterns: list[str], words: int, tokens: int) -> dict[str, tuple[Any, type, type]]:
-    """By name a config, the class of its masked LM and that of its encoder."""
+    """Return for each model its config, the class of its masked LM and the class of its encoder, by name."""
     sizes = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": tokens}
     given = {**sizes, "relative_position_buckets": 0, "type_vocab_size": 2, "layer_norm_eps": 1e-12}
     ours = LazyFormerConfig.from_arch(arch, words, **given)
@@ -78,16 +79,20 @@ def models(arch: str, patterns: list[str], words: int, tokens: int) -> dict[str,
 def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
-    parser.add_argument("--arch", action="append", help="a (sf)xN whose sizes all have (default: bert_tiny, bert_base)")
     parser.add_argument(
-        "--sublayer-pattern", action="append", default=[], help="a further model of ours, of these sizes"
+        "--arch", action="append", help="a (sf)xN that sets the sizes of all models (default: bert_tiny, bert_base)"
+    )
+    parser.add_argument(
+        "--sublayer-pattern", action="append", default=[], help="another pattern to measure at these sizes"
     )
     parser.add_argument("--vocab-size", type=int, default=32768, help="default: %(default)s")
     parser.add_argument("--tokens-per-sample", type=int, default=128, help="default: %(default)s")
     parser.add_argument("--batch-size", type=int, default=8, help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=10, help="samples of each; the median counts")
-    parser.add_argument("--bf16", action="store_true", help="Trainer's --bf16; the encoder alone under autocast too")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="samples of each measurement, of which the median is reported"
+    )
+    parser.add_argument("--bf16", action="store_true", help="use Trainer's --bf16, and autocast for the encoder")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if available")
     given = parser.parse_args()
     device, tokens = device_named(given.device), given.tokens_per_sample
     SELECTOR.time_at_once()
@@ -115,10 +120,10 @@ def main() -> None:
                 times = timings[f"{BERT}: {what}"].median / timings[f"{name}: {what}"].median
                 row |= {
                     f"{what}, ms": f"{1e3 * timings[f'{name}: {what}'].median:.1f}",
-                    f"times {what}": f"{times:.2f}",
+                    f"{what}, speed-up": f"{times:.2f}",
                 }
             table.append(row)
-        print(f"\n{tabulate(table, 'keys', tablefmt='github', disable_numparse=True)}\n(bar of an update: {BAR})")
+        print(f"\n{tabulate(table, 'keys', tablefmt='github', disable_numparse=True)}\n(target for an update: {BAR})")
 
 
 if __name__ == "__main__":

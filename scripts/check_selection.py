@@ -1,8 +1,9 @@
 #!/usr/bin/env python
-"""Check what ``--attention-backend auto`` selects on this machine, with an empty cache, quiet and beside a busy core.
+"""Check the selections of ``--attention-backend auto`` on this machine, idle and with one busy core.
 
-For each of 12 attentions `auto` selects a back end; then all back ends that it might have taken are timed in turn. The
-time of the selected one over that of the fastest is to be 1.02 at most in the median, and 1.10 in the 95th percentile.
+For each of 12 attention calls, `auto` selects a back end with an empty cache. Then all candidate back ends are timed
+alternately. The time of the selected back end relative to the fastest one should have a median of at most 1.02, and a
+95th percentile of at most 1.10.
 """
 
 import multiprocessing
@@ -30,8 +31,8 @@ ROUNDS = 15
 
 
 def check(time: int, precision: torch.dtype, consumers: int) -> tuple[str, str, float]:
-    """Return what was selected for an attention, what is the fastest, and the first one's time over the other's."""
-    timing.SELECTOR.__init__()  # in place: products of matrices, which back ends are made of, select by the same one
+    """Return the selected back end for a call, the fastest one, and the ratio of their times."""
+    timing.SELECTOR.__init__()  # reset in place, because the matmuls within back ends use the same selector
     timing.SELECTOR.time_at_once()
     shape = (max(1, TOKENS // time), time, 3, HEADS, HEAD_SIZE)
     q, k, v = (part.transpose(1, 2) for part in torch.randn(shape, dtype=precision).requires_grad_().unbind(2))
@@ -47,7 +48,7 @@ def check(time: int, precision: torch.dtype, consumers: int) -> tuple[str, str, 
 
 
 def keep_busy() -> None:
-    """Multiply on one core for ever."""
+    """Multiply matrices on one core forever."""
     torch.set_num_threads(1)
     matrix = torch.ones(256, 256)
     while True:
@@ -55,7 +56,7 @@ def keep_busy() -> None:
 
 
 def main() -> None:
-    """Print a table of all attentions, and the two numbers for each condition."""
+    """Print a table of all calls, with the median and the 95th percentile for each condition."""
     for beside in ("nothing", "a busy core"):
         burner = multiprocessing.get_context("spawn").Process(target=keep_busy, daemon=True)
         if beside != "nothing":
@@ -67,7 +68,7 @@ def main() -> None:
             rows.append({"attention": name, "selected": selected, "fastest": fastest, "ratio": round(ratio, 3)})
         ratios = [row["ratio"] for row in rows]
         print(markdown_table(rows))
-        print(f"beside {beside}: median {np.median(ratios):.3f}, 95th percentile {np.quantile(ratios, 0.95):.3f}\n")
+        print(f"besides {beside}: median {np.median(ratios):.3f}, 95th percentile {np.quantile(ratios, 0.95):.3f}\n")
         if beside != "nothing":
             burner.terminate()
 

@@ -1,7 +1,8 @@
-"""The copy-first-input benchmark (Vecoven et al., 2020, section 4.1): which cells remember a number for T steps.
+"""The copy-first-input benchmark (Vecoven et al., 2020, section 4.1), which tests whether cells remember T steps.
 
-Series of T numbers, each N(0, 1), after which the first is asked for; who remembers nothing has a mean squared error of
-1. As in the published code: two layers of 100, Adam, 1e-3. There are 45,000 series; here none comes twice.
+After a series of T numbers drawn from N(0, 1), a model must output the first one. A model without memory has a mean
+squared error of 1. As in the published code, models have two layers of width 100 and are trained by Adam at 1e-3. The
+published code uses 45,000 series; here every series is new.
 
     python scripts/copy_first_input.py --length 300 --updates 2000
 """
@@ -21,7 +22,7 @@ CAUSAL = Context(Scores(is_causal=True), lambda *_: "eager")
 
 
 class Layer(nn.Module):
-    """The states of a cell alone, (B, T, C); the first one reads numbers."""
+    """A recurrent cell without its output projection. Its outputs are the states (B, T, C)."""
 
     def __init__(self, cell: str, inputs: int, width: int):
         super().__init__()
@@ -55,9 +56,9 @@ def error(model: Model, batch: int, length: int) -> Tensor:
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 for name, default in (("length", 300), ("updates", 2000), ("width", 100), ("batch", 100), ("seed", 1)):
-    parser.add_argument(f"--{name}", type=int, default=default, help=f"{default} unless given")
+    parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
 parser.add_argument("--cells", nargs="+", default=["gru", "brc", "nbrc", "mingru"])
-parser.add_argument("--lr", type=float, default=1e-3, help="0.001 unless given")
+parser.add_argument("--lr", type=float, default=1e-3, help="default: 0.001")
 given = parser.parse_args()
 print("| cell | parameters | mean squared error after each quarter of the updates | seconds |\n|---|---|---|---|")
 for cell in given.cells:

@@ -1,9 +1,9 @@
-"""Draws the peak memory of an update against depth: plain, --checkpoint-activations, --reversible.
+"""Plots the peak memory of an update against depth: plain, with --checkpoint-activations, and with --reversible.
 
     python scripts/draw_memory_by_depth.py memory_by_depth.png
 
-Encoders of width 32 on 2 x 256 tokens, on a processor, by torch's accounting. Layers share weights, so that these and
-their gradients do not grow.
+The encoders have width 32 and read 2 x 256 tokens on a CPU; torch reports the memory. Layers share their weights, so
+that the memory of weights and gradients does not depend on depth.
 """
 
 import argparse
@@ -26,7 +26,7 @@ WAYS = {
 
 
 def peak(pattern: str, checkpoints: bool = False, **options) -> int:
-    """The most bytes at once in a forward and a backward pass of a pre-norm encoder."""
+    """Return the peak memory of a pre-norm encoder's forward and backward pass, in bytes."""
     torch.manual_seed(1)
     sizes = {"relative_position_buckets": 0, "attention_backend": "fused", "normalize_before": True}
     network = Encoder(pattern, None, 32, 128, 4, **sizes, **options)
@@ -46,7 +46,7 @@ def peak(pattern: str, checkpoints: bool = False, **options) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="the picture")
+    parser.add_argument("out", type=Path, help="path of the plot")
     out, look = parser.parse_args().out, styles(WAYS)
     with picture(out, columns=2, legend=handles(look), sharey=True) as ((first, second),):
         for axis, layer, title in ((first, "sf", "layers: (sf)xN"), (second, "sflf", "lazy blocks: M2 x N/2")):

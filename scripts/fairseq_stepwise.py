@@ -1,4 +1,4 @@
-"""fairseq's trainer one update at a time, to measure it, and to compare the package's own loop with it."""
+"""Runs fairseq's trainer one update at a time, for measurements and for comparisons with the package's own loop."""
 
 import time
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ from lazyformer_fairseq.evaluation.costs.latency import wait_for
 
 
 class FairseqTraining:
-    """Does what fairseq-train does with the same arguments, one update at a time; resumes from the last checkpoint.
+    """A run of fairseq-train that makes one update at a time, and resumes from the last checkpoint.
 
-    The driver of the trainings handles signals: a training that saved and exited on SIGTERM would ignore the others.
+    The caller handles signals, because a run that saved and exited on SIGTERM would ignore other runs in the process.
 
     Args:
-        command: arguments of fairseq-train, its checkpoints' folder excepted.
-        folder: for checkpoints; a training found there resumes.
+        command: fairseq-train's arguments, without the checkpoint folder.
+        folder: the checkpoint folder; if it contains a run, that run resumes.
 
     Attributes:
-        seconds: per update since the start.
+        seconds: the time of each update since the start.
     """
 
     def __init__(self, command: list[str], folder: Path):
@@ -60,7 +60,7 @@ class FairseqTraining:
         return next(self.batches)
 
     def update(self) -> int:
-        """Trains on one batch; returns its number of tokens."""
+        """Train on one batch, and return its number of tokens."""
         batch = self._next_batch()
         wait_for(self.trainer.device)
         start = time.perf_counter()
@@ -71,10 +71,11 @@ class FairseqTraining:
         return sum(sample["ntokens"] for sample in batch)
 
     def evaluate(self, split: str = "valid", tokens: Optional[int] = None) -> dict[str, float]:
-        """What the task measures on a split, by fairseq's names.
+        """Return the task's metrics on a split, by fairseq's names.
 
         Args:
-            tokens: of the split, its first batches that have so many together; None for all.
+            split: the name of the split.
+            tokens: stop after the first batches with this many tokens in total; None for the whole split.
         """
         seen = 0
         if split not in self.task.datasets:
@@ -88,16 +89,17 @@ class FairseqTraining:
         return found.get_smoothed_values()
 
     def save(self, with_optimizer: bool = True) -> None:
-        """Saves as fairseq-train does, including the task's state. Without the optimizer a model cannot resume."""
+        """Save a checkpoint as fairseq-train does, with the task's state; resuming requires the optimizer."""
         self.cfg.checkpoint.no_save_optimizer_state = not with_optimizer
         checkpoint_utils.save_checkpoint(self.cfg.checkpoint, self.trainer, self.epochs, val_loss=None)
 
 
 @contextmanager
 def _own_metrics() -> Iterator[MetersDict]:
-    """What is logged meanwhile, apart from all else.
+    """Collect the metrics logged within this context, separately from all others.
 
-    fairseq keeps meters by name for the whole process: what one task logs as a mean, another may derive from others.
+    fairseq's meters are global and identified by name. A metric that one task logs as a mean may be derived from other
+    metrics in another task.
     """
     metrics.reset()
     with metrics.aggregate(new_root=True) as found:

@@ -1,6 +1,6 @@
 """Keeps a copy of fairseq, in case it is removed from the index. scripts/setup.sh runs this script.
 
-    keep_fairseq.py take FILE[#sha256=HASH] FOLDER   copy a wheel or source archive to FOLDER after verifying its SHA-256
+    keep_fairseq.py take FILE[#sha256=HASH] FOLDER   verify the SHA-256 of a wheel or source archive, copy it to FOLDER
     keep_fairseq.py note FOLDER                      write the SHA-256 of the wheel in FOLDER to a file next to it
 
 The expected SHA-256 comes from the caller, or from FILE.sha256 in the format of `sha256sum`. That of the source archive
@@ -49,9 +49,7 @@ def take(given: str, folder: Path) -> None:
         sys.exit(f"FAIRSEQ_WHEEL={given}: # must be followed by sha256= and 64 hexadecimal digits")
     (right, who), found = expected(file, wanted), sha256(file)
     if right and right != found:
-        sys.exit(
-            f"FAIRSEQ_WHEEL={name}: its SHA-256 is {found}, but {who} has {right}; it is a different file, do not use it"
-        )
+        sys.exit(f"FAIRSEQ_WHEEL={name}: its SHA-256 is {found}, but {who} has {right}; do not use this file")
     if file.resolve().parent != folder.resolve():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

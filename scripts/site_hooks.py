@@ -1,7 +1,7 @@
-"""Hooks of mkdocs for the documentation site, which mkdocs.yml describes.
+"""mkdocs hooks for the documentation site, which mkdocs.yml configures.
 
-They add the pages that are not in docs/: the reference, written from the code, and pages of the repository's root.
-Links between pages stay as they are on GitHub; a link to any other file leads to the repository.
+They add the pages that are not in docs/: the reference, which is generated from the code, and the pages in the root of
+the repository. Links between pages work as on GitHub; links to other files lead to the repository.
 """
 
 import inspect
@@ -58,32 +58,32 @@ OBJECTIVES = [
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the repository's root and those of the reference."""
+    """Add the pages in the root of the repository and the reference pages."""
     for name in ROOT_PAGES:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     public = {name: module for name, module in lazyformer_fairseq.PUBLIC.items() if module != "huggingface"}
     pages = {
         "python": [
             "# Python",
-            f"Importing `{PACKAGE}` is light: each of its names loads what it needs when it is first used.",
+            f"Importing `{PACKAGE}` is fast, because each name is loaded when it is first used.",
             *lazy_names(PACKAGE, {**public, "register": "fairseq_plugin.registration"}),
             *map(docstring, PYTHON),
         ],
         "modules": [
             "# Modules",
-            "Plain torch modules for [your own model](../patterns.md#in-your-own-model), and what "
-            "[a kind of sublayer](../add_a_kind.md) is made of.",
+            "These torch modules can be used in [your own model](../patterns.md#in-your-own-model), or to implement "
+            "[a kind of sublayer](../add_a_kind.md).",
             *map(docstring, MODULES),
         ],
         "objectives": [
             "# Objectives",
-            "An objective is what a model learns: it builds the model, yields batches, and returns loss and metrics.",
+            "An objective defines a training task: it builds the model, yields batches, and returns loss and metrics.",
             *map(docstring, OBJECTIVES),
         ],
         "huggingface": [
             "# Hugging Face classes",
-            "Models, a Trainer and a collator for transformers; [Hugging Face](../huggingface.md) and "
-            "[training without fairseq](../trainers.md) show them at work.",
+            "These are models, a Trainer and a collator for transformers. For examples, see "
+            "[Hugging Face](../huggingface.md) and [training without fairseq](../trainers.md).",
             *lazy_names(f"{PACKAGE}.huggingface", huggingface.PARTS),
         ],
         "command_line": command_parts(click.Context(main, info_name="lazyformer")),
@@ -94,7 +94,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
-    """Let the links of a page lead to pages of the site, or else to files of the repository."""
+    """Rewrite the links on a page to other pages of the site, or to files in the repository."""
     uri = page.file.src_uri
     if uri.startswith("reference/"):
         return markdown
@@ -116,11 +116,11 @@ def on_page_content(html: str, **_: object) -> str:
 
 
 def docstring(path: str, shown: str = "") -> str:
-    """Return the mark that mkdocstrings replaces by the docstring of an object.
+    """Return the directive that mkdocstrings replaces with an object's docstring.
 
     Args:
         path: module and name of the object, within the package.
-        shown: the path to import it from, where that is another one.
+        shown: the path to import it from, if different.
     """
     shown = shown or f"{PACKAGE}.{path}"
     name = path.rpartition(".")[2]
@@ -128,7 +128,7 @@ def docstring(path: str, shown: str = "") -> str:
 
 
 def lazy_names(package: str, modules: dict[str, str]) -> Iterator[str]:
-    """Yield the marks of a package's public names, given the modules that define them."""
+    """Yield the directives for a package's public names, given the modules that define them."""
     subpackage = package.removeprefix(PACKAGE).removeprefix(".")
     for name, module in modules.items():
         path = ".".join(filter(None, [subpackage, module, name]))
@@ -158,5 +158,5 @@ def command_parts(context: click.Context) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Return a help text in Markdown, in which only backticks have a meaning."""
+    """Return a help text as Markdown, in which only backticks are special."""
     return re.sub(r"(`[^`]*`)|([*_<\[])", lambda found: found[1] or f"&#{ord(found[2])};", text)

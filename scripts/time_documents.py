@@ -1,10 +1,11 @@
-"""Times the attention of blocks whose tokens see all of their block, and of the same within paragraphs.
+"""Times attention over whole blocks and attention within the paragraphs of the same blocks.
 
     python scripts/time_documents.py wikitext-2/wiki.train.tokens --tokens-per-sample 2048
 
-Each paragraph, a line of the file, is a document, a word a token. An `s` of base size attends forward and backward, of
-each in turn; what groups documents counts, projections do not. Printed: the share of pairs of query and key that are
-visible and that are computed, milliseconds, and the share of time over the share of visible pairs.
+Each line of the file is a paragraph and counts as a document, and each word is a token. The script runs the forward and
+backward pass of an `s` of base size alternately in both ways. The time includes the grouping of documents, but not the
+projections. It prints the fractions of query-key pairs that are visible and that are computed, the times in
+milliseconds, and the relative time divided by the fraction of visible pairs.
 """
 
 import argparse
@@ -28,7 +29,7 @@ WARM_UP = 2  # batches
 
 
 def blocks(path: Path, time: int) -> Iterator[list[int]]:
-    """Lengths of the documents of each full block; one that goes on in the next block is two."""
+    """Yield the lengths of the documents in each full block; a document that spans two blocks counts in both."""
     block: list[int] = []
     for length in (len(line.split()) + 1 for line in path.read_text().splitlines() if line.strip()):
         while length:
@@ -45,11 +46,11 @@ def main() -> None:
     parser.add_argument("--tokens-per-sample", type=int, default=2048)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--batches", type=int, default=8)
-    parser.add_argument("--s", default="s", help="with settings, as s[window=128]")
-    parser.add_argument("--bias", action="store_true", help="with T5's bias, which learns")
+    parser.add_argument("--s", default="s", help="the sublayer, such as s[window=128]")
+    parser.add_argument("--bias", action="store_true", help="use T5's learned position bias")
     parser.add_argument("--back-end", default="auto")
     parser.add_argument("--precision", choices=tuple(PRECISIONS), default="fp32")
-    parser.add_argument("--json", type=Path, help="a file for the row of the table")
+    parser.add_argument("--json", type=Path, help="file to write the row of the table to")
     given = parser.parse_args()
 
     batch, width = given.batch_size, given.tokens_per_sample
@@ -57,7 +58,7 @@ def main() -> None:
     found = list(islice(blocks(given.text, width), needed))
     if len(found) < needed:
         sys.exit(
-            f"{given.text}: fills {len(found)} blocks of {width} tokens, {needed} are needed: give a longer text, "
+            f"{given.text}: fills {len(found)} blocks of {width} tokens, but {needed} are required; use a longer text, "
             "fewer --batches, or a smaller --batch-size or --tokens-per-sample"
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -73,7 +74,7 @@ def main() -> None:
     def seconds(shape: tuple[int, int], lengths: np.ndarray | None) -> float:
         qkv = projected.reshape(*shape, -1)
         x = qkv[..., :768]
-        shared: Context = encoder.context(x, lengths=lengths)  # chooses back ends, and is not timed then
+        shared: Context = encoder.context(x, lengths=lengths)  # selects back ends, which is not timed
         start = time.perf_counter()
         shared = encoder.context(x, lengths=lengths)
         y, _ = by_document(s._attend, [x if s.choices else None, qkv], {}, shared)

@@ -1,10 +1,11 @@
-"""Times fine-tuning in batches by length and in batches in random order, padded and in a row, on a prepared GLUE task.
+"""Times fine-tuning on a prepared GLUE task, with batches by length or in random order, padded or concatenated.
 
     python scripts/time_glue_batches.py results/glue/tasks/MRPC checkpoints/checkpoint_last.pt --updates 30
 
-All train the same model on the same rows, an update of each in turn, so that whatever else the machine does slows all
-alike. Printed: tokens a second, padding apart; the share of padding; seconds of an epoch, and as a share of a padded
-one's in the same order. `--no-padding` of `lazyformer finetune` computes batches in a row.
+All variants train the same model on the same rows, and alternate after every update, so that other load on the machine
+affects all of them equally. The script prints the throughput in tokens per second without padding, the percentage of
+padding, the time of an epoch, and its ratio to that of a padded epoch in the same order. `lazyformer finetune
+--no-padding` uses concatenated batches.
 """
 
 import argparse
@@ -26,7 +27,7 @@ BATCH_SIZE = BENCHMARK.usual.batch_size
 
 
 def batches(dataset, order: np.ndarray, count: int) -> list[dict]:
-    """`count` batches drawn from those that `order` is cut into."""
+    """Return `count` random batches of the rows in this order."""
     cut = [order[start : start + BATCH_SIZE] for start in range(0, len(order) - BATCH_SIZE, BATCH_SIZE)]
     drawn = np.random.default_rng(1).choice(len(cut), count, replace=count > len(cut))
     return [dataset.collater([dataset[index] for index in cut[number]]) for number in drawn]
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("task", type=Path, help="folder of a prepared task")
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--updates", type=int, default=30)
-    parser.add_argument("--json", type=Path, help="a file for the last column of the table, by row")
+    parser.add_argument("--json", type=Path, help="file to write the last column of the table to, by row")
     given = parser.parse_args()
 
     prepared = PreparedTask.load(given.task)
@@ -67,7 +68,7 @@ def main() -> None:
         for dataset.in_a_row in (False, True):
             drawn[name, dataset.in_a_row] = batches(dataset, order, given.updates)
     seconds = dict.fromkeys(drawn, 0.0)
-    for number in range(-2, given.updates):  # two to warm up
+    for number in range(-2, given.updates):  # two updates for warm-up
         for name in drawn:
             batch = moved(drawn[name][max(number, 0)], device)
             start = time.perf_counter()
@@ -89,7 +90,7 @@ def main() -> None:
         name = f"{order}, {'in a row' if in_a_row else 'padded'}"
         shares[name] = share
         rows.append((name, f"{tokens / taken:,.0f}", f"{1 - tokens / places:.1%}", epoch, f"{share:.2f}"))
-    heads = ("batches", "tokens a second", "padding", "seconds of an epoch", "of padded")
+    heads = ("batches", "tokens per second", "padding", "seconds per epoch", "relative to padded")
     print(tabulate(rows, heads, colalign=("left", *["right"] * 4)))
     if given.json:
         write_json(given.json, shares)

@@ -1,10 +1,10 @@
-"""Times models that compute feed-forwards at the top for the tokens that a head reads, and the same for all tokens.
+"""Times models that compute the feed-forwards at the top only for the tokens that a head reads, or for all tokens.
 
     OMP_NUM_THREADS=1 python scripts/time_tail.py --patterns '(sf)x7' '(sff)x3 (f)x5'
 
-For each pattern it times an update of a masked language model (forward, loss, backward, fused Adam) and the
-classification of texts. Both ways take turns. The table has medians and quartiles of processor time in milliseconds,
-and the ratio of the medians.
+For each pattern, the script times an update of a masked LM (forward pass, loss, backward pass, fused Adam) and the
+classification of texts. Both variants run alternately. The table shows the median and quartiles of the CPU time in
+milliseconds, and the ratio of the medians.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SIZES = {
 
 
 def masked_logits(model: nn.Module, tokens_BT: Tensor, places_M: Tensor, is_whole: bool) -> Tensor:
-    """Logits of masked tokens; `is_whole` computes the features of all tokens first."""
+    """Return the logits of masked tokens; with `is_whole`, the features of all tokens are computed first."""
     if not is_whole:
         return model(tokens_BT, masked_tokens=places_M, has_padding=False)[0]
     features, _ = model(tokens_BT, features_only=True, has_padding=False)
@@ -39,7 +39,7 @@ def masked_logits(model: nn.Module, tokens_BT: Tensor, places_M: Tensor, is_whol
 
 
 def classes(model: nn.Module, tokens_BT: Tensor, is_whole: bool) -> Tensor:
-    """Logits of classes, likewise."""
+    """Return the logits of classes; with `is_whole`, the features of all tokens are computed first."""
     if not is_whole:
         return model(tokens_BT, classification_head_name=HEAD, has_padding=False)[0]
     features, _ = model(tokens_BT, features_only=True, has_padding=False)
@@ -47,7 +47,7 @@ def classes(model: nn.Module, tokens_BT: Tensor, is_whole: bool) -> Tensor:
 
 
 def measured(call: Callable[[bool], object], rounds: int) -> np.ndarray:
-    """Milliseconds of processor time of both ways, (rounds, 2): all tokens, and those alone that are read."""
+    """Return the CPU time in milliseconds for all tokens and for only the tokens read, of shape (rounds, 2)."""
     samples = []
     for _ in range(WARM_UP + rounds):
         row = []
@@ -60,7 +60,7 @@ def measured(call: Callable[[bool], object], rounds: int) -> np.ndarray:
 
 
 def rows_of(pattern: str, given: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Rows of the table: an update of a model of this pattern, and classes of texts."""
+    """Yield the rows of a pattern: an update, and the classification of texts."""
     torch.manual_seed(1)
     model = build(given.arch, given.words, sublayer_pattern=pattern, max_positions=given.tokens, **SIZES)
     model.register_classification_head(HEAD, 2)
@@ -89,20 +89,22 @@ def rows_of(pattern: str, given: argparse.Namespace) -> Iterator[dict[str, str]]
         yield {
             "pattern, work": f"{pattern}, {what}",
             "all tokens": all_tokens,
-            "tokens read": read,
-            "x": f"{ratio:.2f}",
+            "only tokens read": read,
+            "speed-up": f"{ratio:.2f}",
         }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--patterns", nargs="+", default=["(sf)x7", "(sff)x3 (f)x5"])
-    parser.add_argument("--arch", default="bert_tiny", help="of all that is not the pattern and its sizes")
-    parser.add_argument("--words", type=int, default=8192, help="of the vocabulary")
-    parser.add_argument("--tokens", type=int, default=128, help="per text")
+    parser.add_argument(
+        "--arch", default="bert_tiny", help="architecture for everything except the pattern and the sizes"
+    )
+    parser.add_argument("--words", type=int, default=8192, help="vocabulary size")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens per text")
     parser.add_argument("--batch-size", type=int, default=8, help="texts per update")
-    parser.add_argument("--texts", type=int, default=32, help="texts to classify at once")
-    parser.add_argument("--masked", type=float, default=0.3, help="share of tokens that are predicted")
+    parser.add_argument("--texts", type=int, default=32, help="texts per classified batch")
+    parser.add_argument("--masked", type=float, default=0.3, help="fraction of tokens to predict")
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()
     SELECTOR.time_at_once()

@@ -1,7 +1,7 @@
-"""Unpacks a zip archive from a server that is not trusted: unpack_zip.py ARCHIVE FOLDER
+"""Unpacks a zip archive from an untrusted server: unpack_zip.py ARCHIVE FOLDER
 
-The archive is refused whole, before anything is written, if it holds a link, a name that points out of FOLDER, too many
-files or too many bytes. The sizes that it states are binding: zipfile reads no further than them.
+Before anything is written, the archive is rejected as a whole if it contains a link, a path that leaves FOLDER, too
+many files or too many bytes. Members cannot exceed the sizes in the archive's directory, because zipfile stops there.
 """
 
 import shutil
@@ -17,15 +17,15 @@ MOST_BYTES = 2 * 10**9  # WikiText-103 has 0.55 GB, the largest task of GLUE 0.2
 
 
 def unpack(archive: Path, folder: Path, is_wanted: Callable[[str], bool] = lambda name: True) -> list[Path]:
-    """Unpack the wanted files of an archive under a folder, and return where they are.
+    """Unpack files of an archive to a folder, and return their paths.
 
     Args:
         archive: the zip file.
-        folder: receives the files, in the archive's folders.
-        is_wanted: whether a member of this name is unpacked.
+        folder: the target folder; the archive's folders are kept.
+        is_wanted: a function that returns whether to unpack the member with this name.
 
     Raises:
-        SystemExit: the archive is refused or damaged; the message says why.
+        SystemExit: the archive is rejected or damaged; the message says why.
     """
     try:
         with zipfile.ZipFile(archive) as file:
@@ -42,17 +42,17 @@ def _refuse_excess(archive: Path, every: list[zipfile.ZipInfo], wanted: list[zip
     total = sum(member.file_size for member in wanted)
     if len(every) > MOST_MEMBERS or total > MOST_BYTES:
         sys.exit(
-            f"{archive}: holds {len(every):,} files, of which {total:,} bytes would be unpacked; refused beyond "
-            f"{MOST_MEMBERS:,} files or {MOST_BYTES:,} bytes"
+            f"{archive}: contains {len(every):,} files, and {total:,} bytes would be unpacked; the limits are "
+            f"{MOST_MEMBERS:,} files and {MOST_BYTES:,} bytes"
         )
 
 
 def _refuse_odd_member(archive: Path, member: zipfile.ZipInfo) -> None:
     path = PurePosixPath(member.filename)
     if path.is_absolute() or ".." in path.parts or "\\" in member.filename or ":" in member.filename:
-        sys.exit(f"{archive}: holds {member.filename!r}, a name that may point out of the folder; refused")
+        sys.exit(f"{archive}: rejected, because {member.filename!r} may lead out of the folder")
     if stat.S_ISLNK(member.external_attr >> 16):
-        sys.exit(f"{archive}: holds {member.filename!r}, a link; refused")
+        sys.exit(f"{archive}: rejected, because {member.filename!r} is a link")
 
 
 def _write(file: zipfile.ZipFile, member: zipfile.ZipInfo, folder: Path) -> Path:

@@ -1,9 +1,9 @@
-"""Writes configs/pretraining/NAME.yaml, each encoder of the table of architectures as its difference from base.yaml.
+"""Writes configs/pretraining/NAME.yaml for each named encoder, as its difference from base.yaml.
 
     python scripts/write_configs.py
 
-Run it after a row of lazyformer_fairseq/patterns/architectures.py is added or changed. Comments at the head of a file
-stay; a new file begins with the source of its row. The files of language models are written by hand.
+Run it after you add or change a row of lazyformer_fairseq/patterns/architectures.py. Comments at the top of a file are
+kept; a new file starts with the source of its row. The files of language models are written by hand.
 """
 
 import json
@@ -20,12 +20,12 @@ OBJECTIVES = {MASKED_LM: "", "masked_permuted_lm": ", objective: permuted"}  # f
 
 
 def names() -> list[str]:
-    """Return the encoders that have a file: all but the tiny ones of tests."""
+    """Return the names of the encoders that have a file, which are all except the tiny ones for tests."""
     return sorted(name for name in ARCHITECTURES if not name.endswith("_tiny"))
 
 
 def config_of(name: str, comments: str) -> str:
-    """Return the content of NAME.yaml, with these comments in it."""
+    """Return the content of NAME.yaml with these comments."""
     row = ARCHITECTURES[name]
     base = yaml.safe_load((FOLDER / "base.yaml").read_text(encoding="utf-8"))["model"]
     lines = ["# @package _global_", comments, f"defaults: [base, _self_, shared{OBJECTIVES[row.task]}]", "", "model:"]
@@ -37,7 +37,7 @@ def config_of(name: str, comments: str) -> str:
 
 
 def comments_of(path: Path, source: str) -> str:
-    """Return the comments at the head of a file, but for the first line; of a new file its source."""
+    """Return the comments at the top of a file after its first line, or the source for a new file."""
     if not path.exists():
         return f"# {source}."
     _, *lines = path.read_text(encoding="utf-8").splitlines()

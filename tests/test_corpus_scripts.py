@@ -412,12 +412,12 @@ def zipped(names: list[str], content: bytes = b"", mode: int = 0o644, stated: in
 @pytest.mark.parametrize(
     ("archive", "message"),
     [
-        (zipped(["enwik8"], b"/etc/passwd", stat.S_IFLNK | 0o777), "holds 'enwik8', a link; refused"),
-        (zipped(["../user.txt"]), "holds '../user.txt', a name that may point out of the folder; refused"),
-        (zipped(["/user.txt"]), "holds '/user.txt', a name that may point out of the folder; refused"),
-        (zipped(["a\\..\\user.txt"]), "a name that may point out of the folder; refused"),
-        (zipped([f"{number}" for number in range(1001)]), "holds 1,001 files"),
-        (zipped(["enwik8"], b"x", stated=2 * 10**9 + 1), "2,000,000,001 bytes would be unpacked; refused beyond"),
+        (zipped(["enwik8"], b"/etc/passwd", stat.S_IFLNK | 0o777), "rejected, because 'enwik8' is a link"),
+        (zipped(["../user.txt"]), "rejected, because '../user.txt' may lead out of the folder"),
+        (zipped(["/user.txt"]), "rejected, because '/user.txt' may lead out of the folder"),
+        (zipped(["a\\..\\user.txt"]), "may lead out of the folder"),
+        (zipped([f"{number}" for number in range(1001)]), "contains 1,001 files"),
+        (zipped(["enwik8"], b"x", stated=2 * 10**9 + 1), "2,000,000,001 bytes would be unpacked; the limits are"),
         (zipped(["enwik8"], b"x" * 10**5, stated=10), "Bad CRC-32"),
         (zipped(["enwik8"])[:-30], "not a zip file"),
     ],

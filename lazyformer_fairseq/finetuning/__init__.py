@@ -1,1 +1,1 @@
-"""Grids of fine-tuning runs for any task: models x learning rates x seeds, their queue, results and report."""
+"""Fine-tuning on any task: grids of runs (models x learning rates x seeds), with a queue, results and a report."""

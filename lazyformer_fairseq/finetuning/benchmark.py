@@ -1,9 +1,9 @@
-"""The interface between tasks and the code that runs and reports them: grid, queue, training and report.
+"""The interface that benchmarks implement, used by the grid, the queue, training and the report.
 
-A benchmark is one task, or several tasks that share a table, as in GLUE. Its file in `finetuning/tasks` defines how the
-data is prepared and read, what a run learns, what a model predicts, and what the report prints next to its scores.
-Everything else (start models, learning rates and seeds, processes or a cluster, resuming, medians and bounds, plots) is
-shared.
+A benchmark is one task, or several tasks that share a table, as in GLUE. Its file in `finetuning/tasks` defines how
+data is prepared and loaded, the objective of a run, how predictions are written, and which baselines and notes the
+report prints with the scores. All other code is shared: start models, learning rates and seeds, executors, resuming,
+medians and confidence bounds, and plots.
 """
 
 import re
@@ -32,12 +32,12 @@ class TuningProtocol:
     """Default settings of fine-tuning.
 
     Attributes:
-        tasks: names of tasks.
+        tasks: task names.
         lrs: learning rates.
         seeds: random seeds.
-        epochs: number of epochs for every task.
+        epochs: number of epochs, the same for all tasks.
         batch_size: rows per update.
-        warmup_ratio: share of the updates during which the learning rate rises.
+        warmup_ratio: fraction of the updates used for learning rate warm-up.
     """
 
     tasks: tuple[str, ...]
@@ -50,13 +50,13 @@ class TuningProtocol:
 
 @dataclass(frozen=True)
 class Score:
-    """A score in the table of a report: a metric on a development split of a task.
+    """A score in the report's table: one metric on one development split of a task.
 
     Attributes:
-        name: the name that the paper prints.
+        name: the score's name in the paper.
         task: the name of the task.
         metric: the name of the metric.
-        split: fairseq's name of the development split, a key of the task's `splits`.
+        split: fairseq's name for the development split, a key of the task's `splits`.
     """
 
     name: str
@@ -67,13 +67,13 @@ class Score:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of the first table in a report.
+    """A row of the report's main table.
 
     Attributes:
-        name: the name of the model.
+        name: the model's name.
         updates: number of pre-training updates; None if unknown.
         scores: the known scores by name, in percent.
-        marks: by name of a score, the mark printed after it.
+        marks: the mark printed after each score, by the score's name.
     """
 
     name: str
@@ -83,21 +83,21 @@ class TableRow:
 
 
 class Benchmark(ABC):
-    """The tasks that a grid may contain.
+    """Base class of benchmarks: one or more tasks that can be fine-tuned and reported together.
 
     Attributes:
         name: the name in messages, such as GLUE or SQuAD.
-        key: the name on the command line and of the report's files.
+        key: the name on the command line and in the report's file names.
         tasks: the tasks by name.
         protocols: the protocols by name; the first is the default.
-        options: those fields of the settings that not all benchmarks accept, but this one does.
-        rows_worth_resuming: number of rows over all epochs from which a run can resume. A shorter run takes only
-            minutes and starts over after it was killed. A longer one saves its optimizer after each epoch, twice the
-            size of its model, and resumes from there.
-        prepared_in: the name of the subfolder of a grid that contains the prepared data.
-        scores: the scores of the report's table.
-        average: whether the table has their mean.
-        averages_some: whether the table has the mean of the available scores if a grid lacks tasks.
+        options: the benchmark-specific settings (names of fields) that this benchmark accepts.
+        rows_worth_resuming: minimum number of training rows, over all epochs, for a run to be resumable. A shorter run
+            takes only minutes and starts over after it was killed. A longer run saves its optimizer state, which is
+            twice the size of the model, after each epoch and resumes from there.
+        prepared_in: the grid's subfolder that contains the prepared data.
+        scores: the scores in the report's table.
+        average: whether the table includes their mean.
+        averages_some: whether the table includes the mean of the available scores if some tasks are missing.
         baseline_name: the name of the baseline in the table.
     """
 
@@ -115,13 +115,13 @@ class Benchmark(ABC):
 
     @property
     def usual(self) -> TuningProtocol:
-        """The protocol whose settings are not mentioned in results."""
+        """The default protocol."""
         return next(iter(self.protocols.values()))
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def choose_tasks(self, names: Sequence[str]) -> list[str]:
-        """Return the named tasks, or the default ones if none are named.
+        """Return the named tasks, or the default tasks if no names are passed.
 
         Raises:
             UserError: a task is unknown or cannot be trained.
@@ -132,11 +132,11 @@ class Benchmark(ABC):
         return list(names or self.usual.tasks)
 
     def left_out(self, names: Sequence[str], data: Path) -> dict[str, str]:  # noqa: ARG002  for other benchmarks
-        """Return those tasks that cannot be trained, each with a sentence that gives the reason.
+        """Return the tasks that cannot be trained, each with a sentence that explains why.
 
         Args:
-            names: the chosen tasks.
-            data: the folder of official files, or of prepared data.
+            names: the selected tasks.
+            data: the folder with the official files or the prepared data.
 
         Raises:
             UserError: no task can be trained.
@@ -145,19 +145,20 @@ class Benchmark(ABC):
 
     @abstractmethod
     def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
-        """Prepare or reuse the folders of data that a grid reads, and return an overview for the user.
+        """Prepare the grid's data, or reuse existing data, and return an overview for the user.
 
         Args:
-            wanted: settings with official files, a tokenizer's folder and tasks; without tasks, those that have files.
-            positions: numbers of positions of the models, for which the overview counts the inputs that are cut.
+            wanted: settings with the official files, the tokenizer folder and the tasks; if `tasks` is empty, all tasks
+                with files are prepared.
+            positions: maximum input lengths of the models; for each, the overview counts the truncated inputs.
 
         Raises:
-            UserError: a file is missing or wrong, or data with other settings is in the way.
+            UserError: a file is missing or invalid, or the folder contains data prepared with other settings.
         """
 
     @abstractmethod
     def load(self, folder: Path, names: Sequence[str]) -> Mapping[str, PreparedFolder]:
-        """Return the checked data of each task from `folder`; raise a UserError if it is missing or damaged."""
+        """Load and check each task's data from `folder`; raise a UserError if it is missing or damaged."""
 
     def num_examples(self, run: Run) -> int:
         """Return the number of examples per epoch."""
@@ -168,10 +169,10 @@ class Benchmark(ABC):
         wanted: GridSettings,  # noqa: ARG002  for benchmarks whose inputs are not cut
         prepared: Optional[PreparedFolder] = None,  # noqa: ARG002
     ) -> Optional[int]:
-        """Return the length of the longest input in tokens; None if inputs are cut to the model's maximum length.
+        """Return the length of the longest input in tokens; None if inputs are truncated to the model's maximum length.
 
         Args:
-            wanted: the settings of data that is yet to be prepared.
+            wanted: the settings, which determine the length if the data has not been prepared yet.
             prepared: the data, if it has been prepared.
         """
         return None
@@ -180,25 +181,25 @@ class Benchmark(ABC):
 
     @abstractmethod
     def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedFolder]) -> dict[str, Any]:
-        """Return the settings that affect results and that only runs of this benchmark have, as JSON."""
+        """Return this benchmark's additional settings that affect results, as JSON-serializable values."""
 
     @abstractmethod
     def objective(self, run: Run) -> HeadObjective:
-        """Return the objective of a run."""
+        """Return the training objective for a run."""
 
     @abstractmethod
     def baseline(self, run: Run, split: str) -> dict[str, float]:
-        """Return the metrics of predictions without a model, which may be based on the training labels."""
+        """Return the metrics of a model-free baseline, which may use the training labels."""
 
     # --- report -------------------------------------------------------------------------------------------------------
 
     @property
     def columns(self) -> Mapping[str, tuple[str, ...]]:
-        """The columns of the report's table, each with the names of its scores."""
+        """The columns of the report's table, each with the names of the scores in it."""
         return {score.name: (score.name,) for score in self.scores}
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
-        """Return the rows below our models: baselines, and models of papers."""
+        """Return the table rows below our models: baselines and results from papers."""
         scores = {}
         for score in self.scores:
             value = results.baseline(score.task, score.split, score.metric)
@@ -207,31 +208,31 @@ class Benchmark(ABC):
         return [TableRow(self.baseline_name, None, scores)]
 
     def notes(self, results: Results) -> Iterator[str]:  # noqa: ARG002  for other benchmarks
-        """Yield notes of a sentence or two that a reader needs to compare the scores with others."""
-        yield "A score is the best over the learning rates of the median over seeds, times 100."
+        """Yield short notes that help the reader compare the scores with other work."""
+        yield "Each score is the median over seeds at the best learning rate, times 100."
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
-        """Write the predictions of runs for unlabelled data into `folder`.
+        """Predict unlabeled data with fine-tuned runs, and write the predictions to `folder`.
 
         Args:
-            runs: by task, the folder of a run, or a checkpoint.
+            runs: run folders or checkpoints, by task.
             folder: an existing folder.
-            wanted: the options of the command.
+            wanted: the command's options.
 
         Returns:
-            The lines that the command prints: one per file, and remarks.
+            The lines that the command prints: one per file, and notes.
         """
 
 
 class TextsBenchmark(Benchmark):
-    """A benchmark of tasks that label texts or pairs of texts.
+    """Base class of benchmarks whose tasks label texts or text pairs.
 
     Attributes:
-        prepared: the class of a task's prepared folder.
-        TEXTS: the name of a file to label, for messages.
+        prepared: the class that represents a task's prepared folder.
+        TEXTS: an example name of a file to label, for messages.
     """
 
     prepared: ClassVar[type[PreparedTask]] = PreparedTask
@@ -240,26 +241,26 @@ class TextsBenchmark(Benchmark):
     baseline_name = "majority class or constant"
 
     def place(self, folder: Path, name: str) -> Path:
-        """Return the path of a task in the folder of prepared data."""
+        """Return the path of a task's prepared data in `folder`."""
         return folder / name
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedTask]:
-        """Return the prepared data of each task.
+        """Load and check each task's prepared data.
 
         Raises:
-            UserError: data is missing or damaged, or was prepared with another tokenizer than that of the first task.
+            UserError: data is missing or damaged, or the tasks were prepared with different tokenizers.
         """
         missing = [name for name in names if not self.prepared.is_at(self.place(folder, name))]
         if missing:
             raise UserError(
-                f"{folder}: {', '.join(missing)} not prepared; give the official files with --data, or name only the "
+                f"{folder}: {', '.join(missing)} not prepared; pass the official files with --data, or select only the "
                 "tasks that you want, as in --tasks CoLA,RTE"
             )
         found = {name: self.prepared.load(self.place(folder, name)) for name in names}
         first = next(iter(found.values()))
         for name, prepared in found.items():
             if prepared.manifest["tokenizer"] != first.manifest["tokenizer"]:
-                raise UserError(f"{folder}: {name} was prepared with another tokenizer than {first.task.name}")
+                raise UserError(f"{folder}: {name} and {first.task.name} were prepared with different tokenizers")
             for split in prepared.task.splits:
                 if not split.startswith("test"):
                     prepared.read(split, None, 0)
@@ -270,11 +271,11 @@ class TextsBenchmark(Benchmark):
         given: GridSettings,
         prepared: Mapping[str, PreparedTask],  # noqa: ARG002  for SQuAD
     ) -> dict[str, Any]:
-        """Return the type and dropout of the head."""
+        """Return the head's type and dropout."""
         return head_settings(given.glue_head)
 
     def arguments_of(self, run: Run) -> dict[str, Any]:
-        """Return the arguments of an objective that labels texts."""
+        """Return the arguments for an objective that labels texts."""
         arguments = run.objective_arguments()
         dropout = run.grid.extra["head_dropout"]
         if dropout is not None:
@@ -282,11 +283,11 @@ class TextsBenchmark(Benchmark):
         return {**arguments, "data": str(run.data.folder), "max_train_rows": run.grid.max_train_rows}
 
     def objective(self, run: Run) -> LabelledTextsObjective:
-        """Return the objective of predicting classes or scores."""
+        """Return the classification or regression objective."""
         return LabelledTextsObjective(head_type=run.grid.extra["head"] or "dense", **self.arguments_of(run))
 
     def baseline(self, run: Run, split: str) -> dict[str, float]:
-        """Return the metrics of the best constant prediction, chosen from the training labels."""
+        """Return the metrics of a constant prediction derived from the training labels."""
         task: TaskDescription = run.data.task
         seen = run.data.read("train", None, 0).targets
         seen = seen[drawn_rows(len(seen), run.train_rows)]
@@ -301,26 +302,28 @@ class TextsBenchmark(Benchmark):
         return {name: METRICS[name](guesses, np.array(targets)) for name in task.metrics}
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:  # noqa: ARG002
-        """Raise a UserError: these tasks need texts, which are labelled one by one."""
+        """Raise a UserError, because these tasks need a file of texts to label."""
         model = next(iter(runs.values()), "MODEL")
-        raise UserError(f"{self.name}: give the texts too, as in `lazyformer predict {model} {self.TEXTS}`")
+        raise UserError(f"{self.name}: pass the texts too, as in `lazyformer predict {model} {self.TEXTS}`")
 
 
 def _best_constant_list(targets: np.ndarray, metric: Metric) -> np.ndarray:
-    """Return the most frequent labels (L,), in the number that scores best on all rows (N, L)."""
+    """Return the k most frequent labels as a 0/1 vector (L,), with the k that scores best on `targets` (N, L)."""
     rank = np.argsort(np.argsort(-targets.sum(0), kind="stable"))
     candidates = [(rank < count).astype(np.int64) for count in range(len(rank) + 1)]
     return max(candidates, key=lambda labels: metric(np.broadcast_to(labels, targets.shape), targets))
 
 
 def head_settings(text: Optional[str]) -> dict[str, Any]:
-    """Parse the type and dropout of the head from ``TYPE[:DROPOUT]``; None stands for the default.
+    """Parse the head's type and dropout from ``TYPE[:DROPOUT]``; None selects the default.
 
-    The default dropout of a linear head is 0.1, as published.
+    A linear head's default dropout is 0.1, as published.
     """
     head_type, _, dropout = (text or "dense").partition(":")
     if head_type not in ("dense", "linear") or not re.fullmatch(r"(0(\.\d+)?)?", dropout):
-        raise UserError(f"--glue-head {text}: give dense or linear, optionally with a dropout below 1, as in dense:0.1")
+        raise UserError(
+            f"--glue-head {text}: must be dense or linear, optionally with a dropout below 1, as in dense:0.1"
+        )
     if head_type == "linear":
         return {"head": head_type, "head_dropout": float(dropout or 0.1)}
     head_dropout = None

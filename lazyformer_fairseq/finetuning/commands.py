@@ -1,4 +1,4 @@
-"""The commands ``lazyformer finetune``, ``predict`` and ``report``, which work alike for all tasks."""
+"""The commands ``lazyformer finetune``, ``lazyformer predict`` and ``lazyformer report``."""
 
 import re
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from lazyformer_fairseq.training.trackers import refuse_missing_trackers
 
 NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 A_PATH = click.Path(path_type=Path)
-TEXTS = (".tsv", ".csv", ".jsonl", ".txt", ".conll")  # endings of files with texts
+TEXTS = (".tsv", ".csv", ".jsonl", ".txt", ".conll")  # extensions of text files
 
 
 def run_grid(task: Optional[str], settings: GridSettings) -> None:
-    """Prepare missing data; if checkpoints are given, also run the missing runs of their grid and report."""
+    """Prepare missing data; with checkpoints, also complete the grid and report on it."""
     _refuse_values(settings.checkpoints)
     refuse_missing_trackers(settings.report_to)
     refuse_missing(settings.data, settings.tokenizer, *(named_path(text)[1] for text in settings.checkpoints))
     if not settings.checkpoints and not (settings.data and settings.tokenizer):
-        raise click.UsageError("give a checkpoint to start from, or --data and --tokenizer to only prepare data")
+        raise click.UsageError("pass a checkpoint to start from, or --data and --tokenizer to only prepare data")
     with stoppable("stopped: nothing has run yet; rerun to resume"):
         from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
         from lazyformer_fairseq.finetuning.held_out import with_dev_file
@@ -42,13 +42,13 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
 
 
 def _refuse_values(checkpoints: Sequence[str]) -> None:
-    """Raise a UserError for a value that follows an option after a space, where click expects a checkpoint."""
+    """Raise a UserError if a "checkpoint" is really a second value of an option, separated by a space."""
     for text in checkpoints:
         path = named_path(text)[1]
         if not path.exists() and NUMBER.fullmatch(str(path)):
             raise UserError(
-                f"{text} is not a checkpoint; if it is a value of an option, put a comma before it, as in --epochs "
-                "10,MNLI=3 or --seeds 1,2"
+                f"{text} is not a checkpoint; separate the values of an option by commas, as in --epochs 10,MNLI=3 "
+                "or --seeds 1,2"
             )
 
 
@@ -62,19 +62,19 @@ def _refuse_values(checkpoints: Sequence[str]) -> None:
 )
 @takes(GridSettings, into="")
 def finetune(task: Optional[str], checkpoints: tuple[str, ...], **given: Any) -> None:
-    r"""Fine-tune every CHECKPOINT, a file, a folder or NAME=FILE, on a task, and report the scores.
+    r"""Fine-tune each CHECKPOINT (a file, a folder or NAME=FILE) on a task, and report the scores.
 
-    Custom tasks are read from a folder. Labels or scores of texts are in train.tsv and dev.tsv, whose first line names
-    the columns, such as text and label. Tags of words, such as names, are in train.conll and dev.conll, with a word and
-    its tag per line. A custom task runs two learning rates and three seeds of ten epochs each; afterwards `lazyformer
-    predict` labels texts or tags words. GLUE is trained as in LazyFormer's Table 5, with four learning rates and five
-    seeds per task, SQuAD as in PAR's Table 4, and BabyLM's tasks with one learning rate and seed, as in its evaluation
-    of 2025.
+    A custom task is a folder of files. For text classification or regression it contains train.tsv and dev.tsv; their
+    first line names the columns, such as text and label. For tagging, such as named entity recognition, it contains
+    train.conll and dev.conll with one word and its tag per line. A custom task is trained with two learning rates and
+    three seeds, for ten epochs each. Then `lazyformer predict` labels texts or tags words with the best run. GLUE is
+    trained as in LazyFormer's Table 5, with four learning rates and five seeds per task, SQuAD as in PAR's Table 4, and
+    BabyLM's tasks with one learning rate and one seed, as in BabyLM's 2025 evaluation.
 
-    Missing data is prepared first; without a CHECKPOINT the command stops there. It trains one run per GPU, or several
-    on the CPU's cores. Each run has its own folder with a result.json. At the end the table is printed and written to
-    OUTPUT/report, together with plots. You can stop the command at any time and rerun it to resume; finished runs are
-    not repeated.
+    Missing data is prepared first; without a CHECKPOINT the command stops there. Runs execute in parallel, one per GPU,
+    or several on the CPU's cores. Each run has its own folder with a result.json. At the end the scores are printed as
+    a table and written to OUTPUT/report, together with plots. You can stop the command at any time and rerun it to
+    resume; finished runs are not repeated.
 
     \b
     lazyformer finetune model/checkpoint_best.pt --data my_reviews --output results/my_reviews
@@ -91,36 +91,36 @@ def finetune(task: Optional[str], checkpoints: tuple[str, ...], **given: Any) ->
 @click.option(
     "--output",
     type=A_PATH,
-    help="File (for TEXTS) or folder to write; must not exist.  [default for TEXTS: such as TEXTS.predictions.tsv]",
+    help="File (for TEXTS) or folder to write; must not exist.  [default for TEXTS: TEXTS.predictions.tsv or similar]",
 )
 @takes(PredictSettings)
 def predict(sources: tuple[Path, ...], output: Optional[Path], settings: PredictSettings) -> None:
-    r"""Label the texts in a file, or write GLUE's files for gluebenchmark.com, or the predictions for SQuAD.
+    r"""Label the texts in a file, write GLUE submission files for gluebenchmark.com, or answer SQuAD questions.
 
-    MODEL is a fine-tuned checkpoint, its folder, the folder of a grid with one model and task, or a folder that
-    `lazyformer export` wrote. TEXTS ends in .tsv, .csv or .jsonl and names its columns in the first line, or it ends in
-    .txt and has one text per line. Its rows are written with the prediction and its probability appended. If it has a
-    column of labels, the predictions are scored against them. A model that tags words also accepts a .conll file, with
-    a word per line. A model for SQuAD takes a .json file of questions in place of TEXTS.
+    MODEL is a fine-tuned checkpoint, its folder, the folder of a grid with one model and one task, or a folder written
+    by `lazyformer export`. TEXTS is a .tsv, .csv or .jsonl file that names its columns, or a .txt file with one text
+    per line. Each row is written with the prediction and its probability appended. If TEXTS has a label column, the
+    predictions are scored against it. Tagging models also accept a .conll file with one word per line. For a SQuAD
+    model, pass a .json file of questions instead of TEXTS.
 
     \b
     lazyformer predict results/my_reviews texts.tsv
 
-    FOLDER is the folder of a grid, as `lazyformer finetune` wrote it, of which the best run per model and task is used,
-    and each model gets its own folder. FOLDER may also be that of a run; several must be runs of different GLUE tasks.
-    A checkpoint can answer SQuAD's questions too.
+    FOLDER is the folder of a grid, written by `lazyformer finetune`. The best run per model and task makes the
+    predictions, and each model gets its own subfolder. You can also pass the folders of single runs, each of a
+    different GLUE task, or a checkpoint fine-tuned on SQuAD.
     """
     refuse_missing(*sources, settings.data, settings.tokenizer)
     if len(sources) == 2 and sources[1].suffix.lower() == ".json":
-        refuse_given(settings, ("data",), f"does not apply if {sources[1]}, a file of questions, is given")
+        refuse_given(settings, ("data",), f"cannot be combined with {sources[1]}, a file of questions")
         sources, settings = sources[:1], replace(settings, data=sources[1])
     has_texts = len(sources) == 2 and sources[1].is_file() and sources[1].suffix.lower() in TEXTS
     if has_texts:
-        refuse_given(settings, OF_BENCHMARKS, f"does not apply to {sources[1]}, a file of texts")
+        refuse_given(settings, OF_BENCHMARKS, f"does not apply to a text file such as {sources[1]}")
     else:
-        refuse_given(settings, ("text", "head"), "applies only to a file of texts")
+        refuse_given(settings, ("text", "head"), "applies only to text files")
         if output is None:
-            raise click.UsageError(f"give --output, or a MODEL and a file of texts that ends in {', '.join(TEXTS)}")
+            raise click.UsageError(f"pass --output, or a MODEL and a text file that ends in {', '.join(TEXTS)}")
         refuse_filled_folder(output)
     with stoppable("stopped; nothing was written"):
         from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
@@ -138,11 +138,11 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
 
 @click.command(cls=Command)
 @click.argument("folder", type=A_PATH)
-@click.option("--output", type=A_PATH, help="Folder for tables and plots.  [default: FOLDER/report]")
+@click.option("--output", type=A_PATH, help="Output folder for tables and plots.  [default: FOLDER/report]")
 def report(folder: Path, output: Optional[Path]) -> None:
-    """Summarise the runs in FOLDER, which `lazyformer finetune` wrote, as tables in Markdown and a plot.
+    """Summarize the fine-tuning runs in FOLDER as Markdown tables and a plot.
 
-    The report of an unfinished grid says so.
+    FOLDER is the output folder of `lazyformer finetune`. If the grid is unfinished, the report lists the missing runs.
     """
     refuse_missing(folder)
     from lazyformer_fairseq.finetuning.report import write_report

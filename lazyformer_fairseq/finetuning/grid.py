@@ -1,6 +1,6 @@
-"""The runs of a grid, the settings that determine each, and the checkpoints that they start from.
+"""A grid of fine-tuning runs, the settings that determine each run's result, and the models to start from.
 
-OUT/runs/grid.json                        the grid that was requested
+OUT/runs/grid.json                        the requested grid
 OUT/runs/MODEL/TASK/lr2e-05_seed1/        one run: always LOG, RESULT if it succeeded, FAILED if it did not
 """
 
@@ -37,17 +37,17 @@ from lazyformer_fairseq.storage.run_lock import differences
 from lazyformer_fairseq.training.objectives.head import HeadObjective
 from lazyformer_fairseq.training.objectives.network import Network
 
-DROPOUT = 0.1  # LazyFormer, Table 5; it replaces that of pre-training
-VALID_BATCH_SIZE = 32  # the last digits of scores depend on it
+DROPOUT = 0.1  # LazyFormer, Table 5; replaces the pre-training dropout
+VALID_BATCH_SIZE = 32  # affects the last digits of scores
 
 
 def name_checkpoints(texts: Iterable[str]) -> dict[str, Path]:
-    """Return checkpoints by model from ``NAME=PATH`` or ``PATH``, which is named after its folder.
+    """Parse checkpoints written as ``NAME=PATH`` or ``PATH`` into a dictionary of paths by model name.
 
-    A path is a checkpoint or its folder.
+    A path is a checkpoint or its folder. Without a name, the model is named after the checkpoint's folder.
 
     Raises:
-        UserError: a name is taken or not allowed, or there is no such checkpoint.
+        UserError: two models have the same name, a name is not allowed, or a checkpoint does not exist.
     """
     models: dict[str, Path] = {}
     for text in texts:
@@ -56,24 +56,24 @@ def name_checkpoints(texts: Iterable[str]) -> dict[str, Path]:
         if name is None:
             name = path.absolute().parent.name
         if not MODEL_NAME.fullmatch(name):
-            raise UserError(f"{text}: {name!r} cannot name a model's folder; give one, as in m2x6={path}")
+            raise UserError(f"{text}: {name!r} cannot be used as a folder name; name the model, as in m2x6={path}")
         if name in models:
-            raise UserError(f"{text}: {models[name]} is also called {name}; give names, as in NAME={path}")
+            raise UserError(f"{text}: {models[name]} is also called {name}; use different names, as in NAME={path}")
         models[name] = path
     return models
 
 
 @dataclass(frozen=True)
 class StartModel:
-    """A pre-trained model to start from.
+    """A pre-trained model to fine-tune.
 
     Attributes:
-        name: the name of the model in tables and folders.
-        checkpoint: the file.
-        sha256: the hash of the file.
-        updates: number of pre-training updates; None if the checkpoint does not tell.
+        name: the model's name in tables and folders.
+        checkpoint: the checkpoint file.
+        sha256: the file's SHA-256 hash.
+        updates: number of pre-training updates; None if the checkpoint does not contain it.
         parameters: number of parameters.
-        options: the options of the model, with the dropout of fine-tuning.
+        options: the model's options, with dropout set for fine-tuning.
     """
 
     name: str
@@ -85,15 +85,15 @@ class StartModel:
 
 
 def load_start_models(checkpoint_of: Mapping[str, Path], tokenizer_folder: Path) -> list[StartModel]:
-    """Read the checkpoints of the start models.
+    """Load the pre-trained models to fine-tune.
 
     Args:
-        checkpoint_of: the files by name of the model.
-        tokenizer_folder: the tokenizer of the data.
+        checkpoint_of: checkpoint files by model name.
+        tokenizer_folder: the tokenizer that the data was prepared with.
 
     Raises:
-        UserError: a checkpoint cannot be loaded, contains another type of model, or has another dictionary or tokenizer
-            than the data.
+        UserError: a checkpoint cannot be loaded, contains another type of model, or its dictionary or tokenizer does
+            not match the data.
     """
     symbols = dictionary_hash(load_tokenizer(tokenizer_folder).dictionary)
     return [_load_start_model(name, path, tokenizer_folder, symbols) for name, path in checkpoint_of.items()]
@@ -105,22 +105,22 @@ def _load_start_model(name: str, path: Path, tokenizer_folder: Path, symbols: to
     given = state["cfg"].get("model")
     if loading.is_causal(state) or not isinstance(given, dict) or "sublayer_pattern" not in given:
         raise UserError(
-            f"{path}: not a checkpoint for fine-tuning, which needs a masked language model of this package"
+            f"{path}: this checkpoint cannot be fine-tuned; fine-tuning needs a masked language model of this package"
         )
     if "dictionary_sha256" not in weights:
-        raise UserError(f"{path}: not a checkpoint of this package's models: the hash of its dictionary is missing")
+        raise UserError(f"{path}: not a checkpoint of this package, because it lacks its dictionary's hash")
     options = {each.name: given.get(each.name, each.default) for each in fields(MaskedLMOptions)}
 
     remedy = "prepare the data with this checkpoint's tokenizer, in a separate folder"
     if not torch.equal(weights["dictionary_sha256"], symbols):
         raise UserError(
-            f"{path}: this checkpoint was trained with another dictionary than that of {tokenizer_folder}; {remedy}"
+            f"{path}: this checkpoint was trained with a dictionary other than {tokenizer_folder}'s; {remedy}"
         )
     beside = path.parent / "tokenizer" / SETTINGS_FILE  # equal dictionaries do not imply equal text settings
     if beside.is_file() and beside.read_bytes() != (tokenizer_folder / SETTINGS_FILE).read_bytes():
         raise UserError(
-            f"{path}: the tokenizer beside it has other settings than {tokenizer_folder} (compare their "
-            f"{SETTINGS_FILE}); {remedy}"
+            f"{path}: the tokenizer beside this checkpoint has different settings from {tokenizer_folder} (compare "
+            f"{SETTINGS_FILE} in both); {remedy}"
         )
 
     history = state.get("optimizer_history") or [{}]
@@ -128,14 +128,14 @@ def _load_start_model(name: str, path: Path, tokenizer_folder: Path, symbols: to
         name=name,
         checkpoint=path.absolute(),
         sha256=sha256_of(path),
-        updates=history[-1].get("num_updates") or None,  # an export does not tell
+        updates=history[-1].get("num_updates") or None,  # missing in exports
         parameters=sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
         options=replace(MaskedLMOptions(**options), dropout=DROPOUT),
     )
 
 
 class RunBenchmark(TaskFamily, Protocol):
-    """The part of a benchmark that runs need; see :class:`~lazyformer_fairseq.finetuning.benchmark.Benchmark`."""
+    """The benchmark interface that runs use; see :class:`~lazyformer_fairseq.finetuning.benchmark.Benchmark`."""
 
     rows_worth_resuming: int
 
@@ -143,26 +143,26 @@ class RunBenchmark(TaskFamily, Protocol):
         """Return the number of examples per epoch."""
 
     def objective(self, run: "Run") -> HeadObjective:
-        """Return the objective of a run."""
+        """Return the training objective for a run."""
 
     def baseline(self, run: "Run", split: str) -> dict[str, float]:
-        """Return the metrics of predictions without a model."""
+        """Return the metrics of a model-free baseline."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grid:
-    """The requested grid: all combinations of models, tasks, learning rates and seeds, and their common settings.
+    """A grid of runs: all combinations of models, tasks, learning rates and seeds, with shared settings.
 
     Attributes:
-        tasks: the prepared data of each task, by name.
-        epochs: the number of epochs of each task.
+        tasks: prepared data by task name.
+        epochs: number of epochs by task name.
         precision: fp32, fp16 or bf16.
-        max_train_rows: rows per task to train on; None for all.
-        no_padding: whether a batch is computed as one row of its texts.
+        max_train_rows: number of training rows per task; None for all.
+        no_padding: whether to concatenate a batch's texts into one row instead of padding them.
         batch_size: rows per update.
-        warmup_ratio: share of the updates during which the learning rate rises.
+        warmup_ratio: fraction of the updates used for learning rate warm-up.
         report_to: names of experiment trackers, which do not affect results.
-        extra: settings that only runs of this benchmark have.
+        extra: benchmark-specific settings.
     """
 
     benchmark: RunBenchmark
@@ -182,7 +182,7 @@ class Grid:
 
     @cached_property
     def runs(self) -> list["Run"]:
-        """All runs, in the order of models, tasks, learning rates and seeds."""
+        """All runs, ordered by model, task, learning rate and seed."""
         combinations = itertools.product(self.models, self.tasks, self.lrs, self.seeds)
         return [Run(self, model, self.benchmark.tasks[task], lr, seed) for model, task, lr, seed in combinations]
 
@@ -192,13 +192,13 @@ class Grid:
         return list({(run.model.name, run.task.name): run for run in self.runs}.values())
 
     def warnings(self) -> list[str]:
-        """Return sentences about the data that the reader of the scores must know, without repetition."""
+        """Return warnings about data issues that affect the interpretation of scores, without duplicates."""
         return results.warnings_on(
             (run.model.name, run.task.name, facts) for run in self.one_of_each for facts in run.facts
         )
 
     def asked_before(self) -> Optional[results.Grid]:
-        """Return the grid that an existing grid.json requests, or None; raise a UserError if it has other tasks."""
+        """Read an existing grid.json, if any; raise a UserError if its tasks belong to another benchmark."""
         path = self.output / "runs" / GRID_FILE
         if not path.exists():
             return None
@@ -206,12 +206,12 @@ class Grid:
         other = [name for name in before.tasks if name not in self.benchmark.tasks]
         if other:
             raise UserError(
-                f"{path}: this is a grid of {', '.join(other)}, not of {self.benchmark.name}; give another --output"
+                f"{path}: this is a grid of {', '.join(other)}, not of {self.benchmark.name}; use another --output"
             )
         return before
 
     def write(self) -> None:
-        """Write grid.json, keeping everything that an existing one requests."""
+        """Write grid.json, merged with the contents of an existing one."""
         before = self.asked_before() or results.Grid({}, (), (), ())
         content = {
             "format_version": results.FORMAT_VERSION,
@@ -227,7 +227,7 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One fine-tuning run of a grid."""
+    """A single fine-tuning run of a grid."""
 
     grid: Grid
     model: StartModel
@@ -237,12 +237,12 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """The folder of the run's files."""
+        """The folder that contains the run's files."""
         return self.grid.output / "runs" / RunKey(self.model.name, self.task.name, self.lr, self.seed).folder
 
     @property
     def name(self) -> str:
-        """The name of the run in messages."""
+        """The run's name in messages."""
         return f"{self.model.name} {self.task.name} {self.folder.name}"
 
     @property
@@ -261,7 +261,7 @@ class Run:
         return [other for other in self.grid.runs if other.model is self.model and other.task is self.task]
 
     def objective_arguments(self) -> dict[str, Any]:
-        """Return the arguments that all objectives take."""
+        """Return the arguments common to all objectives."""
         return {
             "network": Network(self.model.options),
             "batch_size": self.grid.batch_size,
@@ -274,7 +274,7 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings that determine the result, independent of where the files are; as JSON."""
+        """All settings that determine the result, regardless of file locations, as JSON-serializable values."""
         return {
             "model": self.model.name,
             "checkpoint_sha256": self.model.sha256,
@@ -294,18 +294,18 @@ class Run:
 
     @property
     def tokens_per_sample(self) -> int:
-        """The maximum length of an input in tokens."""
+        """The maximum input length in tokens."""
         return min(self.model.options.max_positions, self.data.longest)
 
     @property
     def facts(self) -> list[SplitFacts]:
-        """Facts about the splits that the run is trained and scored on."""
+        """Facts about the splits used for training and scoring."""
         splits = ("train", *development_splits(self.task))
         return [self.data.facts(split, self.tokens_per_sample, self.grid.max_train_rows) for split in splits]
 
     @property
     def updates(self) -> int:
-        """The number of updates in all epochs."""
+        """The total number of updates over all epochs."""
         return self.epochs * math.ceil(self.grid.benchmark.num_examples(self) / self.grid.batch_size)
 
     @property
@@ -316,26 +316,27 @@ class Run:
 
     @property
     def is_worth_resuming(self) -> bool:
-        """True if the run saves its optimizer and can resume."""
+        """True if the run is long enough to save its optimizer state and be resumable."""
         return self.epochs * self.train_rows >= self.grid.benchmark.rows_worth_resuming
 
     def differs_from(self, found: Mapping[str, Any]) -> str:
-        """Describe how other settings differ, where None stands for a missing one; empty if they do not differ."""
+        """Describe the differences between `found` and the run's settings; return an empty string if there are none."""
         return differences({name: found.get(name) for name in self.settings}, self.settings)
 
     def refuse_other_settings(self) -> None:
-        """Raise a UserError if the same model and task has a result with other settings than learning rate and seed."""
+        """Raise a UserError if a result of the same model and task differs in more than learning rate and seed."""
         wanted = {name: value for name, value in self.settings.items() if name not in ("lr", "seed")}
         for path in sorted(self.folder.parent.glob(f"*/{RESULT}")):
             found = results.read_run(path).settings
             differing = differences({name: found.get(name) for name in wanted}, wanted)
             if differing:
                 raise UserError(
-                    f"{path}: a report would mix this result with the grid's ({differing}); give another --output"
+                    f"{path}: this result has other settings than the grid ({differing}), and a report would mix them; "
+                    "use another --output"
                 )
 
     def result(self) -> Optional[results.Run]:
-        """Return the result of a finished run, else None; raise a UserError if it belongs to other settings."""
+        """Return the run's result, or None if it has not finished; raise a UserError if the settings differ."""
         path = self.folder / RESULT
         if not path.is_file():
             return None
@@ -343,6 +344,6 @@ class Run:
         differing = self.differs_from(result.settings)
         if differing:
             raise UserError(
-                f"{path}: this is the result of another run ({differing}); remove it or give another --output"
+                f"{path}: this is the result of another run ({differing}); remove it or use another --output"
             )
         return result

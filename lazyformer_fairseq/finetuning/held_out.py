@@ -1,4 +1,4 @@
-"""A dev file for a custom task that has none: a share of the training rows, held out (``--dev-share``)."""
+"""A dev set for custom tasks without one, held out from the training rows (``--dev-share``)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,12 +17,12 @@ SEED = 1
 
 
 def with_dev_file(task: Optional[str], given: GridSettings) -> GridSettings:
-    """Write training and dev file into OUTPUT as --dev-share says, and return the settings with these as --data.
+    """Split the training file into a training and a dev file in OUTPUT, and return settings with these as --data.
 
-    The settings are returned as they are if they have no --dev-share, or if --data contains no files of a custom task.
+    The settings are returned unchanged if --dev-share is not set, or if --data contains no custom task.
 
     Raises:
-        UserError: there is a dev file already; the rows cannot be read, or do not suffice.
+        UserError: there is already a dev file, the rows cannot be read, or there are too few rows.
     """
     folder = given.data
     if task is not None or not given.dev_share or folder is None or not files_of(folder, "train"):
@@ -35,7 +35,7 @@ def with_dev_file(task: Optional[str], given: GridSettings) -> GridSettings:
     examples = read_split(row, folder, "train").examples
     dev = draw_dev_rows(row, examples, given.dev_share)
     if not dev:
-        raise UserError(f"--dev-share {given.dev_share:g}: {path} has too few rows; write more, or a dev file")
+        raise UserError(f"--dev-share {given.dev_share:g}: {path} has too few rows; add more, or write a dev file")
 
     with path.open("rb") as file:
         lines = list(file)
@@ -55,9 +55,9 @@ def with_dev_file(task: Optional[str], given: GridSettings) -> GridSettings:
 
 
 def draw_dev_rows(task: TaskDescription, examples: Sequence[Example], share: float) -> set[int]:
-    """Return the places of the examples to hold out, drawn by a fixed seed; of each class the same share if possible.
+    """Return the indices of the examples to hold out, drawn with a fixed seed and stratified by class if possible.
 
-    An example is not held out if one of its labels is then missing in training.
+    An example stays in the training set if one of its labels would otherwise be missing there.
     """
     if len(examples) < 2:
         return set()
@@ -74,7 +74,7 @@ def draw_dev_rows(task: TaskDescription, examples: Sequence[Example], share: flo
 
 
 def _labels_of(task: TaskDescription, example: Example) -> set[int]:
-    """Return the numbers of the labels that an example has; none of a score."""
+    """Return the indices of an example's labels; the set is empty for regression."""
     if task.is_regression:
         return set()
     if task.is_multi_label:

@@ -1,6 +1,6 @@
-"""Runs a grid from the command line, after checking everything, until it is finished or stopped by Ctrl-C.
+"""The implementation of ``lazyformer finetune``, which checks and runs a grid, and of ``lazyformer predict``.
 
-Also predicts with fine-tuned models: with the best runs of a grid, with given runs, or with a checkpoint.
+Predictions are made with the best runs of a grid, with individual runs, or with a checkpoint.
 """
 
 import sys
@@ -37,14 +37,14 @@ from lazyformer_fairseq.options import refuse_given
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
 PRELOAD = (fine_tune.__module__, "torch._dynamo")  # optimizers import the latter
-PREPARING = ("max_length", "skip_mistakes", *CUSTOM_OPTIONS)  # options that only apply if data is prepared
+PREPARING = ("max_length", "skip_mistakes", *CUSTOM_OPTIONS)  # options that apply only while data is prepared
 
 
 def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
-    """Return the benchmark of this name; without a name, the custom task in the data if there is one, else GLUE.
+    """Return the benchmark named by --task; without it, the custom task in --data if any, else GLUE.
 
     Raises:
-        UserError: there is no such benchmark, or the files of the custom task are wrong.
+        UserError: there is no such benchmark, or the files of the custom task are invalid.
     """
     if task is None:
         row = find_custom_task(given)
@@ -54,8 +54,8 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
         folders = {name for each in glue.tasks.values() for name in (each.name, each.folder)}
         if given.data and not any((given.data / name).is_dir() for name in folders):
             raise UserError(
-                f"{given.data}: contains neither a file train ({', '.join(ENDINGS)}) of a custom task nor a folder of "
-                "GLUE, such as CoLA; for other data give --task"
+                f"{given.data}: contains neither a custom task's train file ({', '.join(ENDINGS)}) nor a GLUE folder "
+                "such as CoLA; for other data, set --task"
             )
         return glue
     if task not in BENCHMARKS:
@@ -67,11 +67,11 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
 
 
 def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, Executor]:
-    """Prepare missing data, and return the requested grid and the executor of its runs.
+    """Prepare missing data, and return the requested grid and the executor for its runs.
 
     Raises:
-        UserError: a task is not prepared or incomplete, a checkpoint cannot be loaded or does not belong to the data,
-            or options conflict.
+        UserError: a task is not prepared or incomplete, a checkpoint cannot be loaded or does not match the data, or
+            options conflict.
     """
     is_official = given.data is not None
     if is_official:
@@ -80,13 +80,13 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
     others = [name for name in SPECIAL_OPTIONS if name not in benchmark.options]
     refuse_given(given, others, f"does not apply to {benchmark.name}")
     if not is_official:
-        refuse_given(given, PREPARING, "applies only if --data has official files")
+        refuse_given(given, PREPARING, "applies only if --data contains official files")
 
     protocol = benchmark.usual
     if given.protocol:
         if given.protocol not in benchmark.protocols:
             raise UserError(
-                f"--protocol {given.protocol}: for {benchmark.name} give one of {', '.join(benchmark.protocols)}"
+                f"--protocol {given.protocol}: for {benchmark.name} it must be one of {', '.join(benchmark.protocols)}"
             )
         protocol = benchmark.protocols[given.protocol]
     names = benchmark.choose_tasks(given.tasks or protocol.tasks)
@@ -105,7 +105,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         preload=PRELOAD,
     )
 
-    if is_official:  # load the models first, which takes less time
+    if is_official:  # load the models before preparing data, because errors then surface sooner
         tokenizer = find_tokenizer_folder(given.tokenizer or next(iter(checkpoints.values())).parent)
         models = load_start_models(checkpoints, tokenizer)
         wanted = replace(given, tokenizer=tokenizer, tasks=tuple(names))
@@ -141,7 +141,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         extra=benchmark.extra_settings(given, prepared),
     )
     for run in grid.runs:
-        run.result()  # rejects a result of other settings
+        run.result()  # raises an error for a result with other settings
     for run in grid.one_of_each:
         run.refuse_other_settings()
     for warning in grid.warnings():
@@ -150,24 +150,24 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
 
 
 def choose_epochs(benchmark: Benchmark, names: Sequence[str], usual: int, given: Sequence[str]) -> dict[str, int]:
-    """Return the epochs by task, from ``N`` for all tasks and ``TASK=N`` for single ones."""
+    """Parse --epochs, ``N`` for all tasks or ``TASK=N`` for one task, and return the epochs by task."""
     epochs = dict.fromkeys(names, usual)
     for text in sorted(given, key=lambda text: "=" in text):
         name, found, number = text.rpartition("=")
         if not whole_number(number):
-            raise UserError(f"--epochs {text}: give N or TASK=N, as in {names[0]}=3")
+            raise UserError(f"--epochs {text}: must be N or TASK=N, as in {names[0]}=3")
         if found:
             chosen = benchmark.choose_tasks([name])
         else:
             chosen = names
         if not epochs.keys() >= set(chosen):
-            raise UserError(f"--epochs {text}: the task is not among --tasks")
+            raise UserError(f"--epochs {text}: this task is not among --tasks")
         epochs |= dict.fromkeys(chosen, int(number))
     return epochs
 
 
 def refuse_short_models(models: Sequence[StartModel], longest: Optional[int]) -> None:
-    """Raise a UserError if a model has fewer positions than the longest input has tokens."""
+    """Raise a UserError if the longest input exceeds a model's maximum number of positions."""
     for model in models:
         positions = model.options.max_positions
         if longest is not None and positions < longest:
@@ -178,10 +178,10 @@ def refuse_short_models(models: Sequence[StartModel], longest: Optional[int]) ->
 
 
 def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
-    """Run a grid, print its report and exit with 0, with 1 if runs failed, or with 130 if it was stopped.
+    """Run a grid and print its report; exit with 0, with 1 if runs failed, or with 130 if it was stopped.
 
     Raises:
-        UserError: :func:`grid_and_executor` fails, or another queue is running in the folder.
+        UserError: :func:`grid_and_executor` failed, or another queue is running in the folder.
     """
     grid, executor = grid_and_executor(benchmark, given)
     queue = RunQueue(grid, executor, given.keep_checkpoints, given.threads)
@@ -202,25 +202,25 @@ def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
         output = grid.output / "report"
         click.echo(f"\n{write_report(grid.output, output)}\nwritten to {output}")
         if isinstance(benchmark, CustomTask) and given.keep_checkpoints != "none":
-            click.echo(f"to use it: lazyformer predict {grid.output} {benchmark.TEXTS}")
+            click.echo(f"to use the model: lazyformer predict {grid.output} {benchmark.TEXTS}")
     sys.exit(1 if queue.failed else 0)
 
 
 def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> list[str]:
-    """Write predictions into `target`, completely or not at all.
+    """Write predictions to the folder `target` atomically.
 
     Args:
-        sources: the folder of a grid, of which each model's best runs predict into `target`/MODEL; or the folders of
-            runs, one per task; or a checkpoint, which can only answer SQuAD.
+        sources: the folder of a grid, in which case each model's best runs predict into `target`/MODEL; or run folders,
+            one per task; or a checkpoint fine-tuned on SQuAD.
         target: the folder to write.
-        wanted: the options of the command.
+        wanted: the command's options.
 
     Returns:
         The lines that the command prints.
 
     Raises:
-        UserError: no run has finished successfully, two runs are of the same task, or the benchmark cannot predict.
-            Nothing is written then.
+        UserError: no run has succeeded, two runs have the same task, or the benchmark cannot predict. Nothing is
+            written in this case.
     """
     if len(sources) == 1 and (sources[0] / "runs").is_dir():
         benchmark = benchmark_of_grid(sources[0])
@@ -238,14 +238,14 @@ def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> l
             result = read_run(path)
             name = result.task
             benchmark = benchmark_of_task(name, path, result.settings.get("description"))
-            read_run(path, benchmark)  # again, now with a check of its metrics
+            read_run(path, benchmark)  # again, to check its metrics too
             run = source
         else:
             benchmark = BENCHMARKS["squad"]
             name = next(iter(benchmark.tasks))
             run = checkpoint_at(source)
         if name in found:
-            raise UserError(f"{source} and {found[name]} are both of {name}; give one run per task")
+            raise UserError(f"{source} and {found[name]} are both runs of {name}; pass one run per task")
         found[name] = run
     with atomic_folder(target) as unfinished:
         return [f"{target}: {line}" for line in benchmark.predict(found, unfinished, wanted)]

@@ -1,10 +1,10 @@
-"""Two papers' GLUE settings, which are the defaults of grids, and scores, which reports print next to ours."""
+"""GLUE settings and scores from two papers: the settings are defaults, the scores are printed next to ours."""
 
 from collections.abc import Mapping
 
 from lazyformer_fairseq.finetuning.benchmark import Score, TableRow, TuningProtocol
 
-SCORES = (  # each with the metric that selects the checkpoints of its task
+SCORES = (  # each with the metric that selects its task's checkpoints
     Score("MNLI-m", "MNLI", "accuracy"),
     Score("MNLI-mm", "MNLI", "accuracy", split="valid1"),
     Score("QNLI", "QNLI", "accuracy"),
@@ -17,14 +17,14 @@ SCORES = (  # each with the metric that selects the checkpoints of its task
 )
 PAPER_TASKS = ("MNLI", "QNLI", "QQP", "SST-2", "CoLA", "MRPC", "RTE", "STS-B")
 
-# Columns as in LazyFormer's Table 1, where the two scores of MNLI share one.
+# Columns as in LazyFormer's Table 1, where the two MNLI scores share a column.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "MNLI-m/mm": ("MNLI-m", "MNLI-mm"),
     **{score.name: (score.name,) for score in SCORES[2:]},
 }
 
 LEARNING_RATES = (2e-5, 3e-5, 4e-5, 5e-5)
-SEEDS = (1, 2, 3, 4, 5)  # the papers only give the number of seeds
+SEEDS = (1, 2, 3, 4, 5)  # the papers report only the number of seeds
 LAZYFORMER = "lazyformer"
 PAR = "par"
 PROTOCOLS: Mapping[str, TuningProtocol] = {
@@ -37,9 +37,9 @@ PROTOCOLS: Mapping[str, TuningProtocol] = {
         batch_size=32,
         warmup_ratio=0.06,
     ),
-    # PAR Transformer, Table 4: two tasks, medians of five runs. All other settings are the defaults of the code that
-    # its footnote refers to (NVIDIA/DeepLearningExamples at 729963dd, BERT's scripts/run_glue.sh): eight GPUs with 16
-    # rows each.
+    # PAR Transformer, Table 4: two tasks, medians of five runs. All other settings are the defaults of the code in the
+    # paper's footnote (NVIDIA/DeepLearningExamples at 729963dd, BERT's scripts/run_glue.sh): eight GPUs with 16 rows
+    # each.
     PAR: TuningProtocol(
         tasks=("SST-2", "MRPC"),
         lrs=(2.4e-5,),

@@ -1,7 +1,7 @@
-"""``lazyformer predict MODEL TEXTS`` writes the rows of a file with a fine-tuned model's prediction for each.
+"""The command ``lazyformer predict MODEL TEXTS``, which appends a fine-tuned model's prediction to each row of a file.
 
-Tags of words are written to a CoNLL file with a word and its tag per line, or as a list appended to the text. A CoNLL
-file is copied line by line, with the tag as an additional last column.
+A tagging model writes a CoNLL file with one word and its tag per line, or appends a list of tags to each row. If the
+input is a CoNLL file, its lines are copied and the tag becomes an additional last column.
 """
 
 import csv
@@ -42,27 +42,27 @@ from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsO
 from lazyformer_fairseq.training.objectives.tags import TagsObjective
 
 TABLES = (".tsv", ".csv", ".jsonl")
-ROWS_AT_ONCE = 2_000  # in memory at once, from which batches of similar lengths are made
+ROWS_AT_ONCE = 2_000  # kept in memory and batched by similar length
 
 
 def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: PredictSettings) -> list[str]:
-    """Write the rows of a file with the model's prediction appended to each, completely or not at all.
+    """Predict the rows of a file, and write them atomically to a new file with the predictions appended.
 
-    A row without a text keeps its place, and its prediction is empty.
+    Rows without text stay in the output, with an empty prediction.
 
     Args:
-        model: a checkpoint, its folder, or a folder that ``lazyformer export`` wrote.
-        texts: rows of one or two texts; if a column has labels, the predictions are scored against them.
-        output: the file to write, whose ending selects the format; by default ``TEXTS.predictions`` with the ending of
-            `texts`.
-        wanted: the options of the command.
+        model: a checkpoint, its folder, or a folder written by ``lazyformer export``.
+        texts: file whose rows contain one or two texts; with a label column, predictions are scored against it.
+        output: the file to write; its extension selects the format. The default is ``TEXTS.predictions`` with the
+            extension of `texts`.
+        wanted: the command's options.
 
     Returns:
         The lines that the command prints.
 
     Raises:
-        UserError: the model was not fine-tuned on labels or scores, a row is wrong (with file and line), or `output`
-            exists.
+        UserError: the model has no head for classification, regression or tagging, a row is invalid (the message names
+            file and line), or `output` exists.
     """
     checkpoint = checkpoint_at(model)
     tokenizer = loading.tokenizer_beside(checkpoint, wanted.tokenizer)
@@ -78,9 +78,9 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
         ending = texts.suffix
     output = output or texts.with_name(f"{texts.stem}.predictions{ending}")
     if output.exists():
-        raise UserError(f"{output}: exists already; remove it or give another --output")
+        raise UserError(f"{output}: already exists; remove it or use another --output")
     if output.suffix.lower() not in endings:
-        raise UserError(f"--output {output}: name a file that ends in {', '.join(endings)}")
+        raise UserError(f"--output {output}: the file name must end in {', '.join(endings)}")
     if output.suffix.lower() == ".tsv" and texts.suffix.lower() != ".tsv":
         refuse_tabs(texts)
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -110,13 +110,13 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
 
 
 def fields_added(answer: inference.Prediction, task: TaskDescription) -> dict[str, Any]:
-    """Return the fields to append to a row; their values are None if the row has no text."""
+    """Return the fields to append to a row, with None as values if the row has no text."""
     if answer.label is None:
         return dict.fromkeys(added_to(task))
     if task.tags_words:
         return {"prediction": answer.label}
     if task.is_regression:
-        # Nine digits distinguish all fp32 numbers; scores may differ only in the last of them.
+        # Nine digits distinguish all fp32 numbers; predictions may differ only in the last digit.
         return {"prediction": float(f"{answer.label:.9g}")}
     if task.is_multi_label:
         shares = {label: round(share, 4) for label, share in answer.probabilities.items()}
@@ -125,7 +125,7 @@ def fields_added(answer: inference.Prediction, task: TaskDescription) -> dict[st
 
 
 def added_to(task: TaskDescription) -> tuple[str, ...]:
-    """Return the names of the fields to append to a row."""
+    """Return the names of the fields appended to each row."""
     if task.is_regression or task.tags_words:
         return ("prediction",)
     if task.is_multi_label:
@@ -139,19 +139,19 @@ def open_rows(
     text: Sequence[str],
     seen: Callable[[int], Any],
 ) -> tuple[RowReader, Sequence[str], Iterator[FileRow]]:
-    """Return the reader of a file's rows, the names of its columns, and its rows.
+    """Open a file of texts, and return a reader for its rows, its column names, and an iterator over its rows.
 
     Args:
         path: the file.
         task: the task of the model's head.
-        text: names of the columns with texts; by default those of training, or else the usual names.
-        seen: a callback that receives numbers of bytes as they are read.
+        text: names of the text columns; defaults to the columns used in training if present, else to the usual names.
+        seen: progress callback, which receives the number of bytes read since its last call.
     """
     rows = read_rows(path, seen)
     first = next(rows, None)
     if first is None:
         raise UserError(
-            f"{path}: this file is empty; write a line that names its columns, and below it a text per line"
+            f"{path}: this file is empty; write a line that names its columns, followed by one text per line"
         )
     header = first.fields
     layout = task.splits.get("valid")
@@ -175,7 +175,7 @@ def open_rows(
             knows = "single texts; name one column with --text"
         raise UserError(f"{path}: the model was trained on {task.name}, a task of {knows}")
     reader = RowReader.of(path, header, texts, label, templates)
-    if path.suffix.lower() != ".jsonl":  # its rows are checked one by one
+    if path.suffix.lower() != ".jsonl":  # where each row is checked separately
         refuse_taken(path, first.line, header, task)
     return reader, header, _rows(reader, rows, task)
 
@@ -193,35 +193,34 @@ def refuse_tabs(texts: Path) -> None:
     for row in read_rows(texts):
         if found := [name for name in ("\t", "\r", "\n") if any(name in field for field in row.fields)]:
             raise UserError(
-                f"{texts}, line {row.line}: a field contains {found[0]!r}, which a .tsv file cannot represent; give an "
+                f"{texts}, line {row.line}: a field contains {found[0]!r}, which a .tsv file cannot represent; use an "
                 "--output that ends in .csv or .jsonl"
             )
 
 
 def refuse_duplicates(path: Path, names: Sequence[str]) -> None:
-    """Raise a UserError if two columns have the same name, because JSON lines would lose one of them."""
+    """Raise a UserError if two columns have the same name, because JSON lines would drop one of them."""
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(
-            f"{path}, line 1: {len(twice)} columns are called {twice[0]!r}, but a JSON object can only have one field "
-            "of a name; rename them, or give an --output that ends in .tsv or .csv"
+            f"{path}, line 1: {len(twice)} columns are named {twice[0]!r}, but the fields of a JSON object must have "
+            "different names; rename them, or use an --output that ends in .tsv or .csv"
         )
 
 
 def refuse_taken(path: Path, line: int, names: Iterable[str], task: TaskDescription) -> None:
-    """Raise a UserError if a field has the name of one that is appended."""
+    """Raise a UserError if an input field has the same name as an appended field."""
     if taken := [name for name in added_to(task) if name in names]:
         raise UserError(
-            f"{path}, line {line}: there is a field {taken[0]!r} already, which is the name of the prediction's; "
-            "rename it"
+            f"{path}, line {line}: there is already a field {taken[0]!r}, the name used for predictions; rename it"
         )
 
 
 class TableLines:
-    """Formats the lines of a table: its header, and its rows with their predictions.
+    """A formatter for tables: a header line, then rows with their predictions.
 
     Args:
-        output: the file to write, whose ending selects the format.
-        names: names of the columns of the input file.
+        output: the file to write; its extension selects the format.
+        names: column names of the input file.
         task: the task that the model predicts.
     """
 
@@ -231,14 +230,14 @@ class TableLines:
         self.task = task
 
     def header(self) -> str:
-        """Return the first line; empty for JSON lines."""
+        """Return the header line; empty for JSON lines."""
         if self.output.suffix.lower() == ".jsonl":
             return ""
         added = added_to(self.task)
         return line_of(self.output, self.names, FileRow(1, list(self.names)), dict(zip(added, added, strict=True)))
 
     def row(self, row: FileRow, answer: inference.Prediction) -> str:
-        """Return the line of a row."""
+        """Return the line for a row."""
         return line_of(self.output, self.names, row, fields_added(answer, self.task))
 
     def rest(self) -> str:
@@ -247,10 +246,10 @@ class TableLines:
 
 
 class TaggedLines:
-    """Formats the lines of a CoNLL file made from texts: a word and its tag per line, an empty line after each text.
+    """A formatter for CoNLL files: one word and its tag per line, and an empty line after each text.
 
     Args:
-        reader: the reader of the texts.
+        reader: the reader of the input rows.
     """
 
     def __init__(self, reader: RowReader):
@@ -261,7 +260,7 @@ class TaggedLines:
         return ""
 
     def row(self, row: FileRow, answer: inference.Prediction) -> str:
-        """Return the lines of a text."""
+        """Return the lines for a text."""
         words, tags = self.words_and_tags(row, answer)
         return "".join([*(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)), "\n"])
 
@@ -270,13 +269,13 @@ class TaggedLines:
         return ""
 
     def words_and_tags(self, row: FileRow, answer: inference.Prediction) -> tuple[list[str], list[str]]:
-        """Return the words of a row and their tags."""
+        """Return a row's words and their tags."""
         words = words_of(self.reader.texts_of(row)[0])
         return words, answer.label or [OUTSIDE] * len(words)  # an empty text has no prediction
 
 
 class TaggedCopy(TaggedLines):
-    """Copies the lines of a CoNLL file, with the tag as an additional last column of each word."""
+    """A formatter that copies an existing CoNLL file and appends the tag as a last column to each word's line."""
 
     def __init__(self, reader: RowReader):
         super().__init__(reader)
@@ -284,7 +283,7 @@ class TaggedCopy(TaggedLines):
         self._copied = 0
 
     def row(self, row: FileRow, answer: inference.Prediction) -> str:
-        """Return the lines from the end of the previous sentence to the end of this one, which has a line per word."""
+        """Return the lines from the end of the previous sentence to the end of this one (one line per word)."""
         _, tags = self.words_and_tags(row, answer)
         between = islice(self._lines, row.line - 1 - self._copied)
         written = [line_without_word(line) for _, line in between]
@@ -299,14 +298,14 @@ class TaggedCopy(TaggedLines):
 
 
 def line_without_word(line: str) -> str:
-    """Return an empty line, or one that begins a document; the latter gets one more column if it has several."""
+    """Return a line that contains no word (empty or a document marker); extend a multi-column marker by one column."""
     if len(words_of(line)) > 1:
         return with_column(line, OUTSIDE)
     return f"{line}\n"
 
 
 def with_column(line: str, value: str) -> str:
-    """Return a line with one more column, separated by a space if the other columns are, else by a tab."""
+    """Append a column to a line, separated by a space if the existing columns are, else by a tab."""
     line = line.rstrip(" \t")
     divider = "\t"
     if " " in line and "\t" not in line:
@@ -315,7 +314,7 @@ def with_column(line: str, value: str) -> str:
 
 
 def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str, Any]) -> str:
-    """Return a row with its prediction, in the format of the file's ending; a JSON object keeps its fields."""
+    """Format a row and its prediction according to the file's extension; JSON objects keep all their fields."""
     if path.suffix.lower() == ".jsonl":
         if row.whole is None:
             own = dict(zip(names, row.fields, strict=True))
@@ -336,7 +335,7 @@ def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str,
 
 @dataclass
 class CountedRows:
-    """A count of rows with the same peculiarity, and the line of the first."""
+    """A count of rows that share a property, with the line number of the first."""
 
     count: int = 0
     first_line: int = 0
@@ -348,12 +347,12 @@ class CountedRows:
 
 
 class Tally:
-    """Counts rows, including those without text and those that were cut, and scores predictions if there are labels.
+    """Statistics of the predicted rows: rows without text, truncated rows, and scores if the rows have labels.
 
     Args:
         task: the task that the model predicts.
         reader: the reader of the rows.
-        longest: maximum number of tokens that the model reads.
+        longest: the model's maximum input length in tokens.
     """
 
     def __init__(self, task: TaskDescription, reader: RowReader, longest: int):
@@ -367,10 +366,10 @@ class Tally:
         self.words = 0
         self.cut_words = 0
         self.own_tags: set[str] = set()
-        self.fields_instead: dict[str, None] = {}  # fields of rows that lack that of the text
+        self.fields_instead: dict[str, None] = {}  # fields of rows without the text field
         self.pairs = array(
             "d"
-        )  # prediction, target, prediction, target ...; a number per label for lists; counts of tags
+        )  # alternating predictions and targets; one number per label for label lists; counts for tags
         self.why_not = ""
 
     def add(self, row: FileRow, answer: inference.Prediction) -> None:
@@ -411,15 +410,15 @@ class Tally:
         return [self.reader.names[place] for place in self.reader.texts]
 
     def fields_in_place(self) -> str:
-        """Return the end of a message about rows without text: the other fields that some of them have."""
+        """Return the end of a message about rows without text, which lists the other fields that they have."""
         others = [repr(name[:40]) for name in self.fields_instead if name not in self._text_columns]
         if not others:
             return ""
         wanted = " and ".join(map(repr, self._text_columns))
-        return f"; some rows lack {wanted} and have {', '.join(others[:MOST_SHOWN])}; is a name misspelt?"
+        return f"; some rows lack {wanted} and have {', '.join(others[:MOST_SHOWN])}; is a name misspelled?"
 
     def lines(self) -> list[str]:
-        """Return sentences about the rows, for the user."""
+        """Return a summary of the rows for the user, one sentence per item."""
         said = []
         if count := self.without_text.count:
             have = "have"
@@ -436,8 +435,8 @@ class Tally:
             said.append(f"{cut}, first in line {self.cut.first_line}")
         if self.cut_words:
             said.append(
-                f"{self.cut_words:,} of {self.words:,} words have no token among those that the model reads, and "
-                f"received the tag {OUTSIDE}"
+                f"{self.cut_words:,} of {self.words:,} words were not part of the model's input, and received "
+                f"the tag {OUTSIDE}"
             )
         return [*said, *self._marks()]
 
@@ -449,9 +448,9 @@ class Tally:
         if self.task.tags_words:
             rows = np.array(self.pairs).reshape(-1, 5)
             marks = [f"{name} {100 * TagsObjective.metric(name, rows):.2f}" for name in self.task.metrics]
-            said = [f"scores against the tags of the file in {len(rows):,} of the rows: {', '.join(marks)}"]
+            said = [f"scores against the file's tags in {len(rows):,} of the rows: {', '.join(marks)}"]
             if len(self.own_tags) == 1:
-                said.append(f"all tags of the file are {min(self.own_tags)!r}, so these scores are meaningless")
+                said.append(f"all tags in the file are {min(self.own_tags)!r}, so these scores are meaningless")
             return said
         width = 1
         if self.task.is_multi_label:
@@ -465,11 +464,11 @@ class Tally:
             some = f" in {len(targets):,} of the rows"
         else:
             some = ""
-        said = [f"scores against the labels of the file{some}: {', '.join(marks)}"]
+        said = [f"scores against the file's labels{some}: {', '.join(marks)}"]
         if len(np.unique(targets, axis=0)) == 1:
             target = targets[0]
             if width == 1:
                 target = target.item()
             label = self.task.word_of(target)
-            said.append(f"all labels of the file are {label!r}, so these scores are meaningless")
+            said.append(f"all labels in the file are {label!r}, so these scores are meaningless")
         return said

@@ -1,8 +1,7 @@
-"""The queue, which completes every run of a grid once, whatever process dies in between.
+"""A queue that completes each run of a grid exactly once, even if processes die in between.
 
-A run is finished if its result.json exists. That file is written last and atomically, so the queue needs no state of
-its
-own: after a restart, it takes the runs that are not finished.
+A run is finished if its result.json exists. That file is written last and atomically, so the queue keeps no other
+state: after a restart it executes the unfinished runs.
 """
 
 import shutil
@@ -19,21 +18,21 @@ from lazyformer_fairseq.storage.in_place import last_line, refuse_foreign
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import run_lock
 
-ATTEMPTS = 2  # at a run that fails
+ATTEMPTS = 2  # per run
 
 
 class RunQueue:
-    """Runs a grid.
+    """A queue that executes the unfinished runs of a grid.
 
     Args:
         grid: the grid.
-        executor: the executor of the runs.
-        keep: the checkpoints to keep: ``all``, the ``best`` run's of each model and task, or ``none``.
+        executor: the executor for the runs.
+        keep: the checkpoints to keep: ``all``, ``best`` (the best run per model and task) or ``none``.
         threads: threads per run on a CPU.
 
     Attributes:
         results: the results of finished runs, by folder.
-        failed: the runs that failed for good, and why.
+        failed: error messages of the runs that failed in all attempts.
     """
 
     def __init__(self, grid: Grid, executor: Executor, keep: str = "best", threads: int = 1):
@@ -45,40 +44,40 @@ class RunQueue:
         self.failed: dict[Run, str] = {}
 
     def run(self) -> None:
-        """Run everything that is not finished.
+        """Execute all unfinished runs.
 
         Raises:
-            UserError: a result of other settings is in the way, or another queue is at work on the folder.
-            KeyboardInterrupt: after all processes were stopped.
+            UserError: the folder contains a result with other settings, or another queue is using the folder.
+            KeyboardInterrupt: the user pressed Ctrl-C; all processes have been stopped.
         """
-        self.grid.asked_before()  # rejects a grid of other tasks
+        self.grid.asked_before()  # raises an error for a grid of other tasks
         with run_lock(self.grid.output / "runs"):
             waiting = self._unfinished()
             self.grid.write()
             if waiting:
                 log = waiting[0].folder / LOG
                 at_once = min(self.executor.free, len(waiting))
-                Progress.write(f"{len(waiting)} runs, {at_once} at a time; the log of the first is {log}")
+                Progress.write(f"{len(waiting)} runs, {at_once} in parallel; the log of the first is {log}")
             with Progress(total=len(self.grid.runs), initial=len(self.results), desc="runs", unit=" runs") as bar:
                 for attempt in range(1, ATTEMPTS + 1):
                     waiting = self._try_each(waiting, bar, is_last=attempt == ATTEMPTS)
             self._remove_checkpoints(self.grid.runs)
 
     def _unfinished(self) -> list[Run]:
-        """Read the results of finished runs and return the rest, the largest first, so that no long run comes last."""
+        """Read the results of finished runs, and return the unfinished ones, largest first to balance the load."""
         waiting = []
         for run in sorted(self.grid.runs, key=_work, reverse=True):
             result = run.result()
             if result is not None:
                 self.results[run.folder] = result
                 continue
-            refuse_foreign(run.folder / LOG)  # otherwise the process would fail with nowhere to say why
+            refuse_foreign(run.folder / LOG)  # the process could not log its error otherwise
             (run.folder / FAILED).unlink(missing_ok=True)
             waiting.append(run)
         return waiting
 
     def _try_each(self, runs: Sequence[Run], bar: Progress, is_last: bool) -> list[Run]:
-        """Execute runs, and return those that failed and should be tried again; none if this was the last attempt."""
+        """Execute runs, and return the failed ones to retry; the list is empty after the last attempt."""
         run_of = {Call(fine_tune, (run, self.threads)): run for run in runs}
         failed = []
         for ended in run_calls(list(run_of), self.executor):
@@ -93,7 +92,7 @@ class RunQueue:
 
     def _succeed(self, run: Run) -> None:
         result = run.result()
-        assert result is not None, "a run that ends well has written its result"
+        assert result is not None, "a run that succeeds has written its result"
         self.results[run.folder] = result
         metric = run.task.selecting_metric
         scores = "/".join(f"{values[metric]:.4f}" for values in result.metrics.values())
@@ -105,14 +104,14 @@ class RunQueue:
         self._remove_checkpoints(run.rivals)
 
     def _may_try_again(self, run: Run, ended: Ended, is_last: bool) -> bool:
-        """Report why a run failed, and return whether this queue has to try it again."""
+        """Report why a run failed, and return True if the queue must retry it."""
         log = run.folder / LOG
         assert ended.error is not None
         message = reason(ended.error)
         if isinstance(ended.error, LostError):
             message += f"; its log ends with: {last_line(log)}"
         if ended.is_tried_again or not is_last:
-            Progress.write(f"{run.name}: failed and is tried once more ({message})")
+            Progress.write(f"{run.name}: failed, and will be retried ({message})")
             return not ended.is_tried_again
         self.failed[run] = message
         write_json(run.folder / FAILED, {"attempts": ATTEMPTS, "message": message, "log": str(log)})
@@ -120,7 +119,7 @@ class RunQueue:
         return False
 
     def _remove_checkpoints(self, runs: Sequence[Run]) -> None:
-        """Remove the checkpoints of finished runs, except those to keep."""
+        """Remove the checkpoints of finished runs that should not be kept."""
         if self.keep == "all":
             return
         for run in runs:
@@ -130,13 +129,13 @@ class RunQueue:
                 shutil.rmtree(run.folder / "tokenizer", ignore_errors=True)
 
     def _is_best(self, run: Run) -> bool:
-        """Return whether a run is the best finished one of its model and task, or the first of equally good ones."""
+        """Return True if a run is the best finished run of its model and task; among ties the first run wins."""
         finished = [self.results[each.folder] for each in run.rivals if each.folder in self.results]
         best = results.TaskResults(run.task, finished, failed=[], missing=[]).best
         return bool(best) and best[0].folder == run.folder
 
 
 def _work(run: Run) -> float:
-    """Return the amount of work in a run, in tokens times parameters."""
+    """Estimate a run's amount of work, in tokens times parameters."""
     rows, tokens = run.data.size_of("train")
     return run.epochs * tokens * run.train_rows / rows * run.model.parameters

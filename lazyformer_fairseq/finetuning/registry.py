@@ -1,4 +1,4 @@
-"""The table of benchmarks, and look-up of the benchmark that belongs to a task or a grid."""
+"""The table of benchmarks, and functions that find the benchmark of a task or a grid."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,19 +17,19 @@ BENCHMARKS: dict[str, Benchmark] = {each.BENCHMARK.key: each.BENCHMARK for each 
 
 
 def custom_task(row: TaskDescription) -> CustomTask:
-    """Return the benchmark for the description of a custom task."""
+    """Create the benchmark for a custom task."""
     if row.tags_words:
         return TaggedWords(row)
     return CustomTask(row)
 
 
 def benchmark_of_task(name: str, where: Path, description: Optional[dict[str, Any]] = None) -> Benchmark:
-    """Return the benchmark that has a task of this name.
+    """Return the benchmark that contains the named task.
 
     Args:
         name: the name of the task.
-        where: the file that names it, for messages.
-        description: the description of a custom task in the grid or the result; None for other tasks.
+        where: the file in which the name was found, for messages.
+        description: a custom task's description, as stored with a grid or result; None for other tasks.
 
     Raises:
         UserError: no benchmark has such a task, or the description is damaged.
@@ -43,10 +43,10 @@ def benchmark_of_task(name: str, where: Path, description: Optional[dict[str, An
 
 
 def benchmark_of_grid(folder: Path) -> Benchmark:
-    """Return the benchmark of the grid in a folder.
+    """Return the benchmark that the grid in a folder belongs to.
 
     Raises:
-        UserError: the folder contains no grid, or one with unknown tasks.
+        UserError: the folder contains no grid, or the grid's tasks are unknown.
     """
     path = folder / "runs" / GRID_FILE
     grid = read_grid(path)
@@ -55,7 +55,7 @@ def benchmark_of_grid(folder: Path) -> Benchmark:
 
 
 def best_run(folder: Path) -> Path:
-    """Return the folder of the best run in a grid of one model and task; `folder` itself if it is not a grid."""
+    """Return the best run's folder in a grid with one model and one task; return `folder` if it is not a grid."""
     if not (folder / "runs").is_dir():
         return folder
     runs: list[Path] = []
@@ -63,14 +63,14 @@ def best_run(folder: Path) -> Path:
         runs += runs_of_model.values()
     if len(runs) > 1:
         listed = "\n".join(map(str, runs))
-        raise UserError(f"{folder} has several models or tasks; give the folder of one run instead:\n{listed}")
+        raise UserError(f"{folder} contains several models or tasks; pass the folder of one run instead:\n{listed}")
     return runs[0]
 
 
 def best_runs(folder: Path) -> Iterator[tuple[str, dict[str, Path]]]:
-    """Yield each model of a grid with the folders of its best runs by task, according to the development score.
+    """Yield each model of a grid with its best run folder per task, selected by development score.
 
-    Among equally good runs, one whose checkpoint was kept is preferred.
+    Among equally good runs, a run with a kept checkpoint is preferred.
     """
     results = read_results(folder, benchmark_of_grid(folder))
     if not results.runs:

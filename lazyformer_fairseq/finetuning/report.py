@@ -1,4 +1,4 @@
-"""The report of a grid of fine-tuning runs, for any benchmark: NAME.md and NAME.png."""
+"""The report on a grid of fine-tuning runs: a Markdown page and a plot, for any benchmark."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -18,7 +18,7 @@ from lazyformer_fairseq.report.page import Notes, Picture, write_page
 from lazyformer_fairseq.report.tables import Table
 
 INCOMPLETE = "*"
-ONE_CLASS = " (one class)"  # follows a score on a development set with only one label
+ONE_CLASS = " (one class)"  # printed after a score on a development set with only one label
 AVERAGE = "Avg."
 PANELS_PER_ROW = 3
 PANEL = (3.4, 2.8)  # inches
@@ -32,10 +32,10 @@ IDENTITY = (
 
 
 def write_report(folder: Path, output: Path) -> str:
-    """Write the report of the grid in `folder` into `output`, and return the part to print on a screen.
+    """Write the report on the grid in `folder` to the folder `output`, and return its text for the terminal.
 
     Raises:
-        UserError: a file in the folder is wrong, or no run has succeeded.
+        UserError: a file in the folder is invalid, or no run has succeeded.
     """
     benchmark = benchmark_of_grid(folder)
     results = read_results(folder, benchmark)
@@ -52,11 +52,11 @@ def write_report(folder: Path, output: Path) -> str:
     tasks = set(results.grid.tasks)
     of_papers = Table(f"{benchmark.name}, {development}, percent", [cells(row, benchmark, tasks) for row in rows])
     of_scores = Table(
-        "Each score: median and spread over the seeds at the selected learning rate",
+        "Each score: median and spread over seeds at the selected learning rate",
         [_score_row(each, benchmark, len(results.grid.seeds)) for each in results.measurements()],
         left=("score", "metric"),
     )
-    # With few tasks the papers' table is mostly empty, so the grid's own scores come first.
+    # With few tasks the paper table is mostly empty, so the grid's own scores come first.
     first, second = of_scores, of_papers
     if benchmark.averages_some or tasks >= {score.task for score in benchmark.scores}:
         first, second = of_papers, of_scores
@@ -76,14 +76,14 @@ def write_report(folder: Path, output: Path) -> str:
 
 
 def verdict(results: Results, benchmark: Benchmark) -> str:
-    """Return the sentence that the rest of the report supports."""
+    """Return the report's headline: the best model's score, compared with the runner-up and the baseline."""
     found: dict[str, dict[tuple[str, str], Measurement]] = {}
     for each in results.measurements():
         if each.selects:
             found.setdefault(each.model, {})[each.task, each.split] = each
     shared = set.intersection(*map(set, found.values()))
     if not shared:
-        return "The models have no score in common yet."
+        return "The models do not have any score in common yet."
 
     means = {model: fmean(np.median(of[each].values) for each in shared) for model, of in found.items()}
     best, *others = sorted(means, key=means.__getitem__, reverse=True)
@@ -92,11 +92,11 @@ def verdict(results: Results, benchmark: Benchmark) -> str:
         (only,) = shared
         what = f"{_score_name(found[best][only], benchmark)} ({found[best][only].metric})"
     else:
-        what = f"the mean of {len(shared)} scores"
+        what = f"average ({len(shared)} scores)"
     rest = f"{baseline:.2f} for the baseline, which needs no model"
     if others:
         rest = f"{means[others[0]]:.2f} for {others[0]} and {rest}"
-    sentence = f"{best} scores {means[best]:.2f} in {what}, against {rest}."
+    sentence = f"{best} scores {means[best]:.2f} on {what}, compared with {rest}."
     all_found = [results.of(model, task) for model, task in product(results.grid.models, results.grid.tasks)]
     if not all(each.is_complete for each in all_found):
         sentence += " Runs are missing, so this may change."
@@ -104,22 +104,22 @@ def verdict(results: Results, benchmark: Benchmark) -> str:
 
 
 def notes(results: Results, benchmark: Benchmark) -> Iterator[str]:
-    """Yield notes of a sentence or two that a reader needs to compare these scores with others."""
+    """Yield short notes on how to read the scores, and on missing and failed runs."""
     yield from results.warnings()
     yield from benchmark.notes(results)
     yield (
-        "95% bounds are those of the mean over the seeds at the selected learning rate, by Student's t, two-sided. A "
-        "score is above the baseline if its lower bound is. The bounds separate learning from the chance of the seed. "
-        "They do not account for the selection of epoch and learning rate on the same development set."
+        "The 95% bounds are a two-sided Student's t interval for the mean over seeds at the selected learning rate. A "
+        "score counts as above the baseline if its lower bound is. The bounds account for variation between seeds, but "
+        "not for the selection of epoch and learning rate on the same development set."
     )
     runs = results.runs.values()
-    yield f"Hours of all {len(runs)} runs together: {sum(run.seconds for run in runs) / 3600:.2f}."
+    yield f"Total time of all {len(runs)} runs, in hours: {sum(run.seconds for run in runs) / 3600:.2f}."
     for model in results.grid.models:
         for task in results.grid.tasks:
             found = results.of(model, task)
             if not found.is_complete:
                 yield (
-                    f"{INCOMPLETE} {model} on {task}: the score may change, because runs are missing "
+                    f"{INCOMPLETE} {model} on {task}: the score is provisional, because runs are missing "
                     f"({_listed(found.missing)}) or failed ({_listed(found.failed)})."
                 )
     for failure in results.failures.values():
@@ -131,7 +131,7 @@ def _listed(keys: Sequence[RunKey]) -> str:
 
 
 def _setting_rows(results: Results, benchmark: Benchmark) -> Iterator[dict[str, str]]:
-    """Yield each setting with its values in these runs and in the benchmark's protocol."""
+    """Yield a row per setting, with its values in these runs and in the benchmark's protocol."""
     runs = list(results.runs.values())
     protocol = benchmark.usual
     rows_of_task = {run.task: run.train_rows for run in runs}
@@ -163,7 +163,7 @@ def _setting_rows(results: Results, benchmark: Benchmark) -> Iterator[dict[str, 
 
 
 def model_row(results: Results, benchmark: Benchmark, model: str) -> TableRow:
-    """Return the row of one of our models, with medians in percent."""
+    """Return a trained model's table row, with median scores in percent."""
     updates = None
     scores = {}
     marks = {}
@@ -184,7 +184,7 @@ def model_row(results: Results, benchmark: Benchmark, model: str) -> TableRow:
 
 
 def average_of(row: TableRow, benchmark: Benchmark, tasks: Optional[set[str]] = None) -> Optional[float]:
-    """Return the mean score of these tasks, by default of all; None if a score is missing or incomplete."""
+    """Return the mean score over `tasks`, by default all tasks; None if a score is missing or incomplete."""
     names = [score.name for score in benchmark.scores if tasks is None or score.task in tasks]
     for name in names:
         if name not in row.scores or INCOMPLETE in row.marks.get(name, ""):
@@ -193,7 +193,7 @@ def average_of(row: TableRow, benchmark: Benchmark, tasks: Optional[set[str]] = 
 
 
 def cells(row: TableRow, benchmark: Benchmark, tasks: set[str]) -> dict[str, str]:
-    """Return a row as printed, with the scores of these tasks, and with their average if the benchmark allows it."""
+    """Format a row's scores on `tasks`, followed by their average if the benchmark reports it."""
     task_of = {score.name: score.task for score in benchmark.scores}
     found = {"model": row.name, "updates": NOTHING}
     if row.updates is not None:
@@ -228,7 +228,7 @@ def _score_name(measurement: Measurement, benchmark: Benchmark) -> str:
 
 
 def _score_row(measurement: Measurement, benchmark: Benchmark, seeds: int) -> dict[str, str]:
-    """Return the printed cells of a metric, with the verdict whether the model has learned anything."""
+    """Format a metric as a table row, including whether it is above the baseline."""
     values = measurement.values
     mark = ""
     if not measurement.found.is_complete:
@@ -261,10 +261,10 @@ def _score_row(measurement: Measurement, benchmark: Benchmark, seeds: int) -> di
 
 
 def draw(results: Results, benchmark: Benchmark, path: Path) -> None:
-    """Draw one panel per score: the median over seeds at the selected rate, with a bar from minimum to maximum.
+    """Draw one panel per score: the median over seeds at the selected learning rate, with a min-to-max bar.
 
-    Models are drawn side by side. Checkpoints in one folder with different numbers of updates form a curve over the
-    updates of pre-training, as in LazyFormer's Figure 2.
+    Models are drawn side by side. If a folder contains checkpoints from different numbers of updates, they are drawn as
+    a curve over pre-training updates, as in LazyFormer's Figure 2.
     """
     panels: dict[str, list[Measurement]] = {}
     for each in results.measurements():
@@ -284,7 +284,7 @@ def draw(results: Results, benchmark: Benchmark, path: Path) -> None:
 
     columns = min(len(panels), PANELS_PER_ROW)
     rows = -(-len(panels) // columns)
-    title = "Development scores: median over seeds, and range from minimum to maximum"
+    title = "Development scores: median and range (minimum to maximum) over seeds"
     with picture(path, rows, columns, panel=PANEL, title=title, legend=handles(style_of)) as axes:
         for axis in axes.flat[len(panels) :]:
             axis.remove()
@@ -299,7 +299,7 @@ def draw(results: Results, benchmark: Benchmark, path: Path) -> None:
             axis.set_title(f"{name} (baseline {found[0].baseline:.1f})", fontsize=10)
             axis.set_ylabel(f"{found[0].metric} x 100", fontsize=8)
             if is_curve:
-                axis.set_xlabel("updates of pre-training", fontsize=8)
+                axis.set_xlabel("pre-training updates", fontsize=8)
             else:
                 axis.set_xticks([])
             axis.tick_params(labelsize=8)

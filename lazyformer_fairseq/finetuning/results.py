@@ -1,7 +1,7 @@
-"""Reads and checks the results of a grid of fine-tuning runs.
+"""Reading and checking of the results of a grid of fine-tuning runs.
 
 OUT/runs/grid.json                            requested models, tasks, learning rates and seeds
-OUT/runs/MODEL/TASK/lr2e-05_seed1/result.json   the result of a run that succeeded; failed.json if it failed
+OUT/runs/MODEL/TASK/lr2e-05_seed1/result.json   the result of a successful run; failed.json if it failed
 """
 
 import itertools
@@ -22,27 +22,27 @@ from lazyformer_fairseq.storage.json_files import read_as, read_json, refuse_oth
 
 FORMAT_VERSION = 1
 GRID_FILE = "grid.json"
-RESULT = "result.json"  # of a run
+RESULT = "result.json"  # of one run
 FAILED = "failed.json"
 LOG = "train.log"
 BEST = "checkpoint_best.pt"
 LAST = "checkpoint_last.pt"
-MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # allowed names of folders
+MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # names that can be used for folders
 REMEDY = "remove it and run the grid again"
 
-# By name of the file without its ending, such as "dev" or "dev_matched": values of metrics by name, as fractions.
+# Metric values as fractions, by file name without extension (such as "dev" or "dev_matched") and metric name.
 Marks = dict[str, dict[str, float]]
 
 
 class ScoredTask(Protocol):
-    """A task whose runs are compared.
+    """The interface of a task on which runs are scored.
 
     Attributes:
         name: the name of the task.
-        splits: by fairseq's name of a split (`train`, `valid`, `valid1`, `test`), its `file` and official number of
-            `rows`.
-        metrics: the names of its metrics, which are fractions in results.
-        selecting_metric: the one of `metrics` that selects checkpoint and learning rate.
+        splits: the splits by fairseq's name (`train`, `valid`, `valid1`, `test`), each with its `file` and official
+            number of `rows`.
+        metrics: the names of the metrics; results store their values as fractions.
+        selecting_metric: the metric, one of `metrics`, that selects the checkpoint and learning rate.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ScoredTask(Protocol):
 
 
 class TaskFamily(Protocol):
-    """The part of a benchmark that reading results needs.
+    """The part of the benchmark interface needed to read results.
 
     Attributes:
         name: the name in messages.
@@ -64,17 +64,17 @@ class TaskFamily(Protocol):
 
 
 def split_file(task: ScoredTask, split: str) -> str:
-    """Return the name of a split in results, which is that of its file without the ending."""
+    """Return a split's name in results: its file name without the extension."""
     return Path(task.splits[split].file).stem
 
 
 def development_splits(task: ScoredTask) -> list[str]:
-    """Return the splits that runs are compared on."""
+    """Return the names of the development splits, on which runs are compared."""
     return [split for split in task.splits if split.startswith("valid")]
 
 
 class RunKey(NamedTuple):
-    """The identity of a run in a grid."""
+    """The key that identifies a run in a grid."""
 
     model: str
     task: str
@@ -83,7 +83,7 @@ class RunKey(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """The folder of the run, relative to that of all runs."""
+        """The run's folder, relative to the ``runs`` folder."""
         return Path(self.model, self.task, f"lr{self.rate:g}_seed{self.seed}")
 
 
@@ -92,12 +92,12 @@ class Grid:
     """The requested runs, as stored in grid.json: all combinations of models, tasks, learning rates and seeds.
 
     Attributes:
-        models: checkpoints by name of the model.
-        tasks: names of tasks.
+        models: checkpoints by model name.
+        tasks: task names.
         lrs: learning rates.
         seeds: random seeds.
-        epochs: number of epochs of each task.
-        description: the description of the custom task, if there is one.
+        epochs: number of epochs by task name.
+        description: the description of the custom task, if any.
     """
 
     models: dict[str, str]
@@ -108,30 +108,30 @@ class Grid:
     description: Optional[dict[str, Any]] = None
 
     def keys_of(self, model: str, task: str) -> list[RunKey]:
-        """Return the runs of a model on a task, ordered by learning rate."""
+        """Return the keys of a model's runs on a task, ordered by learning rate."""
         return [RunKey(model, task, rate, seed) for rate in self.lrs for seed in self.seeds]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that succeeded, as stored in its result.json.
+    """A successful run, as stored in its result.json.
 
     Attributes:
-        folder: the folder of the run.
+        folder: the run's folder.
         model: the name of the model.
-        checkpoint: the checkpoint that the run started from.
+        checkpoint: the pre-trained checkpoint that was fine-tuned.
         task: the name of the task.
         lr: the learning rate.
         seed: the random seed.
         epochs: the number of epochs.
-        metrics: scores of the model at its best epoch.
-        baseline: scores of predictions without a model.
-        train_rows: rows per epoch.
-        seconds: duration of the run.
-        updates: number of pre-training updates of the checkpoint, if known.
+        metrics: the model's scores at its best epoch.
+        baseline: scores of the model-free baseline.
+        train_rows: number of training rows per epoch.
+        seconds: duration of the run in seconds.
+        updates: the checkpoint's number of pre-training updates, if known.
         best_epoch: the epoch whose checkpoint was kept.
         settings: all settings that determine the result.
-        splits: facts about the data that the run was trained and scored on.
+        splits: facts about the data used for training and scoring.
     """
 
     folder: Path
@@ -151,7 +151,7 @@ class Run:
     splits: tuple[SplitFacts, ...] = ()
 
     def only_label(self, split: str) -> Optional[str]:
-        """Return the label of all rows of a development split, given by its file's stem; None if there are several."""
+        """Return the label if all rows of a development split (named by file stem) have the same label, else None."""
         for facts in self.splits:
             if Path(facts.file).stem == split and not facts.is_train:
                 return facts.only_label
@@ -159,26 +159,26 @@ class Run:
 
     @property
     def key(self) -> RunKey:
-        """The identity of the run."""
+        """The key that identifies the run."""
         return RunKey(self.model, self.task, self.lr, self.seed)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that failed, as stored in its failed.json."""
+    """A failed run, as stored in its failed.json."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Results:
-    """The results in a folder.
+    """The results of a grid.
 
     Attributes:
-        benchmark: the benchmark of the grid.
+        benchmark: the grid's benchmark.
         grid: the requested runs.
-        runs: the runs that succeeded.
-        failures: the reasons why others failed.
+        runs: the successful runs.
+        failures: error messages of the failed runs.
     """
 
     benchmark: TaskFamily
@@ -197,7 +197,7 @@ class Results:
         )
 
     def measurements(self) -> Iterator["Measurement"]:
-        """Yield all metrics on all development splits, for each model and task with a run, in the grid's order."""
+        """Yield each metric on each development split, for all models and tasks with results, in the grid's order."""
         for model, task in itertools.product(self.grid.models, self.grid.tasks):
             found = self.of(model, task)
             if not found.runs:
@@ -213,11 +213,11 @@ class Results:
                 )
 
     def warnings(self) -> list[str]:
-        """Return sentences about the data of all runs that the reader of the scores must know, without repetition."""
+        """Return warnings about data issues that affect the interpretation of scores, without duplicates."""
         return warnings_on((run.model, run.task, facts) for run in self.runs.values() for facts in run.splits)
 
     def baseline(self, task: str, split: str, metric: str) -> Optional[float]:
-        """Return the baseline on a task's development split, in percent; None if no run of the task has succeeded."""
+        """Return the baseline's score on a development split, in percent; None if no run of the task has succeeded."""
         for run in self.runs.values():
             if run.task == task:
                 return 100 * run.baseline[split_file(self.benchmark.tasks[task], split)][metric]
@@ -225,10 +225,10 @@ class Results:
 
 
 def warnings_on(facts: Iterable[tuple[str, str, SplitFacts]]) -> list[str]:
-    """Return sentences about data that the reader of scores must know, without repetition.
+    """Return warnings about data issues that affect the interpretation of scores, without duplicates.
 
     Args:
-        facts: tuples of the name of a model, the name of a task, and facts about one of its splits.
+        facts: tuples of model name, task name and facts about one of the task's splits.
     """
     sentences: dict[str, None] = {}
     for model, task, on_split in facts:
@@ -240,14 +240,14 @@ def warnings_on(facts: Iterable[tuple[str, str, SplitFacts]]) -> list[str]:
 class TaskResults:
     """The runs of one model on one task, scored by LazyFormer's protocol (appendix A).
 
-    A score is the best over the learning rates of the median over seeds. For MNLI, the learning rate is selected on the
-    matched set and used for both sets.
+    A score is the median over seeds at the best learning rate. For MNLI, the learning rate is selected on the matched
+    set and used for both sets.
 
     Attributes:
         task: the task.
-        runs: the runs that succeeded.
-        failed: the runs that failed.
-        missing: the runs that have not finished.
+        runs: the successful runs.
+        failed: the failed runs.
+        missing: the unfinished runs.
     """
 
     task: ScoredTask
@@ -262,20 +262,20 @@ class TaskResults:
 
     @cached_property
     def rate(self) -> Optional[float]:
-        """The selected learning rate, the first of equally good ones; None if no run has succeeded."""
+        """The selected learning rate (the first one among ties); None if no run has succeeded."""
         rates = dict.fromkeys(run.lr for run in self.runs)
         metric = self.task.selecting_metric
         return max(rates, key=lambda rate: np.median(self._values_at(rate, "valid", metric)), default=None)
 
     @property
     def best(self) -> list[Run]:
-        """The best runs on the development set, over all learning rates and seeds; several if they are equally good."""
+        """All runs tied for the best development score, over all learning rates and seeds."""
         scores = [run.metrics[split_file(self.task, "valid")][self.task.selecting_metric] for run in self.runs]
         highest = max((score for score in scores if not math.isnan(score)), default=None)
         return [run for run, score in zip(self.runs, scores, strict=True) if score == highest]
 
     def only_label(self, split: str) -> Optional[str]:
-        """Return the label of all rows of a development split; None if there are several labels or it is unknown."""
+        """Return the label if all rows of a development split have the same label; None if not, or if unknown."""
         if self.runs:
             return self.runs[0].only_label(split_file(self.task, split))
         return None
@@ -291,15 +291,15 @@ class TaskResults:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A metric of a model on a development split, at the learning rate that the task's selecting metric chose.
+    """A model's values of one metric on a development split, at the selected learning rate.
 
     Attributes:
         model: the name of the model.
-        split: fairseq's name of the development split.
+        split: fairseq's name for the development split.
         metric: the name of the metric.
-        found: all runs of the model on the task.
+        found: all of the model's runs on the task.
         values: one value per seed, in percent.
-        baseline: the score of predictions without a model, in percent.
+        baseline: the baseline's score, in percent.
     """
 
     model: str
@@ -316,16 +316,16 @@ class Measurement:
 
     @property
     def selects(self) -> bool:
-        """True for the metric that selects epoch and learning rate."""
+        """True if this metric selects the epoch and learning rate."""
         return self.metric == self.found.task.selecting_metric
 
 
 def read_results(folder: Path, benchmark: TaskFamily) -> Results:
-    """Read and check the runs of the grid in ``folder``/runs.
+    """Read and check the results of a grid.
 
     Args:
-        folder: the folder that ``lazyformer finetune`` wrote.
-        benchmark: the benchmark whose tasks the grid may have.
+        folder: the output folder of ``lazyformer finetune``.
+        benchmark: the benchmark that the grid's tasks must belong to.
 
     Raises:
         UserError: there is no grid, a file is not JSON, has another format version or lacks a field, or two runs of a
@@ -357,37 +357,38 @@ def read_results(folder: Path, benchmark: TaskFamily) -> Results:
 
 
 def read_grid(path: Path, benchmark: Optional[TaskFamily] = None) -> Grid:
-    """Read grid.json.
+    """Read and check grid.json.
 
     Args:
         path: the file.
-        benchmark: the benchmark whose tasks it may have; None for any.
+        benchmark: the benchmark that the tasks must belong to; None to allow any.
 
     Raises:
-        UserError: the file is missing, is not JSON, has another format version, or a field is wrong.
+        UserError: the file is missing, is not JSON, has another format version, or a field is invalid.
     """
     if not path.is_file():
-        raise UserError(f"{path}: no such file; give the folder that `lazyformer finetune` wrote")
+        raise UserError(f"{path}: no such file; pass the output folder of `lazyformer finetune`")
     content = read_json(path)
     refuse_other_version(path, {"format_version": FORMAT_VERSION, **content}, FORMAT_VERSION)
     grid = as_type(Grid, content, path, REMEDY)
     for name in grid.models:
         if not MODEL_NAME.fullmatch(name):
-            raise UserError(f"{path}: {name!r} cannot name a model's folder; {REMEDY}")
+            raise UserError(f"{path}: {name!r} cannot be used as a folder name; {REMEDY}")
     for name in grid.tasks:
         _check_task(path, name, benchmark)
     return grid
 
 
 def read_run(path: Path, benchmark: Optional[TaskFamily] = None) -> Run:
-    """Read result.json.
+    """Read and check result.json.
 
     Args:
         path: the file.
-        benchmark: the benchmark whose tasks it may be of, with all their metrics; None for any.
+        benchmark: the benchmark that the task must belong to; all of the task's metrics are then required. None to
+            allow any task.
 
     Raises:
-        UserError: the file is not JSON, has another format version, or a field or metric is wrong.
+        UserError: the file is not JSON, has another format version, or a field or metric is missing or invalid.
     """
     content = read_json(path)
     refuse_other_version(path, content, FORMAT_VERSION)
@@ -405,7 +406,7 @@ def read_run(path: Path, benchmark: Optional[TaskFamily] = None) -> Run:
 
 
 def kept_checkpoint(run: Path) -> Path:
-    """Return the checkpoint of a run's best epoch.
+    """Return a run's best checkpoint.
 
     Raises:
         UserError: the checkpoint was not kept.
@@ -427,14 +428,14 @@ def _check_task(path: Path, name: str, benchmark: Optional[TaskFamily]) -> None:
 
 
 def _marks(marks: Marks) -> Iterator[tuple[str, str, float]]:
-    """Yield all values with their file and metric."""
+    """Yield all values with their file and metric names."""
     for file, values in marks.items():
         for metric, value in values.items():
             yield file, metric, value
 
 
 def _refuse_other_development_sets(runs: Iterable[Run]) -> None:
-    """Compare the baselines of each task's runs, which only depend on its development sets."""
+    """Raise a UserError if runs of a task used different development sets, which shows in their baselines."""
     first: dict[str, Run] = {}
     for run in runs:
         other = first.setdefault(run.task, run)
@@ -442,7 +443,7 @@ def _refuse_other_development_sets(runs: Iterable[Run]) -> None:
             there = other.baseline.get(file, {}).get(metric, value)
             if not math.isclose(value, there, abs_tol=1e-9):
                 raise UserError(
-                    f"{run.folder}: its {run.task} {file} set differs from that of {other.folder}: the baseline's "
+                    f"{run.folder}: its {run.task} {file} set differs from the one in {other.folder}: the baseline's "
                     f"{metric} is {value}, not {there}. Scores on different rows cannot be compared; run both on the "
                     "same prepared data"
                 )

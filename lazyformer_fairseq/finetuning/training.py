@@ -1,4 +1,4 @@
-"""One fine-tuning run in this process: it trains epochs, scores each, keeps the best checkpoint, writes result.json."""
+"""A single fine-tuning run, which evaluates each epoch, keeps the best checkpoint and writes result.json."""
 
 import logging
 import math
@@ -45,30 +45,30 @@ LINE_EVERY = 100  # updates
 
 @dataclass(frozen=True)
 class Epoch:
-    """A finished epoch.
+    """The result of a finished epoch.
 
     Attributes:
-        number: the number of the epoch, from 1.
-        metrics: by name of the development file, its metrics by name.
+        number: the epoch's number, starting at 1.
+        metrics: metric values by development file and metric name.
     """
 
     number: int
     metrics: dict[str, dict[str, float]]
 
     def score(self, metric: str) -> float:
-        """Return a metric on the first development file."""
+        """Return a metric's value on the first development file."""
         return next(iter(self.metrics.values()))[metric]
 
 
 def fine_tune(run: Run, threads: int = 1) -> None:
-    """Fine-tune, and write train.log, metrics.jsonl, checkpoint_best.pt and result.json into the folder of the run.
+    """Execute a fine-tuning run; write train.log, metrics.jsonl, checkpoint_best.pt and result.json to its folder.
 
-    A run that was killed resumes after its last saved epoch; if it saved none, its files are removed. A second process
-    in the folder waits until the first has ended, and returns if the run is finished by then.
+    A killed run resumes after its last saved epoch; if none was saved, its files are removed and it starts over. A
+    second process in the same folder waits for the first, and returns if the run is finished by then.
 
     Args:
         run: the run.
-        threads: torch's number of threads on a CPU, which affects the last digits of a result.
+        threads: number of torch threads on a CPU, which affects the last digits of the result.
 
     Raises:
         UserError: the folder contains a result with other settings, or training fails.
@@ -83,8 +83,8 @@ def fine_tune(run: Run, threads: int = 1) -> None:
             write_json(run.folder / RESULT, _train(run))
         except torch.OutOfMemoryError as error:
             raise UserError(
-                f"{run.name}: the GPU's memory is too small for batches of {run.grid.batch_size} rows of up to "
-                f"{run.tokens_per_sample} tokens; give a smaller --max-length, --precision bf16, or fewer --workers "
+                f"{run.name}: the GPU has too little memory for batches of {run.grid.batch_size} rows of up to "
+                f"{run.tokens_per_sample} tokens; use a smaller --max-length, --precision bf16, or fewer --workers "
                 f"per GPU ({checkpoint_file.first_line(error)})"
             ) from error
         except OSError as error:
@@ -110,7 +110,7 @@ def _clear_unless_resumable(run: Run) -> None:
 
 
 def _train(run: Run) -> dict[str, Any]:
-    """Train, and return the content of result.json."""
+    """Train, and return the contents of result.json."""
     began = time.perf_counter()
     if torch.cuda.is_available():
         device = "cuda"
@@ -147,7 +147,10 @@ def _train(run: Run) -> dict[str, Any]:
 
 
 def optimization_of(run: Run, device: str) -> OptimizationConfig:
-    """Return the settings of LazyFormer's Table 5 with the run's learning rate and seed, for ``cpu`` or ``cuda``."""
+    """Return the optimization settings of LazyFormer's Table 5, with the run's learning rate and seed.
+
+    `device` is ``cpu`` or ``cuda``.
+    """
     return OptimizationConfig(
         updates=run.updates,
         rate=run.lr,
@@ -163,9 +166,9 @@ def optimization_of(run: Run, device: str) -> OptimizationConfig:
 
 
 def _train_epochs(run: Run, loop: TrainingLoop, log: MetricsLog) -> Epoch:
-    """Train the remaining epochs, and return the best epoch, whose checkpoint is kept.
+    """Train the remaining epochs, keep the checkpoint of the best epoch, and return that epoch.
 
-    The best epoch has the highest selecting metric on the first development file; among equal ones it is the last.
+    The best epoch has the highest selecting metric on the first development file; among ties the last epoch wins.
     """
 
     def write_line(split: str, values: dict[str, float]) -> None:
@@ -213,7 +216,7 @@ def _train_epochs(run: Run, loop: TrainingLoop, log: MetricsLog) -> Epoch:
 
 
 def _better(best: Optional[Epoch], epoch: Epoch, metric: str) -> Epoch:
-    """Return the epoch with the higher score, or the later of equally good ones."""
+    """Return the epoch with the higher score; among ties the later one wins."""
     if best is None or math.isnan(best.score(metric)) or epoch.score(metric) >= best.score(metric):
         return epoch
     return best

@@ -1,6 +1,7 @@
-"""Normalisation layers of all networks: LayerNorm, with or without a bias, and RMSNorm.
+"""Normalization layers: LayerNorm, with or without a bias, and RMSNorm.
 
-Both are torch's, except on a CPU: there torch composes RMSNorm from eight operators, which one of ours replaces.
+Both use torch's implementation, except for RMSNorm on a CPU. There, torch's RMSNorm consists of eight operators, which
+we replace with a single one.
 """
 
 from typing import Any, NamedTuple
@@ -15,10 +16,10 @@ EPS = 1e-5  # torch's default; BERT uses 1e-12
 
 
 class NormOptions(NamedTuple):
-    """Options of all normalisation layers of a network.
+    """Options for all normalization layers of a network.
 
     Attributes:
-        eps: the constant that LayerNorm adds to the variance, and RMSNorm to the mean square.
+        eps: the constant added to the variance (LayerNorm) or to the mean square (RMSNorm).
         type: LAYER or RMS.
         has_bias: whether a LayerNorm has a bias; an RMSNorm never has one.
     """
@@ -29,9 +30,9 @@ class NormOptions(NamedTuple):
 
 
 def layer_norm(embed_dim: int, eps: float = EPS, norm_type: str = LAYER, has_bias: bool = True) -> nn.Module:
-    """Build a normalisation layer over the last dimension, of size `embed_dim`.
+    """Build a normalization layer over the last dimension, which has size `embed_dim`.
 
-    The other arguments are explained in :class:`NormOptions`.
+    For the other arguments see :class:`NormOptions`.
     """
     if norm_type == RMS:
         return RMSNorm(embed_dim, eps=eps)
@@ -45,14 +46,14 @@ class RMSNorm(nn.RMSNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x (..., C) and return the result in the precision of x."""
+        """Normalize x (..., C) and return the result in the dtype of x."""
         if x.device.type == "cpu" and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
             return _RMSNorm.apply(x, self.weight, self.eps)[0]
         return F.rms_norm(x, tuple(self.normalized_shape), self.weight.to(x.dtype), self.eps)
 
 
 class _RMSNorm(torch.autograd.Function):
-    """RMSNorm on a CPU, which saves its input and one number per row, and reads them half as often as torch."""
+    """RMSNorm for CPUs, which saves only its input and one value per row, with half of torch's memory reads."""
 
     generate_vmap_rule = True
 

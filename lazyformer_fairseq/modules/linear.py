@@ -1,4 +1,4 @@
-"""Linear maps of all sublayers, computed on a CPU by the faster of two libraries."""
+"""The linear layer of all sublayers; on a CPU it uses the faster of two libraries."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
@@ -10,40 +10,40 @@ from torch.nn import functional as F
 from lazyformer_fairseq.modules.products import MKL, ROWS, has_onednn, linear_by_onednn, onednn_wins
 from lazyformer_fairseq.modules.timing import half_octaves
 
-WORTH_IT = 2**24  # multiply-adds of a map from which choosing pays, even if its rows need padding
-MOST_ZEROS = 1 / 8  # largest padding relative to the rows; more would cost what oneDNN saves
-MOST_ROWS = 1024  # most rows that are timed; the time per row is constant beyond
+WORTH_IT = 2**24  # minimum number of multiply-adds for which the choice pays off, even with padding
+MOST_ZEROS = 1 / 8  # maximum ratio of padding to rows; more would cancel oneDNN's advantage
+MOST_ROWS = 1024  # maximum number of rows to time; beyond it the time per row is constant
 
 
 class Linear(nn.Linear):
-    """Linear map with the parameters and, up to rounding, the results of ``nn.Linear``; faster if oneDNN beats MKL.
+    """A linear layer equivalent to ``nn.Linear`` up to rounding, but faster if oneDNN beats MKL.
 
-    oneDNN is considered only in single precision, without autocast and torch.compile, and for batches whose number of
-    tokens needs padding of at most an eighth to reach a multiple of 32 (of 64 above 512 tokens, of 128 above 1,024).
-    ``torch.backends.mkldnn.flags(enabled=False)`` switches it off.
+    oneDNN is used only in single precision, without autocast and torch.compile, and only if the number of tokens needs
+    at most an eighth of padding to become a multiple of 32 (64 above 512 tokens, 128 above 1,024). Disable it with
+    ``torch.backends.mkldnn.flags(enabled=False)``.
 
     Attributes:
-        blocks: the number of maps of equal size that are stacked in the weight, such as those to queries, keys and
-            values; Muon orthogonalises the update of each map separately.
+        blocks: the number of equally sized matrices that are stacked in the weight, for example for queries, keys and
+            values; Muon orthogonalizes the update of each matrix separately.
     """
 
     blocks: int = 1
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map the input (..., C) to (..., C')."""
+        """Apply the layer to an input (..., C); return (..., C')."""
         return self.multiply(input, self.weight, self.bias)
 
     def multiply(self, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-        """Multiply the input by all or part of this map's weight (C', C), and add the bias (C').
+        """Multiply the input by all or part of this layer's weight (C', C), and add the bias (C').
 
         Args:
             input: (..., C).
-            weight: the weight of this map or some of its rows.
+            weight: this layer's weight or some of its rows.
             bias: the matching part of the bias, if any.
         """
-        # Compilers and exporters support only torch's own operator. Test for them first, since they trace later tests.
+        # Compilers and exporters support only torch's own operator. Check for them first: they trace later checks.
         watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        is_plain = type(self.weight) is nn.Parameter  # other types, such as quantised weights, define their own product
+        is_plain = type(self.weight) is nn.Parameter  # other types, such as quantized weights, define their own matmul
         if not watched and is_plain and _has_choice(input, weight):
             rows = input.shape[:-1].numel()
             faster = faster_products(rows, self.in_features, weight.size(0), torch.is_grad_enabled())
@@ -58,10 +58,10 @@ class Linear(nn.Linear):
 
 
 def multiply_by_part(linear: Linear, input: Tensor, start: int, stop: int, has_bias: bool = True) -> Tensor:
-    """Compute only the outputs `start` to `stop` of a linear map: (..., C) -> (..., stop - start).
+    """Compute only the outputs `start` to `stop` of a linear layer: (..., C) -> (..., stop - start).
 
-    A wrapped map, such as one with a peft adapter, computes all outputs, because its weight alone does not determine
-    them.
+    A wrapped layer, for example with a peft adapter, computes all outputs, because they do not depend on its weight
+    alone.
     """
     if linear.bias is None:
         bias = None
@@ -81,12 +81,12 @@ def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None)
 
 
 class Products(NamedTuple):
-    """Flags that say which products of a linear map oneDNN computes.
+    """Flags for the matmuls of a linear layer that use oneDNN.
 
     Attributes:
         forward: x W^T.
-        input_gradient: the gradient of the output times W.
-        weight_gradient: the transposed gradient of the output times x.
+        input_gradient: the output gradient times W.
+        weight_gradient: the transposed output gradient times x.
     """
 
     forward: bool
@@ -95,13 +95,13 @@ class Products(NamedTuple):
 
 
 def faster_products(rows: int, inputs: int, outputs: int, is_training: bool) -> Products:
-    """Return which products of a linear map oneDNN computes.
+    """Determine which matmuls of a linear layer are faster with oneDNN.
 
     Args:
-        rows: the number of rows of the input.
-        inputs: the size of a row of the input.
-        outputs: the size of a row of the output.
-        is_training: whether gradients are computed; otherwise only the forward product is considered.
+        rows: the number of input rows.
+        inputs: the number of input features.
+        outputs: the number of output features.
+        is_training: whether gradients are computed; otherwise only the forward matmul is considered.
     """
     rows = min(rows + _zeros(rows), MOST_ROWS)
     shape = f"about {half_octaves(rows):.0f} rows of a map of {inputs} to {outputs}"
@@ -131,16 +131,16 @@ def _has_choice(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and x.numel() * weight.size(0) >= WORTH_IT
         and _zeros(rows) <= MOST_ZEROS * rows
-        and weight.is_contiguous()  # oneDNN takes a thousand times as long for part of a matrix
+        and weight.is_contiguous()  # oneDNN is a thousand times slower for part of a matrix
         and has_onednn()
         and not torch.is_autocast_enabled("cpu")
     )
 
 
 def _zeros(rows: int) -> int:
-    """Return how many rows of zeros to append.
+    """Return the number of zero rows to append.
 
-    oneDNN keeps 1 to 9 MB per number of rows, so the numbers are rounded up to a few different ones.
+    oneDNN keeps 1 to 9 MB for each number of rows, so numbers are rounded up to a small set of values.
     """
     return -rows % (ROWS if rows > 8 * ROWS else ROWS // 2 if rows > 4 * ROWS else ROWS // 4)
 
@@ -150,16 +150,16 @@ def _times_by_onednn(gradient: Tensor, weight: Tensor) -> Tensor:
 
 
 def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of a weight (O, I) from the gradient of the output (M, O) and the input (M, I)."""
+    """Compute the gradient of a weight (O, I) from the output gradient (M, O) and the input (M, I)."""
     return F.linear(gradient.t(), x.t())
 
 
 def _weight_gradient_by_onednn(gradient: Tensor, x: Tensor) -> Tensor:
-    return multiply_by_onednn(gradient.t().contiguous(), x.t())  # copying saves up to two fifths of the time
+    return multiply_by_onednn(gradient.t().contiguous(), x.t())  # the copy saves up to 40% of the time
 
 
 class _Product(torch.autograd.Function):
-    """Linear map of which oneDNN computes the products in `by_onednn`, and torch the others."""
+    """A linear layer that uses oneDNN for the matmuls flagged in `by_onednn`, and torch for the others."""
 
     generate_vmap_rule = True
 

@@ -1,12 +1,11 @@
-"""Losses of a batch: the cross-entropy of next tokens and of masked tokens.
+"""The losses of causal and masked language models.
 
-The training loss includes penalties. For models that learn their attention spans (``s[span=...]``), each sublayer adds
-``span_loss`` times the mean span of its heads to the cross-entropy per token. For models with experts
-(``f[experts=8]``), it also includes the loss that balances the experts, times ``--experts-loss``. The logged loss is
-the cross-entropy alone.
+The training loss includes penalties. In models with learned attention spans (``s[span=...]``), each sublayer adds
+``span_loss`` times the mean span of its heads to the cross-entropy per token. Models with experts (``f[experts=8]``)
+add the load-balancing loss times ``--experts-loss``. The logged loss is only the cross-entropy.
 
-:func:`causal_lm` and :func:`masked_lm` return the summed loss in nats, penalties included; the number of predicted
-tokens, by which the gradient is divided; and the values to log, as sums.
+:func:`causal_lm` and :func:`masked_lm` return the summed loss in nats, including penalties; the number of predicted
+tokens, which normalizes the gradient; and the values to log, as sums.
 """
 
 from collections.abc import Mapping
@@ -22,14 +21,13 @@ from lazyformer_fairseq.modules.networks.own_loss import take_told
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_variants.span import SPANS
 
-Sample = Mapping[str, Any]  # a batch as returned by the collater of a dataset
+Sample = Mapping[str, Any]  # a batch, as returned by a dataset's collater
 
 
 def causal_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, Tensor, dict]:
-    """Compute the loss of predicting the next token.
+    """Compute the causal language modeling loss.
 
-    The model itself computes the negative log-likelihood of each target, so that no (B, T, V) tensor of logits over the
-    whole vocabulary is created.
+    The model itself computes the negative log-likelihood of each target, which avoids a (B, T, V) tensor of logits.
     """
     target = sample["target"]
     nll, _ = model(**sample["net_input"], target=target)
@@ -40,16 +38,16 @@ def causal_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, Tenso
 
 
 def masked_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, int, dict]:
-    """Compute the loss of predicting masked tokens.
+    """Compute the masked language modeling loss.
 
-    The model computes logits only at masked positions, so that no (B, T, V) tensor is created.
+    The model computes logits only at masked positions, which avoids a (B, T, V) tensor.
 
-    If the batch consists of pairs (``--next-sentence``), the loss includes next-sentence prediction: the mean over the
-    pairs has the same weight as the mean over the masked tokens (BERT, appendix A.2). The logged loss covers only the
+    If the batch consists of pairs (``--next-sentence``), the loss includes next-sentence prediction: the mean over
+    pairs has the same weight as the mean over masked tokens (BERT, appendix A.2). The logged loss covers only the
     tokens.
 
-    If the batch lists its masked positions, as those of
-    :class:`~lazyformer_fairseq.data.datasets.masked_blocks.FullSentencesDataset` do, nothing here waits for the GPU.
+    This function does not synchronize with the GPU if the batch contains its masked positions, as batches of
+    :class:`~lazyformer_fairseq.data.datasets.masked_blocks.FullSentencesDataset` do.
     """
     positions = positions_of(sample, pad)
     follows = sample.get("next_sentence")
@@ -57,7 +55,7 @@ def masked_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, int, 
         head = {}
     else:
         head = {"classification_head_name": NEXT_SENTENCE}
-    # fairseq's own models expect a mask and would take positions for rows of the batch.
+    # fairseq's own models expect a mask, and would interpret positions as rows of the batch.
     if getattr(model, "takes_positions", False):
         masked = positions
     else:
@@ -75,14 +73,14 @@ def positions_of(sample: Sample, pad: int) -> Tensor:
     """Return the positions of the masked tokens in the flattened batch of B * T tokens, int64 (M,)."""
     if (positions := sample.get("masked_positions")) is not None:
         return positions
-    return as_positions(sample["target"].ne(pad))  # batches of fairseq's own tasks have no positions
+    return as_positions(sample["target"].ne(pad))  # fairseq's own tasks do not list the positions
 
 
 def score_masked(model: nn.Module, sample: Sample, positions: Tensor, logits_MV: Tensor) -> tuple[Tensor, dict]:
     """Return the summed cross-entropy of masked tokens in nats, without penalties, and the values to log.
 
     Args:
-        model: the model, which decides whether the loss is compiled.
+        model: the model; its `compiles` attribute selects whether the loss is compiled.
         sample: the batch.
         positions: the positions of the masked tokens in the flattened batch, int64 (M,).
         logits_MV: the logits at these positions.
@@ -102,9 +100,9 @@ def _to_log(sample: Sample, loss: Tensor, sample_size: Union[int, Tensor]) -> di
 
 
 def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
-    """Return the summed loss plus the penalties for spans and experts, and add these to the values to log.
+    """Add the penalties for spans and experts to the summed loss and to the values to log; return the loss.
 
-    The penalties and the mean span are logged times the number of predicted tokens.
+    Penalties and the mean span are logged times the number of predicted tokens.
     """
     loss = with_experts(model, loss, sample_size, to_log)
     network = network_of(model)
@@ -121,10 +119,10 @@ def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], 
 
 
 def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
-    """Return the summed loss plus the loss that balances the experts, if the model has any.
+    """Add the load-balancing loss of experts, if any, to the summed loss and to the values to log; return the loss.
 
-    The values to log get this loss times the number of predicted tokens, the number of choices that were dropped
-    because their expert had no slot left, and the number of all choices.
+    The logged values are the load-balancing loss times the number of predicted tokens, the number of choices dropped
+    because their expert had no slots left, and the total number of choices.
     """
     network = network_of(model)
     if network is None:
@@ -139,11 +137,11 @@ def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor]
 
 
 def network_of(model: nn.Module) -> Optional[Stack]:
-    """Return the model's stack of sublayers, or None if it has none."""
+    """Return the model's stack of sublayers, or None if there is none."""
     return next((module for module in model.modules() if isinstance(module, Stack)), None)
 
 
 def _score(logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the summed cross-entropy in nats, and the number of targets that are the most likely token."""
+    """Return the summed cross-entropy in nats, and the number of correctly predicted targets."""
     loss = F.cross_entropy(logits_MV.float(), targets_M, reduction="sum")
     return loss, (logits_MV.detach().argmax(dim=-1) == targets_M).sum()

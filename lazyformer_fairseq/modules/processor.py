@@ -1,4 +1,4 @@
-"""Identification of the CPU or GPU, precise enough for measurements to be reused on devices with the same key."""
+"""Identification of CPUs and GPUs, so that speed measurements can be reused on identical devices."""
 
 import functools
 import platform
@@ -9,17 +9,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lazyformer_fairseq.executors.cpuinfo import first_core
 
-# Fields of /proc/cpuinfo that distinguish CPUs with the same trade name; ARM's CPUs have the last two.
+# Fields of /proc/cpuinfo that distinguish CPUs with the same model name; ARM CPUs have the last two.
 IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 
 
 @functools.cache
 def device_key(device: str) -> str:
-    """Return the key under which speed measurements of the device are stored.
+    """Return the key under which a device's speed measurements are stored.
 
-    The key of a GPU is its name and compute capability. The key of a CPU consists of its trade name, which may be as
-    vague as "AMD EPYC"; its vendor, family and model where Linux reports them; and the vector instructions that torch
-    uses.
+    A GPU's key is its name and compute capability. A CPU's key consists of its model name, which may be as vague as
+    "AMD EPYC"; its vendor, family and model number where Linux reports them; and the vector instructions used by torch.
 
     Args:
         device: cpu or cuda.
@@ -35,10 +34,10 @@ def device_key(device: str) -> str:
 
 
 def compute_capability() -> tuple[int, int]:
-    """Return the compute capability of the GPU in use, such as (7, 0), which determines its instruction set."""
+    """Return the current GPU's compute capability, such as (7, 0), which determines its instruction set."""
     return torch.cuda.get_device_capability()
 
 
 def has_numbers(x: Tensor) -> bool:
-    """Return whether the values of x can be read; fake and meta tensors, used to count costs, have no values."""
+    """Return True if x has values; fake and meta tensors, which are used to count costs, do not."""
     return not (x.is_meta or isinstance(x, FakeTensor))

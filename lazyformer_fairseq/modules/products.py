@@ -1,11 +1,11 @@
-"""Matrix products on a CPU, computed by the faster of two libraries.
+"""Matrix multiplication on CPUs with the faster of two libraries, MKL or oneDNN.
 
-In single precision torch multiplies with Intel's MKL, although it also ships oneDNN. Which library is faster depends on
-the CPU, on the shape, and on which factor is transposed. On a Zen 5 oneDNN is twice as fast for every product; on a
-Zen 4 it is a fifth faster for some products; on a Zen 3 it is slower. On an Intel CPU restricted to AVX2 it is as fast
-in the forward pass, but takes up to seven times as long for the gradient of an input (docs/performance.md). Therefore
-each product is timed per shape on the machine where it runs (:mod:`.timing`), and oneDNN is used where it is faster. In
-half precision torch itself uses oneDNN.
+In single precision torch uses Intel's MKL for matmuls, although it also ships oneDNN. The faster library depends on the
+CPU, the shape, and which operand is transposed. On a Zen 5 oneDNN is twice as fast for every matmul; on a Zen 4 it is a
+fifth faster for some matmuls; on a Zen 3 it is slower. On an Intel CPU restricted to AVX2 it is as fast in the forward
+pass, but takes up to seven times as long for input gradients (docs/performance.md). Therefore each matmul is timed per
+shape on the current machine (:mod:`.timing`), and oneDNN is used where it is faster. In half precision torch already
+uses oneDNN.
 """
 
 from functools import partial
@@ -18,12 +18,12 @@ from lazyformer_fairseq.modules.timing import LARGEST_ERROR, SELECTOR, Prepare
 
 MKL = "MKL"
 ONEDNN = "oneDNN"
-WORTH_IT = 2**22  # multiply-adds of a product; below, oneDNN's overhead of 10 to 20 microseconds per call is too high
-ROWS = 128  # only multiples of this many rows use oneDNN, because it keeps about 1 MB per shape
+WORTH_IT = 2**22  # minimum multiply-adds; below, oneDNN's overhead of 10 to 20 microseconds per call is too high
+ROWS = 128  # oneDNN is used only for multiples of this number of rows, because it keeps about 1 MB per shape
 
 
 def has_onednn() -> bool:
-    """Return whether torch was built with both MKL and oneDNN, and oneDNN is enabled."""
+    """Return True if torch was built with both MKL and oneDNN, and oneDNN is enabled."""
     return (
         torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
@@ -33,14 +33,14 @@ def has_onednn() -> bool:
 
 
 def onednn_wins(what: str, is_training: bool, prepare: Prepare) -> bool:
-    """Return whether oneDNN is faster, as known from an earlier measurement or measured now.
+    """Return True if oneDNN is faster than MKL, according to an earlier measurement or a new one.
 
-    :meth:`TimedSelector.pays` decides whether to measure.
+    :meth:`TimedSelector.pays` determines whether to measure.
 
     Args:
-        what: a description of the product.
-        is_training: whether the caller trains.
-        prepare: returns a function that computes the product, given :data:`MKL` or :data:`ONEDNN`.
+        what: a description of the matmul.
+        is_training: whether the caller is training.
+        prepare: returns a function that computes the matmul with :data:`MKL` or :data:`ONEDNN`.
     """
     found = SELECTOR.known_fastest("cpu", what)
     if found is None:
@@ -56,7 +56,7 @@ def linear_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -
 
 
 def _whole(matrix: Tensor) -> Tensor:
-    """Return the matrix, or a contiguous copy: oneDNN takes a thousand times as long for part of a larger matrix."""
+    """Return the matrix or a contiguous copy, because oneDNN is a thousand times slower for part of a larger matrix."""
     if matrix.stride(0) == 1:
         return matrix.t().contiguous().t()
     return matrix.contiguous()
@@ -66,10 +66,10 @@ def multiply(a: Tensor, b: Tensor, out: Optional[Tensor] = None, adds: bool = Fa
     """Multiply a batch of matrices a (X, L, M) by b (X, M, R).
 
     Args:
-        a: the first factors.
-        b: the second factors.
+        a: the left operand.
+        b: the right operand.
         out: a tensor (X, L, R) for the result; by default a new one.
-        adds: whether the product is added to the content of `out`.
+        adds: whether to add the result to `out` instead of overwriting it.
     """
     if out is None:
         out = a.new_empty(a.size(0), a.size(1), b.size(2))
@@ -87,9 +87,10 @@ def multiply(a: Tensor, b: Tensor, out: Optional[Tensor] = None, adds: bool = Fa
 
 
 def _may_choose(a: Tensor, b: Tensor) -> bool:
-    """Return whether oneDNN may compute the products.
+    """Return True if oneDNN may be used.
 
-    One of the three sizes need not be a multiple of :data:`ROWS`: it is the size of a head, the same in all batches.
+    One of the three sizes, the head size, does not have to be a multiple of :data:`ROWS`, because it is the same in all
+    batches.
     """
     sizes = a.size(1), a.size(2), b.size(2)
     return (
@@ -106,10 +107,10 @@ def _multiply_by_mkl(a: Tensor, b: Tensor, out: Tensor, adds: bool) -> list[Tens
 
 
 def _multiply_by_onednn(a: Tensor, b: Tensor, out: Tensor, adds: bool) -> list[Tensor]:
-    """Multiply the pairs one by one, because oneDNN's operator takes a single pair."""
+    """Multiply the matrices one by one, because oneDNN's operator is not batched."""
     for first, second, result in zip(a, b, out, strict=True):
         columns = second.t().contiguous()
-        # oneDNN would copy a transposed first factor; instead compute the transposed product.
+        # oneDNN would copy a transposed left operand, so compute the transposed result instead.
         is_turned = first.stride(1) != 1
         if is_turned:
             product = linear_by_onednn(columns, first).t()

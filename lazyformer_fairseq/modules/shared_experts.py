@@ -1,12 +1,12 @@
-"""Distribution of the experts of ``f[experts=8]`` over processes (GShard, 2020, section 3.1).
+"""Expert parallelism for ``f[experts=8]``: experts are distributed over processes (GShard, 2020, section 3.1).
 
-Each process holds and computes its share of the experts. All other weights are replicated, and each process reads its
-own texts. torch's all-to-all sends tokens to their experts and back. An expert sees the tokens of all processes, so its
-process holds the complete sum of its gradients. Divided by the number of processes, this equals the average that the
-other weights get from DDP or whatever averages them.
+Each process stores and computes some of the experts. All other weights are replicated, and each process has its own
+texts. All-to-all communication sends tokens to their experts and back. Since an expert receives the tokens of all
+processes, its gradient is already summed over processes. Divided by the number of processes, it equals the average that
+DDP or a similar wrapper computes for the other weights.
 
-A checkpoint is the same as that of a single process: weights and moments are gathered when it is saved, and each
-process takes its share when it is loaded.
+Checkpoints are the same as those of a single process: weights and moments are gathered when a checkpoint is saved, and
+each process selects its experts when it is loaded.
 """
 
 import logging
@@ -25,23 +25,23 @@ from lazyformer_fairseq.modules.sublayers.feed_forward import Experts
 
 logger = logging.getLogger(__name__)
 
-MASTERS = "fp32_weights"  # key of an optimizer's state that holds the weights in single precision
-Groups = Sequence[Mapping[str, Any]]  # parameter groups of an optimizer
+MASTERS = "fp32_weights"  # key of the single-precision weights in an optimizer's state
+Groups = Sequence[Mapping[str, Any]]  # an optimizer's parameter groups
 
 
 def share_out(model: nn.Module, group: Any = None) -> Optional["SharedExperts"]:
-    """Distribute the experts of a model over processes, so that each process keeps only its share.
+    """Distribute a model's experts over processes, so that each process keeps only some of them.
 
-    Every process must call this with the same weights, before the model is wrapped in DDP and passed to the optimizer.
-    DDP then ignores the experts. The expert weights that a process keeps get fairseq's attribute ``expert``.
+    All processes must call this with the same weights, before the model is wrapped in DDP and passed to the optimizer.
+    DDP then ignores the experts. The remaining expert weights get fairseq's attribute ``expert``.
 
     Args:
-        model: the model, which is changed in place.
+        model: the model, which is modified in place.
         group: the process group; by default all processes.
 
     Returns:
-        The distribution. None if there is only one process, the model has no experts or the number of processes does
-        not divide the number of experts; then every process keeps all experts.
+        An object that describes the distribution, or None if all processes keep all experts. This is the case if there
+        is only one process, the model has no experts, or their number is not divisible by the number of processes.
     """
     size = distributed.get_world_size(group)
     experts = [each for each in model.modules() if isinstance(each, Experts)]
@@ -49,23 +49,23 @@ def share_out(model: nn.Module, group: Any = None) -> Optional["SharedExperts"]:
     if size == 1 or not experts:
         return None
     if odd is not None:
-        logger.info("experts: %d processes cannot share %d experts evenly, so each process holds all", size, odd)
+        logger.info("experts: %d processes cannot share %d experts evenly, so each process keeps all", size, odd)
         return None
     return SharedExperts(model, group)
 
 
 class SharedExperts:
-    """Distribution of a model's experts over processes.
+    """The distribution of a model's experts over processes.
 
     The complete model is the model before its experts were distributed.
 
     Attributes:
-        keys: the keys of the complete model's state.
-        parameters: the number of parameters of the complete model.
-        names: the names of all trainable weights of the complete model.
-        stands_for: for each expert weight of the complete model, the name of the same weight in the first expert that
-            this process holds.
-        own: the names of the expert weights that this process holds.
+        keys: the keys of the complete model's state dict.
+        parameters: the complete model's number of parameters.
+        names: the names of the complete model's trainable weights.
+        stands_for: maps each expert weight of the complete model to the corresponding weight of this process's first
+            expert.
+        own: the names of this process's expert weights.
     """
 
     def __init__(self, model: nn.Module, group: Any):
@@ -97,11 +97,11 @@ class SharedExperts:
         module.exchange = partial(exchange, self.group, self.size)
 
     def norm(self, norm: Tensor, weights: Iterable[Tensor]) -> Tensor:
-        """Return the norm of the gradients of the complete model.
+        """Return the gradient norm of the complete model.
 
         Args:
-            norm: the norm of the gradients of the replicated weights, which excludes all experts.
-            weights: the weights of this process's optimizer, of which only the expert weights are used.
+            norm: the gradient norm of the replicated weights, without any experts.
+            weights: the weights in this process's optimizer; only the expert weights are used.
         """
         gradients = [each.grad for each in weights if hasattr(each, "expert") and each.grad is not None]
         squares = torch.stack([each.float().square().sum() for each in gradients]).sum()
@@ -109,13 +109,13 @@ class SharedExperts:
         return (norm.float() ** 2 + squares.to(norm.device)).sqrt()
 
     def own_weights(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part of the complete model's state that this process holds."""
+        """Select this process's part of the complete model's state."""
         return {name: value for name, value in state.items() if name not in self.stands_for or name in self.own}
 
     def whole_weights(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Gather the complete model's state on the first process; return {} on the others.
 
-        All processes must call it.
+        All processes must call this method.
 
         Args:
             state: the state of this process's model.
@@ -129,13 +129,13 @@ class SharedExperts:
     def whole_optimizer(self, state: Mapping[str, Any], groups: Groups, updated: Sequence[Tensor]) -> dict[str, Any]:
         """Gather the complete model's optimizer state on the first process; return {} on the others.
 
-        All processes must call it.
+        All processes must call this method.
 
         Args:
             state: the state of this process's optimizer.
             groups: the parameter groups of this process's optimizer.
-            updated: the weights that the optimizer updates, in the order of the model: the model's own, or their copies
-                in single precision.
+            updated: the weights that the optimizer updates, in the order of the model: either the model's weights or
+                their single-precision copies.
         """
         local = self._names_of(groups, updated)
         numbers = chain.from_iterable(group["params"] for group in state["param_groups"])
@@ -158,25 +158,25 @@ class SharedExperts:
         }
 
     def own_optimizer(self, state: Mapping[str, Any], groups: Groups, updated: Sequence[Tensor]) -> dict[str, Any]:
-        """Return the part of the complete model's optimizer state for the weights that this process holds.
+        """Select this process's part of the complete model's optimizer state.
 
         Args:
-            state: the optimizer state of the complete model.
+            state: the complete model's optimizer state.
             groups: the parameter groups of this process's optimizer.
             updated: the weights that the optimizer updates, in the order of the model.
 
         Raises:
-            UserError: the state is for other weights, or for weights that were concatenated into one vector.
+            UserError: the state belongs to other weights, or to weights concatenated into one vector.
         """
         local = self._names_of(groups, updated)
         names = self._whole_groups(local)
         saved = [group["params"] for group in state["param_groups"]]
         if len(saved) != len(names):
-            return dict(state)  # the state of another optimizer, which this process's optimizer rejects itself
+            return dict(state)  # another optimizer's state, which this optimizer rejects by itself
         if [*map(len, saved)] != [*map(len, names)]:
             raise UserError(
-                "the checkpoint's optimizer state has other weights than the model, or has all weights in one vector "
-                "(--fp16 in one process): give --reset-optimizer"
+                "the checkpoint's optimizer state does not match the model's weights, or contains all weights in one "
+                "vector (--fp16 in one process); use --reset-optimizer"
             )
         numbers = dict(zip(chain(*names), chain(*saved), strict=True))
         number = count()
@@ -209,19 +209,19 @@ class SharedExperts:
         return [[names[id(weight)] for weight in group["params"]] for group in groups]
 
     def _whole_groups(self, local: Sequence[Sequence[str]]) -> list[list[str]]:
-        """Return the names of the complete model's weights in each parameter group, given this process's names."""
+        """Return the complete model's weight names per parameter group, derived from this process's names."""
         return [[name for name in self.names if self.stands_for.get(name, name) in {*group}] for group in local]
 
 
 def exchange(group: Any, size: int, compute: Callable, x_PC: Tensor, counts_E: Tensor) -> Tensor:
-    """Return the outputs of distributed experts for inputs sorted by expert.
+    """Apply distributed experts to inputs sorted by expert, and return the outputs.
 
     Args:
         group: the process group.
         size: the number of processes.
-        compute: computes the outputs of this process's experts, given inputs sorted by expert and their number per
-            expert.
-        x_PC: the inputs of this process, sorted by expert.
+        compute: computes the outputs of this process's experts from inputs sorted by expert and the number of inputs
+            per expert.
+        x_PC: this process's inputs, sorted by expert.
         counts_E: the number of inputs per expert.
     """
     counts_RE = counts_E.view(size, -1).contiguous()  # one row per process
@@ -237,9 +237,9 @@ def exchange(group: Any, size: int, compute: Callable, x_PC: Tensor, counts_E: T
 
 
 class _AllToAll(torch.autograd.Function):
-    """Differentiable exchange of rows among processes.
+    """A differentiable all-to-all exchange of rows.
 
-    Rows are sent as bytes, which every communication library supports.
+    Rows are sent as bytes, which all communication back ends support.
     """
 
     @staticmethod

@@ -1,11 +1,13 @@
-"""Selection of the fastest of several methods of the same computation, by timing them on the machine of the run.
+"""Autotuning: the fastest of several implementations is selected by timing them on the current machine.
 
-The candidates are timed when a shape is first used. The result is stored by machine and shape in the user's cache
-folder, so that the next run need not time them, and in the checkpoint, so that a resumed run rounds as before.
+The candidates are timed when a shape is first used. The result is stored by machine and shape in two places: in the
+user's cache folder, so that later runs skip the timing, and in checkpoints, so that a resumed run has the same rounding
+errors as before.
 
-Three rules make a selection reliable. The candidates take turns, and one of them wins only if it is ahead in most
-rounds; otherwise the order in which the caller lists them decides. A busy machine needs more rounds. A result is stored
-in the cache folder only if the candidates could be told apart while no other program was using the CPU.
+Three rules make selections reliable. The candidates are timed in interleaved order, and a candidate wins only if it is
+ahead in most rounds; otherwise the order in which the caller lists the candidates determines the result. On a busy
+machine, more rounds are needed. A result is stored in the cache folder only if it was clear and no other program was
+using the CPU.
 """
 
 import logging
@@ -30,38 +32,38 @@ from lazyformer_fairseq.storage.json_files import recall, remember
 logger = logging.getLogger(__name__)
 
 FILE = "fastest.json"  # in the cache folder
-# Seconds that the rounds of one selection may take. A process may spend this time plus a share of the time since its
-# start on all selections.
+# Maximum seconds for the rounds of one selection. All selections of a process together may take this time plus a
+# fraction of the time since its start.
 SECONDS = 2.0
 SHARE_OF_TIME = 0.05
 
-MOST_SECONDS = 8.0  # limit for a selection including its first calls, and for the few rounds that long calls need
+MOST_SECONDS = 8.0  # limit for a selection including the first calls, and for the few rounds that long calls need
 
-SAMPLE = 0.004  # shortest sample in seconds; a faster candidate is called several times per sample
-FEWEST_ROUNDS = 4  # rounds before a candidate may be ruled out on a quiet machine
-HOPELESS = 1.25  # median ratio to the fastest candidate above which a candidate is ruled out after so few rounds
-TELLING_ROUNDS = 7  # rounds after which a candidate is ruled out that was slower in three quarters of them
+SAMPLE = 0.004  # minimum duration of a sample in seconds; faster candidates are called several times per sample
+FEWEST_ROUNDS = 4  # rounds before a candidate can be ruled out on a quiet machine
+HOPELESS = 1.25  # minimum median slowdown, relative to the fastest candidate, to be ruled out after so few rounds
+TELLING_ROUNDS = 7  # rounds after which a candidate is ruled out if it was slower in three quarters of them
 MOST_ROUNDS = 21
-ALIKE = 1.02  # median ratio up to which two candidates count as equally fast
+ALIKE = 1.02  # maximum median ratio at which two candidates count as equally fast
 
-PROBE = 0.003  # seconds of matrix products after each round, which measure how much CPU time this process gets
-QUIET = 0.85  # share of its threads' time that a process gets at least if no other program runs
+PROBE = 0.003  # seconds of matmuls after each round, to measure how much CPU time this process gets
+QUIET = 0.85  # minimum fraction of its threads' time that a process gets if no other program is running
 
-# The largest relative difference between the results of two candidates, by norm, that rounding explains.
+# Maximum relative difference between two candidates' results, by norm, that can be caused by rounding.
 LARGEST_ERROR = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
-Call = Callable[[], Sequence[Tensor]]  # runs the computation and returns all outputs and gradients
-Prepare = Callable[[str], Call]  # returns the computation by the candidate of that name
+Call = Callable[[], Sequence[Tensor]]  # runs the computation, and returns all outputs and gradients
+Prepare = Callable[[str], Call]  # returns the computation for a candidate, by name
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Result of timing the candidates.
+    """The result of timing the candidates.
 
     Attributes:
         fastest: the name of the fastest candidate; None if all candidates failed.
-        is_clear: whether the candidates could be told apart or are equally fast.
-        granted: the share of its threads' time that the process got during the measurement.
+        is_clear: whether there is a clear winner, or all remaining candidates are equally fast.
+        granted: the fraction of its threads' time that the process got during the measurement.
     """
 
     fastest: Optional[str]
@@ -70,22 +72,23 @@ class Measurement:
 
     @property
     def is_lasting(self) -> bool:
-        """True if later processes may rely on the result."""
+        """True if the result is reliable enough to be cached for later processes."""
         return self.is_clear and self.granted >= QUIET
 
 
 class TimedSelector:
-    """Selections of this process by machine and shape, and the budget of time for further selections.
+    """An autotuner that stores the fastest candidate by machine and shape, within a time budget.
 
-    Training times a shape when it is first used, until it has spent :data:`SECONDS` plus :data:`SHARE_OF_TIME` of the
-    time since its start on timing; the time of a GPU's compilers does not count. Inference times a shape once it has
-    been used so often that timing takes a twentieth of the time. If there are several processes, the first one times
-    the candidates and sends the result to the others, which until then use the candidate that the caller lists first.
+    In training, a shape is timed when it is first used. The budget for all timings is :data:`SECONDS` plus
+    :data:`SHARE_OF_TIME` times the time since the start; compilation for a GPU does not count. In inference, a shape is
+    timed once it has been used so often that timing takes only a twentieth of the total time. With several processes,
+    the first one times the candidates and sends the result to the others, which use the candidate listed first until
+    then.
 
     Attributes:
         known: the name of the fastest candidate by machine and shape.
         measures: whether this process times candidates and reads the cache folder.
-        waits: whether inference waits until timing pays; otherwise it times as early as training does.
+        waits: whether inference delays timing until it pays off; otherwise shapes are timed as early as in training.
         seconds: the seconds to spend on all selections, in addition to :data:`SHARE_OF_TIME`.
     """
 
@@ -100,27 +103,31 @@ class TimedSelector:
         self._compiled = 0.0
 
     def time_at_once(self) -> None:
-        """Time every shape at its first use, as needed by programs that measure the selected candidates."""
+        """Time every shape on first use, without a budget, for programs that benchmark the selected candidates."""
         self.waits = False
         self.seconds = math.inf
 
     def known_fastest(self, device: str, shape: str) -> Optional[str]:
-        """Return the fastest candidate if this process knows it, otherwise None."""
+        """Return the fastest candidate if it has already been selected in this process, else None."""
         here = machine(device)
         if here not in self.known:
             for other in self.known:
-                logger.info("the fastest methods were selected on %s; this is %s, which selects them anew", other, here)
+                logger.info(
+                    "the fastest methods were selected on %s; this machine is %s, so they are selected again",
+                    other,
+                    here,
+                )
             self.known[here] = {}
         return self.known[here].get(shape)
 
     def pays(self, shape: str, is_training: bool, candidates: int, uses: int = 1) -> bool:
-        """Return whether to time a shape now, and count this call as a use of the shape.
+        """Return True if a shape should be timed now, and count this call as a use of the shape.
 
         Args:
             shape: a description of the computation.
-            is_training: whether the caller trains.
+            is_training: whether the caller is training.
             candidates: the number of candidates.
-            uses: the number of computations in one use, each as long as a timed one.
+            uses: the number of computations per use, each as long as a timed one.
         """
         if not self.measures:
             return False
@@ -132,15 +139,15 @@ class TimedSelector:
         return self._seen[shape] > calls / uses / SHARE_OF_TIME
 
     def select(self, device: str, shape: str, names: Sequence[str], prepare: Prepare, largest_error: float) -> str:
-        """Return the fastest candidate, timed now or by an earlier process.
+        """Return the fastest candidate, from the cache or by timing all candidates.
 
         Args:
             device: the type of the device.
             shape: a description of the computation.
-            names: the candidates, in the order in which they are usually fastest; it decides if timing does not.
-            prepare: returns the computation by a candidate.
-            largest_error: the largest relative difference from the result of the first candidate; a candidate that
-                exceeds it is left out.
+            names: the candidates, usually fastest first; the first one wins if timing is inconclusive.
+            prepare: returns the computation for a candidate.
+            largest_error: the maximum relative difference from the first candidate's result; candidates that exceed it
+                are excluded.
         """
         fastest = recall(FILE, machine(device), shape, is_valid=names.__contains__)
         if fastest is None:
@@ -159,11 +166,11 @@ class TimedSelector:
         prepare: Prepare,
         largest_error: float,
     ) -> Measurement:
-        """Measure in another thread, to which the caller's autograd mode, FLOP counter and transforms do not apply."""
+        """Measure in a separate thread, where the caller's autograd mode, FLOP counter and transforms do not apply."""
         start = time.monotonic()
         spent = self._spent
         initializer: Optional[Callable[[], None]] = None
-        if torch.cuda.is_initialized():  # a new thread would use the first GPU
+        if torch.cuda.is_initialized():  # a new thread would otherwise use the first GPU
             initializer = partial(torch.cuda.set_device, torch.cuda.current_device())
         with ThreadPoolExecutor(1, initializer=initializer) as thread:
             found = thread.submit(self._measure, device, shape, names, prepare, largest_error).result()
@@ -178,7 +185,7 @@ class TimedSelector:
         prepare: Prepare,
         largest_error: float,
     ) -> Measurement:
-        """Time the candidates in turn until one wins or the time is up."""
+        """Time the candidates in interleaved order until one wins or the time is up."""
         self._deadline = self._clock() + MOST_SECONDS
         calls = self._first_calls(names, prepare, largest_error)
         if len(calls) < 2:
@@ -210,7 +217,7 @@ class TimedSelector:
         return Measurement(contenders[0], _is_clear(samples, contenders), granted.share)
 
     def _first_calls(self, names: Sequence[str], prepare: Prepare, largest_error: float) -> dict[str, Call]:
-        """Call each candidate once to warm up torch, MKL and Triton; leave out those that fail or are inaccurate."""
+        """Call each candidate once to warm up torch, MKL and Triton; exclude candidates that fail or are inaccurate."""
         calls: dict[str, Call] = {}
         expected: Optional[Sequence[Tensor]] = None
         for name in names:
@@ -219,7 +226,7 @@ class TimedSelector:
             try:
                 call = prepare(name)
                 seconds, found = self._timed(call)
-                if torch.cuda.is_initialized():  # compilation counts towards neither limit
+                if torch.cuda.is_initialized():  # compilation counts toward neither limit
                     self._deadline += seconds
                     self._compiled += seconds
                 if expected is None:
@@ -228,8 +235,8 @@ class TimedSelector:
                 if error > largest_error:
                     raise ValueError(f"the relative error of its result is {error:.2g}")
                 calls[name] = call
-            except Exception as error:  # a kernel may fail in any way on a device that is new to it
-                logger.warning("%s is left out here: %s", name, str(error).partition("\n")[0])
+            except Exception as error:  # a kernel may fail in any way on an untested device
+                logger.warning("%s is not used here: %s", name, str(error).partition("\n")[0])
         return calls
 
     def _sample(self, call: Call, repeats: dict[str, int], name: str) -> float:
@@ -246,32 +253,32 @@ class TimedSelector:
         return (self._clock() - start) / repeats[name]
 
     def _timed(self, call: Call) -> tuple[float, Sequence[Tensor]]:
-        """Return the seconds that a call takes, and its outputs."""
+        """Run a call; return its duration in seconds and its outputs."""
         start = self._clock()
         found = call()
         _wait_for_gpu()
         return self._clock() - start, found
 
     def _clock(self) -> float:
-        """Return the time in seconds, without the time of nested selections.
+        """Return the current time in seconds, excluding nested selections.
 
-        Attention that is being timed may itself select how to multiply matrices.
+        For example, attention that is being timed may itself trigger a selection for its matmuls.
         """
         return time.perf_counter() - self._spent
 
     def state_dict(self) -> dict[str, dict[str, str]]:
-        """Return the known selections, for a checkpoint or for other processes."""
+        """Return all selections, for a checkpoint or for other processes."""
         return {here: dict(shapes) for here, shapes in self.known.items()}
 
     def load_state_dict(self, state: Any) -> dict[str, dict[str, str]]:
-        """Restore selections that :meth:`state_dict` returned; they apply only on machines with the same key.
+        """Restore selections returned by :meth:`state_dict`; they apply only on machines with the same key.
 
         Returns:
-            The restored selections. They are empty if the state is invalid, as in a damaged checkpoint: a warning is
-            enough, because the candidates can be timed again.
+            The restored selections. If the state is invalid, as in a damaged checkpoint, they are empty, a warning is
+            logged, and the candidates are timed again.
         """
         try:
-            checked = as_type(dict[str, dict[str, str]], state, "selections in the checkpoint", "they are made anew")
+            checked = as_type(dict[str, dict[str, str]], state, "selections in the checkpoint", "they are made again")
         except UserError as error:
             logger.warning("%s", error)
             return {}
@@ -281,7 +288,7 @@ class TimedSelector:
 
 
 class _GrantedShare:
-    """Measurement of the share of its threads' CPU time that this process gets, below 1 if other programs run too."""
+    """A meter for the fraction of CPU time that this process's threads get, which other programs reduce."""
 
     def __init__(self) -> None:
         self._used = 0.0
@@ -289,7 +296,7 @@ class _GrantedShare:
         self._matrix = torch.ones(384, 384)
 
     def probe(self) -> None:
-        """Multiply matrices for a moment on all threads, and compare processor time with wall time."""
+        """Run matmuls on all threads for a moment, and compare CPU time with wall time."""
         start = time.perf_counter()
         used = time.process_time()
         while time.perf_counter() - start < PROBE:
@@ -299,22 +306,23 @@ class _GrantedShare:
 
     @property
     def share(self) -> float:
-        """Share over all probes so far; 1 before the first probe."""
+        """The fraction over all probes so far; 1 before the first probe."""
         if not self._wanted:
             return 1.0
         return self._used / self._wanted
 
 
 def _ratios(samples: dict[str, list[float]], name: str, fastest: str) -> np.ndarray:
-    """Return the seconds of a candidate divided by those of the fastest one, per round."""
+    """Return a candidate's time divided by the fastest candidate's time, per round."""
     rounds = min(len(samples[name]), len(samples[fastest]))
     return np.array(samples[name][:rounds]) / np.array(samples[fastest][:rounds])
 
 
 def _contenders(samples: dict[str, list[float]], contenders: Sequence[str], is_quiet: bool) -> list[str]:
-    """Return the candidates that may still be the fastest, in their order.
+    """Return the candidates that can still be the fastest, in order.
 
-    If other programs run, a few rounds prove nothing: these may have slowed down the same candidate in each round.
+    If other programs are running, a few rounds are not conclusive, because the same candidate may have been slowed down
+    in each round.
     """
     fewest = FEWEST_ROUNDS if is_quiet else TELLING_ROUNDS
     fastest = min(contenders, key=lambda name: np.median(samples[name]))
@@ -329,7 +337,7 @@ def _contenders(samples: dict[str, list[float]], contenders: Sequence[str], is_q
 
 
 def _is_clear(samples: dict[str, list[float]], contenders: Sequence[str]) -> bool:
-    """Return whether a single candidate is left, or all that are left are equally fast."""
+    """Return True if only one candidate is left, or all remaining candidates are equally fast."""
     if len(contenders) == 1:
         return True
     fastest = min(contenders, key=lambda name: np.median(samples[name]))
@@ -357,7 +365,7 @@ SELECTOR = TimedSelector()
 
 
 def machine(device: str) -> str:
-    """Return the key of the machine for which a selection is valid: CPU or GPU, version of torch, and threads."""
+    """Return the machine key under which a selection is valid: CPU or GPU, torch version and number of threads."""
     threads = ""
     if device == "cpu":
         threads = f", {torch.get_num_threads()} threads"
@@ -365,5 +373,5 @@ def machine(device: str) -> str:
 
 
 def half_octaves(size: float) -> float:
-    """Round a size to a power of the square root of 2, so that one selection is valid for similar sizes."""
+    """Round a size to a power of the square root of 2, so that similar sizes share a selection."""
     return 2 ** (round(2 * math.log2(size)) / 2)

@@ -1,1 +1,1 @@
-"""The building blocks of reports: tables, numbers with their spread, figures in one style, and Markdown pages."""
+"""Building blocks for reports: tables, numbers with their spread, figures in a common style, and Markdown pages."""

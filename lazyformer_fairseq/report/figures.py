@@ -1,4 +1,4 @@
-"""The common style of all figures, and the function that writes them."""
+"""Figures in a common style, and the context manager that writes them."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,16 +14,16 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lazyformer_fairseq.storage.atomic import atomic_file
 
-# The colours of Okabe and Ito, which colour-blind readers can tell apart.
+# The color-blind-safe palette of Okabe and Ito.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
-INCHES_A_COLUMN = 2.2  # width of a column of a legend
+INCHES_A_COLUMN = 2.2  # width of a legend column
 
-Style = Mapping[str, Any]  # keyword arguments of matplotlib
+Style = Mapping[str, Any]  # matplotlib keyword arguments
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return a colour and a mark for each name, as keyword arguments of matplotlib; the first 42 pairs are distinct."""
+    """Assign a color and a marker to each name, as matplotlib keyword arguments; the first 42 pairs are distinct."""
     pairs = zip(itertools.cycle(COLOURS), itertools.cycle(MARKS), strict=False)
     return {name: {"color": colour, "marker": mark} for name, (colour, mark) in zip(names, pairs, strict=False)}
 
@@ -38,16 +38,16 @@ def picture(
     legend: Sequence[Line2D] = (),
     **subplots: Any,
 ) -> Iterator[np.ndarray]:
-    """Yield an array of axes, (rows, columns), and write the figure to a PNG file if the block ends without an error.
+    """Yield an array of axes (rows, columns), and write the figure to a PNG file if the block raises no error.
 
     Args:
         path: the PNG file, which is written atomically.
-        rows: the number of rows of panels.
-        columns: the number of columns of panels.
-        panel: the width and height of a panel, in inches.
+        rows: number of rows of panels.
+        columns: number of columns of panels.
+        panel: width and height of a panel, in inches.
         title: a title above all panels.
-        legend: the handles of a legend below all panels, see :func:`handles`; the list may be extended in the block.
-        subplots: further arguments of matplotlib's `Figure.subplots`, such as ``sharex`` and ``sharey``.
+        legend: handles for a legend below all panels (see :func:`handles`); the block may extend the list.
+        subplots: further arguments for matplotlib's `Figure.subplots`, such as ``sharex`` and ``sharey``.
     """
     figure = Figure(figsize=(panel[0] * columns, panel[1] * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **subplots)
@@ -70,18 +70,18 @@ def picture(
 
 
 def handles(style_of: Mapping[str, Style], **more: Any) -> list[Line2D]:
-    """Return a legend handle for each name; `more` holds arguments for all of them, such as ``linestyle=""``."""
+    """Create a legend handle for each name; `more` is passed to all of them, such as ``linestyle=""``."""
     return [Line2D([], [], label=name, **{**style, **more}) for name, style in style_of.items()]
 
 
 def draw_band(axis: Axes, x: Sequence[float], values: np.ndarray, style: Style) -> None:
-    """Draw the median over seeds as a line, within a band from the lowest to the highest value.
+    """Draw the median over seeds as a line, inside a band from the minimum to the maximum.
 
     Args:
         axis: the axes.
-        x: the horizontal positions, (points,).
+        x: the x coordinates, (points,).
         values: the values, (seeds, points).
-        style: the style of the line; the band has its colour.
+        style: the style of the line; the band has the same color.
     """
     axis.fill_between(
         x,
@@ -95,7 +95,7 @@ def draw_band(axis: Axes, x: Sequence[float], values: np.ndarray, style: Style) 
 
 
 def draw_spread(axis: Axes, x: float, values: Sequence[float], style: Style) -> None:
-    """Draw a mark at the median of `values` and a bar from the lowest to the highest of them."""
+    """Draw a marker at the median of `values`, and a bar from their minimum to their maximum."""
     axis.vlines(x, min(values), max(values), color=style["color"], linewidth=1)
     axis.plot(x, np.median(values), linestyle="", markersize=8, zorder=3, **style)
 
@@ -111,10 +111,10 @@ SECONDS_OF = {"hours": 3600, "minutes": 60, "seconds": 1}
 
 
 def label_cost(axis: Axes, cost: str) -> None:
-    """Label the x axis, which starts at zero and shows one of the costs in OF_COST.
+    """Format the x axis for one of the costs in OF_COST, starting at zero.
 
-    Large numbers are abbreviated, such as 1.5T for 1.5e12. Times are shown in hours from one hour on, in minutes from
-    six minutes on, and otherwise in seconds.
+    Large numbers are abbreviated, such as 1.5T for 1.5e12. Times are shown in seconds up to six minutes, in minutes up
+    to one hour, and in hours otherwise.
     """
     axis.set_xlim(left=0)
     most = axis.get_xlim()[1]

@@ -1,4 +1,4 @@
-"""The format of numbers in reports: few digits, and the spread of repeated measurements."""
+"""Formatting of numbers in reports: few digits, and the spread of repeated measurements."""
 
 from collections.abc import Mapping, Sequence
 from typing import Optional
@@ -7,7 +7,7 @@ import numpy as np
 
 NOTHING = "-"  # a cell without a value
 FEWEST_FOR_QUARTILES = 3
-WIDE = 0.1  # of the median: quartiles of times that lie further apart come from a noisy machine
+WIDE = 0.1  # of the median; quartiles of times that are farther apart indicate a noisy machine
 CONFIDENCE = 0.95
 
 
@@ -19,7 +19,7 @@ def number(value: float) -> str:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return `n` and `median` of the values and, if there are at least three, the quartiles `low` and `high`."""
+    """Return the number `n` and `median` of the values and, for at least three, the quartiles `low` and `high`."""
     found = {"n": len(values), "median": float(np.median(values))}
     if len(values) >= FEWEST_FOR_QUARTILES:
         found |= {
@@ -30,12 +30,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def in_milliseconds(seconds: Sequence[float]) -> dict[str, float]:
-    """Return the :func:`spread` of times given in seconds, in milliseconds."""
+    """Return the :func:`spread` of times, converted from seconds to milliseconds."""
     return spread([1000 * each for each in seconds])
 
 
 def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
-    """Format a result of :func:`spread` as the median with the quartiles in brackets, or with n if there are none."""
+    """Format a result of :func:`spread`: the median, with the quartiles in parentheses, or n if there are none."""
     median = f"{of['median']:.{digits}f}"
     if "low" not in of:
         return f"{median} (n = {of['n']})"
@@ -43,10 +43,10 @@ def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
 
 
 def noise_warning(timings: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return a sentence that warns of a noisy machine if quartiles lie far apart, else nothing.
+    """Return a list with a warning about a noisy machine if quartiles are far apart, else an empty list.
 
     Args:
-        timings: what :func:`spread` returns of each timing, by its name.
+        timings: results of :func:`spread`, by the name of the timing.
     """
     widths = {name: (of["high"] - of["low"]) / of["median"] for name, of in timings.items() if "low" in of}
     noisy = [name for name, width in widths.items() if width > WIDE]
@@ -54,13 +54,13 @@ def noise_warning(timings: Mapping[str, Mapping[str, float]]) -> list[str]:
         return []
     worst = max(noisy, key=lambda name: widths[name])
     return [
-        f"The machine was noisy: the quartiles of {len(noisy)} of {len(timings)} timings lie more than {WIDE:.0%} of "
-        f"the median apart, those of {worst} {widths[worst]:.0%}. Measure again with nothing else running."
+        f"The machine was noisy: the quartiles of {len(noisy)} of {len(timings)} timings are more than {WIDE:.0%} of "
+        f"the median apart (for {worst}, {widths[worst]:.0%}). Measure again with no other programs running."
     ]
 
 
 def with_range(values: Sequence[float]) -> str:
-    """Format values as their median with, if there are several, the lowest and the highest in brackets."""
+    """Format values as their median, followed by the range in parentheses if there are several values."""
     middle = float(np.median(values))
     digits = 3
     if abs(middle) >= 100:
@@ -71,7 +71,7 @@ def with_range(values: Sequence[float]) -> str:
 
 
 def mean_bounds(values: Sequence[float]) -> Optional[tuple[float, float]]:
-    """Return Student's two-sided 95% confidence interval of the mean over seeds, or None for fewer than two seeds."""
+    """Return the two-sided 95% t confidence interval for the mean over seeds, or None for fewer than two seeds."""
     if len(values) < 2:
         return None
     from scipy import stats  # the import takes a second
@@ -79,13 +79,13 @@ def mean_bounds(values: Sequence[float]) -> Optional[tuple[float, float]]:
     middle = float(np.mean(values))
     error = float(stats.sem(values))
     if error == 0:
-        return middle, middle  # scipy would return nan
+        return middle, middle  # scipy would return NaN
     low, high = stats.t.interval(CONFIDENCE, len(values) - 1, loc=middle, scale=error)
     return float(low), float(high)
 
 
 def duration(seconds: float) -> str:
-    """Format a duration in the unit that reads best: 31.4 s, 12 min, 2 h 05 min, 3.4 days or 57 years."""
+    """Format a duration in a suitable unit: 31.4 s, 12 min, 2 h 05 min, 3.4 days or 57 years."""
     if seconds < 100:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""The page of a report, which consists of tables, notes, pictures and paragraphs."""
+"""Markdown pages for reports, which consist of tables, notes, pictures and paragraphs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from lazyformer_fairseq.storage.atomic import write_text
 
 @dataclass(frozen=True)
 class Notes:
-    """Notes that a reader needs besides the tables, shown as one bullet each."""
+    """Notes on the tables, rendered as a bulleted list."""
 
     sentences: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture in the folder of the page."""
+    """A picture in the same folder as the page."""
 
     name: str
 
@@ -26,13 +26,13 @@ Block = Table | Notes | Picture | str  # a str is a paragraph, or a heading such
 
 
 def markdown(blocks: Sequence[Block], pictures: bool = True) -> str:
-    """Return the page in Markdown, ending in a newline; pictures can be left out, as a screen does not show them."""
+    """Render the page as Markdown with a final newline; pictures can be omitted, for the terminal."""
     shown = [block for block in blocks if pictures or not isinstance(block, Picture)]
     return "\n\n".join(text for text in map(_as_markdown, shown) if text) + "\n"
 
 
 def write_page(blocks: Sequence[Block], folder: Path, stem: str) -> str:
-    """Write the page to STEM.md atomically, and return it without pictures, for the screen."""
+    """Write the page to STEM.md atomically, and return it without pictures, for the terminal."""
     write_text(folder / f"{stem}.md", markdown(blocks))
     return markdown(blocks, pictures=False)
 

@@ -1,4 +1,4 @@
-"""Tables for the screen and for Markdown pages."""
+"""Tables for the terminal and for Markdown pages."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,13 @@ from tabulate import tabulate
 
 @dataclass(frozen=True)
 class Table:
-    """A table of cells, which are printed as they are.
+    """A table; its cells are printed unchanged.
 
     Args:
         title: the heading above the table; empty for none.
-        rows: the cells of each row by header. There must be at least one row, and all need the same headers in order.
-        left: the headers of columns that are aligned to the left, in addition to the first one.
+        rows: each row's cells by header. There must be at least one row, and all rows must have the same headers in the
+            same order.
+        left: the headers of left-aligned columns, in addition to the first column.
     """
 
     title: str
@@ -22,12 +23,12 @@ class Table:
     left: Collection[str] = ()
 
     def printed(self, style: str = "github") -> str:
-        """Return the table as text in a format of tabulate, such as `github` or, for the screen, `simple`."""
+        """Format the table in one of tabulate's formats, such as `github` or, for the terminal, `simple`."""
         first = next(iter(self.rows[0]))
         align = ["left" if header in (first, *self.left) else "right" for header in self.rows[0]]
         return tabulate(self.rows, "keys", tablefmt=style, disable_numparse=True, colalign=align)
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]], left: Collection[str] = ()) -> str:
-    """Return a table without a title in Markdown; the arguments are those of :class:`Table`."""
+    """Format a table without a title as Markdown; for the arguments see :class:`Table`."""
     return Table("", rows, left).printed()

@@ -1,1 +1,1 @@
-"""Zero-shot evaluation of language models by their preferences, without any training on the task."""
+"""Zero-shot evaluation of language models on minimal pairs, without training on the task."""

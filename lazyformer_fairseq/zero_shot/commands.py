@@ -15,20 +15,21 @@ from lazyformer_fairseq.zero_shot.settings import EvaluationSettings
 @click.option("--data", required=True, type=ExistingPath(), help="Folder of .jsonl files with minimal pairs.")
 @takes(EvaluationSettings)
 def evaluate(models: tuple[str, ...], data: Path, settings: EvaluationSettings) -> None:
-    r"""Test which of two sentences language models prefer, without training: on BLiMP, or on your minimal pairs.
+    r"""Test which of two sentences language models prefer, zero-shot, on BLiMP or your own minimal pairs.
 
-    A MODEL is a checkpoint, a folder of checkpoints, an export, or a masked or causal LM that transformers loads. Each
-    line of a file in the folder --data is an object with sentence_good and sentence_bad. A masked LM scores a sentence
-    by its pseudo-log-likelihood (each token masked in turn; Salazar et al., 2020), a causal LM by its log-likelihood.
+    A MODEL is a checkpoint, a folder of checkpoints, an export, or a masked or causal LM that transformers can load.
+    Each line of the files in --data is a JSON object with sentence_good and sentence_bad. Masked LMs score a sentence
+    by its pseudo-log-likelihood (tokens are masked one at a time; Salazar et al., 2020), causal LMs by its
+    log-likelihood.
 
-    The answers of each model are kept in OUTPUT, so that a rerun only scores new models.
+    Each model's answers are stored in OUTPUT, so a rerun scores only new models.
 
     \b
     lazyformer evaluate checkpoints/bert checkpoints/lazy --data blimp/data
     lazyformer evaluate bert=bert-base-uncased --data my_pairs --benchmark pairs --ngram my_corpus
     """
     if not models and settings.ngram is None:
-        raise click.UsageError("give a MODEL or --ngram")
+        raise click.UsageError("pass a MODEL or --ngram")
     with stoppable():
         from lazyformer_fairseq.zero_shot.run import run
 

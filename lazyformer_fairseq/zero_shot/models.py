@@ -1,4 +1,4 @@
-"""The language models that score sentences: ours, those that transformers loads, and n-gram counts of a corpus."""
+"""Language models that score sentences: this package's models, transformers' models, and n-gram models of a corpus."""
 
 import sys
 from collections.abc import Callable
@@ -28,7 +28,7 @@ Prepare = Callable[[nn.Module], nn.Module]  # moves a model to its device and pr
 
 
 def name_of(model: str) -> str:
-    """Return the name of a MODEL argument in reports: the NAME of NAME=PATH, or else the last part of the path."""
+    """Return a model's name in reports: the NAME in NAME=PATH, or else the last component of the path."""
     name, path = named_path(model)
     if name:
         return name
@@ -38,15 +38,15 @@ def name_of(model: str) -> str:
 
 
 def load_model(model: str, prepare: Prepare) -> LanguageModel:
-    """Load a MODEL argument.
+    """Load a language model from a MODEL argument.
 
     Args:
-        model: one of our checkpoints, its folder or an export, a folder that transformers loads, or the name of a model
-            on the Hugging Face hub; each may be preceded by ``NAME=``.
+        model: a checkpoint of this package, its folder, an export, a folder that transformers can load, or the name of
+            a model on the Hugging Face Hub; optionally prefixed by ``NAME=``.
         prepare: moves the model to its device and precision.
 
     Raises:
-        UserError: there is no such model, it is damaged or not a language model, or its tokenizer is missing.
+        UserError: the model does not exist, is damaged or not a language model, or its tokenizer is missing.
     """
     name, path = named_path(model)
     if not path.exists() and (name or path.suffix or path.is_absolute()):
@@ -58,7 +58,7 @@ def load_model(model: str, prepare: Prepare) -> LanguageModel:
 
 
 def count_model(corpus: Path, order: int) -> LanguageModel:
-    """Return an n-gram model of a corpus' training text, over the tokens of its tokenizer."""
+    """Train an n-gram model on a corpus's training text, using the corpus's tokenizer."""
     folders = data_folders(str(corpus))
     tokenizer = load_tokenizer(tokenizer_of(folders[0]))
     text = read_tokens((Path(folder) / "train" for folder in folders), most=sys.maxsize)
@@ -71,7 +71,7 @@ def count_model(corpus: Path, order: int) -> LanguageModel:
 
 
 def _load_own(checkpoint: Path, prepare: Prepare) -> LanguageModel:
-    """Return a model of this package; a causal one reads ``</s> sentence``, as after another text."""
+    """Load a model of this package; causal models are given ``</s> sentence``, as after another text."""
     tokenizer = loading.tokenizer_beside(checkpoint)
     state = checkpoints.load(checkpoint)
     model = prepare(loading.build(state, tokenizer.dictionary, checkpoint))
@@ -106,7 +106,7 @@ def _load_own(checkpoint: Path, prepare: Prepare) -> LanguageModel:
 
 
 def _encode(tokenizer: TextTokenizer, sentence: str, longest: int, first: Optional[int] = None) -> EncodedSentence:
-    """Encode ``<s> sentence </s>`` with our tokenizer, cut to `longest` ids; `first`, if given, replaces <s>."""
+    """Encode ``<s> sentence </s>``, truncated to `longest` ids; `first`, unless None, replaces <s>."""
     whole = np.array(tokenizer.build_input(sentence))
     ids = cut_input(whole, longest, tokenizer.special.eos)
     is_scored = np.ones(len(ids), dtype=bool)
@@ -158,8 +158,8 @@ def _load_by_transformers(name: str, prepare: Prepare) -> LanguageModel:
         if first is None:
             first = tokenizer.eos_token_id
     if first is None and (is_causal or tokenizer.mask_token_id is None):
-        wanted = "token that begins a text" if is_causal else "mask token"
-        raise UserError(f"{name}: its tokenizer has no {wanted}, which scoring needs")
+        wanted = "beginning-of-text token" if is_causal else "mask token"
+        raise UserError(f"{name}: its tokenizer has no {wanted}, which is needed for scoring")
 
     @torch.inference_mode()
     def log_probabilities(ids_BT: np.ndarray, at_BT: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -192,10 +192,10 @@ def _encode_by_transformers(
     longest: int,
     first: Optional[int] = None,
 ) -> EncodedSentence:
-    """Encode a sentence with a transformers tokenizer, cut to `longest` ids.
+    """Encode a sentence with a transformers tokenizer, truncated to `longest` ids.
 
-    If a `first` id is given, it alone precedes the sentence and predicts its first token. Otherwise the sentence is
-    enclosed in the special tokens of the tokenizer.
+    If `first` is an id, it precedes the sentence instead of the tokenizer's special tokens, and the first token is
+    predicted from it. Otherwise the sentence is enclosed in the tokenizer's special tokens.
     """
     encoding = tokenizer(sentence, return_special_tokens_mask=True)
     is_cut = len(encoding["input_ids"]) > longest

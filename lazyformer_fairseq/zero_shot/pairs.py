@@ -1,7 +1,7 @@
-"""Minimal pairs: two sentences that differ in one point of grammar, of which a model should prefer the first.
+"""Minimal pairs: pairs of an acceptable and an unacceptable sentence that differ in a single point of grammar.
 
-BLiMP (Warstadt et al., 2020) is a folder of 67 files of such pairs. Any folder of JSON lines with ``sentence_good`` and
-``sentence_bad`` in each line can be used.
+BLiMP (Warstadt et al., 2020) consists of 67 files of such pairs. Any folder of JSON lines files with the fields
+``sentence_good`` and ``sentence_bad`` can be used.
 """
 
 import re
@@ -20,14 +20,14 @@ GOOD = "sentence_good"
 BAD = "sentence_bad"
 PARADIGM = "UID"
 PHENOMENON = "linguistics_term"
-# The authors' files have 13 terms for the 12 phenomena in their paper (Warstadt et al., 2020, Table 4).
+# The published files have 13 terms for the 12 phenomena in the paper (Warstadt et al., 2020, Table 4).
 PHENOMENON_OF_TERM = {"s-selection": "argument_structure"}
-REMEDY = f'give a folder of .jsonl files whose lines are objects with "{GOOD}" and "{BAD}"'
+REMEDY = f'use a folder of .jsonl files whose lines are objects with "{GOOD}" and "{BAD}"'
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two sentences that differ in one point of grammar."""
+    """A minimal pair: an acceptable and an unacceptable sentence."""
 
     good: str
     bad: str
@@ -35,12 +35,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Paradigm:
-    """The pairs of one file, which all test the same point of grammar.
+    """The pairs in one file, which all test the same point of grammar.
 
     Attributes:
-        name: the `UID` in the file, or else the name of the file.
-        phenomenon: the field of grammar that the paradigm belongs to; "" if the file names none.
-        pairs: the pairs in the order of the file.
+        name: the `UID` in the file, or else the file's name.
+        phenomenon: the linguistic phenomenon that the paradigm belongs to; "" if the file does not contain it.
+        pairs: the pairs, in file order.
     """
 
     name: str
@@ -49,18 +49,18 @@ class Paradigm:
 
 
 def read_paradigms(folder: Path, most_pairs: int = 0) -> list[Paradigm]:
-    """Read all files in a folder.
+    """Read the paradigms from all files in a folder.
 
     Args:
-        folder: a folder of ``*.jsonl`` files.
+        folder: a folder with ``*.jsonl`` files.
         most_pairs: maximum number of pairs per paradigm, evenly spaced over its file; 0 for all.
 
     Returns:
         The paradigms, sorted by name.
 
     Raises:
-        UserError: there are no files, two paradigms have the same name, or a line is not a pair; the message names file
-            and line.
+        UserError: there are no files, two paradigms have the same name, or a line is not a valid pair (the message
+            names file and line).
     """
     files = sorted(folder.glob("*.jsonl"))
     if not files:
@@ -69,7 +69,7 @@ def read_paradigms(folder: Path, most_pairs: int = 0) -> list[Paradigm]:
     for file in files:
         paradigm = _read_paradigm(file, most_pairs)
         if paradigm.name in paradigms:
-            raise UserError(f"{file}: its paradigm {paradigm.name} is also in another file of the folder")
+            raise UserError(f"{file}: its paradigm {paradigm.name} is also in another file in this folder")
         paradigms[paradigm.name] = paradigm
     return [paradigms[name] for name in sorted(paradigms)]
 
@@ -92,7 +92,7 @@ def _read_paradigm(file: Path, most_pairs: int) -> Paradigm:
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects in the lines of a file, after checking the fields that are used."""
+    """Yield the JSON object in each line of a file, after checking the fields that are used."""
     for number, line in enumerate(read_text(file, REMEDY).split("\n"), start=1):
         if not line.strip():
             continue
@@ -108,16 +108,16 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
                 raise UserError(f"{where}: {name} is missing or empty; {REMEDY}")
         for name in (GOOD, BAD, PARADIGM, PHENOMENON):
             if not isinstance(row.get(name, ""), str):
-                raise UserError(f"{where}: its {name} is {row[name]!r}, which is not a text")
+                raise UserError(f"{where}: its {name} is {row[name]!r}, which is not a string")
         yield row
 
 
 def readable(name: str) -> str:
-    """Return the name of a paradigm or phenomenon as words: ``npi_licensing`` becomes "npi licensing"."""
+    """Convert the name of a paradigm or phenomenon to words: ``npi_licensing`` becomes "npi licensing"."""
     return re.sub(r"[_-]+", " ", name)
 
 
 def sentences_of(paradigms: Sequence[Paradigm]) -> list[str]:
-    """Return all sentences without repetition, in the order in which they first occur."""
+    """Return all distinct sentences, in order of first occurrence."""
     pairs = [pair for paradigm in paradigms for pair in paradigm.pairs]
     return list(dict.fromkeys(sentence for pair in pairs for sentence in (pair.good, pair.bad)))

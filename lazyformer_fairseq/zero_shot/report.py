@@ -1,4 +1,4 @@
-"""The report on minimal pairs: a verdict, a table by phenomenon, a table by paradigm, and a bar chart."""
+"""The report on minimal pairs: a summary, a table by phenomenon, a table by paradigm, and a bar chart."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ ALL_OF_BLIMP = (67, 67_000)  # paradigms, pairs
 
 
 def write_report(answers: Sequence[Answers], paradigms: Sequence[Paradigm], benchmark: str, folder: Path) -> str:
-    """Write report.md and phenomena.png; return what to print on a screen: the verdict and the table by phenomenon."""
+    """Write report.md and phenomena.png; return the summary and the table by phenomenon, for the terminal."""
     names = [paradigm.name for paradigm in paradigms]
     by_phenomenon = phenomena_of(paradigms)
     draw(answers, by_phenomenon, folder / BARS)
@@ -42,7 +42,7 @@ def write_report(answers: Sequence[Answers], paradigms: Sequence[Paradigm], benc
 
 
 def phenomena_of(paradigms: Sequence[Paradigm]) -> dict[str, list[str]]:
-    """Return the names of the paradigms by phenomenon, both sorted; a paradigm without one is its own phenomenon."""
+    """Group paradigm names by phenomenon, both sorted; a paradigm without a phenomenon is a group by itself."""
     found: dict[str, list[str]] = {}
     for paradigm in paradigms:
         found.setdefault(paradigm.phenomenon or paradigm.name, []).append(paradigm.name)
@@ -50,7 +50,7 @@ def phenomena_of(paradigms: Sequence[Paradigm]) -> dict[str, list[str]]:
 
 
 def _verdict(answers: Sequence[Answers], names: Sequence[str]) -> Iterator[str]:
-    """Yield one sentence per model, with its difference from the first."""
+    """Yield one sentence per model, including its difference from the first model."""
     first = answers[0]
     for each in answers:
         mean = 100 * each.mean_accuracy(names)
@@ -83,22 +83,22 @@ def _rows(
 def _notes(answers: Sequence[Answers], paradigms: Sequence[Paradigm], benchmark: str) -> Iterator[str]:
     pairs = sum(len(paradigm.pairs) for paradigm in paradigms)
     yield (
-        f"Pairs: {pairs:,}; paradigms: {len(paradigms)}, equally weighted; equal scores count as wrong. "
-        "The intervals assume that pairs are drawn at random within paradigms."
+        f"Pairs: {pairs:,}; paradigms: {len(paradigms)}, equally weighted; ties count as wrong. "
+        "The intervals assume that pairs are random samples within paradigms."
     )
     if benchmark == "blimp" and (len(paradigms), pairs) != ALL_OF_BLIMP:
         yield f"This is not all of BLiMP, which has {ALL_OF_BLIMP[0]} paradigms and {ALL_OF_BLIMP[1]:,} pairs."
     for each in answers:
         said = f"{each.model}: {each.method}"
         if each.unknown:
-            said += f"; {each.unknown:,} of {each.sentences:,} sentences have a token that is not in its vocabulary"
+            said += f"; {each.unknown:,} of {each.sentences:,} sentences contain a token that is not in its vocabulary"
         if each.cut:
-            said += f"; {each.cut:,} sentences exceed its maximum length and were cut"
+            said += f"; {each.cut:,} sentences exceed its maximum length and were truncated"
         yield f"{said}; {each.seconds:,.0f} s on {each.machine['device']}."
 
 
 def draw(answers: Sequence[Answers], by_phenomenon: dict[str, list[str]], path: Path) -> None:
-    """Draw the accuracy of each model on each phenomenon as bars, with the mean over paradigms at the bottom."""
+    """Draw a bar chart of each model's accuracy by phenomenon, with the mean over paradigms at the bottom."""
     groups = {**by_phenomenon, "mean over paradigms": [name for names in by_phenomenon.values() for name in names]}
     height = 0.8 / len(answers)
     places = np.arange(len(groups))

@@ -1,4 +1,4 @@
-"""The answers of models on minimal pairs, computed once per model, stored in one file each, and summarised."""
+"""Models' answers on minimal pairs, computed once per model and stored in one file each, and their statistics."""
 
 import hashlib
 import math
@@ -24,18 +24,18 @@ NORMAL_95 = 1.96  # half width of a 95% interval, in standard errors
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of one model.
+    """A model's answers on all pairs.
 
     Attributes:
-        model: the name of the model in reports.
-        method: the name of the score.
-        identity: a hash of everything that determines the margins: weights, score, precision and sentences.
-        margins: by paradigm, for each pair the score of the good sentence minus that of the bad one, in nats.
+        model: the model's name in reports.
+        method: the name of the scoring method.
+        identity: a hash of everything that determines the margins: weights, scoring method, precision and sentences.
+        margins: the score of the good sentence minus the score of the bad one for each pair, in nats, by paradigm.
         cut: number of sentences that exceed the model's maximum length.
         unknown: number of sentences with a token that is not in the vocabulary.
-        sentences: number of different sentences.
+        sentences: number of distinct sentences.
         tokens: number of scored tokens.
-        seconds: duration of the scoring.
+        seconds: duration of the scoring in seconds.
         machine: device and versions.
     """
 
@@ -51,15 +51,15 @@ class Answers:
     machine: dict[str, Any]
 
     def accuracy(self, paradigm: str) -> float:
-        """Return the share of a paradigm's pairs whose good sentence has the higher score; equal scores are wrong."""
+        """Return the fraction of a paradigm's pairs in which the good sentence scores higher; ties count as wrong."""
         return float(np.mean(np.array(self.margins[paradigm]) > 0))
 
     def mean_accuracy(self, paradigms: Sequence[str]) -> float:
-        """Return the mean accuracy over paradigms with equal weights."""
+        """Return the unweighted mean accuracy over paradigms."""
         return float(np.mean([self.accuracy(paradigm) for paradigm in paradigms]))
 
     def standard_error(self, paradigms: Sequence[str]) -> float:
-        """Return the standard error of :meth:`mean_accuracy`, assuming pairs drawn at random within each paradigm."""
+        """Return the standard error of :meth:`mean_accuracy`, assuming random samples of pairs in each paradigm."""
         right = [np.array(self.margins[paradigm]) > 0 for paradigm in paradigms]
         return _error_of_mean(right)
 
@@ -73,7 +73,7 @@ class Answers:
 
 
 def _error_of_mean(samples: Sequence[np.ndarray]) -> float:
-    """Return the standard error of the mean of the samples' means."""
+    """Return the standard error of the mean of the sample means."""
     variances = [sample.var() / len(sample) for sample in samples]
     return math.sqrt(sum(variances)) / len(samples)
 
@@ -107,24 +107,24 @@ def answer(
 
 
 def method_of(model: LanguageModel, settings: EvaluationSettings) -> str:
-    """Return the name of the score, in words."""
+    """Describe the scoring method in words."""
     if model.mask is not None and settings.mask_rest_of_word:
         return f"{model.name}, with the rest of the word masked"
     return model.name
 
 
 def kept_or_made(path: Path, identity: str, make: Callable[[], Answers]) -> Answers:
-    """Return the answers in a file if they have this identity; if there is no file, make and store them.
+    """Read the answers from a file, or compute and store them if the file does not exist.
 
     Raises:
-        UserError: the file is damaged, or contains the answers of another model or on other pairs.
+        UserError: the file is damaged, or contains answers with another `identity`.
     """
     if path.exists():
         found = read_checked_as(Answers, path)
         if found.identity != identity:
             raise UserError(
-                f"{path}: contains answers of another model, with another score or on other pairs; remove it, give the "
-                "model another name (NAME=MODEL), or give another --output"
+                f"{path}: contains answers of another model, with another scoring method, or on other pairs; remove "
+                "it, rename the model (NAME=MODEL), or use another --output"
             )
         return found
     made = make()
@@ -133,7 +133,7 @@ def kept_or_made(path: Path, identity: str, make: Callable[[], Answers]) -> Answ
 
 
 def identity_of(model: LanguageModel, settings: EvaluationSettings, paradigms: Sequence[Paradigm]) -> str:
-    """Return a hash of everything that determines the margins of a model."""
+    """Return a hash of everything that determines a model's margins."""
     digest = hashlib.sha256(f"{method_of(model, settings)}\n{settings.precision}\n".encode())
     for name, weight in sorted(model.weights.items()):
         digest.update(name.encode())

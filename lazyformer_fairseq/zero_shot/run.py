@@ -1,4 +1,4 @@
-"""The steps of ``lazyformer evaluate``: read the pairs, get the answers of each model, and report."""
+"""The steps of ``lazyformer evaluate``: read the pairs, score them with each model, and write the report."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from lazyformer_fairseq.zero_shot.settings import EvaluationSettings
 
 
 def run(models: Sequence[str], data: Path, settings: EvaluationSettings) -> str:
-    """Evaluate models, and return the part of the report to print on a screen.
+    """Evaluate models, and return the text of the report for the terminal.
 
     Raises:
         UserError: a model or the pairs cannot be read, or two models have the same name.
@@ -36,7 +36,7 @@ def run(models: Sequence[str], data: Path, settings: EvaluationSettings) -> str:
     for text in models:
         name = name_of(text)
         if name in loaders:
-            raise UserError(f"{text}: another model is also called {name}; give NAME=MODEL")
+            raise UserError(f"{text}: another model is also called {name}; use NAME=MODEL")
         loaders[name] = partial(load_model, text, prepare)
     if settings.ngram is not None:
         loaders[f"{settings.order}-gram"] = partial(count_model, settings.ngram, settings.order)

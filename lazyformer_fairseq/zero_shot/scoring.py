@@ -1,13 +1,13 @@
 """The log-likelihood of sentences under masked, causal and count models, in nats.
 
-A masked LM defines no likelihood of a sentence. Its pseudo-log-likelihood (Salazar et al., 2020, "Masked Language Model
-Scoring", section 2) is the sum over its tokens of log P(token | all others), with each token masked in turn. That makes
-words of several tokens too likely, because the rest of a word gives the token away. The variant of Kauf and Ivanova
-(2023, "A Better Way to Do Masked Language Model Scoring", PLL-word-l2r) therefore also masks the tokens of the same
-word to the right.
+A masked LM does not define the likelihood of a sentence. The pseudo-log-likelihood (Salazar et al., 2020, "Masked
+Language Model Scoring", section 2) is the sum over tokens of log P(token | all other tokens), computed by masking one
+token at a time. It overestimates multi-token words, because the rest of a word reveals the masked token. The variant by
+Kauf and Ivanova (2023, "A Better Way to Do Masked Language Model Scoring", PLL-word-l2r) therefore also masks the
+following tokens of the same word.
 
-Every model reads batches of sentences of the same length. So there is no padding, and a score does not depend on the
-other sentences in the batch.
+All sentences in a batch have the same length. There is no padding, so a score does not depend on the other sentences in
+the batch.
 """
 
 import itertools
@@ -25,14 +25,14 @@ SENTENCES_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class EncodedSentence:
-    """A sentence as the input of a model.
+    """A sentence, tokenized for a model.
 
     Attributes:
-        ids: token ids (T,) including special tokens, cut to the model's maximum length.
-        is_scored: whether each token belongs to the sentence itself, bool (T,).
-        begins_word: whether each token begins a word, bool (T,).
+        ids: token ids (T,) including special tokens, truncated to the model's maximum length.
+        is_scored: True for the sentence's own tokens and False for special tokens, bool (T,).
+        begins_word: True for tokens at the beginning of a word, bool (T,).
         is_cut: whether the sentence exceeds the model's maximum length.
-        is_unknown: whether one of its tokens is not in the vocabulary.
+        is_unknown: whether any token is not in the vocabulary.
     """
 
     ids: np.ndarray
@@ -44,16 +44,16 @@ class EncodedSentence:
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """The parts of a model that scoring needs.
+    """A language model's interface for scoring.
 
     Attributes:
-        encode: encodes a sentence for the model.
-        log_probabilities: takes token ids (B, T), the places to predict, bool (B, T), and the right ids at these places
-            (M,), row by row; returns the log-probability of each, float64 (M,). A causal model predicts from the ids
-            before.
+        encode: a function that tokenizes a sentence for the model.
+        log_probabilities: a function that takes token ids (B, T), the positions to predict as bool (B, T), and the
+            target ids at these positions (M,), row by row. It returns the targets' log-probabilities, float64 (M,).
+            Causal models predict a position from the ids before it.
         weights: the tensors that the scores depend on, by name.
-        mask: the id of a masked LM's mask; None for a causal model.
-        name: the type of score, for reports.
+        mask: the id of a masked LM's mask token; None for a causal model.
+        name: the name of the scoring method, for reports.
     """
 
     encode: Callable[[str], EncodedSentence]
@@ -65,7 +65,7 @@ class LanguageModel:
 
 @dataclass(frozen=True)
 class SentenceScores:
-    """The scores of sentences.
+    """The scores of a set of sentences.
 
     Attributes:
         nats: the log-likelihood or pseudo-log-likelihood of each sentence.
@@ -91,10 +91,10 @@ def score(
 
     Args:
         model: the model.
-        sentences: raw texts without repetition.
+        sentences: distinct raw texts.
         description: the label of the progress bar.
         max_tokens: maximum number of tokens per batch; a batch has at least one row.
-        masks_rest_of_word: whether to also mask the tokens of the same word to the right of the scored one.
+        masks_rest_of_word: whether to also mask the tokens of the same word that follow the scored token.
     """
     encoded = {sentence: model.encode(sentence) for sentence in sentences}
     by_length = sorted(encoded, key=lambda sentence: len(encoded[sentence].ids))
@@ -126,9 +126,9 @@ def _rows(
     mask: Optional[int],
     masks_rest_of_word: bool,
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield the rows that a model reads: number of the sentence, ids, and places to predict, bool (T,).
+    """Yield input rows: the sentence's index, its ids, and the positions to predict, bool (T,).
 
-    A causal model reads each sentence once; a masked LM reads a row per token.
+    There is one row per sentence for causal models, and one row per token for masked LMs.
     """
     for number, sentence in enumerate(sentences):
         if mask is None:

@@ -15,25 +15,25 @@ class EvaluationSettings:
 
     benchmark: str = option(
         "blimp",
-        "blimp: BLiMP, with a note if the folder does not contain all of it; pairs: any minimal pairs.",
+        "Type of data. blimp: BLiMP, with a note if the folder is incomplete; pairs: any minimal pairs.",
         choices=BENCHMARKS,
     )
     output: Optional[Path] = option(
         None,
-        "Folder for the answers, the report and the plot.",
+        "Output folder for answers, report and plot.",
         shown="results/BENCHMARK",
     )
     ngram: Optional[Path] = option(
         None,
-        "Also score an n-gram model of the training text in this folder, which `lazyformer corpus` wrote.",
+        "Also evaluate an n-gram model of the training text in this folder, written by `lazyformer corpus`.",
     )
-    order: int = option(5, "Length of the n-grams in tokens.", low=1, high=10)
+    order: int = option(5, "Order n of the n-gram model, in tokens.", low=1, high=10)
     pairs: Optional[int] = option(
-        None, "Number of pairs per paradigm, evenly spaced over its file.", bounds=COUNT, shown="all"
+        None, "Maximum number of pairs per paradigm, evenly spaced over its file.", bounds=COUNT, shown="all"
     )
     mask_rest_of_word: bool = option(
         False,
-        "Masked LMs: with each token, also mask the tokens of its word to the right (Kauf and Ivanova, 2023).",
+        "Masked LMs: along with each token, mask the following tokens of its word (Kauf and Ivanova, 2023).",
     )
     device: Optional[str] = DEVICE()
     precision: str = option("fp32", "Numeric precision of the models.", choices=("fp32", "bf16", "fp16"))

@@ -64,10 +64,10 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
         ("--tokenizer nowhere", "nowhere: no such file or folder"),
         ("--tokenizer .", ".: no tokenizer there"),
         ("--data nowhere", "nowhere: no such file or folder"),
-        ("--data .", "nor a folder of GLUE, such as CoLA"),
+        ("--data .", "nor a GLUE folder such as CoLA"),
         ("--epochs RTE=3", "not among --tasks"),
-        ("--epochs 10 MNLI=3", "MNLI=3 is not a checkpoint; if it is a value of an option, put a comma before it"),
-        ("--lrs 1e-5 2e-5", "2e-5 is not a checkpoint; if it is a value of an option, put a comma before it"),
+        ("--epochs 10 MNLI=3", "MNLI=3 is not a checkpoint; separate the values of an option by commas"),
+        ("--lrs 1e-5 2e-5", "2e-5 is not a checkpoint; separate the values of an option by commas"),
         ("--lrs 2", "2.0 is not in the range"),
         ("--seeds 1,1", "1 is specified twice"),
         ("--seeds one", "'one' is not a valid int"),
@@ -161,7 +161,7 @@ def test_a_report_ends_it_though_runs_have_failed(options, tmp_path):
     assert "failed: m CoLA lr0.001_seed1: IsADirectoryError: " in output
     assert json.loads((folder / "failed.json").read_text())["attempts"] == 2
     markdown = (tmp_path / "out" / "report" / "glue.md").read_text()
-    assert markdown.partition("![")[0] in output and "* m on CoLA: the score may change" in markdown
+    assert markdown.partition("![")[0] in output and "* m on CoLA: the score is provisional" in markdown
     assert output.endswith(f"written to {tmp_path / 'out' / 'report'}\n")
 
 
@@ -246,21 +246,21 @@ def test_predictions_are_the_official_evaluation_s_and_marked_alike(done, tmp_pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("predict START", "give the questions too, with --data"),
+        ("predict START", "pass the questions too, with --data"),
         ("predict START --data squad/dev-v1.1.json", "has no span head 'squad'"),
         ("predict nowhere.pt --data squad/dev-v1.1.json", "nowhere.pt: no such file or folder"),
-        ("predict START squad/dev-v1.1.json --data squad", "--data: does not apply if squad/dev-v1.1.json"),
+        ("predict START squad/dev-v1.1.json --data squad", "--data: cannot be combined with squad/dev-v1.1.json"),
         ("predict out --data out/runs/grid.json", "has no field 'data'; use an unmodified official"),
         ("predict squad", "squad: contains no checkpoint_best.pt"),
         ("predict out --output squad", "exists already"),
-        ("finetune START --task squad", "data: not prepared; give the official files with --data"),
+        ("finetune START --task squad", "data: not prepared; pass the official files with --data"),
         (
             "finetune START --task squad --data out/data --max-length 64",
-            "--max-length: applies only if --data has official files",
+            "--max-length: applies only if --data contains official files",
         ),
         (
             "finetune START --task squad --data squad --max-length 64 --output glue",
-            "this is a grid of CoLA, not of SQuAD; give another --output",
+            "this is a grid of CoLA, not of SQuAD; use another --output",
         ),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_head_is_what_was_asked_for(grid):
     assert settings_of("linear") == ("linear", 0.1)
     assert settings_of("linear:0") == ("linear", 0.0)
     for text in ("lineal", "dense:1.0", "dense:x"):
-        with pytest.raises(UserError, match=f"--glue-head {text}: give dense or linear"):
+        with pytest.raises(UserError, match=f"--glue-head {text}: must be dense or linear"):
             settings_of(text)
 
 
@@ -147,7 +147,9 @@ def test_what_decides_a_result_must_match_it(grid):
         grid("CoLA", no_padding=True).runs[0].result()
     run.refuse_other_settings()
     grid("CoLA", lrs=(5e-5,), seeds=(7,)).runs[0].refuse_other_settings()
-    with pytest.raises(UserError, match="would mix this result with the grid's .precision is 'fp32' there, 'bf16'"):
+    with pytest.raises(
+        UserError, match="this result has other settings than the grid .precision is 'fp32' there, 'bf16'"
+    ):
         grid("CoLA", lrs=(5e-5,), seeds=(7,), precision="bf16").runs[0].refuse_other_settings()
     (run.folder / "result.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read as JSON"):
@@ -178,22 +180,24 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     assert "no such file or folder; pass a checkpoint" in message(tmp_path / "nowhere.pt")
     assert f"{tmp_path}: contains no checkpoint_best.pt or checkpoint_last.pt" in message(f"m={tmp_path}")
     assert "is also called m2x2" in message(START, START)
-    assert "cannot name a model's folder" in message(f"../m={START}")
+    assert "cannot be used as a folder name" in message(f"../m={START}")
     (tmp_path / "lr=1e-4").mkdir()
     shutil.copy(START, tmp_path / "lr=1e-4")
-    assert f"'lr=1e-4' cannot name a model's folder; give one, as in m2x6={tmp_path}" in message(tmp_path / "lr=1e-4")
+    assert f"'lr=1e-4' cannot be used as a folder name; name the model, as in m2x6={tmp_path}" in message(
+        tmp_path / "lr=1e-4"
+    )
     broken = tmp_path / "broken.pt"
     broken.write_bytes(START.read_bytes()[:1000])
     assert f"{broken}: truncated, damaged or not a checkpoint" in message(f"m={broken}")
     state = torch.load(START)
     torch.save({**state, "model": {}}, broken)
-    assert "not a checkpoint of this package's models" in message(f"m={broken}")
+    assert "not a checkpoint of this package, because it lacks" in message(f"m={broken}")
     state["model"]["dictionary_sha256"] += 1
     torch.save(state, broken)
-    assert "trained with another dictionary" in message(f"m={broken}")
+    assert "trained with a dictionary other than" in message(f"m={broken}")
     shutil.copy(START, broken)
     train_tokenizer(tmp_path / "tokenizer", toy_texts(60), 120, TextSettings())
-    assert "the tokenizer beside it has other settings" in message(f"m={broken}")
+    assert "the tokenizer beside this checkpoint has different settings" in message(f"m={broken}")
 
 
 def test_tasks_epochs_and_executors(tmp_path, monkeypatch):
@@ -229,7 +233,7 @@ def test_what_is_not_prepared_is_told(prepared, tmp_path):
     for tasks, words in (
         ("QQP CoLA WNLI", "QQP, WNLI not prepared"),
         ("RTE", r"RTE/valid.\*: damaged"),
-        ("MNLI CoLA", "CoLA was prepared with another tokenizer than MNLI"),
+        ("MNLI CoLA", "CoLA and MNLI were prepared with different tokenizers"),
     ):
         with pytest.raises(UserError, match=words):
             GLUE.load(copy, tasks.split())

@@ -79,7 +79,9 @@ def test_runs_that_lack_failed_or_gave_no_number_are_listed_and_there_is_no_aver
     lost, failed, broken = (RunKey("lazy", "RTE", rate, seed) for rate, seed in ((2e-5, 3), (5e-5, 1), (5e-5, 2)))
     markdown = report_of(make_grid(tmp_path, without=[lost, failed]))
     assert (cells(markdown, "lazy")[8], cells(markdown, "lazy")[-1]) == ("68.01*", "-")
-    assert "* lazy on RTE: the score may change, because runs are missing (rate 2e-05 seed 3, rate 5e-05" in markdown
+    assert (
+        "* lazy on RTE: the score is provisional, because runs are missing (rate 2e-05 seed 3, rate 5e-05" in markdown
+    )
     write_failure(tmp_path, failed, "out of memory")
     write_result(tmp_path, broken, float("nan"))
     markdown = report_of(tmp_path)
@@ -108,7 +110,7 @@ def test_settings_stand_beside_the_paper_s_protocol(tmp_path):
         "head": ["linear", "-"],
     }
     assert {name: cells(markdown, name)[1:] for name in rows} == rows
-    assert "max train rows" not in markdown and "Hours of all 12 runs together: 0.12." in markdown
+    assert "max train rows" not in markdown and "Total time of all 12 runs, in hours: 0.12." in markdown
 
 
 def test_the_page_and_the_figure_hold_every_score(tmp_path):
@@ -153,7 +155,7 @@ def test_squad_s_scores_stand_beside_the_baseline_and_the_paper(tmp_path):
     markdown = report_of(make_squad_grid(tmp_path, [0.874, 0.871, 0.879, 0.86, 0.88], models=("par_1", "bert")))
     assert cells(markdown, "par_1") == ["par_1", "8,601", "87.40", "77.40"]
     assert cells(markdown, "PAR BERT Base (paper)")[2:] == ["87.40", "-"]
-    assert cells(markdown, "sentence that shares most with the question")[2:] == ["30.00", "2.00"]
+    assert cells(markdown, "sentence that shares the most words with the question")[2:] == ["30.00", "2.00"]
     row = next(line for line in markdown[markdown.index("## Each score") :].splitlines() if line.startswith("| par_1 "))
     for cell in ("86.00 to 88.00", "5 of 5", "3e-05", "30.00", "yes"):
         assert f" {cell} |" in row
@@ -163,7 +165,7 @@ def test_squad_s_scores_stand_beside_the_baseline_and_the_paper(tmp_path):
 def test_a_missing_mark_is_counted_and_no_run_at_all_is_an_error(tmp_path):
     markdown = report_of(make_squad_grid(tmp_path, [0.5, None], train_rows=100))
     assert cells(markdown, "par")[2:] == ["50.00*", "40.00*"]
-    assert "* par on SQuAD: the score may change, because runs are missing (rate 3e-05 seed 2)" in markdown
+    assert "* par on SQuAD: the score is provisional, because runs are missing (rate 3e-05 seed 2)" in markdown
     assert cells(markdown, "training rows")[1:] == ["SQuAD 100", "SQuAD 87,599"]
     with pytest.raises(UserError, match="no run has succeeded yet and 0 failed.*lazyformer finetune"):
         report_of(make_squad_grid(tmp_path / "empty", [None]))
@@ -232,7 +234,7 @@ GRID = {"models": {}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}
         ),
         ("grid.json", json.dumps({**GRID, "lrs": ["a"]}), "field 'lrs.0' is 'a'"),
         ("grid.json", json.dumps({**GRID, "seeds": [2**70]}), "field 'seeds.0' is 1180591620717411303424"),
-        ("grid.json", json.dumps({**GRID, "models": {"../out": "c"}}), "'../out' cannot name a model's folder"),
+        ("grid.json", json.dumps({**GRID, "models": {"../out": "c"}}), "'../out' cannot be used as a folder name"),
         ("grid.json", json.dumps({**GRID, "format_version": 2}), "format version 2"),
         ("grid.json", "{}", "has no field 'models'"),
         ("grid.json", None, "no such file"),
@@ -254,7 +256,7 @@ def test_a_file_that_is_not_what_it_should_be_is_named(asked, name, content, wor
 def test_a_result_of_another_run_or_on_another_development_set_is_refused(asked):
     path = write_result(asked, FIRST, 0.5)
     write_result(asked, RunKey("lazy", "CoLA", 2e-5, 2), 0.5, baseline=0.1)
-    with pytest.raises(UserError, match="dev set differs from that of"):
+    with pytest.raises(UserError, match="dev set differs from the one in"):
         read_results(asked, GLUE)
     path.parent.rename(path.parent.with_name("lr2e-05_seed3"))
     with pytest.raises(UserError, match="this is the result of lazy/CoLA/lr2e-05_seed1; move it there or remove it"):

@@ -182,9 +182,9 @@ def test_inference_times_when_that_is_a_twentieth_of_what_it_has_done(clock):
 @pytest.mark.parametrize(
     ("output", "said"),
     [
-        (ValueError("no\nway"), "three is left out here: no"),
-        (torch.ones(3) * 1.01, "three is left out here: the relative error of its result is 0.01"),
-        (torch.ones(3) * math.nan, "three is left out here: the relative error of its result is inf"),
+        (ValueError("no\nway"), "three is not used here: no"),
+        (torch.ones(3) * 1.01, "three is not used here: the relative error of its result is 0.01"),
+        (torch.ones(3) * math.nan, "three is not used here: the relative error of its result is inf"),
     ],
 )
 def test_what_fails_or_computes_something_else_is_left_out(clock, caplog, output, said):
@@ -214,7 +214,7 @@ def test_a_resumed_run_and_other_processes_take_what_was_selected_on_such_a_mach
     monkeypatch.setattr(timing, "machine", lambda device: "another one")
     third.load_state_dict(first.state_dict())
     select(clock, third)
-    assert clock.calls and "this is another one, which selects them anew" in caplog.text
+    assert clock.calls and "this machine is another one, so they are selected again" in caplog.text
 
 
 def test_choices_of_a_checkpoint_are_taken():

@@ -68,7 +68,7 @@ def test_a_rerun_keeps_what_is_there(pairs, tmp_path, monkeypatch):
 
 def test_what_is_refused(pairs, tmp_path):
     """No model at all, a missing folder, and a checkpoint without its tokenizer."""
-    assert "give a MODEL or --ngram" in refusal("evaluate", "--data", pairs)
+    assert "pass a MODEL or --ngram" in refusal("evaluate", "--data", pairs)
     assert "nowhere: no such file or folder" in refusal("evaluate", ENCODER, "--data", tmp_path / "nowhere")
     alone = tmp_path / "alone.pt"
     shutil.copy(ENCODER / "checkpoint_last.pt", alone)

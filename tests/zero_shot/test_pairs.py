@@ -40,14 +40,14 @@ def test_some_pairs_are_taken_from_all_over_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({}, "pairs: contains no .jsonl file; give a folder"),
+        ({}, "pairs: contains no .jsonl file; use a folder"),
         ({"a": []}, "a.jsonl: this file is empty"),
         ({"a": [ROW, "{"]}, "a.jsonl:2: this line is not JSON"),
         ({"a": [ROW, "[1]"]}, "a.jsonl:2: this line is not a JSON object"),
         ({"a": [ROW, ROW, {"sentence_good": "Anna."}]}, "a.jsonl:3: sentence_bad is missing or empty"),
         ({"a": [{**ROW, "sentence_good": "  "}]}, "a.jsonl:1: sentence_good is missing or empty"),
-        ({"a": [{**ROW, "sentence_bad": 7}]}, "a.jsonl:1: its sentence_bad is 7, which is not a text"),
-        ({"a": [{**ROW, "UID": ["x"]}]}, "a.jsonl:1: its UID is ['x'], which is not a text"),
+        ({"a": [{**ROW, "sentence_bad": 7}]}, "a.jsonl:1: its sentence_bad is 7, which is not a string"),
+        ({"a": [{**ROW, "UID": ["x"]}]}, "a.jsonl:1: its UID is ['x'], which is not a string"),
         ({"a": [{**ROW, "UID": "x"}], "b": [{**ROW, "UID": "x"}]}, "b.jsonl: its paradigm x is also in another file"),
         ({"a": ["[" * 10_000]}, "a.jsonl:1: this line is not JSON"),
     ],

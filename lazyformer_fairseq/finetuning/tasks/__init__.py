@@ -1,1 +1,1 @@
-"""Benchmarks, one file each: a task, or several tasks that share a table, with everything that is specific to them."""
+"""Benchmarks, one file each, with all code that is specific to a benchmark's tasks."""

@@ -1,4 +1,4 @@
-"""BabyLM's evaluation by fine-tuning: seven tasks of GLUE and SuperGLUE, as JSON lines in one folder."""
+"""BabyLM's fine-tuning evaluation: seven GLUE and SuperGLUE tasks, as JSON lines files in one folder."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from lazyformer_fairseq.finetuning.tasks.glue import PublishedTasks
 
 
 class BabyLM(PublishedTasks):
-    """The tasks of BabyLM's evaluation of 2025; a folder may contain only some of them."""
+    """The tasks of BabyLM's 2025 evaluation; a folder may contain only some of them."""
 
     name = "BabyLM"
     key = "babylm"
@@ -36,7 +36,7 @@ class BabyLM(PublishedTasks):
     averages_some = True
 
     def left_out(self, names: Sequence[str], data: Path) -> dict[str, str]:
-        """Return the tasks without a training file, each with a sentence that says so.
+        """Return the tasks that lack a training file, each with a sentence for the user.
 
         Raises:
             UserError: none of the tasks has a training file.
@@ -48,13 +48,13 @@ class BabyLM(PublishedTasks):
                 reasons[name] = f"{name} is left out, because {data} contains no {file} to train on"
         if len(reasons) == len(names):
             raise UserError(
-                f"{data}: contains no training file of {', '.join(names)}; give the folder of {file} and the others "
-                "with --data"
+                f"{data}: contains no training file of {', '.join(names)}; pass the folder that contains {file} "
+                "and the other files with --data"
             )
         return reasons
 
     def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
-        """Prepare the tasks that can be trained, and return an overview."""
+        """Prepare the tasks that have a training file, and return an overview."""
         names = self.choose_tasks(wanted.tasks)
         left_out = self.left_out(names, wanted.data)
         present = tuple(name for name in names if name not in left_out)
@@ -62,15 +62,15 @@ class BabyLM(PublishedTasks):
         return "\n".join([*left_out.values(), overview])
 
     def notes(self, results: Results) -> Iterator[str]:
-        """Yield notes of a sentence or two that a reader needs to compare the scores with others."""
+        """Yield short notes that help the reader compare the scores with other work."""
         yield (
-            "Scores are F1 of the second class for MRPC and QQP, and accuracy for all others, times 100, at the epoch "
-            "that is best on the same rows."
+            "Scores are the F1 of the second class for MRPC and QQP, and accuracy for the other tasks, times 100. The "
+            "best epoch is selected on the same rows."
         )
         missing = [score.name for score in self.scores if score.task not in results.grid.tasks]
         if missing:
             yield (
-                f"The average lacks {', '.join(missing)}, so it does not compare with published averages over all "
+                f"The average lacks {', '.join(missing)}, so it cannot be compared with published averages over all "
                 f"{len(self.scores)} tasks."
             )
 

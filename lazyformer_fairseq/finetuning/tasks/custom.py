@@ -1,7 +1,8 @@
-"""A custom task: train.tsv and dev.tsv, or .conll files, in a folder, described as a row of the table of tasks.
+"""Custom tasks, defined by a folder with train.tsv and dev.tsv, or with .conll files.
 
-Everything that is not given is inferred from the training file: which columns contain texts and labels, whether the
-labels are classes or scores, and which classes there are. Otherwise a custom task works like a task of GLUE.
+Properties that the user does not specify are inferred from the training file: the text and label columns, the label
+type (classes, regression targets, label lists or tags) and the set of classes. Otherwise a custom task works like a
+GLUE task.
 """
 
 import math
@@ -37,8 +38,8 @@ from lazyformer_fairseq.options import refuse_given
 from lazyformer_fairseq.storage.json_files import read_json
 
 ENDINGS = (".tsv", ".csv", ".jsonl", CONLL)
-FILES = {"train": ("train",), "dev": ("dev", "valid")}  # names of the files, without the ending
-TEXT_COLUMNS = (  # the first of these that a file has are used
+FILES = {"train": ("train",), "dev": ("dev", "valid")}  # file names without the extension
+TEXT_COLUMNS = (  # the first entry whose columns are all in the file is used
     ("text", "text2"),
     ("text1", "text2"),
     ("sentence1", "sentence2"),
@@ -52,10 +53,10 @@ LABEL_COLUMNS = ("label", "labels", "class", "score", "target")
 
 
 class CustomTask(TextsBenchmark):
-    """A benchmark of one custom task.
+    """A benchmark that consists of one custom task.
 
     Args:
-        row: the description of the task.
+        row: the task's description.
     """
 
     prepared = PreparedCustomTask
@@ -78,13 +79,13 @@ class CustomTask(TextsBenchmark):
         self.scores = (Score(row.selecting_metric, row.name, row.selecting_metric),)
 
     def place(self, folder: Path, name: str) -> Path:
-        """Return the path of the task: `folder` itself if it contains the prepared task, else a folder in it."""
+        """Return the path of the prepared task: `folder` itself if it contains the task, else a subfolder."""
         if PreparedCustomTask.is_at(folder):
             return folder
         return super().place(folder, name)
 
     def prepare(self, wanted: settings.GridSettings, positions: Collection[int] = ()) -> str:
-        """Prepare the files, and return an overview with an account of how they were interpreted."""
+        """Prepare the files, and return an overview that describes how they were interpreted."""
         decides = {**settings_of(wanted, self.row, wanted.data), "description": self.row.as_json()}
         folder = wanted.output / self.prepared_in / self.name
         tokenizer = load_tokenizer(wanted.tokenizer)
@@ -96,15 +97,15 @@ class CustomTask(TextsBenchmark):
         given: settings.GridSettings,
         prepared: Mapping[str, PreparedCustomTask],
     ) -> dict[str, Any]:
-        """Return the type and dropout of the head, and the description of the task."""
+        """Return the head's type and dropout, and the task's description."""
         return {**super().extra_settings(given, prepared), "description": self.row.as_json()}
 
 
 def in_words(row: TaskDescription) -> str:
-    """Return a description of what is learned, for the user to check."""
+    """Describe the inferred task in words, so that the user can check it."""
     if row.is_regression:
         mean, deviation = row.standard
-        what = f"scores around {mean:g}, standard deviation {deviation:g} (--label-type classes for classes)"
+        what = f"targets with mean {mean:g}, standard deviation {deviation:g} (for classes, set --label-type classes)"
     else:
         shown = ", ".join(row.labels[:MOST_SHOWN])
         if len(row.labels) > MOST_SHOWN:
@@ -115,7 +116,7 @@ def in_words(row: TaskDescription) -> str:
         elif row.is_multi_label:
             what = f"lists of {len(row.labels)} labels, {shown}"
         elif all(map(_is_number, row.labels)):
-            what += " (--label-type scores for scores)"
+            what += " (for regression, set --label-type scores)"
     texts = map(repr, row.splits["train"].texts)
     label = repr(row.splits["train"].label)
     where = f"texts in column {' and '.join(texts)}, labels in {label}"
@@ -128,7 +129,7 @@ def in_words(row: TaskDescription) -> str:
 
 
 def find_custom_task(given: settings.GridSettings) -> Optional[TaskDescription]:
-    """Return the custom task whose files are in --data, or that was prepared there or, without --data, in OUTPUT."""
+    """Return the custom task, if any, whose files or prepared data are in --data or, without --data, in OUTPUT."""
     folder = given.data or given.output / CustomTask.prepared_in
     for path in (folder / MANIFEST, *sorted(folder.glob(f"*/{MANIFEST}"))):
         if path.is_file() and read_json(path).get("format") == PreparedCustomTask.FORMAT:
@@ -139,26 +140,26 @@ def find_custom_task(given: settings.GridSettings) -> Optional[TaskDescription]:
 
 
 def describe(folder: Path, given: settings.GridSettings, dev: Optional[str] = None) -> TaskDescription:
-    """Describe the task with files in a folder; the task has the name of the folder.
+    """Infer the description of the custom task in a folder; the task is named after the folder.
 
     Args:
         folder: the folder.
         given: the options that describe the task.
-        dev: the name of the dev file; None for the one in the folder.
+        dev: the name of the dev file; None to look for it in the folder.
 
     Raises:
-        UserError: a file is missing, a column is not found, a row of the training file is wrong, or its labels do not
-            make a task. The message names file and line, and says what to do.
+        UserError: a file or column is missing, a row of the training file is invalid, or its labels do not define a
+            task. The message names file and line, and says what to do.
     """
     name = folder.resolve().name
     if not NAME.fullmatch(name):
-        raise UserError(f"{name!r} cannot name a task's folders; rename {folder}")
+        raise UserError(f"{name!r} cannot be used as a task name; rename {folder}")
     train = find_file(folder, "train")
     dev = dev or find_file(folder, "dev")
     path = folder / train
     first = next(read_rows(path), None)
     if first is None:
-        raise UserError(f"{path}: this file is empty; write a line with the names of the columns, and rows below it")
+        raise UserError(f"{path}: this file is empty; write a line that names the columns, followed by the rows")
     texts, label = columns_of(path, first.fields, given.text, given.label)
     splits = {"train": Split(train, texts, label, 0), "valid": Split(dev, texts, label, 0)}
     row = TaskDescription(name, splits, (), is_custom=True, tags_words=path.suffix == CONLL)
@@ -175,7 +176,7 @@ def describe(folder: Path, given: settings.GridSettings, dev: Optional[str] = No
         label_type = settings.LISTS
         words = [word for listed in words for word in listed]
         if not words:
-            raise UserError(f"{path}: all lists of labels are empty, so nothing can be learned from them")
+            raise UserError(f"{path}: all label lists are empty, so nothing can be learned from them")
     elif not label_type and given.labels:
         label_type = settings.CLASSES
     if given.label_type and (label_type == settings.LISTS) != (given.label_type == settings.LISTS):
@@ -187,34 +188,34 @@ def describe(folder: Path, given: settings.GridSettings, dev: Optional[str] = No
     if label_type != settings.SCORES:
         row = replace(row, labels=labels_of(path, words, given.labels))
     else:
-        refuse_given(given, ("labels",), "scores have no labels; leave the option out")
-        row = replace(row, standard=(0.0, 1.0))  # from now on the reader only accepts numbers
+        refuse_given(given, ("labels",), "does not apply to regression; leave the option out")
+        row = replace(row, standard=(0.0, 1.0))  # the reader now accepts only numbers
         scores = [example.target for example in read_split(row, folder, "train").examples]
         deviation = float(np.std(scores))
         if not 0 < deviation < math.inf:
             raise UserError(
-                f"{path}: all {len(scores):,} scores are {scores[0]:g}, so nothing can be learned from them"
+                f"{path}: all {len(scores):,} targets are {scores[0]:g}, so nothing can be learned from them"
             )
         row = replace(row, standard=(float(np.mean(scores)), deviation))
     return replace(row, metrics=metrics_of(label_type, row.labels, given.metric))
 
 
 def _type_of_tags(path: Path, tags: set[str]) -> str:
-    """Return "entities" if tags have the prefixes of the IOB format, which then all but one must have; else "tags"."""
+    """Return "entities" if the tags have IOB prefixes (all tags except ``O`` must then have one), else "tags"."""
     of_entities = {tag for tag in tags if re.match("[BI]-.", tag)}
     if not of_entities:
         return settings.TAGS
     others = tags - of_entities - {OUTSIDE}
     if others:
         raise UserError(
-            f"{path}: has tags such as {min(of_entities)!r} and {min(others)!r}; write B-TYPE for the first word of an "
-            f"entity, I-TYPE for its other words, and {OUTSIDE} for words outside of entities"
+            f"{path}: contains tags such as {min(of_entities)!r} and {min(others)!r}; write B-TYPE for the first word "
+            f"of an entity, I-TYPE for its other words, and {OUTSIDE} for words outside of entities"
         )
     return settings.ENTITIES
 
 
 def _begins_with_list(row: TaskDescription, path: Path) -> bool:
-    """Return whether the first row with a label has a list of labels."""
+    """Return True if the first labeled row has a list of labels."""
     layout = row.splits["train"]
     rows = read_rows(path)
     reader = RowReader.of(path, next(rows).fields, layout.texts, layout.label)
@@ -224,21 +225,19 @@ def _begins_with_list(row: TaskDescription, path: Path) -> bool:
 
 
 def files_of(folder: Path, split: str) -> list[str]:
-    """Return the names of the files of a split, of which there should be one."""
+    """Return the names of a split's files in a folder; there should be exactly one."""
     wanted = [f"{name}{ending}" for name in FILES[split] for ending in ENDINGS]
     return [name for name in wanted if (folder / name).is_file()]
 
 
 def find_file(folder: Path, split: str) -> str:
-    """Return the name of the one file of a split; raise a UserError if there are none or several."""
+    """Return the name of a split's file; raise a UserError unless there is exactly one."""
     found = files_of(folder, split)
     if not found:
         advice = ""
         if split == "dev":
-            advice = "; give --dev-share 0.1 to hold out a tenth of the training rows"
-        raise UserError(
-            f"{folder}: contains no file {' or '.join(FILES[split])} that ends in {', '.join(ENDINGS)}{advice}"
-        )
+            advice = "; set --dev-share 0.1 to hold out a tenth of the training rows"
+        raise UserError(f"{folder}: contains no {' or '.join(FILES[split])} file ({', '.join(ENDINGS)}){advice}")
     if len(found) > 1:
         raise UserError(f"{folder}: contains {' and '.join(found)}; keep only one")
     return found[0]
@@ -251,20 +250,20 @@ def columns_of(
     label: Optional[str] = None,
     is_labelled: bool = True,
 ) -> tuple[tuple[str, ...], Optional[str]]:
-    """Return the names of the columns of the texts, one or two, and of the label.
+    """Return the names of the one or two text columns, and the name of the label column.
 
     Args:
         path: the file, for messages.
         header: the fields of the first line.
-        text: names of the columns of the texts; by default the usual names.
-        label: name of the column of the label; by default the usual names.
-        is_labelled: whether a label is required; if not, its name may be None.
+        text: names of the text columns; if empty, the usual names are tried.
+        label: name of the label column; if None, the usual names are tried.
+        is_labelled: whether a label column is required; if not, the returned label name may be None.
 
     Raises:
-        UserError: a column is not found or named twice.
+        UserError: a column is not found, or is named twice.
     """
     known = {name.strip().lower(): name for name in reversed(header)}
-    known |= {name: name for name in header}  # among names that differ only in case, the one in lower case wins
+    known |= {name: name for name in header}  # among names that differ only in case, an exact match wins
     texts = tuple(text)
     if not texts:
         usual = next((names for names in TEXT_COLUMNS if known.keys() >= set(names)), ())
@@ -276,7 +275,7 @@ def columns_of(
         wanted.append(label)
     if len(set(wanted)) < len(wanted):
         twice = max(wanted, key=wanted.count)
-        raise UserError(f"{path}: the column {twice!r} is named twice, for texts or for labels; name different columns")
+        raise UserError(f"{path}: column {twice!r} is selected twice, for texts or labels; select different columns")
 
     if len(texts) in (1, 2) and (label or not is_labelled) and set(wanted) <= set(header):
         return texts, label
@@ -292,8 +291,8 @@ def columns_of(
         example = "text<TAB>label"
         options += " and --label"
     raise UserError(
-        f"{path}, line 1: names no column {lacking}, but {found}. Write a first line that names the columns, such as "
-        f"{example}, or give their names with {options}"
+        f"{path}, line 1: there is no column {lacking}; the columns are {found}. Write a first line that names "
+        f"the columns, such as {example}, or set their names with {options}"
     )
 
 
@@ -305,11 +304,11 @@ def _is_number(word: str) -> bool:
 
 
 def label_type_of(words: Sequence[str], label: str) -> str:
-    """Return "scores" if most labels are numbers and some are not whole, or if the column is called so; else "classes".
+    """Return "scores" if the column is called "score" or most labels are numbers, not all integers; else "classes".
 
     Args:
-        words: labels as names of classes, in which whole numbers have no fraction.
-        label: the name of the column.
+        words: labels as class names; integers are written without a fraction.
+        label: the name of the label column.
     """
     numbers = list(filter(_is_number, words))
     has_fraction = not all(re.fullmatch(r"[+-]?\d+", word) for word in numbers)
@@ -320,19 +319,19 @@ def label_type_of(words: Sequence[str], label: str) -> str:
 
 
 def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
-    """Return the classes in their order: as given, else numbers by size, or words in alphabetical order."""
+    """Return the classes in order: as passed in `given`, else sorted numerically or alphabetically."""
     there = set(words)
     given = tuple(map(class_name, given))
     if len(there) == 1:
-        raise UserError(f"{path}: all {len(words):,} labels are {words[0]!r}; give rows of two classes or more")
+        raise UserError(f"{path}: all {len(words):,} labels are {words[0]!r}; at least two classes are needed")
     if len(there) > MOST_SHOWN and 2 * len(there) > len(words):
         raise UserError(
             f"{path}: {len(there):,} different labels in {len(words):,} rows, such as {words[0][:40]!r}; is this the "
-            "right column? Name the column with --label, or give --label-type scores if these are numbers to predict"
+            "right column? Name the column with --label, or set --label-type scores to predict numbers"
         )
     for word in given:
         if word not in there or given.count(word) > 1:
-            raise UserError(f"--labels: {word!r} is given twice, or no row of {path} has it")
+            raise UserError(f"--labels: {word!r} is repeated, or does not occur in {path}")
     if given:
         return given
     if all(map(_is_number, there)):
@@ -341,7 +340,7 @@ def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[s
 
 
 def metrics_of(label_type: str, labels: Sequence[str], chosen: Optional[str]) -> tuple[str, ...]:
-    """Return the names of the metrics, beginning with the one that selects epoch and learning rate."""
+    """Return the metric names; the first metric selects epoch and learning rate."""
     measured = settings.METRICS[label_type]
     known = measured
     if len(labels) == 2 and label_type == settings.CLASSES:

@@ -1,4 +1,4 @@
-"""GLUE: preparation of its official files, the paper's table, and the files for gluebenchmark.com."""
+"""GLUE: preparation of the official files, the papers' scores, and submission files for gluebenchmark.com."""
 
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,36 +34,36 @@ from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.json_files import sha256_of
 from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
 
-LONGEST = 512  # default maximum length of an input in tokens
+LONGEST = 512  # default maximum input length in tokens
 HEADER = "index\tprediction"
 
 
 class PublishedTasks(TextsBenchmark):
-    """Tasks of a published benchmark, whose files are official."""
+    """Base class of published benchmarks with official files."""
 
     average = True
 
     def choose_tasks(self, names: Sequence[str]) -> list[str]:
-        """Return the named tasks, or the default ones if none are named.
+        """Return the named tasks, or the default tasks if no names are passed.
 
         Raises:
-            UserError: a task is unknown, given twice, or cannot be trained.
+            UserError: a task is unknown, named twice, or cannot be trained.
         """
         tasks = [find_task(name, self.tasks, self.name) for name in names or self.usual.tasks]
         for number, task in enumerate(tasks):
             if task in tasks[:number]:
-                raise UserError(f"--tasks: {task.name} is given twice")
+                raise UserError(f"--tasks: {task.name} is specified twice")
             if "train" not in task.splits:
-                raise UserError(f"--tasks: {task.name} has no training data; the model of {task.model_of} predicts it")
+                raise UserError(f"--tasks: {task.name} has no training data; the {task.model_of} model predicts it")
         return [task.name for task in tasks]
 
     def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
-        """Prepare the tasks, and return an overview."""
+        """Prepare the tasks, and return an overview of the data."""
         return overview(prepare_tasks(wanted, self.tasks, self.name), positions)
 
 
 class Glue(PublishedTasks):
-    """The nine tasks of GLUE, and its diagnostic set."""
+    """The nine GLUE tasks and the diagnostic set."""
 
     name = "GLUE"
     key = "glue"
@@ -75,7 +75,7 @@ class Glue(PublishedTasks):
     # --- report -------------------------------------------------------------------------------------------------------
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
-        """Return the baseline and LazyFormer's Table 1, and PAR's Table 4 if the grid has no tasks but those."""
+        """Return the baseline, LazyFormer's Table 1 and, if the grid has no other tasks, PAR's Table 4."""
         rows = [*super().other_rows(results), *paper_numbers.PAPER_ROWS]
         if self._is_pars(results):
             rows += paper_numbers.PAR_ROWS
@@ -85,14 +85,15 @@ class Glue(PublishedTasks):
         return set(results.grid.tasks) <= set(self.protocols["par"].tasks)
 
     def notes(self, results: Results) -> Iterator[str]:
-        """Yield notes of a sentence or two that a reader needs to compare the scores with others."""
+        """Yield short notes that help the reader compare the scores with other work."""
         yield (
-            "A score is the best over the learning rates of the median over seeds; MNLI-mm uses the learning rate "
-            "selected on MNLI-m. CoLA has Matthews' correlation, STS Pearson's, and all others accuracy, times 100."
+            "Each score is the median over seeds at the best learning rate; MNLI-mm uses the learning rate selected on "
+            "MNLI-m. The metric is Matthews correlation for CoLA, Pearson correlation for STS, and accuracy for the "
+            "other tasks, times 100."
         )
         yield (
-            "Avg. is the mean of the paper's nine scores, with MNLI-m and -mm counted separately; it is shown only if "
-            "all nine are complete. Rows marked (paper) are quoted from LazyFormer, arXiv 2102.12702, Table 1; they "
+            "Avg. is the mean of the paper's nine scores, with MNLI-m and MNLI-mm counted separately; it is shown only "
+            "if all nine are complete. Rows marked (paper) are quoted from LazyFormer, arXiv 2102.12702, Table 1; they "
             "were not measured here."
         )
         if self._is_pars(results):
@@ -104,11 +105,11 @@ class Glue(PublishedTasks):
     # --- predictions --------------------------------------------------------------------------------------------------
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
-        """Write all submission files that the runs can make, with the number and the prediction of each test row.
+        """Write submission files for all tasks of the runs, with the index and prediction of each test row.
 
         Raises:
-            UserError: the data of a task, a checkpoint, head, tokenizer or test file is missing, or the dictionary of
-                the model differs from that of the data.
+            UserError: a task's data, a checkpoint, head, tokenizer or test file is missing, or the dictionaries of
+                model and data differ.
         """
         lines = []
         chosen = [find_task(name).name for name in wanted.tasks]
@@ -123,11 +124,11 @@ class Glue(PublishedTasks):
             if data.is_dir():
                 lines += predict_task(task, run, data, folder, wanted)
             elif task.model_of:
-                lines.append(f"{submission_file(task, 'test')}: no data of {task.name}, so it is left out")
+                lines.append(f"{submission_file(task, 'test')}: left out, because there is no data for {task.name}")
             else:
                 raise UserError(
-                    f"{source}: contains no folder {task.folder}; give the folder that has "
-                    f"{task.name}'s {task.splits['test'].file} with --data, or choose other tasks with --tasks"
+                    f"{source}: contains no folder {task.folder}; pass the folder with "
+                    f"{task.name}'s {task.splits['test'].file} as --data, or select other tasks with --tasks"
                 )
         missing = [name for name in SUBMISSION_FILES if not (folder / name).exists()]
         if missing:
@@ -143,16 +144,18 @@ def prepare_tasks(
     table: Mapping[str, TaskDescription] = TASKS,
     what: str = Glue.name,
 ) -> list[PreparedTask]:
-    """Prepare the requested tasks, or else those that have a folder in the data, in OUT/tasks; reuse existing ones.
+    """Prepare tasks in OUT/tasks: the requested tasks or, by default, all with a folder in the data.
+
+    Tasks that have already been prepared are reused.
 
     Args:
-        wanted: settings with official files, a tokenizer's folder and tasks.
+        wanted: settings with the official files, the tokenizer folder and the tasks.
         table: the known tasks.
-        what: the name of the benchmark, for messages.
+        what: the benchmark's name, for messages.
 
     Raises:
-        UserError: a folder or all files of a task are missing, a row is wrong (with file and line), or the task was
-            prepared before with other settings. Tasks that were finished before the error remain.
+        UserError: a task's folder or all of its files are missing, a row is invalid (the message names file and line),
+            or a task has already been prepared with other settings. Tasks finished before the error are kept.
     """
     tasks = [find_task(name, table, what) for name in dict.fromkeys(wanted.tasks)]
     if not tasks:
@@ -160,11 +163,11 @@ def prepare_tasks(
     if not tasks:
         folders = ", ".join(task.folder for task in table.values())
         raise UserError(f"{wanted.data}: contains no folder of a {what} task; known folders are {folders}")
-    for task in tasks:  # reports missing folders before anything is encoded
+    for task in tasks:  # report missing folders before encoding anything
         folder = wanted.data / task.folder
         if not folder.is_dir():
             raise UserError(
-                f"{folder}: no such folder; put {task.name}'s official files there, or leave it out of --tasks"
+                f"{folder}: no such folder; put {task.name}'s official files there, or remove the task from --tasks"
             )
         files = [split.file for split in task.splits.values()]
         if not any((folder / file).is_file() for file in files):
@@ -180,7 +183,7 @@ def prepare_tasks(
 
 
 def settings_of(wanted: GridSettings, task: TaskDescription, source: Path) -> dict[str, Any]:
-    """Return all settings that determine the prepared data of a task with its files in `source`."""
+    """Return all settings that determine a task's prepared data, including hashes of its files in `source`."""
     paths = [source / split.file for split in task.splits.values()]
     return {
         "format_version": PreparedTask.FORMAT_VERSION,
@@ -198,17 +201,18 @@ def prepare_task(
     settings: dict[str, Any],
     tokenizer: TextTokenizer,
 ) -> PreparedTask:
-    """Prepare the files of a task, or reuse data that was prepared before.
+    """Prepare a task's files, or reuse existing prepared data.
 
     Args:
-        source: the folder of the files.
+        source: the folder that contains the files.
         folder: the folder to write.
         task: the task.
         settings: all settings that determine the prepared data.
         tokenizer: the tokenizer.
 
     Raises:
-        UserError: a row is wrong (with file and line), or the folder was prepared with other settings.
+        UserError: a row is invalid (the message names file and line), or the folder contains data prepared with other
+            settings.
     """
     prepared_class = PreparedTask
     if task.is_custom:
@@ -218,7 +222,7 @@ def prepare_task(
         return before
     files = {}
     missing = []
-    for split, layout in task.splits.items():  # reports wrong rows before anything is encoded
+    for split, layout in task.splits.items():  # report invalid rows before encoding anything
         if layout.file in settings["files"]:
             files[split] = labelled_files.read_split(task, source, split)
         else:
@@ -245,7 +249,7 @@ def _write(
     tokenizer: TextTokenizer,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write a split to FOLDER/SPLIT, and return its entry in the manifest."""
+    """Encode and write a split, and return its manifest entry."""
     inputs, counts = encode_split(tokenizer, file, settings["max_length"])
     if task.tags_words:
         shutil.copy(file.path, prefix.parent)
@@ -278,12 +282,11 @@ def _write(
 
 
 def overview(prepared: Sequence[PreparedTask], positions: Collection[int] = ()) -> str:
-    """Return a table of the prepared data with one row per split, followed by remarks for the user.
+    """Format a table of the prepared data with one row per split, followed by notes for the user.
 
     Args:
-        prepared: tasks that were prepared with the same maximum length.
-        positions: numbers of positions of the models that will read them; for each the table counts the rows that are
-            cut.
+        prepared: tasks prepared with the same maximum length.
+        positions: maximum input lengths of the models; the table counts the truncated rows for each.
     """
     longest = prepared[0].longest
     lengths = sorted({min(longest, each) for each in positions or [longest]})
@@ -312,7 +315,7 @@ def overview(prepared: Sequence[PreparedTask], positions: Collection[int] = ()) 
 
 
 def remarks(prepared: PreparedTask) -> list[str]:
-    """Return remarks for the user on a task's files: missing files, skipped rows, an unofficial number of rows."""
+    """Return notes for the user on missing files, skipped rows and files with an unofficial number of rows."""
     task = prepared.task
     manifest = prepared.manifest
     lines = [f"{manifest['data']}/{file} does not exist" for file in manifest["missing_files"]]
@@ -323,7 +326,7 @@ def remarks(prepared: PreparedTask) -> list[str]:
         if official not in (0, counts["rows"]):
             lines.append(
                 f"{file}: ends at line {counts['last_line']:,} and has {counts['rows']:,} rows, but the official file "
-                f"has {official:,}; is it truncated, or another version?"
+                f"has {official:,}; is the file truncated or a different version?"
             )
     return lines
 
@@ -332,12 +335,12 @@ def remarks(prepared: PreparedTask) -> list[str]:
 
 
 def leaderboard_splits(task: TaskDescription) -> list[str]:
-    """Return the test splits of a task."""
+    """Return the names of a task's test splits."""
     return [split for split in task.splits if split.startswith("test")]
 
 
 def submission_file(task: TaskDescription, split: str) -> str:
-    """Return the leaderboard's file name for a test split; MNLI has a matched and a mismatched one."""
+    """Return the leaderboard's file name for a test split; MNLI has a matched and a mismatched split."""
     if len(leaderboard_splits(task)) == 1:
         return f"{task.name}.tsv"
     return {"test": f"{task.name}-m.tsv", "test1": f"{task.name}-mm.tsv"}[split]
@@ -347,27 +350,28 @@ SUBMISSION_FILES = tuple(submission_file(task, split) for task in TASKS.values()
 
 
 def predict_task(task: TaskDescription, run: Path, data: Path, folder: Path, wanted: PredictSettings) -> list[str]:
-    """Write the predictions for each test split of a task, in the order of its rows.
+    """Predict a task's test splits, and write one submission file per split.
 
     Args:
         task: the task.
-        run: the folder of the run whose model predicts.
-        data: the data of the task, official or prepared.
-        folder: the folder to write into.
-        wanted: the options of the command.
+        run: the folder of the run to predict with.
+        data: the task's data, official or prepared.
+        folder: the output folder.
+        wanted: the command's options.
 
     Returns:
-        One line per file, and one about rows that were cut.
+        One line per file, plus a line about truncated rows if there are any.
 
     Raises:
-        UserError: the checkpoint, a fitting head, the tokenizer or a file is missing, or a file is wrong.
+        UserError: the checkpoint, a suitable head, the tokenizer or a file is missing, or a file is invalid.
     """
     checkpoint = kept_checkpoint(run)
     state = checkpoints.load(checkpoint)
     head = heads_in_checkpoint(state["model"]).get(task.head_name)
     if head is None or head.outputs != task.num_classes:
         raise UserError(
-            f"{checkpoint} has no classification head {task.head_name!r} of {task.name}; give one fine-tuned for it"
+            f"{checkpoint} has no classification head {task.head_name!r} for {task.name}; use a checkpoint fine-tuned "
+            "on it"
         )
     if PreparedTask.is_at(data):
         tokenizer_folder = PreparedTask.load(data).tokenizer_folder
@@ -408,10 +412,10 @@ def predict_task(task: TaskDescription, run: Path, data: Path, folder: Path, wan
 
 
 def prediction_words(task: TaskDescription, logits: np.ndarray) -> list[str]:
-    """Return the labels for logits (N, classes), or scores in the task's range with three decimals.
+    """Convert logits (N, classes) to labels or, for regression, to numbers in the task's range with three decimals.
 
     Raises:
-        UserError: a score is not a number.
+        UserError: a predicted number is not finite.
     """
     if not task.is_regression:
         return [task.labels[number] for number in logits.argmax(-1)]

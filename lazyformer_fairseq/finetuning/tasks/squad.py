@@ -1,8 +1,7 @@
-"""SQuAD v1.1: spans of a text that answer questions (PAR, section 3.2 and Table 4).
+"""SQuAD v1.1, extractive question answering (PAR, section 3.2 and Table 4).
 
-The paper prints the metric, F1 on the development set, and that it is the median of five runs, but not the other
-settings. Epochs, learning rate, warm-up and sizes of windows are therefore those of BERT's run_squad.py, and the batch
-size is that of BERT's paper.
+The PAR paper reports the median F1 of five runs on the development set, but not the other settings. Epochs, learning
+rate, warm-up and window sizes are therefore taken from BERT's run_squad.py, and the batch size from the BERT paper.
 """
 
 import itertools
@@ -39,17 +38,18 @@ from lazyformer_fairseq.training.objectives.spans import SpansObjective
 PAPER_F1 = {"DistilBERT": 86.9, "BERT Base": 88.4, "PAR BERT Base": 87.4}
 PREDICTIONS = "predictions.json"
 N_BEST = "nbest_predictions.json"
-FIELDS = ("text", "probability", "score", "start", "end")  # fields of an answer in N_BEST
+FIELDS = ("text", "probability", "score", "start", "end")  # the fields of each answer in N_BEST
 
 WORD = re.compile(r"\w+(?:['’]\w+)?")
 SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s")
 
 
 def baseline_of(file: SquadFile) -> dict[str, float]:
-    """Return exact match and F1, as fractions, of answers without a model: one sentence of the context per question.
+    """Return exact match and F1, as fractions, of a baseline that answers with one sentence of the context.
 
-    The sentence is the one that shares most words with the question, weighted by rarity, as in the sliding window of
-    Richardson et al. (2013), which SQuAD's authors also use as a baseline (Rajpurkar et al., 2016, section 5.1).
+    The baseline picks the sentence that shares the most words with the question, weighted by inverse frequency. It
+    follows the sliding-window baseline of Richardson et al. (2013), which SQuAD's authors also use (Rajpurkar et al.,
+    2016, section 5.1).
     """
 
     def words(text: str) -> set[str]:
@@ -71,7 +71,7 @@ def baseline_of(file: SquadFile) -> dict[str, float]:
     return score(file, best)
 
 
-SQUAD = SimpleNamespace(  # a finetuning.results.ScoredTask
+SQUAD = SimpleNamespace(  # implements finetuning.results.ScoredTask
     name="SQuAD",
     splits={split: SimpleNamespace(file=file, rows=OFFICIAL_QUESTIONS[split]) for split, file in SPLITS.items()},
     metrics=("f1", "exact_match"),
@@ -80,7 +80,7 @@ SQUAD = SimpleNamespace(  # a finetuning.results.ScoredTask
 
 
 class Squad(Benchmark):
-    """SQuAD; its windows are ten times as long as GLUE's rows, so runs with fewer rows are worth resuming."""
+    """The SQuAD benchmark; its windows are ten times as long as GLUE's rows, so shorter runs are worth resuming."""
 
     name = "SQuAD"
     key = "squad"
@@ -92,7 +92,7 @@ class Squad(Benchmark):
     rows_worth_resuming = 20_000
     prepared_in = "data"
     scores = (Score("F1", SQUAD.name, "f1"), Score("exact match", SQUAD.name, "exact_match"))
-    baseline_name = "sentence that shares most with the question"
+    baseline_name = "sentence that shares the most words with the question"
 
     def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:  # noqa: ARG002  windows must fit
         """Prepare the official files in OUT/data, or reuse existing data, and return an overview."""
@@ -106,26 +106,26 @@ class Squad(Benchmark):
         return prepared_squad.overview(prepared)
 
     def longest_input(self, wanted: GridSettings, prepared: Optional[PreparedSquad] = None) -> int:
-        """Return the length of a window in tokens."""
+        """Return the window length in tokens."""
         if prepared is not None:
             return prepared.longest
         return prepared_squad.window_settings(wanted.max_length).max_length
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedSquad]:  # noqa: ARG002  all there is
-        """Return the prepared data after checking it; raise a UserError if it is missing or lacks answers."""
+        """Load and check the prepared data; raise a UserError if it is missing or lacks answers."""
         if not PreparedSquad.is_at(folder):
-            raise UserError(f"{folder}: not prepared; give the official files with --data")
+            raise UserError(f"{folder}: not prepared; pass the official files with --data")
         prepared = PreparedSquad.load(folder)
         for split in SPLITS:
             if not prepared.read(split).windows.has_targets:
                 raise UserError(
-                    f"{folder}: some questions of {split}.json have no answers; prepare a file in which all have "
-                    "answers"
+                    f"{folder}: some questions in {split}.json have no answers; prepare a file in which every "
+                    "question has one"
                 )
         return {SQUAD.name: prepared}
 
     def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedSquad]) -> dict[str, Any]:  # noqa: ARG002
-        """Return the sizes of windows that the data was prepared with."""
+        """Return the window sizes used to prepare the data."""
         return {name: prepared[SQUAD.name].manifest[name] for name in ("stride", "max_question_length")}
 
     def num_examples(self, run: Run) -> int:
@@ -133,7 +133,7 @@ class Squad(Benchmark):
         return run.data.manifest["splits"]["train"]["windows"]
 
     def objective(self, run: Run) -> SpansObjective:
-        """Return the objective of predicting the spans of answers."""
+        """Return the objective that predicts answer spans."""
         prepared: PreparedSquad = run.data
         settings = {
             "data": str(prepared.folder),
@@ -149,35 +149,35 @@ class Squad(Benchmark):
         )
 
     def baseline(self, run: Run, split: str) -> dict[str, float]:
-        """Return the metrics of answering with sentences of the context."""
+        """Return the metrics of answering with a sentence of the context."""
         return baseline_of(run.data.read(split).file)
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
-        """Return the rows of the baseline and of the models in PAR's Table 4."""
+        """Return the table rows of the baseline and of the models in PAR's Table 4."""
         papers = [TableRow(f"{name} (paper)", None, {"F1": f1}) for name, f1 in PAPER_F1.items()]
         return [*super().other_rows(results), *papers]
 
     def notes(self, results: Results) -> Iterator[str]:  # noqa: ARG002
-        """Yield notes of a sentence or two that a reader needs to compare the scores with others."""
+        """Yield short notes that help the reader compare the scores with other work."""
         yield (
-            "A score is the best F1 over the learning rates of the median over seeds; exact match is that at the same "
-            "learning rate. Both follow the official evaluation of version 1.1, times 100."
+            "Each score is the median over seeds at the learning rate with the best F1. F1 and exact match follow the "
+            "official evaluation of version 1.1, times 100."
         )
         yield (
-            "Rows marked (paper) are quoted from PAR, arXiv 2009.04534, Table 4: F1 only, medians of five runs on the "
-            "official development set. They were not measured here."
+            "Rows marked (paper) are quoted from PAR, arXiv 2009.04534, Table 4, which has only F1: medians of five "
+            "runs on the official development set. They were not measured here."
         )
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
         """Write predictions.json, for the official evaluation, and nbest_predictions.json, with probabilities.
 
         Args:
-            runs: the run for SQuAD, or a checkpoint.
-            folder: the folder to write into.
-            wanted: the options of the command.
+            runs: the SQuAD run, or a checkpoint.
+            folder: the output folder.
+            wanted: the command's options.
 
         Raises:
-            UserError: the file of questions, the checkpoint or its tokenizer is missing or wrong.
+            UserError: the file of questions, the checkpoint or its tokenizer is missing or invalid.
         """
         run = runs.get(SQUAD.name)
         if run is None:
@@ -189,7 +189,7 @@ class Squad(Benchmark):
         if file is None and len(run.absolute().parents) > 3:
             file = run.absolute().parents[3] / self.prepared_in / "valid.json"  # OUT in OUT/runs/MODEL/TASK/RUN
         if file is None or not file.is_file():
-            raise UserError(f"{file}: no such file; give the questions too, with --data dev-v1.1.json")
+            raise UserError(f"{file}: no such file; pass the questions too, with --data dev-v1.1.json")
 
         read = read_squad(file, wanted.skip_mistakes, needs_answers=False)
         loaded, objective, settings = load_squad_model(checkpoint, wanted)
@@ -205,7 +205,7 @@ class Squad(Benchmark):
         texts = {}
         n_best = {}
         for question, found in zip(read.questions, answers, strict=True):
-            texts[question.id] = ""  # remains if the context has no token of text
+            texts[question.id] = ""  # kept if the context contains no tokens
             if found:
                 texts[question.id] = found[0].text
             n_best[question.id] = [{name: getattr(answer, name) for name in FIELDS} for answer in found]
@@ -226,7 +226,7 @@ def load_squad_model(
     checkpoint: Path,
     wanted: PredictSettings,
 ) -> tuple[inference.TrainedModel, SpansObjective, question_windows.WindowSettings]:
-    """Return a model in evaluation mode, on the GPU if there is one, with its objective and its sizes of windows.
+    """Load a model for inference, on the GPU if available, and return it with its objective and window settings.
 
     Raises:
         UserError: the checkpoint has no span head or no tokenizer.
@@ -236,7 +236,7 @@ def load_squad_model(
     name = task.get("squad_head_name") or "squad"
     head = heads_in_checkpoint(state["model"]).get(name)
     if head is None or head.type != SPAN:
-        raise UserError(f"{checkpoint} has no span head {name!r}; give a checkpoint fine-tuned on SQuAD")
+        raise UserError(f"{checkpoint} has no span head {name!r}; use a checkpoint fine-tuned on SQuAD")
     folder = find_tokenizer_folder(wanted.tokenizer or checkpoint)
     loaded = loading.load_state(state, checkpoint, load_tokenizer(folder))
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -247,7 +247,7 @@ def load_squad_model(
         max_question_length=task.get("max_question_tokens") or USUAL.max_question_length,
     )
     objective = SpansObjective(
-        read=PreparedSquad(checkpoint.parent, {}).read,  # never used: answers are predicted for another file
+        read=PreparedSquad(checkpoint.parent, {}).read,  # never called, since the answers are for another file
         tokenizer_folder=folder,
         task_settings={},
         head_name=name,

@@ -1,4 +1,4 @@
-"""A custom task on words: train.conll and dev.conll in a folder have a tag per word."""
+"""Custom tagging tasks, defined by a folder with train.conll and dev.conll, which have one tag per word."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -17,31 +17,34 @@ from lazyformer_fairseq.training.objectives.tags import TagsObjective
 
 
 class TaggedWords(CustomTask):
-    """A custom task of tagging words, for example with names or parts of speech."""
+    """A custom task that tags words, such as named entity recognition or part-of-speech tagging."""
 
     options = frozenset(("max_length", "max_train_rows", "glue_head", "metric", "dev_share"))
     baseline_name = "most frequent tag of each word"
     TEXTS = f"texts{CONLL}"
 
     def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedCustomTask]) -> dict[str, Any]:
-        """Return the dropout of the head and the description of the task.
+        """Return the head's dropout and the task's description.
 
         Raises:
-            UserError: a head is requested that is not linear.
+            UserError: the requested head is not linear.
         """
         found = super().extra_settings(given, prepared)
         if given.glue_head and found["head"] != "linear":
             raise UserError(
-                f"--glue-head {given.glue_head}: tags need a linear head; give linear:0.1 to set its dropout"
+                f"--glue-head {given.glue_head}: tagging needs a linear head; use linear:0.1 to set its dropout"
             )
         return found
 
     def objective(self, run: Run) -> TagsObjective:
-        """Return the objective of predicting tags."""
+        """Return the tagging objective."""
         return TagsObjective(**self.arguments_of(run))
 
     def baseline(self, run: Run, split: str) -> dict[str, float]:
-        """Return the metrics of tagging words with their most frequent training tags; new words get the overall one."""
+        """Return the metrics of tagging each word with its most frequent training tag.
+
+        Words that do not occur in training get the tag that is most frequent overall.
+        """
         tags_of: dict[str, Counter[int]] = defaultdict(Counter)
         examples = read_split(self.row, run.data.folder, "train").examples
         for index in drawn_rows(len(examples), run.train_rows):

@@ -1,1 +1,1 @@
-"""Modules of the sublayers that the letters of a pattern stand for, and the residual connection around each."""
+"""Sublayer modules, one class per letter of a pattern, and the residual connection around them."""

@@ -1,10 +1,11 @@
-"""Multi-head attention sublayers: ``s``, and ``l`` and ``k``, which reuse parts of an ``s`` below.
+"""Multi-head attention sublayers: ``s``, and ``l`` and ``k``, which reuse parts of a lower ``s``.
 
 - ``s`` is self-attention. In a causal model it is Transformer-XL's attention (Dai et al., 2019, section 3.3 and
   appendix B).
-- ``l`` applies a distribution that was computed below to values of its own (LazyFormer, section 2, Figure 1).
-- ``k`` attends with queries of its own to the keys and values of an ``s`` below (Brandon et al., 2024). This saves two
-  of four projections and, in a causal model, the memory of its inputs.
+- ``l`` is lazy attention: it applies an attention distribution computed below to its own values (LazyFormer, section 2,
+  Figure 1).
+- ``k`` computes its own queries, but reuses the keys and values of a lower ``s`` (Brandon et al., 2024). This saves two
+  of the four projections and, in a causal model, the memory for its inputs.
 """
 
 import math
@@ -53,28 +54,28 @@ from lazyformer_fairseq.patterns.attention_variants import (
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
 
-# For each of "q", "k" and "v": the linear map that projects it, and which of how many equal parts of the map's outputs
-# it is, as (name, index of the part, number of parts).
+# For each of "q", "k" and "v": the linear layer that projects it, and the chunk of the layer's output that contains it,
+# as (name of the layer, index of the chunk, number of chunks).
 Projections = Mapping[str, tuple[str, int, int]]
 Projected = tuple[Tensor, Tensor, Tensor]  # queries, keys and values
 
 
 class AttentionSublayer(Sublayer):
-    """The base class of attention sublayers; subclasses create the output projection `out_proj`.
+    """Base class of attention sublayers; subclasses create the output projection `out_proj`.
 
     Args:
-        options: the options of the network.
-        planned: the sublayer's place in the plan.
+        options: the network's options.
+        planned: the sublayer's entry in the plan.
 
     Attributes:
-        consumers: the number of lazy sublayers above that read the distribution.
-        choices: the modules of the attention variants by name, the outermost first.
-        value_makers: the modules by which attention variants transform values, by name.
-        query_makers: the modules by which attention variants transform queries, by name.
-        projections: where each of queries, keys and values is projected, if the sublayer projects all of them.
+        consumers: the number of lazy sublayers above that reuse the attention distribution.
+        choices: the attention variants' modules by name, outermost first.
+        value_makers: modules of attention variants that transform the values, by name.
+        query_makers: modules of attention variants that transform the queries, by name.
+        projections: the layers that project queries, keys and values if the sublayer projects all of them.
 
     Raises:
-        UserError: the number of heads does not divide the embedding dimension.
+        UserError: the embedding dimension is not divisible by the number of heads.
     """
 
     attends = takes_documents = takes_permuted = True
@@ -98,33 +99,33 @@ class AttentionSublayer(Sublayer):
 
     @property
     def variants(self) -> list[VariantModule]:
-        """The modules of the attention variants, the outermost first."""
+        """The attention variants' modules, outermost first."""
         return [cast(VariantModule, module) for module in self.choices.values()]
 
     @property
     def current_dropout(self) -> float:
-        """The dropout currently applied to distributions, which is 0 in evaluation."""
+        """The dropout currently applied to attention distributions; 0 in evaluation mode."""
         if self.training:
             return self.dropout
         return 0.0
 
     @classmethod
-    def parts(cls, planned: PlannedSublayer) -> Projections:  # noqa: ARG003 - for those that override it
-        """Return the projections that exist with the settings of `planned`.
+    def parts(cls, planned: PlannedSublayer) -> Projections:  # noqa: ARG003 - for overrides
+        """Return the projections that exist under the settings of `planned`.
 
-        Some attention variants project no queries or no keys.
+        Some attention variants do not project queries or keys.
         """
         return cls.projections
 
     def copied(self, weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-        """Return the initial weights of the linear maps that start as copies of this sublayer's projections.
+        """Return initial weights for the linear layers that start as copies of this sublayer's projections.
 
         Args:
-            weights: the weights of a model, by name; copies are made of those that it has.
-            prefix: the prefix of the names of this sublayer's weights.
+            weights: a model's weights by name; projections that are missing here are skipped.
+            prefix: the prefix of this sublayer's weight names.
 
         Returns:
-            The copied weights, by name with the prefix.
+            The copied weights, by prefixed name.
         """
         found = {}
         for path, module in self.named_modules():
@@ -140,9 +141,9 @@ class AttentionSublayer(Sublayer):
 
     @torch.no_grad()
     def start_copies(self) -> None:
-        """Copy the projections to the linear maps that start as copies of them.
+        """Initialize linear layers that start as copies of the projections.
 
-        Initialisation functions call this after they have initialised the projections.
+        Initialization functions call this method after they have initialized the projections.
         """
         weights = self.state_dict()
         for name, weight in self.copied(weights).items():
@@ -156,20 +157,20 @@ class AttentionSublayer(Sublayer):
         return values
 
     def make_queries(self, q_BTC: Tensor, scores: Scores, keys: int) -> Tensor:
-        """Return the queries (B, N, T, D) in the form in which the attention variants compare them with keys.
+        """Split projected queries into heads (B, N, T, D), and transform them as the attention variants require.
 
         Args:
-            q_BTC: projected queries of the last T of K positions.
-            scores: the scores of the attention.
+            q_BTC: projected queries for the last T of K positions.
+            scores: the terms added to the attention scores.
             keys: K.
         """
         q_BNTD = split_heads(q_BTC, self.num_heads)
         return make_vectors(self.query_makers, q_BNTD, scores, keys)
 
     def attend(self, attention: Attention, shared: Context) -> Output:
-        """Return the output of attention (B, T, C) before the output projection, and hand on the distribution.
+        """Return the attention output (B, T, C) before the output projection, and the state passed to sublayers above.
 
-        The distribution that is handed on has had no dropout.
+        This state contains the attention distribution before dropout.
         """
         handed_on: dict[str, Any] = {}
 
@@ -198,20 +199,20 @@ class AttentionSublayer(Sublayer):
 
 
 def _values_below(planned: PlannedSublayer) -> Settings:
-    """Return the settings of the ``s`` that a sublayer reads from; empty if the plan does not name it."""
+    """Return the settings of the ``s`` that a sublayer reads from; empty if the plan does not name one."""
     if planned.producer is None:
         return {}
     return planned.producer.values
 
 
 class ChoosingAttention(AttentionSublayer):
-    """The base class of ``s``, whose settings choose attention variants.
+    """Base class of ``s`` sublayers, whose settings select attention variants.
 
     Attributes:
-        has_queries: whether it projects queries.
-        has_keys: whether it projects keys.
-        key_makers: the modules by which attention variants transform keys, by name.
-        why_no_memory: the reason why it cannot attend to a memory; empty if it can.
+        has_queries: whether the sublayer projects queries.
+        has_keys: whether the sublayer projects keys.
+        key_makers: modules of attention variants that transform the keys, by name.
+        why_no_memory: the reason why the sublayer cannot attend to a memory; empty if it can.
     """
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
@@ -223,7 +224,7 @@ class ChoosingAttention(AttentionSublayer):
         options = replace(options, values=planned.values)
         self.choices = build_choices(options)
         self.takes_documents = all(variant.project is None for variant in self.variants)
-        # Masks and learned scores depend on the index of a token in its sequence.
+        # Masks and learned scores depend on a token's index in its sequence.
         goes_by_index = any(row.choice in (MASK, SCORES) for row in chosen_variants(planned.values))
         self.takes_permuted = self.takes_documents and not goes_by_index
         self.value_makers = build_values(options)
@@ -235,13 +236,16 @@ class ChoosingAttention(AttentionSublayer):
             self.key_makers = build_vectors(options, are_keys=True)
 
     def make_keys(self, k_BKC: Tensor, scores: Scores, keys: int) -> Tensor:
-        """Return the keys (B, N, K, D) in the form in which the attention variants compare them with queries."""
+        """Split projected keys into heads (B, N, K, D), and transform them as the attention variants require."""
         k_BNKD = split_heads(k_BKC, self.num_heads)
         return make_vectors(self.key_makers, k_BNKD, scores, keys)
 
 
 class SelfAttention(ChoosingAttention):
-    """An encoder's ``s``: softmax(QK^T / sqrt(D) + bias) V and an output projection, unless settings change it."""
+    """Self-attention of encoders (``s``): softmax(QK^T / sqrt(D) + bias) V, then an output projection.
+
+    Attention variants can change this formula.
+    """
 
     projections: ClassVar[Projections] = {
         "q": ("qkv_proj", 0, 3),
@@ -260,7 +264,7 @@ class SelfAttention(ChoosingAttention):
     @classmethod
     @override
     def parts(cls, planned: PlannedSublayer) -> Projections:
-        """Return the part of `qkv_proj` in which each existing projection lies."""
+        """Return the chunk of `qkv_proj` that contains each existing projection."""
         kept = projected(planned.values)
         names = []
         if QUERIES in kept:
@@ -278,7 +282,7 @@ class SelfAttention(ChoosingAttention):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Attend from the tokens of the input to each other."""
+        """Compute self-attention over the input tokens."""
         input_of_variants = None
         if self.choices or self.is_key_producer:
             input_of_variants = x_BTC
@@ -293,11 +297,11 @@ class SelfAttention(ChoosingAttention):
         _below: SharedState,
         shared: Context,
     ) -> Output:
-        """Attend within one sequence or one group of documents.
+        """Compute attention within one sequence or one group of documents.
 
         `x_BTC` is None if neither an attention variant nor a ``k`` above reads it.
         """
-        if isinstance(projected, Tensor):  # one tensor until here, which saves a copy when documents are grouped
+        if isinstance(projected, Tensor):  # kept as one tensor until here to save a copy when documents are grouped
             c = self.out_proj.in_features
             sizes = (c * self.has_queries, c * self.has_keys, c)
             q_BTC, k_BKC, v_BKC = projected.split(sizes, dim=-1)
@@ -319,7 +323,8 @@ class SelfAttention(ChoosingAttention):
         """Project the input to queries, keys and values.
 
         Returns:
-            One tensor with the existing projections side by side, or a tuple of three if an attention variant projects.
+            One tensor of the existing projections, concatenated along the last dimension. If an attention variant
+            computes the projection, it may be a tuple of queries, keys and values.
         """
         for variant in self.variants:
             if variant.project is not None:
@@ -328,11 +333,13 @@ class SelfAttention(ChoosingAttention):
 
 
 class RelativeAttention(ChoosingAttention):
-    """A causal model's ``s``: softmax(((Q + u) K^T + shift((Q + v) R^T)) / sqrt(D)) V and an output projection.
+    """Self-attention of causal models (``s``), with Transformer-XL's relative positions.
 
-    R holds the projected distances. Keys and values come from memory and segment, queries from the segment alone. The
-    vectors u and v belong to the decoder, which shares them among all its sublayers. Projections have no biases.
-    Settings may change the formula: attention variants with positions of their own do not add u, v or distances.
+    It computes softmax(((Q + u) K^T + shift((Q + v) R^T)) / sqrt(D)) V and an output projection.
+
+    R contains the projected distances. Keys and values are computed from memory and segment, queries only from the
+    segment. The decoder owns the vectors u and v and shares them among all its sublayers. Projections have no biases.
+    Attention variants can change this formula; those with their own positional encoding do not use u, v and R.
     """
 
     projections: ClassVar[Projections] = {
@@ -365,7 +372,7 @@ class RelativeAttention(ChoosingAttention):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Attend to memory and segment."""
+        """Compute attention from the segment to memory and segment."""
         if memory_BMC is not None:
             if self.why_no_memory:
                 raise UserError(
@@ -400,9 +407,9 @@ class RelativeAttention(ChoosingAttention):
         time: int,
         shared: Context,
     ) -> tuple[Tensor, Context]:
-        """Drop the part of the memory that no query sees, and its positions.
+        """Drop the part of the memory that no query can attend to, along with its positions.
 
-        If other sublayers read the distribution or the keys of this one, they expect all keys, and nothing is dropped.
+        Sublayers that reuse this sublayer's distribution or keys expect all keys, so nothing is dropped for them.
         """
         length = memory_BMC.size(1)
         kept = length
@@ -419,9 +426,9 @@ class RelativeAttention(ChoosingAttention):
         return memory_BMC, shared._replace(positions=positions)
 
     def _queries(self, x_BTC: Tensor, shared: Context, keys: int) -> tuple[Tensor, Scores]:
-        """Return Q + u, and the scores with the terms of the distances.
+        """Return Q + u, and the scores including the distance terms.
 
-        Without keys there are no projected distances. Without queries, the first result has no dimensions (D = 0).
+        Without keys there are no projected distances. Without queries, the first tensor is empty (D = 0).
         """
         if self.q_proj is None:
             return split_heads(x_BTC[..., :0], self.num_heads), shared.scores
@@ -435,7 +442,7 @@ class RelativeAttention(ChoosingAttention):
 
 
 class LazyAttention(AttentionSublayer):
-    """``l``: P V and an output projection, where P is the distribution of the nearest sublayer below that has one.
+    """Lazy attention (``l``): P V and an output projection, where P is the nearest attention distribution below.
 
     In a causal model the projections have no biases, as in Transformer-XL's attention.
     """
@@ -459,7 +466,7 @@ class LazyAttention(AttentionSublayer):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Attend with the distribution from below, which already includes biases and masks."""
+        """Apply the distribution from below, which already includes biases and masks, to the values."""
         x_BKC = with_memory(memory_BMC, x_BTC)
         distribution = below[DISTRIBUTION]
         one = distribution
@@ -483,7 +490,7 @@ class LazyAttention(AttentionSublayer):
         below: SharedState,
         _shared: Context,
     ) -> Output:
-        """Attend within one sequence or one group of documents.
+        """Compute attention within one sequence or one group of documents.
 
         `x_BKC` is None if no attention variant computes values from it. `v_BKC` is None if the distribution projects
         the values itself.
@@ -497,20 +504,19 @@ class LazyAttention(AttentionSublayer):
 
 
 class SharedKeysAttention(AttentionSublayer):
-    """``k``: softmax(QK^T / sqrt(D) + bias) V with K and V of the nearest ``s`` below.
+    """Cross-layer attention (``k``): softmax(QK^T / sqrt(D) + bias) V, with K and V of the nearest ``s`` below.
 
-    This is cross-layer attention (Brandon et al., 2024, section 2). Everything else that shapes the distribution of
-    that ``s`` also applies here: bias, padding, mask, persistent or projected keys, the function that turns scores into
-    weights, and the transformations of queries. Dropout is drawn anew. In a causal model the sublayer has a projection
-    of distances of its own, and its projections have no biases.
+    See Brandon et al. (2024), section 2. All other parts of that ``s`` apply here too: bias, padding, mask, persistent
+    or projected keys, the function that turns scores into weights, and the query transformations. Dropout is sampled
+    independently. In a causal model the sublayer has its own distance projection, and its projections have no biases.
     """
 
-    attends = False  # the keys that it reads already include the memory
+    attends = False  # the shared keys already include the memory
     projections: ClassVar[Projections] = {"q": ("q_proj", 0, 1)}
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
-        self.choices = nn.ModuleDict()  # the s has applied its variants to the keys and values already
+        self.choices = nn.ModuleDict()  # the s has already applied its variants to keys and values
         has_bias = not options.is_causal
         self.q_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
         self.out_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
@@ -528,7 +534,7 @@ class SharedKeysAttention(AttentionSublayer):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Attend to the keys and values of the ``s`` below; `memory_BMC` is ignored."""
+        """Compute attention with the keys and values of the ``s`` below; `memory_BMC` is ignored."""
         y_BTC, _ = by_document(self._attend, [x_BTC, self.q_proj(x_BTC)], below, shared)
         return self.out_proj(y_BTC), {}
 
@@ -550,13 +556,13 @@ class SharedKeysAttention(AttentionSublayer):
 
 
 def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) -> Tensor:
-    """Return sinusoids (K + 1, C) of the distances K - 1 down to -1: first all sines, then all cosines.
+    """Return sinusoidal encodings (K + 1, C) of the distances K - 1 down to -1: first all sines, then all cosines.
 
     Args:
         keys: K, the number of keys.
         embed_dim: C, which must be even.
         clamp_len: the distance to which longer distances are clamped; 0 for no limit.
-        like: a tensor whose device and precision the result has.
+        like: a tensor that determines the device and dtype of the result.
     """
     exact = torch.promote_types(like.dtype, torch.float32)  # fp16 cannot represent all integers above 2,048
     distances = torch.arange(keys - 1, -2, -1, device=like.device, dtype=exact)
@@ -572,12 +578,12 @@ def with_distances(
     position_proj: Linear,
     shared: Context,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return Q + u (B, N, T, D), and the parts of :class:`Scores` that describe relative positions.
+    """Return Q + u (B, N, T, D), and the fields of :class:`Scores` for relative positions.
 
     Args:
-        q_BNTD: projected queries Q.
+        q_BNTD: the projected queries Q.
         position_proj: the projection of encoded distances.
-        shared: the context of the forward pass, with relative positions.
+        shared: the context of the forward pass; it must include relative positions.
     """
     positions = shared.positions
     assert positions is not None, "the context of a causal model has relative positions"
@@ -604,14 +610,14 @@ def merge_heads(x_BNTD: Tensor) -> Tensor:
 
 
 def with_memory(memory_BMC: Optional[Tensor], x_BTC: Tensor) -> Tensor:
-    """Return all inputs to attend to (B, M + T, C): those of previous segments, if any, and then this segment's."""
+    """Return all inputs to attend to (B, M + T, C): the memory, if any, followed by the current segment."""
     if memory_BMC is None:
         return x_BTC
     return torch.cat([memory_BMC, x_BTC], dim=1)
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Raise a UserError if the number of heads does not divide the embedding dimension."""
+    """Raise a UserError if the embedding dimension is not divisible by the number of heads."""
     if num_heads < 1 or embed_dim % num_heads:
         raise UserError(
             f"{num_heads} attention heads do not divide an embedding dimension of {embed_dim}; choose a number of "

@@ -1,4 +1,4 @@
-"""The ``c`` sublayer: a gated convolution over neighbouring tokens (Wu et al., 2019, section 3)."""
+"""The ``c`` sublayer: a gated convolution over neighboring tokens (Wu et al., 2019, section 3)."""
 
 from functools import partial
 from typing import Any, Optional
@@ -21,26 +21,26 @@ from lazyformer_fairseq.modules.sublayers.interface import (
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import LIGHTWEIGHT
 
-# The number of sums that the filters' gradient accumulates at a time: a quarter of a megabyte, which stays in cache.
+# Number of partial sums of the filter gradient to accumulate at once: 256 KB in fp32, which stay in the cache.
 CACHED = 2**16
 
 
 class Convolution(Sublayer):
     """A gated convolution W2 conv(GLU(W1 x)).
 
-    A projection to 2 C dimensions, of which one half gates the other, is followed by a convolution with one filter per
-    channel and by an output projection. In an encoder the filter is centred on the token; a filter of even width covers
-    one token more before it than after it. In a causal model the filter ends at the token and reaches back into the
-    memory. Padding and positions outside the text count as zero.
+    A projection to 2 C dimensions, in which one half gates the other, is followed by a depthwise convolution and an
+    output projection. In an encoder the filter is centered on the token; a filter of even width covers one more token
+    before it than after it. In a causal model the filter ends at the token and extends into the memory. Padding and
+    positions outside the text are treated as zeros.
 
     Args:
         embed_dim: C.
         width: W, the filter width in tokens.
-        num_heads: N. If positive, the filters are those of lightweight convolution: a softmax normalises each over its
-            W positions, and the C / N channels of a head share one filter. 0 for a separate filter per channel.
+        num_heads: N. If positive, the convolution is a lightweight convolution: each filter is normalized by a softmax
+            over its W positions and shared by the C / N channels of a head. 0 for a separate filter per channel.
 
     Raises:
-        UserError: the number of heads does not divide the embedding dimension.
+        UserError: the embedding dimension is not divisible by the number of heads.
     """
 
     attends = takes_documents = True
@@ -92,15 +92,15 @@ class Convolution(Sublayer):
         is_padding = shared.scores.is_padding(gated.size(1))
         if is_padding is not None:
             is_text = (~is_padding).to(gated)
-            gated = gated * is_text[..., None]  # on a CPU this takes an eighth of the time of masked_fill
+            gated = gated * is_text[..., None]  # eight times as fast as masked_fill on a CPU
         if shared.scores.is_causal:
             before = self.width - 1
         else:
             before = self.width // 2
         after = self.width - 1 - before
         if memory_BMC is not None and before:
-            # The memory is projected separately, because on a CPU the product over a segment is faster if its number of
-            # tokens is a multiple of 128; see modules/linear.py.
+            # The memory is projected separately, because on a CPU the segment's matmul is faster if its token count
+            # is a multiple of 128; see modules/linear.py.
             remembered = self._gated(memory_BMC[:, -before:])
             gated = torch.cat([remembered, gated], 1)
             before = before - remembered.size(1)
@@ -110,7 +110,7 @@ class Convolution(Sublayer):
         return F.glu(self.in_proj(x_BTC), -1)
 
     def filters(self) -> Tensor:
-        """Return the filters of all channels (C, W)."""
+        """Return one filter per channel (C, W)."""
         if not self.num_heads:
             return self.weight
         by_head = self.weight.softmax(-1)
@@ -119,13 +119,13 @@ class Convolution(Sublayer):
 
 
 def convolve(x_BTC: Tensor, filters_CW: Tensor, before: int, after: int) -> Tensor:
-    """Convolve each channel with its filter.
+    """Convolve each channel with its filter (depthwise convolution).
 
-    The output at token t is the sum over w of filter (c, w) times the input at token t - before + w.
+    The output y[t, c] is the sum over w of filters[c, w] * x[t - before + w, c].
 
     Args:
         x_BTC: the input.
-        filters_CW: the filter of each channel.
+        filters_CW: one filter per channel.
         before: the number of zeros to insert before the first token.
         after: the number of zeros to append after the last token.
 
@@ -141,7 +141,7 @@ def convolve(x_BTC: Tensor, filters_CW: Tensor, before: int, after: int) -> Tens
     if torch.is_autocast_enabled("cpu"):
         x_BTC = x_BTC.to(torch.get_autocast_dtype("cpu"))
     filters_CW = filters_CW.to(x_BTC.dtype)
-    # Compilers and exporters know torch's own operators, but not our autograd function.
+    # Compilers and exporters support torch's own operators, but not our autograd function.
     watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if watched:
         return _as_image(x_BTC, filters_CW, before)
@@ -151,7 +151,7 @@ def convolve(x_BTC: Tensor, filters_CW: Tensor, before: int, after: int) -> Tens
 def _as_image(x_BTC: Tensor, filters_CW: Tensor, padding: int) -> Tensor:
     """Convolve (B, T, C) as an image of height 1.
 
-    oneDNN reads such an image without a copy, because its channels are contiguous in memory.
+    oneDNN does not have to copy such an image, because it is already in channels-last format.
     """
     image_BC1T = x_BTC.transpose(1, 2)[:, :, None]
     convolved_BC1T = F.conv2d(
@@ -164,9 +164,9 @@ def _as_image(x_BTC: Tensor, filters_CW: Tensor, padding: int) -> Tensor:
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution whose filter gradient is computed by :func:`_filter_gradient` instead of by torch.
+    """A convolution with a custom filter gradient, :func:`_filter_gradient`.
 
-    The forward pass and the gradient of the input are those of :func:`_as_image`.
+    The forward pass and the input gradient use :func:`_as_image`.
     """
 
     @staticmethod
@@ -196,7 +196,7 @@ class _Convolution(torch.autograd.Function):
 def _filter_gradient(x_BKC: Tensor, gradient_BTC: Tensor, width: int) -> Tensor:
     """Return the gradient of the filters (C, W).
 
-    An entry is the sum over tokens of the output's gradient times the input by which this weight was multiplied.
+    Each entry is the sum over tokens of the output gradient times the input that the weight was multiplied with.
 
     Args:
         x_BKC: the padded input, with K = T + W - 1.

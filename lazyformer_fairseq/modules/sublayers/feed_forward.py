@@ -44,17 +44,17 @@ GATES: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.sil
 
 
 class FeedForward(Sublayer):
-    """``f``: a feed-forward network W2 dropout(activation(W1 x)) of hidden size W.
+    """The feed-forward sublayer ``f``: W2 dropout(activation(W1 x)) with hidden size W.
 
-    With a gate it is W2 dropout(gate(W1 x) * V x) (Shazeer, 2020, equation 6). The weight of `fc1` (2 W, C) then stacks
-    W1 on V, so that both take one matrix product.
+    With a gate it computes W2 dropout(gate(W1 x) * V x) (Shazeer, 2020, equation 6). The weight of `fc1` (2 W, C) then
+    contains both W1 and V, so that one matmul computes them.
 
     Args:
         embed_dim: C.
         ffn_embed_dim: W, the hidden size.
         activation: the activation function, if there is no gate.
         dropout: the dropout after the activation or gate.
-        gate: a key of GATES, which replaces `activation`; "" for no gate.
+        gate: the gate's activation, a key of GATES; "" for no gate.
     """
 
     is_tokenwise = True
@@ -82,7 +82,7 @@ class FeedForward(Sublayer):
     @classmethod
     @override
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> Sublayer:
-        """Return a feed-forward sublayer with fresh weights, or :class:`Experts` if the settings ask for them."""
+        """Create a feed-forward sublayer, or a mixture of :class:`Experts` if the settings request one."""
         values = planned.values
         feed_forwards = []
         for _ in range(max(1, values["experts"])):
@@ -131,16 +131,16 @@ class FeedForward(Sublayer):
         return self.fc2(F.dropout(hidden, self.dropout, self.training))
 
 
-EXPERTS = "experts"  # the key, in the `common` options of a network, of the list of its Experts
+EXPERTS = "experts"  # the key of the network's list of Experts in the `common` options
 
 
 class Assignment(NamedTuple):
-    """The P pairs of a token and an expert that have a slot, sorted by expert.
+    """The P pairs of token and expert that received a slot, sorted by expert.
 
     Attributes:
         tokens_P: the index of each pair's token in the batch.
         experts_P: the index of each pair's expert.
-        weights_P: the weight of the expert's output in the token's output.
+        weights_P: the weight of each expert's output in the token's output.
         counts_E: the number of pairs per expert.
         wanted: the number of pairs that requested a slot, a scalar tensor.
     """
@@ -153,12 +153,12 @@ class Assignment(NamedTuple):
 
 
 class Told(NamedTuple):
-    """The auxiliary outputs of experts in a forward pass in training.
+    """Auxiliary outputs of a mixture of experts, from a forward pass in training.
 
     Attributes:
-        loss: the loss that balances the experts.
-        dropped: the number of choices that found no slot.
-        wanted: the number of choices that requested a slot.
+        loss: the load-balancing loss.
+        dropped: the number of token-expert pairs dropped for lack of a slot.
+        wanted: the number of token-expert pairs that requested a slot.
     """
 
     loss: Tensor
@@ -167,12 +167,12 @@ class Told(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """The texts of a batch, whose tokens are concatenated.
+    """The texts of a batch, with their tokens concatenated.
 
     Attributes:
-        number_S: the index of each token's text.
+        number_S: the index of the text that each token belongs to.
         lengths_G: the number of tokens per text, without padding.
-        is_padding_S: True at padding; None if there is none.
+        is_padding_S: True for padding tokens; None if there is no padding.
     """
 
     number_S: Tensor
@@ -181,35 +181,35 @@ class Texts(NamedTuple):
 
 
 class Experts(Sublayer):
-    """``f[experts=E]``: a mixture of experts, feed-forward networks among which a gate chooses for each token.
+    """A mixture of experts (``f[experts=E]``): feed-forward networks with a gate that routes each token.
 
-    The gate is softmax(x W) in single precision. The output is the weighted sum of the outputs of the chosen experts.
-    A single expert is weighted by its gate (Switch Transformer, 2021, equation 2); the weights of two experts are their
-    gates, normalised to sum to 1 (GShard, 2020, section 2.2, Algorithm 1). In evaluation all choices are computed.
+    The gate is softmax(x W) in single precision. The output is the weighted sum of the selected experts' outputs. A
+    single expert is weighted by its gate (Switch Transformer, 2021, equation 2); two experts are weighted by their
+    gates, normalized to sum to 1 (GShard, 2020, section 2.2, Algorithm 1). In evaluation no tokens are dropped.
 
-    In training every text is a group in which each expert has ceil(capacity * top * tokens / E) slots. Padding takes no
-    slots. First, the first choices of all tokens take slots in the order of the tokens. Then the second choices follow,
-    each of which is kept with a probability of twice its weight. As in the authors' code, second choices that are not
-    kept take no slot, whereas Algorithm 1 counts them. Choices that find no slot are dropped. A token whose choices are
-    all dropped passes through the residual connection alone. In causal models each token takes the slots of its first
-    and second choice before the next token does, so that no slot depends on later tokens.
+    In training each text is a group, in which each expert has ceil(capacity * top * tokens / E) slots. Padding takes no
+    slots. Slots are assigned to the first choices of all tokens, in token order, and then to the second choices, each
+    of which is kept with a probability of twice its weight. As in the authors' code, discarded second choices take no
+    slot, whereas Algorithm 1 counts them. Choices without a slot are dropped. If all choices of a token are dropped,
+    only the residual connection passes it on. In causal models, slots are assigned to both choices of a token before
+    the next token, so that no slot depends on later tokens.
 
-    The loss that balances the experts is E^2 times that of Algorithm 1: E times the sum over experts of the share of
-    first choices times the mean gate, averaged over texts. It is 1 if all experts are chosen equally often.
+    The load-balancing loss is E^2 times that of Algorithm 1: E times the sum over experts of the fraction of first
+    choices times the mean gate, averaged over texts. It is 1 if all experts are selected equally often.
 
     Args:
         embed_dim: C.
         feed_forwards: the E experts.
         top: the number of experts per token, 1 or 2.
-        capacity: the number of slots relative to the number of choices.
-        is_causal: whether the output at a token must not depend on later tokens.
+        capacity: the ratio of slots to choices.
+        is_causal: whether a token's output must not depend on later tokens.
 
     Attributes:
         count: E.
-        experts: the experts that this process holds, by number. These are all, unless
+        experts: the experts in this process, by index. These are all experts, unless
             :class:`~lazyformer_fairseq.modules.shared_experts.SharedExperts` has distributed them.
-        exchange: a function that sends inputs to the processes that hold their experts: (:meth:`compute`, inputs (P, C)
-            sorted by expert, counts (E,)) -> outputs (P, C). None if this process holds all experts.
+        exchange: a function that sends inputs to the processes of their experts: (:meth:`compute`, inputs (P, C) sorted
+            by expert, counts (E,)) -> outputs (P, C). None if this process has all experts.
         told: the auxiliary outputs of the last forward pass in training.
     """
 
@@ -234,10 +234,10 @@ class Experts(Sublayer):
         self.told: Optional[Told] = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "told": None}  # tensors of a graph can be neither copied nor pickled
+        return {**self.__dict__, "told": None}  # tensors with a graph cannot be copied or pickled
 
     def take_told(self) -> Optional[Told]:
-        """Return the auxiliary outputs of the last forward pass in training, and forget them."""
+        """Return the auxiliary outputs of the last forward pass in training, and reset them."""
         told = self.told
         self.told = None
         return told
@@ -277,13 +277,13 @@ class Experts(Sublayer):
 
     @property
     def here(self) -> Mapping[int, FeedForward]:
-        """The experts that this process holds, by number."""
+        """The experts in this process, by index."""
         return {int(number): cast(FeedForward, expert) for number, expert in self.experts.items()}
 
     def compute(self, x_PC: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return the outputs (P, C) of the experts that this process holds, each applied to its part of the inputs.
+        """Apply each expert in this process to its inputs, and return the outputs (P, C).
 
-        An expert without tokens gets gradients of zero, because DDP needs a gradient for every parameter.
+        An expert without tokens gets zero gradients, because DDP needs a gradient for every parameter.
 
         Args:
             x_PC: inputs, sorted by expert.
@@ -296,20 +296,20 @@ class Experts(Sublayer):
     def gates(self, x_SC: Tensor) -> Tensor:
         """Return the gate of each token and expert (S, E), in single precision or better."""
         exact = torch.promote_types(x_SC.dtype, torch.float32)
-        if not isinstance(self.gate, nn.Linear):  # wrapped by an adapter, which adds to its weight
+        if not isinstance(self.gate, nn.Linear):  # wrapped in an adapter, which adds to its weight
             return self.gate(x_SC).to(exact).softmax(-1)
         with torch.autocast(x_SC.device.type, enabled=False):
             return F.linear(x_SC.to(exact), self.gate.weight.to(exact)).softmax(-1)
 
     def _chosen(self, gates_SE: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights and indices (S, K) of the chosen experts of each token, the best first."""
+        """Return the weights and indices (S, K) of each token's selected experts, best first."""
         best_SK, experts_SK = gates_SE.topk(self.top, -1)
         if self.top > 1:
             best_SK = best_SK / best_SK.sum(-1, keepdim=True)
         return best_SK, experts_SK
 
     def _texts(self, x_BTC: Tensor, shared: Context) -> Texts:
-        """Return the texts of a batch."""
+        """Describe the texts of a batch."""
         batch, time = x_BTC.shape[:2]
         device = x_BTC.device
         if shared.documents is not None:
@@ -324,11 +324,11 @@ class Experts(Sublayer):
         return Texts(number_S, lengths_G - is_padding.sum(-1), is_padding.flatten())
 
     def assign(self, gates_SE: Tensor, texts: Texts) -> Assignment:
-        """Return the pairs of token and expert that have a slot; in training, second choices are sampled.
+        """Assign slots to pairs of token and expert; in training, second choices are sampled.
 
         Args:
             gates_SE: the gate of each token and expert.
-            texts: the texts to which the tokens belong.
+            texts: the texts of the batch.
         """
         weights_SK, experts_SK = self._chosen(gates_SE)
         is_wanted_SK = torch.ones_like(experts_SK, dtype=torch.bool)
@@ -338,8 +338,8 @@ class Experts(Sublayer):
             draws_S1 = torch.rand(len(gates_SE), 1, dtype=gates_SE.dtype, device=gates_SE.device)
             is_wanted_SK[:, 1:] &= draws_S1 < 2 * weights_SK[:, 1:]
         tokens_SK = torch.arange(len(gates_SE), device=gates_SE.device)[:, None].expand_as(experts_SK)
-        # List the pairs in the order in which they take slots; then sort them by expert and text, keeping this order.
-        # Pairs that want no slot come last.
+        # List the pairs in slot order; then sort them by expert and text, keeping this order. Pairs that do not need a
+        # slot come last.
         tokens_P = self._in_order(tokens_SK)
         experts_P = self._in_order(experts_SK)
         weights_P = self._in_order(weights_SK)
@@ -366,26 +366,26 @@ class Experts(Sublayer):
         )
 
     def _in_order(self, x_SK: Tensor) -> Tensor:
-        """Flatten values of pairs of token and choice (S, K) in the order in which the pairs take slots."""
+        """Flatten values per token and choice (S, K) into the order in which slots are assigned."""
         if self.is_causal:
             return x_SK.flatten()
         return x_SK.t().flatten()
 
     def slots(self, lengths_G: Tensor) -> Tensor:
-        """Return the number of slots per expert (G,) in texts of these lengths."""
+        """Return the number of slots per expert in each text (G,), from the texts' lengths."""
         of_a_token = self.capacity * self.top / self.count
-        slots_G = lengths_G.double() * of_a_token - 1e-9  # so that a rounding error does not add a slot
+        slots_G = lengths_G.double() * of_a_token - 1e-9  # to keep a rounding error from adding a slot
         return slots_G.ceil().long()
 
     def _balance(self, gates_SE: Tensor, texts: Texts) -> Tensor:
-        """Return the loss that balances the experts, from the first choices, whether or not they found a slot."""
+        """Return the load-balancing loss; first choices count even if they were dropped."""
         is_first_SE = F.one_hot(gates_SE.argmax(-1), self.count).to(gates_SE)
         share_GE = self._mean_of_texts(is_first_SE, texts)
         mean_GE = self._mean_of_texts(gates_SE, texts)
         return self.count * (share_GE * mean_GE).sum(-1).mean()
 
     def _mean_of_texts(self, x_SE: Tensor, texts: Texts) -> Tensor:
-        """Return the mean over the tokens of each text (G, E), without padding."""
+        """Average over the tokens of each text, excluding padding; return (G, E)."""
         if texts.is_padding_S is not None:
             x_SE = x_SE.masked_fill(texts.is_padding_S[:, None], 0)
         zeros_GE = x_SE.new_zeros(len(texts.lengths_G), self.count)
@@ -393,9 +393,9 @@ class Experts(Sublayer):
         return sums_GE / texts.lengths_G[:, None].clamp(min=1)
 
     def _by_all(self, x_SC: Tensor, gates_SE: Tensor) -> Tensor:
-        """Return the outputs (S, C), computed by applying all experts to all tokens.
+        """Compute the outputs (S, C) by applying all experts to all tokens.
 
-        Compiled and exported graphs need this, because their shapes must not depend on values.
+        Compiled and exported graphs need this version, because their shapes must not depend on values.
         """
         weights_SK, experts_SK = self._chosen(gates_SE)
         weights_SE = torch.zeros_like(gates_SE).scatter(-1, experts_SK, weights_SK).to(x_SC.dtype)
@@ -403,9 +403,9 @@ class Experts(Sublayer):
         return torch.stack(weighted).sum(0)
 
     def _evenly(self, x_SC: Tensor) -> Tensor:
-        """Return outputs (S, C) as if all experts were chosen equally often.
+        """Compute outputs (S, C) as if all experts were selected equally often.
 
-        It serves where costs are counted: tensors without values have the right shapes and the usual cost.
+        This is used to count costs with meta or fake tensors, which have no values to route by.
         """
         tokens = len(x_SC)
         weights_SK, _ = F.linear(x_SC, self.gate.weight).softmax(-1).topk(self.top, -1)
@@ -417,9 +417,9 @@ class Experts(Sublayer):
 
 
 class Identity(Sublayer):
-    """``-``: the identity, without residual connection or LayerNorm.
+    """The identity (``-``), without a residual connection or LayerNorm.
 
-    It stands where a search has chosen no sublayer (PAR Transformer, section 2.1).
+    It is used where a search has selected no sublayer (PAR Transformer, section 2.1).
     """
 
     is_residual = False
@@ -453,7 +453,7 @@ class ResidualSublayer(nn.Module):
         embed_dim: C.
         dropout: the dropout on the output of F.
         normalize_before: whether to use pre-norm.
-        norm: the options of the norm, which may be an RMSNorm instead of a LayerNorm.
+        norm: the norm's options, which can select RMSNorm instead of LayerNorm.
     """
 
     def __init__(
@@ -479,11 +479,11 @@ class ResidualSublayer(nn.Module):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Compute the output of the sublayer with its residual connection.
+        """Compute the sublayer with its residual connection and norm.
 
-        Arguments and return values are those of
-        :meth:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer.forward`. `memory_BMC` has not been normalised;
-        sublayers that do not attend ignore it.
+        For arguments and return values see
+        :meth:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer.forward`. `memory_BMC` must not be normalized
+        yet; it is ignored by sublayers that do not attend.
         """
         y, handed_on = self.branch(x_BTC, below, shared, memory_BMC)
         x_BTC = x_BTC + y
@@ -498,7 +498,7 @@ class ResidualSublayer(nn.Module):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Return the output of F after dropout, which the residual connection adds to x, and what F hands on."""
+        """Return the residual branch, the output of F after dropout, and the state that F passes on."""
         normalised_BTC = self._normalised(x_BTC)
         if self.attends and memory_BMC is not None:
             y, handed_on = self.inner(normalised_BTC, below, shared, self._normalised(memory_BMC))

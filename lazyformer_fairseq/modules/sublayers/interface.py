@@ -1,4 +1,4 @@
-"""The base class of sublayer modules, and the data that all sublayers of a network share."""
+"""The base class of sublayer modules, and the data shared by all sublayers of a network."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +12,17 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
-# What the sublayers below hand on, by name, such as DISTRIBUTION. If several use the same name, the nearest one wins.
+# State passed on by the sublayers below, by name, such as DISTRIBUTION. If several use a name, the nearest one wins.
 SharedState = Mapping[str, Any]
-Output = tuple[Tensor, SharedState]  # the output (B, T, C) of a sublayer, and what it hands on
-Settings = Mapping[str, Any]  # the settings in the brackets of a pattern, by name; the table of kinds gives their types
+Output = tuple[Tensor, SharedState]  # a sublayer's output (B, T, C), and the state it passes on
+Settings = Mapping[str, Any]  # settings in the brackets of a pattern, by name; the table of kinds has their types
 
 
 @dataclass(frozen=True)
 class SublayerOptions:
-    """Options passed to every sublayer of a network.
+    """Options passed to each sublayer of a network.
 
-    :class:`~lazyformer_fairseq.modules.networks.stack.Stack` describes those that are not commented here.
+    Fields without a comment are documented in :class:`~lazyformer_fairseq.modules.networks.stack.Stack`.
     """
 
     embed_dim: int
@@ -31,15 +31,15 @@ class SublayerOptions:
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     activation: Callable[[Tensor], Tensor] = F.gelu
-    max_positions: int = 0  # longest input of an encoder in tokens; 0 for a causal model, which has no such limit
-    common: dict[str, Any] = field(default_factory=dict)  # parameters and modules that sublayers share, by name
+    max_positions: int = 0  # an encoder's maximum input length in tokens; 0 for causal models, which have no limit
+    common: dict[str, Any] = field(default_factory=dict)  # parameters and modules shared by sublayers, by name
     is_causal: bool = False
     values: Settings = field(default_factory=dict)  # for an attention variant: all settings of its ``s``
-    linear_bias: bool = True  # whether linear maps have biases; build_sublayer removes them if not
+    linear_bias: bool = True  # if False, build_sublayer removes all biases of linear layers
 
     @property
     def head_size(self) -> int:
-        """D, the dimension of each head."""
+        """The size D of each head."""
         return self.embed_dim // self.num_heads
 
 
@@ -47,8 +47,8 @@ class RelativePositions(NamedTuple):
     """Transformer-XL's relative positions in one forward pass over K = M + T keys (memory and segment).
 
     Attributes:
-        encoded: sinusoids (K + 1, C) of the distances K - 1, ..., 1, 0 and -1. The last distance belongs to a key in
-            the future, which no query may see; it is included so that the relative shift can be a view.
+        encoded: sinusoidal encodings (K + 1, C) of the distances K - 1, ..., 1, 0 and -1. Distance -1 is a future key,
+            which is always masked; it is included because the relative shift can then be a view.
         content_bias: u (N, D), added to the queries before they are multiplied by the keys.
         position_bias: v (N, D), added to the queries before they are multiplied by the projected distances.
     """
@@ -62,15 +62,14 @@ class Context(NamedTuple):
     """The context of one forward pass, shared by all sublayers.
 
     Attributes:
-        scores: what is added to attention scores, and which keys each query may see.
+        scores: the terms added to attention scores, and the mask.
         back_end: a function that maps :class:`~lazyformer_fairseq.modules.attention.AttentionInputs` to the name of
-            the back end to compute them with.
-        positions: Transformer-XL's relative positions; causal models only.
-        observe: a callback that receives each attention distribution as it is computed, for example to plot it; None
-            for no callback.
-        documents: how the tokens (1, S, C) of several documents in one row are grouped so that no document sees
-            another (:class:`~lazyformer_fairseq.modules.networks.documents.Documents`); `scores` is then ignored. None
-            if each row is one sequence.
+            the back end that computes them.
+        positions: Transformer-XL's relative positions, for causal models only.
+        observe: a callback that receives each attention distribution, for example to plot it; None for no callback.
+        documents: the grouping of several documents in one row (1, S, C), which keeps documents from attending to each
+            other (:class:`~lazyformer_fairseq.modules.networks.documents.Documents`); `scores` is then ignored. None if
+            each row is one sequence.
     """
 
     scores: Scores
@@ -85,7 +84,8 @@ class StackOutput(NamedTuple):
 
     Attributes:
         x_BTC: the output of the last sublayer.
-        states: the input of the first sublayer and the outputs of all, (B, T, C) each; empty unless requested.
+        states: the input of the first sublayer and the outputs of all sublayers, (B, T, C) each; empty unless
+            requested.
         attended: the inputs of the sublayers that attend, (B, T, C) each; empty if there is no memory.
     """
 
@@ -95,19 +95,19 @@ class StackOutput(NamedTuple):
 
 
 class Sublayer(nn.Module):
-    """The base class of all sublayer modules.
+    """Base class of all sublayer modules.
 
     Attributes:
-        attends: whether it reads other positions. A causal model then passes it the memory of previous segments.
-        is_tokenwise: whether its output at a token depends on that token alone, in training too, so that a subset of
-            the tokens can be computed without the others.
+        attends: whether the sublayer mixes tokens. Causal models then pass it the memory of previous segments.
+        is_tokenwise: whether each token's output depends only on that token, in training too. A subset of the tokens
+            can then be computed alone.
         has_scores: for a sublayer that attends, whether it adds T5's bias or Transformer-XL's positions to its scores.
-        is_residual: whether the network wraps it in a residual connection with LayerNorm.
-        takes_documents: whether its input may be the tokens of several documents in one row, because it does not mix
-            tokens or groups them itself with :func:`by_document`. If not, the network groups its inputs.
-        takes_permuted: whether tokens may come in any order, with their positions given separately. This holds for
-            sublayers that do not mix tokens and for those that mix them only as `scores` and these positions allow
-            (:mod:`lazyformer_fairseq.modules.networks.permuted`).
+        is_residual: whether the network wraps the sublayer in a residual connection with LayerNorm.
+        takes_documents: whether the input may contain several documents in one row, because the sublayer does not mix
+            tokens or groups them itself with :func:`by_document`. If False, the network groups the inputs.
+        takes_permuted: whether tokens can be in any order, with their positions passed separately. This is true for
+            sublayers that do not mix tokens, and for those that mix tokens only according to `scores` and these
+            positions (:mod:`lazyformer_fairseq.modules.networks.permuted`).
     """
 
     attends: ClassVar[bool] = False
@@ -119,13 +119,13 @@ class Sublayer(nn.Module):
 
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Sublayer":
-        """Return a sublayer with fresh weights for this place of a plan; ``planned.values`` holds its settings."""
+        """Create the sublayer for an entry of the plan; ``planned.values`` contains its settings."""
         raise NotImplementedError
 
     def last_map(self) -> nn.Module:
-        """Return the linear map that produces the sublayer's output, `out_proj` by default.
+        """Return the linear layer that computes the sublayer's output, `out_proj` by default.
 
-        If all weights of this map are zero, the output of the sublayer is zero.
+        If all weights of this layer are zero, so is the sublayer's output.
 
         Raises:
             UserError: the sublayer has no `out_proj`, and its class does not override this method.
@@ -133,7 +133,7 @@ class Sublayer(nn.Module):
         out_proj = getattr(self, "out_proj", None)
         if out_proj is None:
             raise UserError(
-                f"--zero-last-maps: {type(self).__name__} has no out_proj; define last_map in this class, "
+                f"--zero-last-maps: {type(self).__name__} has no out_proj; override last_map in this class, "
                 "or leave the option out"
             )
         return out_proj
@@ -146,17 +146,16 @@ class Sublayer(nn.Module):
         shared: Context,
         memory_BMC: Tensor | None = None,
     ) -> Output:
-        """Compute the output of the sublayer.
+        """Compute the sublayer's output.
 
         Args:
             x_BTC: the input.
-            below: what the sublayers below have handed on, by name.
+            below: state passed on by the sublayers below, by name.
             shared: the context of the forward pass.
-            memory_BMC: the inputs `x_BTC` of previous segments; None if there are none. Passed only to sublayers whose
-                ``attends`` is true.
+            memory_BMC: the inputs `x_BTC` of previous segments, if any; passed only to sublayers that attend.
 
         Returns:
-            The output (B, T, C), and what the sublayer hands on to those above, by name. Most kinds hand on nothing.
+            The output (B, T, C), and the state passed on to the sublayers above, by name; empty for most kinds.
         """
 
 
@@ -166,15 +165,15 @@ def by_document(
     below: SharedState,
     shared: Context,
 ) -> Output:
-    """Return ``compute(*inputs, below, shared)``, computed per group if the row holds several documents.
+    """Return ``compute(*inputs, below, shared)``, computed per group of documents if a row contains several.
 
-    With several documents, everything handed on is a list with one entry per group of documents.
+    With several documents, all passed-on state is a list with one entry per group.
 
     Args:
-        compute: a function that mixes tokens. It returns an output (B, T, ...) and what it hands on.
-        inputs: tensors (B, T, ...) or None, which is passed on as None. Tuples of tensors are allowed only if each row
-            is one sequence.
-        below: what the sublayers below have handed on, by name.
+        compute: a function that mixes tokens. It returns an output (B, T, ...) and the state to pass on.
+        inputs: tensors (B, T, ...) or None, which is passed through. Tuples of tensors are allowed only if each row is
+            one sequence.
+        below: state passed on by the sublayers below, by name.
         shared: the context of the forward pass.
     """
     documents = shared.documents
@@ -198,7 +197,7 @@ def build_sublayer(
     options: SublayerOptions,
     planned: PlannedSublayer,
 ) -> Sublayer:
-    """Build a sublayer of any kind, and remove the biases of its linear maps if the options say so."""
+    """Build a sublayer, and remove the biases of its linear layers if `linear_bias` is False."""
     built = module.build(options, planned)
     if not options.linear_bias:
         for linear in built.modules():

@@ -1,15 +1,15 @@
 """The ``r`` sublayer: a gated recurrence.
 
-Let x_t be the input at token t, U projections of the input, * the elementwise product, and h_0 = 0. The state h_t of
-each type of cell is
+Let x_t be the input at token t, U the input projections, * the elementwise product, and h_0 = 0. The state h_t for each
+type of cell is
 
 - brc (Vecoven et al., 2020, section 3.1): c * h_{t-1} + (1 - c) * tanh(U x_t + a * h_{t-1}), with
   a = 1 + tanh(U_a x_t + w_a * h_{t-1}) and c = sigmoid(U_c x_t + w_c * h_{t-1});
 - nbrc (section 3.2): the same with W_a h_{t-1} and W_c h_{t-1} in the gates;
 - mingru (Feng et al., 2024, section 3.1): (1 - z) * h_{t-1} + z * U x_t, with z = sigmoid(U_z x_t).
 
-Letters of shapes: T time, which comes first, S directions, B batch, H the size of the state of one direction, G the
-size of the projected input of one direction. States are in single precision or better.
+Shape letters: T time (the first dimension), S directions, B batch, H state size per direction, G size of the projected
+input per direction. States are in single precision or better.
 """
 
 import math
@@ -38,32 +38,33 @@ from lazyformer_fairseq.modules.sublayers.interface import (
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import BRC, MINGRU, NBRC
 
-AT_ONCE = 2**13  # values per step from which, on a CPU, the computation costs more than the call of torch
-CACHED = 2**17  # values that stay in the cache of a CPU
+AT_ONCE = 2**13  # minimum number of values per step for which compute exceeds torch's call overhead on a CPU
+CACHED = 2**17  # number of values that fit in a CPU's cache
 
 
 class Recurrent(Sublayer):
-    """``r``: the states of a gated recurrence at all tokens and an output projection, V h + b.
+    """The recurrent sublayer ``r``: a gated recurrence over all tokens and an output projection, V h + b.
 
-    The projections of the input have biases too. An encoder reads each text in both directions, each with half of the
-    embedding dimension; the second direction begins at the last token of the text. A causal model starts with a state
-    of zero at the first token of its memory. Reading a text in segments therefore gives the same result as reading it
-    at once, as long as the memory reaches back to the start of the text.
+    The input projections have biases too. Encoders are bidirectional: each direction has half the embedding dimension,
+    and the second one starts at the last token of the text. A causal model starts from a zero state at the first token
+    of its memory. If the memory covers the whole previous text, a segmented text therefore gives the same result as an
+    unsegmented one.
 
     With C = `embed_dim` and H = C / directions, the number of parameters is 4 C^2 + 6 C (brc), 4 C^2 + 4 C + 2 C H
     (nbrc) or 3 C^2 + 3 C (mingru).
 
-    The weights by which gates read the state are initialised as in the published code: to 1 (brc) and with Glorot's
-    uniform distribution (nbrc). The published code has two layers of width 100. With nbrc in twelve layers of width 768
-    over 512 tokens, the first gradients have norms of 1e7 to 1e10, which clipping reduces to 1. Starting with a quarter
-    of these weights would give a norm of 5 (at width 256), but such a model is worse at copying inputs: its error after
-    600 updates is 0.77 instead of 0.064 (``scripts/copy_first_input.py``).
+    The gates' recurrent weights are initialized as in the published code: to 1 (brc), or from Glorot's uniform
+    distribution (nbrc). The published models have two layers of width 100. With nbrc in twelve layers of width 768 and
+    512 tokens, initial gradient norms are 1e7 to 1e10, which clipping reduces to 1. Scaling these weights to a quarter
+    would reduce the norm to 5 (at width 256), but such a model is worse at copying inputs: its error after 600 updates
+    is 0.77 instead of 0.064 (``scripts/copy_first_input.py``).
 
     Args:
         embed_dim: C.
         cell: BRC, NBRC or MINGRU.
-        is_causal: whether to read the text in one direction only.
-        longest: the longest input in tokens, which graphs exported for inputs of any length need; 0 in a causal model.
+        is_causal: whether to use only the forward direction.
+        longest: the maximum input length in tokens, needed for graphs exported with a dynamic length; 0 in causal
+            models.
 
     Raises:
         UserError: the embedding dimension of an encoder is odd.
@@ -128,7 +129,7 @@ class Recurrent(Sublayer):
         _below: SharedState,
         shared: Context,
     ) -> tuple[Tensor, SharedState]:
-        """Return the states (B, K, C) of all directions from the projected inputs (B, K, ...)."""
+        """Compute the states (B, K, C) of all directions from the projected inputs (B, K, ...)."""
         turn = partial(_turn, lengths_B=shared.scores.lengths_B)
         forwards, *backwards = projected.chunk(self.directions, -1)
         directions = [forwards, *map(turn, backwards)]
@@ -144,7 +145,7 @@ class Recurrent(Sublayer):
 
 
 def _turn(x_BTE: Tensor, lengths_B: Optional[Tensor]) -> Tensor:
-    """Reverse the order of the tokens of each text; padding, which follows the text, stays in place."""
+    """Reverse the tokens of each text, leaving the padding after it in place."""
     if lengths_B is None:
         return x_BTE.flip(1)
     places = torch.arange(x_BTE.size(1), device=x_BTE.device)
@@ -155,18 +156,18 @@ def _turn(x_BTE: Tensor, lengths_B: Optional[Tensor]) -> Tensor:
 
 
 def run(x_TSBG: Tensor, weight: Optional[Tensor], longest: int = 0) -> Tensor:
-    """Return the state (T, S, B, H) after each token.
+    """Compute the state (T, S, B, H) after each token.
 
-    A graph exported by torch.export has as many steps as the example input has tokens. With mingru, the graph may
-    instead serve inputs of any length, because it then contains a scan.
+    Graphs from torch.export have a fixed number of steps, the length of the example input. Only mingru supports a
+    dynamic length, because it is exported as a scan.
 
     Args:
-        x_TSBG: the projected inputs of the gates and of the state. G is 3 H with `weight`, and 2 H without.
-        weight: the weights by which gates read the state: (S, 2 H) for brc, (S, H, 2 H) for nbrc, None for mingru.
-        longest: the largest T in a graph for inputs of any length.
+        x_TSBG: the projected inputs of gates and state. G is 3 H with `weight`, and 2 H without.
+        weight: the gates' recurrent weights: (S, 2 H) for brc, (S, H, 2 H) for nbrc, None for mingru.
+        longest: the maximum T of a graph with a dynamic length.
 
     Raises:
-        ValueError: brc or nbrc is exported for inputs of any length.
+        ValueError: brc or nbrc is exported with a dynamic length.
     """
     is_exported = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
     if not (is_exported or torch.jit.is_tracing()):
@@ -180,8 +181,8 @@ def run(x_TSBG: Tensor, weight: Optional[Tensor], longest: int = 0) -> Tensor:
         return scan_by_doubling(keep, enters, longest)
     if not is_for_one_length:
         raise ValueError(
-            "r with brc or nbrc computes token by token, so an exported graph serves only the length of its example "
-            "input: export the model for one length, or use r[cell=mingru]"
+            "r with brc or nbrc computes token by token, so an exported graph supports only the length of its example "
+            "input; export the model for one length, or use r[cell=mingru]"
         )
     gates_TSBG, enters_TSBH = _parts(x_TSBG)
     state = torch.zeros_like(enters_TSBH[0])
@@ -193,18 +194,18 @@ def run(x_TSBG: Tensor, weight: Optional[Tensor], longest: int = 0) -> Tensor:
 
 
 def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Split projected inputs (..., 3 H) into those of both gates (..., 2 H) and that of the state (..., H)."""
+    """Split projected inputs (..., 3 H) into the gates' inputs (..., 2 H) and the state's input (..., H)."""
     size = x.size(-1) // 3
     return x[..., : 2 * size], x[..., 2 * size :]
 
 
 def _gates(x: Tensor, before: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pre-activations of the gates a and c, for one step or for all.
+    """Return the pre-activations of the gates a and c, for a single step or for all steps.
 
     Args:
-        x: projected inputs of the gates, (S, B, 2 H) or (T, S, B, 2 H).
+        x: the gates' projected inputs, (S, B, 2 H) or (T, S, B, 2 H).
         before: the previous states, (S, B, H) or (T, S, B, H).
-        weight: the weights by which gates read the state.
+        weight: the gates' recurrent weights.
     """
     if weight.dim() == 2:
         gates = x + torch.cat([before, before], -1) * weight[:, None]
@@ -223,7 +224,7 @@ def _step(
     weight: Tensor,
     out: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return the state h_t of brc or nbrc from the projected inputs of a token and the state before it."""
+    """Compute the state h_t of brc or nbrc from a token's projected inputs and the previous state."""
     a, c = _gates(gates, before, weight)
     entering = torch.addcmul(enters + before, before, a.tanh()).tanh()
     return torch.lerp(entering, before, c.sigmoid(), out=out)
@@ -236,7 +237,7 @@ def _mingru(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _at_a_time(x_TSBG: Tensor) -> list[slice]:
-    """Return slices of time steps whose values stay in the cache of a CPU; on other devices one slice of all steps."""
+    """Return slices of time steps that fit in a CPU's cache; on other devices, one slice of all steps."""
     time = len(x_TSBG)
     block = time
     if x_TSBG.device.type == "cpu" and has_numbers(x_TSBG):
@@ -245,11 +246,11 @@ def _at_a_time(x_TSBG: Tensor) -> list[slice]:
 
 
 class _States(torch.autograd.Function):
-    """The states of all steps, with a backward pass of our own.
+    """The states of all steps, with a custom backward pass.
 
     Only the inputs and the states are saved; the backward pass recomputes the gates of many steps at once. The gradient
-    g_t of a state is that of its output plus the gradient that step t + 1 passes back, which is a recurrence as well.
-    If the gates have no matrix (brc and mingru), this recurrence is elementwise, and a scan computes it.
+    g_t of a state is its output gradient plus the gradient from step t + 1, which is a recurrence too. If the gates
+    have no recurrent matrix (brc and mingru), this recurrence is elementwise and computed by a scan.
     """
 
     @staticmethod
@@ -274,12 +275,12 @@ class _States(torch.autograd.Function):
         return d_x, d_weight[0]
 
 
-# These are custom operators because torch.compile would unroll the loop over steps.
+# These are custom operators, because torch.compile would unroll the loop over steps.
 
 
 @torch.library.custom_op("lazyformer::recurrence", mutates_args=())
 def recurrence(x: Tensor, weight: Optional[Tensor]) -> Tensor:
-    """Return the states, as :func:`run` does."""
+    """Compute the states; see :func:`run`."""
     return _forward(x, weight)
 
 
@@ -295,7 +296,7 @@ def recurrence_gradients(
     weight: Optional[Tensor],
     states: Tensor,
 ) -> list[Tensor]:
-    """Return the gradients of the inputs and, if there is one, of the weight."""
+    """Return the gradients of the inputs and, if present, of the weight."""
     return _backward(d, x, weight, states)
 
 
@@ -315,13 +316,13 @@ def _states_shape(x: Tensor, weight: Optional[Tensor]) -> tuple[int, ...]:
 
 
 def _as_given(x: Tensor) -> torch.autocast:
-    """Return a context that disables autocast, so that the precision of the inputs is kept."""
+    """Return a context manager that disables autocast, to keep the precision of the inputs."""
     return torch.autocast("cuda" if x.is_cuda else "cpu", enabled=False)
 
 
 def _forward(x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
     states = x_TSBG.new_empty(_states_shape(x_TSBG, weight))
-    if not has_numbers(x_TSBG) and weight is not None:  # only costs are counted: compute all steps as one
+    if not has_numbers(x_TSBG) and weight is not None:  # only costs are counted, so compute all steps as one
         gates, enters = _parts(x_TSBG)
         return _step(gates, enters, states, weight)
     before = torch.zeros_like(states[0])
@@ -348,9 +349,9 @@ def _backward(
     weight: Optional[Tensor],
     states: Tensor,
 ) -> list[Tensor]:
-    """Return the gradient of the inputs and, if there are any, of the weights.
+    """Return the gradients of the inputs and, if present, of the weights.
 
-    It goes through blocks of steps from the last to the first, and computes all gates of a block at once.
+    Blocks of steps are processed from last to first; all gates of a block are computed at once.
     """
     d_x = torch.empty_like(x_TSBG)
     handed = torch.zeros_like(states[0])
@@ -385,17 +386,17 @@ def _derivatives(
     before: Tensor,
     weight: Optional[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the elementwise derivatives of each state.
+    """Compute the elementwise derivatives of each state.
 
     Args:
         x: projected inputs (T, S, B, G).
         before: the state before each step (T, S, B, H).
-        weight: the weights by which gates read the state.
+        weight: the gates' recurrent weights.
 
     Returns:
-        The derivatives with respect to the previous state (T, S, B, H), to the projected input of the state
-        (T, S, B, H), and to the pre-activations of the gates (T, S, B, gates, H). The first leaves out the path through
-        the matrices of nbrc's gates.
+        The derivatives with respect to the previous state (T, S, B, H), the projected input of the state (T, S, B, H),
+        and the pre-activations of the gates (T, S, B, gates, H). The first one excludes the path through the matrices
+        of nbrc's gates.
     """
     if weight is None:
         gate, enters = x.chunk(2, -1)
@@ -426,14 +427,14 @@ def _hand_back(
     by_gates: Tensor,
     weight: Optional[Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of each state of a block, and the gradient that the block passes back.
+    """Return the gradients of a block's states, and the gradient to propagate to the previous block.
 
     Args:
-        d_TSBH: the gradients of the outputs of the block.
-        handed: the gradient (S, B, H) that the following block passes back.
+        d_TSBH: the gradients of the block's outputs.
+        handed: the gradient (S, B, H) from the next block.
         by_before: see :func:`_derivatives`.
         by_gates: see :func:`_derivatives`.
-        weight: the weights by which gates read the state.
+        weight: the gates' recurrent weights.
     """
     if weight is None or weight.dim() == 2:
         d = d_TSBH.flip(0)
@@ -454,14 +455,14 @@ def _hand_back(
 def scan(a_T: Tensor, b_T: Tensor, chunks: Optional[int] = None) -> Tensor:
     """Return h_t = a_t * h_{t-1} + b_t for all t, starting from h = 0.
 
-    The result is exact for any a. The function is not differentiable. It computes chunks of the sequence side by side,
-    step by step, and then adds the last state of each chunk to the next chunk. With sqrt(T) chunks this takes about
-    2 sqrt(T) sequential steps instead of T. A single chunk is a plain loop, which is fastest on a CPU once a step has
-    enough to compute.
+    The result is exact for any a. The function is not differentiable. It processes chunks of the sequence in parallel,
+    step by step, and then propagates the last state of each chunk to the next chunk. With sqrt(T) chunks this takes
+    about 2 sqrt(T) sequential steps instead of T. A single chunk is a plain loop, which is fastest on a CPU if each
+    step has enough to compute.
 
     Args:
-        a_T: factors (T, ...).
-        b_T: summands (T, ...).
+        a_T: the coefficients (T, ...).
+        b_T: the inputs (T, ...).
         chunks: the number of chunks; None for a number that suits the device.
     """
     time = len(a_T)
@@ -497,10 +498,10 @@ def _padded(x_T: Tensor, before: int, after: int) -> Tensor:
 
 
 def scan_by_doubling(a_T: Tensor, b_T: Tensor, longest: int) -> Tensor:
-    """Return what :func:`scan` returns, for at most `longest` steps, computed by recursive doubling.
+    """Compute the result of :func:`scan` for at most `longest` steps by recursive doubling.
 
-    Exported graphs use it: the number of rounds depends on `longest` alone, and each round doubles the number of
-    previous steps that a state includes.
+    Exported graphs use this function, because its number of rounds depends only on `longest`. Each round doubles the
+    number of previous steps included in a state.
     """
     reach = 1
     while reach < longest:

@@ -96,7 +96,7 @@ def test_the_whole_way_from_files_to_the_table_resumed_and_predicted(toy_babylm,
     assert f"note: BabyLM-BoolQ is left out, because {toy_babylm} contains no boolq.train.jsonl to train on" in said
     assert "| model" in said and "rte.train.jsonl: ends at line 96 and has 96 rows, but the official file" in said
     report = (tmp_path / "out" / "report" / "babylm.md").read_text()
-    assert report.startswith("m scores ") and " in the mean of 2 scores, against 50.00 for the baseline" in report
+    assert report.startswith("m scores ") and " on average (2 scores), compared with 50.00 for the baseline" in report
     header, _, ours = report.split("development sets, percent\n\n")[1].splitlines()[:3]
     assert [cell.strip() for cell in header.split("|")[1:-1]] == ["model", "updates", "RTE", "WSC", "Avg."]
     rte, wsc, average = (float(cell) for cell in ours.split("|")[3:-1])
@@ -110,17 +110,17 @@ def test_the_whole_way_from_files_to_the_table_resumed_and_predicted(toy_babylm,
     assert "runs: 2 of 2 runs are finished" in again and "[1/2]" not in again
     (run,) = (tmp_path / "out" / "runs" / "m" / "BabyLM-RTE").iterdir()
     said = invoke("predict", run, toy_babylm / "rte.valid.jsonl", "--output", tmp_path / "rte.jsonl")
-    assert "rte.jsonl: 24 rows\nscores against the labels of the file: accuracy 100.00" in said
+    assert "rte.jsonl: 24 rows\nscores against the file's labels: accuracy 100.00" in said
     (run,) = (tmp_path / "out" / "runs" / "m" / "BabyLM-WSC").iterdir()
     assert "2 rows" in invoke("predict", run, toy_babylm / "wsc.valid.jsonl", "--output", tmp_path / "wsc.jsonl")
-    assert "give the texts too" in refusal("predict", tmp_path / "out", "--output", tmp_path / "none")
+    assert "pass the texts too" in refusal("predict", tmp_path / "out", "--output", tmp_path / "none")
 
 
 def test_what_cannot_be_trained_is_refused(toy_babylm, tmp_path):
     words = ["finetune", f"m={START}", "--task", "babylm", "--output", tmp_path / "out", "--data", toy_babylm]
-    assert f"{toy_babylm}: contains no training file of BabyLM-BoolQ; give" in refusal(*words, "--tasks", "boolq")
+    assert f"{toy_babylm}: contains no training file of BabyLM-BoolQ; pass" in refusal(*words, "--tasks", "boolq")
     assert "'STS-B' is not a BabyLM task; choose from BabyLM-BoolQ" in refusal(*words, "--tasks", "STS-B")
-    assert "--protocol par: for BabyLM give one of babylm" in refusal(*words, "--protocol", "par")
+    assert "--protocol par: for BabyLM it must be one of babylm" in refusal(*words, "--protocol", "par")
     assert not (tmp_path / "out").exists()
 
 
@@ -137,11 +137,11 @@ def test_the_verdict_compares_models_on_the_scores_that_all_have(tmp_path, monke
         write_result(tmp_path, RunKey(model, task, 2e-5, 1), score, baseline=0.5)
     first = write_report(tmp_path, tmp_path / "report").splitlines()[0]
     assert first == (
-        "lazy scores 70.00 in RTE (accuracy), against 60.00 for bert and 50.00 for the baseline, which needs no model. "
-        "Runs are missing, so this may change."
+        "lazy scores 70.00 on RTE (accuracy), compared with 60.00 for bert and 50.00 for the baseline, which needs no "
+        "model. Runs are missing, so this may change."
     )
     write_result(tmp_path, RunKey("bert", "CoLA", 2e-5, 1), 0.4, baseline=0.5)
     first = write_report(tmp_path, tmp_path / "report").splitlines()[0]
     assert first.startswith(
-        "bert scores 50.00 in the mean of 2 scores, against 40.00 for lazy and 50.00 for the baseline"
+        "bert scores 50.00 on average (2 scores), compared with 40.00 for lazy and 50.00 for the baseline"
     )

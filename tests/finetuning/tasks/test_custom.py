@@ -78,7 +78,7 @@ def moods(tmp_path_factory) -> Path:
     options = "--lrs 1e-2 --seeds 1 --epochs 12 --batch-size 8 --gpus none --workers 1".split()
     said = invoke("finetune", f"m={START}", "--data", folder / "moods", "--output", folder / "out", *options)
     assert "moods: 3 classes, calm, glad, sad; accuracy selects epoch and learning rate" in said
-    assert "macro_f1" in said and f"to use it: lazyformer predict {folder / 'out'} texts.tsv" in said
+    assert "macro_f1" in said and f"to use the model: lazyformer predict {folder / 'out'} texts.tsv" in said
     assert (folder / "out" / "report" / "moods.md").is_file()
     return folder
 
@@ -93,8 +93,7 @@ def run_of_moods(moods) -> Path:
 def test_classes_keep_their_names_to_predictions_and_exports(moods, run_of_moods, tmp_path):
     said = invoke("predict", moods / "out", moods / "moods" / "dev.tsv", "--output", tmp_path / "all.tsv")
     assert (
-        "all.tsv: 21 rows\nscores against the labels of the file: accuracy 100.00, macro_f1 100.00, matthews 100.00"
-        in said
+        "all.tsv: 21 rows\nscores against the file's labels: accuracy 100.00, macro_f1 100.00, matthews 100.00" in said
     )
     first, *rows = [line.split("\t") for line in (tmp_path / "all.tsv").read_text().splitlines()]
     assert first == ["text", "label", "prediction", "probability"]
@@ -140,7 +139,7 @@ def test_texts_of_every_format_are_labelled_alike(moods, run_of_moods, tmp_path,
         found = list(csv.reader(text.splitlines(True), delimiter="," if ending == "csv" else "\t"))[1:]
     assert [row[0] for row in found] == [text for text, _ in rows]
     assert [row[1] for row in found[1:]] == [mood for _, mood in rows[1:]]  # the first is like none that it was taught
-    assert "exists already" in refusal("predict", run_of_moods, tmp_path / f"x.{ending}")
+    assert "already exists" in refusal("predict", run_of_moods, tmp_path / f"x.{ending}")
 
 
 def test_scores_of_any_range_train_and_come_back_in_their_unit(tmp_path):
@@ -203,8 +202,8 @@ def test_columns_the_order_of_labels_and_the_metric_are_options(tmp_path):
     stars = choose_benchmark(None, settings_of(tmp_path, tmp_path / "stars", labels=("1", "0"))).row
     assert stars.labels == ("1", "0") and not stars.is_regression, "a score, unless labels are given"
     for options, words in (
-        ({"labels": ("1", "2")}, "--labels: '2' is given twice, or no row"),
-        ({"labels": ("1", "0"), "label_type": "scores"}, "--labels: scores have no labels"),
+        ({"labels": ("1", "2")}, "--labels: '2' is repeated, or does not occur in"),
+        ({"labels": ("1", "0"), "label_type": "scores"}, "--labels: does not apply to regression"),
     ):
         with pytest.raises(UserError, match=words):
             choose_benchmark(None, settings_of(tmp_path, tmp_path / "stars", **options))
@@ -217,29 +216,29 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
 @pytest.mark.parametrize(
     ("train", "dev", "options", "words"),
     [
-        ("a b\tx\nc d\ty\n", GOOD, "", r"train.tsv, line 1: names no column with texts, but 'a b', 'x'. Write a"),
-        ("text\tmood\na\tx\n", GOOD, "", "line 1: names no column with labels, but 'text', 'mood'.*--label"),
+        ("a b\tx\nc d\ty\n", GOOD, "", r"line 1: there is no column with texts; the columns are 'a b', 'x'."),
+        ("text\tmood\na\tx\n", GOOD, "", "there is no column with labels; the columns are 'text', 'mood'.*--label"),
         (GOOD, "a b\tx\n", "", r"dev.tsv, line 1: the header lacks 'text', 'label'"),
         (GOOD, "text\tlabel\na\tz\n", "", r"dev.tsv, line 2: label 'z' is not one of bad's labels: x, y.*correct the"),
-        ("text\tlabel\na\tx\nb\tx\n", GOOD, "", r"train.tsv: all 2 labels are 'x'; give rows of two classes"),
+        ("text\tlabel\na\tx\nb\tx\n", GOOD, "", r"train.tsv: all 2 labels are 'x'; at least two classes"),
         ("text\tlabel\na\tx\nb\n", GOOD, "", "train.tsv, line 3: found 1 field, expected 2"),
         ("text\tlabel\na\tx\nb\t\n", GOOD, "", "train.tsv, line 3: the label is empty; correct the row"),
         ("text\tlabel\na\tx\n\ty\n", GOOD, "", "train.tsv, line 3: a sentence is empty"),
         ("text\tlabel\na\t1.5\nb\t2.5\nc\tn/a\n", GOOD, "", "score 'n/a' is not a number.*--label-type cla.*correct"),
         ("text\tscore\na\t1\nb\tinf\n", GOOD, "", "train.tsv, line 3: score 'inf' is not a number"),
-        ("text\tlabel\na\t2\nb\t2\n", GOOD, "--label-type scores", "all 2 scores are 2, so nothing can be learned"),
-        ("", GOOD, "", "train.tsv: this file is empty; write a line with the names"),
+        ("text\tlabel\na\t2\nb\t2\n", GOOD, "--label-type scores", "all 2 targets are 2, so nothing can be learned"),
+        ("", GOOD, "", "train.tsv: this file is empty; write a line that names"),
         ("text\tlabel\n", GOOD, "", "train.tsv: this file has no data rows"),
         (GOOD, "", "", "dev.tsv: this file is empty"),
-        (GOOD, None, "", "contains no file dev or valid that ends in .tsv, .csv, .jsonl, .conll; give --dev-share 0.1"),
+        (GOOD, None, "", r"contains no dev or valid file \(.tsv, .csv, .jsonl, .conll\); set --dev-share 0.1"),
         (GOOD, GOOD, "--dev-share 0.1", "--dev-share 0.1: .*bad already contains dev.tsv; leave the option out"),
-        (GOOD, None, "--dev-share 0.5", "--dev-share 0.5: .*train.tsv has too few rows; write more, or a dev file"),
+        (GOOD, None, "--dev-share 0.5", "--dev-share 0.5: .*train.tsv has too few rows; add more, or write a dev file"),
         (GOOD, None, "--dev-share 0.9", "Invalid value for '--dev-share': 0.9 is not in the range 0.0<x<=0.5"),
         (GOOD + "e\n", None, "--dev-share 0.1", "bad/train.tsv, line 4: found 1 field"),
         (GOOD, GOOD, "--task squad --dev-share 0.1", "--dev-share: does not apply to SQuAD"),
         (GOOD, GOOD, "--metric spearman", "--metric spearman: for two classes the metric must be one of accuracy"),
-        (GOOD, GOOD, "--text 3 --label 2", "names no column '3', '2', but 'text', 'label'"),
-        (GOOD, GOOD, "--text text --label text", "the column 'text' is named twice, for texts or for labels"),
+        (GOOD, GOOD, "--text 3 --label 2", "there is no column '3', '2'; the columns are 'text', 'label'"),
+        (GOOD, GOOD, "--text text --label text", "column 'text' is selected twice, for texts or labels"),
         ("text\tlabel\tlabel\na\tx\ty\n", GOOD, "", r"train.tsv, line 1: 2 columns are called 'label' \(columns 2, 3"),
         (GOOD, "text\tlabel\ttext\na\tx\tb\n", "", r"dev.tsv, line 1: 2 columns are called 'text' \(columns 1, 3\)"),
         ("text\tlabel\na\tx\nb\tNaN\n", GOOD, "", "train.tsv, line 3: the label 'NaN' denotes a missing label"),
@@ -281,7 +280,7 @@ def test_a_folder_that_has_neither_a_training_file_nor_tasks_of_glue(tmp_path):
     (tmp_path / "reviews").mkdir()
     (tmp_path / "reviews" / "training.tsv").write_text(GOOD)
     said = refusal("finetune", START, "--data", tmp_path / "reviews", "--output", tmp_path / "out")
-    assert "reviews: contains neither a file train (.tsv, .csv, .jsonl, .conll) of a custom task nor a fol" in said
+    assert "reviews: contains neither a custom task's train file (.tsv, .csv, .jsonl, .conll) nor a " in said
 
 
 def test_what_is_held_out_has_no_label_that_training_lacks(tmp_path):
@@ -313,7 +312,7 @@ def test_what_is_held_out_has_no_label_that_training_lacks(tmp_path):
          r"""train.jsonl, line 2: label 'x' is not a list such as \["joy"\], but other rows have lists; correct"""),
         ("train.tsv", 'text\tlabel\na\t[]\nb\t["x", null]\n', "train.tsv, line 3: the label is empty; correct"),
         (JSONL, '{"text": "a", "label": [["x"]]}\n', "line 1: the label .*x.* is a list"),
-        (JSONL, '{"text": "a", "label": []}\n', "all lists of labels are empty, so nothing can be learned"),
+        (JSONL, '{"text": "a", "label": []}\n', "all label lists are empty, so nothing can be learned"),
         (JSONL, '{"text": "a", "label": ["x"]}\n{"text": "a", "label": []}\n', "all 1 labels are 'x'"),
         (JSONL, '{"text": ["a", "b"], "label": "x"}\n', "line 1: the field 'text' is a list, .*; use a single text"),
         (JSONL, '{"text": "a", "label": "x", "label": "y"}\n', "line 1: .*key 'label' occurs twice"),
@@ -371,17 +370,17 @@ def test_any_other_word_is_a_class_as_it_is_written(other):
 @pytest.mark.parametrize(
     ("words", "options", "classes", "said"),
     [
-        (("0.0", "1.0"), {}, ("0", "1"), "2 classes, 0, 1 (--label-type scores for scores); accuracy"),
-        (("2.0", "0.0", "1.0", "10"), {}, ("0", "1", "2", "10"), "4 classes, 0, 1, 2, 10 (--label-type"),
-        (("007", "7"), {}, ("007", "7"), "2 classes, 007, 7 (--label-type"),
+        (("0.0", "1.0"), {}, ("0", "1"), "2 classes, 0, 1 (for regression, set --label-type scores); accuracy"),
+        (("2.0", "0.0", "1.0", "10"), {}, ("0", "1", "2", "10"), "4 classes, 0, 1, 2, 10 (for regression"),
+        (("007", "7"), {}, ("007", "7"), "2 classes, 007, 7 (for regression"),
         (
             ("0.0", "0.5"),
             {},
             None,
-            "scores around 0.25, standard deviation 0.25 (--label-type classes for classes); spearman",
+            "targets with mean 0.25, standard deviation 0.25 (for classes, set --label-type classes); spearman",
         ),
-        (("0.0", "0.5"), {"label_type": "classes"}, ("0", "0.5"), "2 classes, 0, 0.5 (--label-type"),
-        (("0.0", "1.0"), {"label_type": "scores"}, None, "scores around 0.5, standard deviation 0.5"),
+        (("0.0", "0.5"), {"label_type": "classes"}, ("0", "0.5"), "2 classes, 0, 0.5 (for regression"),
+        (("0.0", "1.0"), {"label_type": "scores"}, None, "targets with mean 0.5, standard deviation 0.5"),
     ],
 )
 def test_labels_are_whole_numbers_or_scores_and_the_command_says_which(tmp_path, words, options, classes, said):
@@ -453,7 +452,7 @@ def test_a_development_set_of_one_class_is_named_beside_its_score(cut_short, tmp
     assert f"note: {sentence}\n" in said and f"- {sentence}\n" in markdown and f"- {sentence}\n" in said
     assert len(re.findall(r"\| m .* \d+\.\d\d \(one class\) ", said)) == 4, "in both tables, of every metric"
     marks = invoke("predict", folder / "out", folder / "long" / "dev.tsv", "--output", tmp_path / "x.tsv")
-    assert "all labels of the file are 'calm', so these scores are meaningless" in marks
+    assert "all labels in the file are 'calm', so these scores are meaningless" in marks
     (result,) = Path(shutil.copytree(folder / "out", tmp_path / "damaged")).rglob("result.json")
     known = json.loads(next((folder / "out").rglob("result.json")).read_text())["splits"][0]
     for splits in ([1], [{"file": "dev.tsv"}], [{**known, "cut": "6"}]):
@@ -500,7 +499,7 @@ def test_rows_without_a_text_keep_their_place_and_get_no_answer(moods, run_of_mo
     assert not left.exists(), "a killed one's rest"
     line = 2 if ending == "jsonl" else 3
     assert f"3 of 5 rows have no text and received no prediction, the first in line {line}\n" in said
-    assert "scores against the labels of the file in 2 of the rows: accuracy" in said
+    assert "scores against the file's labels in 2 of the rows: accuracy" in said
     text = (tmp_path / f"gaps.predictions.{ending}").read_text()
     if ending == "jsonl":
         found = [json.loads(line) for line in text.splitlines()]
@@ -529,7 +528,7 @@ def test_a_field_that_tsv_cannot_hold_is_refused_before_any_prediction(run_of_mo
     file = write(tmp_path / name, *header, *((text,) for text in texts))
     said = refusal("predict", run_of_moods, file, "--output", tmp_path / "x.tsv")
     assert (
-        f"{name}, line {line}: a field contains {sign!r}, which a .tsv file cannot represent; give an --output" in said
+        f"{name}, line {line}: a field contains {sign!r}, which a .tsv file cannot represent; use an --output" in said
     )
     invoke("predict", run_of_moods, file, "--output", tmp_path / "y.csv")
     with (tmp_path / "y.csv").open(newline="") as written:
@@ -561,8 +560,8 @@ def test_predict_looks_at_all_objects_and_names_what_they_have_in_place_of_a_tex
         "3 of 6 rows have no text and received no prediction, the first in line 1; some rows lack 'text' and have"
         in said
     )
-    assert "and have 'id', 'txt'; is a name misspelt?" in said
-    assert "scores against the labels of the file in 2 of the rows: accuracy" in said, (
+    assert "and have 'id', 'txt'; is a name misspelled?" in said
+    assert "scores against the file's labels in 2 of the rows: accuracy" in said, (
         "the label, which the first object lacks"
     )
     found = [json.loads(line) for line in (tmp_path / "x.predictions.jsonl").read_text().splitlines()]
@@ -584,7 +583,7 @@ def test_predict_looks_at_all_objects_and_names_what_they_have_in_place_of_a_tex
         (
             "text\tid\tid\na\tb\tc\n",
             "t.jsonl",
-            "2 columns are called 'id', but a JSON object can only have one field of a name",
+            "2 columns are named 'id', but the fields of a JSON object must have different names",
         ),
     ):
         (tmp_path / "twice.tsv").write_text(content)
@@ -597,28 +596,30 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
     rows = [("id", "text"), *((str(n), text) for n, (text, _) in enumerate(sentences(6)))]
     for name, changed, words in (
         ("short", [*rows, ("7",)], "short.tsv, line 8: found 1 field, expected 2"),
-        ("unnamed", rows[1:], "unnamed.tsv, line 1: names no column with texts"),
+        ("unnamed", rows[1:], "unnamed.tsv, line 1: there is no column with texts"),
         ("empty", [], "empty.tsv: this file is empty"),
         ("none", rows[:1], "none.tsv: contains no text"),
         ("pairs", [("premise", "hypothesis"), ("a", "b")], "the model was trained on moods, a task of single texts"),
-        ("again", [("text", "prediction"), ("a", "b")], "again.tsv, line 1: there is a field 'prediction' already"),
+        ("again", [("text", "prediction"), ("a", "b")], "again.tsv, line 1: there is already a field 'prediction'"),
     ):
         write(Path(f"{name}.tsv"), *changed)
         assert words in refusal("predict", run_of_moods, f"{name}.tsv")
     Path("late.jsonl").write_text('{"text": "a"}\n{"text": "b", "probability": 1}\n')
-    assert "late.jsonl, line 2: there is a field 'probability' already" in refusal(
+    assert "late.jsonl, line 2: there is already a field 'probability'" in refusal(
         "predict", run_of_moods, "late.jsonl"
     )
-    assert "names no column '1', but 'text'" in refusal("predict", run_of_moods, "late.jsonl", "--text", "1")
-    assert "give --output" in refusal("predict", run_of_moods)
-    assert "name a file that ends in" in refusal("predict", run_of_moods, "short.tsv", "--output", "short.txt")
+    assert "there is no column '1'; the columns are 'text'" in refusal(
+        "predict", run_of_moods, "late.jsonl", "--text", "1"
+    )
+    assert "pass --output" in refusal("predict", run_of_moods)
+    assert "the file name must end in" in refusal("predict", run_of_moods, "short.tsv", "--output", "short.txt")
     for options in ("--tasks MNLI", "--n-best 3", "--max-answer-tokens 9", "--skip-mistakes", "--data ."):
         said = refusal("predict", run_of_moods, "unnamed.tsv", *options.split())
-        assert f"{options.split()[0]}: does not apply to unnamed.tsv, a file of texts" in said
-    assert "give the texts too" in refusal("predict", moods / "out", "--output", "folder")
+        assert f"{options.split()[0]}: does not apply to a text file such as unnamed.tsv" in said
+    assert "pass the texts too" in refusal("predict", moods / "out", "--output", "folder")
     for options in ("--text text", "--head custom_moods"):
         said = refusal("predict", moods / "out", "--output", "folder", *options.split())
-        assert said.startswith(f"{options.split()[0]}: applies only to a file of texts")
+        assert said.startswith(f"{options.split()[0]}: applies only to text files")
     with monkeypatch.context() as stopped:
 
         def stop(*_: object, **__: object) -> None:

@@ -304,7 +304,7 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_written(glue, data_fold
         assert not (tmp_path / "to").exists()
         return str(caught.value)
 
-    assert "give one run per task" in message(runs=[run, run])
+    assert "pass one run per task" in message(runs=[run, run])
     assert f"{tmp_path}: contains no folder CoLA" in message(data=tmp_path)
     (tmp_path / "glue" / "CoLA").mkdir(parents=True)
     assert f"{tmp_path}/glue/CoLA/test.tsv: cannot be read" in message(data=tmp_path / "glue")
@@ -320,4 +320,4 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_written(glue, data_fold
     write_result(tmp_path / "out", RunKey("lazy", "RTE", 2e-5, 1), 0.5)
     shutil.copytree(run, run_folder(tmp_path / "out", RunKey("lazy", "SST-2", 2e-5, 1)), dirs_exist_ok=True)
     of_sst = write_result(tmp_path / "out", RunKey("lazy", "SST-2", 2e-5, 1), 0.5).parent
-    assert "has no classification head 'sst-2' of SST-2" in message(runs=[of_sst])
+    assert "has no classification head 'sst-2' for SST-2" in message(runs=[of_sst])

@@ -58,7 +58,7 @@ def test_lists_are_learnt_and_come_back_from_predict_and_exports(trained, tmp_pa
     assert marks == {"micro_f1": 1, "macro_f1": 1}, "it learns nothing that could be tested"
 
     said = invoke("predict", trained / "out", trained / "words" / "dev.csv", "--output", tmp_path / "x.jsonl")
-    assert "x.jsonl: 24 rows\nscores against the labels of the file: micro_f1 100.00, macro_f1 100.00" in said
+    assert "x.jsonl: 24 rows\nscores against the file's labels: micro_f1 100.00, macro_f1 100.00" in said
     found = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert [row["prediction"] for row in found] == [row["label"] for row in rows(24)]
     for row in found:
@@ -149,7 +149,7 @@ def test_what_options_say_otherwise_is_refused(trained, tmp_path):
     assert "--metric accuracy: for lists the metric must be one of micro_f1, macro_f1" in refusal(
         *words, "--metric", "accuracy"
     )
-    assert "--labels: 'joy' is given twice, or no row of" in refusal(*words, "--labels", "calm,joy")
+    assert "--labels: 'joy' is repeated, or does not occur in" in refusal(*words, "--labels", "calm,joy")
     bad = trained / "words" / "unseen.jsonl"
     bad.write_text('{"text": "anna", "label": ["calm"]}\n{"text": "ben", "label": ["ben"]}\n')
     assert f"no scores: {bad}, line 2: label 'ben' is not one of" in invoke(

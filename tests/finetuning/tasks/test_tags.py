@@ -109,9 +109,9 @@ GOOD = "Anna B-PER\nsees O\n\nBen B-PER\n"
         ("", GOOD, "", "train.conll: this file has no data rows; write one word and its tag per line"),
         (GOOD, "-DOCSTART- O\n\n", "", "dev.conll: this file has no data rows; write one word"),
         (b"Anna B-PER\nM\xfcller B-PER\n", GOOD, "", "train.conll, line 2: not UTF-8 text"),
-        (GOOD, None, "", "contains no file dev or valid that ends in .tsv, .csv, .jsonl, .conll; give --dev-share 0.1"),
-        ("Anna O\nBen O\n", GOOD, "", "train.conll: all 2 labels are 'O'; give rows of two"),
-        ("Anna S-PER\nBen B-PER\nA I-PER\n", GOOD, "", "train.conll: has tags such as 'B-PER' and 'S-PER'; write B-T"),
+        (GOOD, None, "", r"contains no dev or valid file \(.tsv, .csv, .jsonl, .conll\); set --dev-share 0.1"),
+        ("Anna O\nBen O\n", GOOD, "", "train.conll: all 2 labels are 'O'; at least two"),
+        ("Anna S-PER\nBen B-PER\nA I-PER\n", GOOD, "", "train.conll: contains tags such as 'B-PER' and 'S-PER'; write"),
         (GOOD, GOOD, "--metric f1", "--metric f1: for entities the metric must be one of entity_f1, accuracy"),
         (GOOD, GOOD, "--label-type classes", "--label-type: does not apply to bad"),
     ],
@@ -190,7 +190,7 @@ def names(tmp_path_factory) -> Path:
     write(folder / "names" / "valid.conll", *sentences(12, seed=2))
     said = fine_tuned(folder, "--epochs", "6")
     assert "names: 4 tags, B-LOC, B-PER, I-LOC, O; entity_f1 selects epoch and learning rate; words in" in said
-    assert f"to use it: lazyformer predict {folder / 'out'} texts.conll" in said
+    assert f"to use the model: lazyformer predict {folder / 'out'} texts.conll" in said
     assert "most frequent tag of each word" in said
     return folder
 
@@ -219,7 +219,7 @@ def test_the_baseline_is_each_words_most_frequent_tag(names, run_of_names):
 
 def test_predictions_are_a_last_column_or_lines_of_words_and_tags(names, run_of_names, tmp_path):
     said = invoke("predict", names / "out", names / "names" / "valid.conll", "--output", tmp_path / "valid.conll")
-    assert "valid.conll: 12 rows\nscores against the tags of the file in 12 of the rows: entity_f1 " in said
+    assert "valid.conll: 12 rows\nscores against the file's tags in 12 of the rows: entity_f1 " in said
     own = (names / "names" / "valid.conll").read_text().splitlines()
     lines = (tmp_path / "valid.conll").read_text().splitlines()
     assert [line.rpartition(" ")[0] for line in lines] == own
@@ -267,12 +267,10 @@ def test_words_that_are_cut_off_are_counted_and_one_tag_alone_is_named(run_of_na
     write(tmp_path / "long.conll", [("anna", "O")] * 100, [("ben", "O")])
     said = invoke("predict", run_of_names, tmp_path / "long.conll")
     assert "1 of 2 rows is longer than the 64 tokens" in said
-    cut = int(
-        re.search(r"(\d+) of 101 words have no token among those that the model reads, and received the tag O", said)[1]
-    )
+    cut = int(re.search(r"(\d+) of 101 words were not part of the model's input, and received the tag O", said)[1])
     (long,) = load(run_of_names).predict_rows(["anna " * 100])
     assert long.cut_words == cut > 0 and long.label[-cut:] == ["O"] * cut and long.label[-cut - 1] != "O"
-    assert "all tags of the file are 'O', so these scores are meaningless" in said
+    assert "all tags in the file are 'O', so these scores are meaningless" in said
 
 
 def test_rows_and_dropout_are_those_that_options_ask_for_and_one_tag_alone_is_marked(tmp_path):
@@ -289,7 +287,7 @@ def test_rows_and_dropout_are_those_that_options_ask_for_and_one_tag_alone_is_ma
     assert record["model"]["pooler_dropout"] == 0.3 and record["task"]["max_train_rows"] == 8
     for head in ("dense:0.1", "dense"):
         said = refusal("finetune", START, "--output", tmp_path / "out", "--glue-head", head)
-        assert f"--glue-head {head}: tags need a linear head; give linear:0.1" in said
+        assert f"--glue-head {head}: tagging needs a linear head; use linear:0.1" in said
 
 
 def test_python_and_exports_tag_alike(run_of_names, tmp_path):

@@ -240,5 +240,7 @@ def test_last_maps_that_are_zero_leave_the_stream_as_it_is(pattern):
 
 def test_a_sublayer_that_names_no_last_map_is_refused_in_words(monkeypatch):
     monkeypatch.setattr(FeedForward, "last_map", Sublayer.last_map)
-    with pytest.raises(UserError, match="--zero-last-maps: FeedForward has no out_proj; define last_map in this class"):
+    with pytest.raises(
+        UserError, match="--zero-last-maps: FeedForward has no out_proj; override last_map in this class"
+    ):
         start_of(zero_last_maps=True)

@@ -1,4 +1,4 @@
-"""Attention variants, which the settings of an ``s`` choose.
+"""Attention variants, which are selected by the settings of an ``s``.
 
-Each row of the table in :mod:`lazyformer_fairseq.patterns.attention_variants` has a file here.
+There is one file per row of the table in :mod:`lazyformer_fairseq.patterns.attention_variants`.
 """

@@ -7,19 +7,19 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.sublayers.attention_variants.interface import VariantModule
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
-TABLE = "absolute positions"  # the key, in the `common` options of a network, of the table of positions
+TABLE = "absolute positions"  # the key of the position embeddings in the network's `common` options
 
 
 class Absolute(VariantModule):
-    """Attention by plain products of queries and keys, in a network that adds learned positions to the embeddings.
+    """Dot-product attention in a network that adds learned position embeddings to its token embeddings.
 
-    The table of positions (length, C) is shared by all sublayers of the network. Other sublayers may still use
-    Transformer-XL's positions or rotary positions. Keys include the positions of their tokens, so a text can be
-    continued from a memory that holds all of it. Streams cannot have a memory, because the table has no positions for
-    their segments.
+    The position embeddings (length, C) are shared by all sublayers of the network. Other sublayers may still use
+    Transformer-XL's positions or rotary positions. Since keys include the positions of their tokens, generation can
+    continue from a memory of the whole text. Training on streams cannot use a memory, because the segments of a stream
+    have no absolute positions.
 
     Raises:
-        UserError: two sublayers of a network ask for tables of different lengths.
+        UserError: two sublayers of a network request tables of different lengths.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -29,6 +29,6 @@ class Absolute(VariantModule):
         table = options.common.setdefault(TABLE, nn.Parameter(fresh.new_zeros(length, options.embed_dim)))
         if table.size(0) != length:
             raise UserError(
-                f"s[positions=absolute,length={length}]: another s has length={table.size(0)}, but all share one table "
-                "of positions; give all the same length"
+                f"s[positions=absolute,length={length}]: another s has length={table.size(0)}, but all share the same "
+                "position embeddings; set the same length for all"
             )

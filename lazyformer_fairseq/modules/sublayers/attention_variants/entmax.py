@@ -1,4 +1,4 @@
-"""``s[entmax=1.5]``, ``s[entmax=learned]``: sparse distributions by alpha-entmax (Correia et al., 2019)."""
+"""``s[entmax=1.5]``, ``s[entmax=learned]``: sparse attention with alpha-entmax (Correia et al., 2019)."""
 
 from typing import Optional
 
@@ -15,17 +15,17 @@ from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 _LEARNED = "learned"
-# Bounds of a learned alpha, as in the published code; in the paper alpha lies strictly between 1 and 2.
+# Bounds on a learned alpha, as in the published code; in the paper alpha is strictly between 1 and 2.
 _LEAST = 1.01
 _MOST = 2.0
 
 
 class Entmax(VariantModule):
-    """Attention with alpha-entmax in place of softmax.
+    """Attention with alpha-entmax instead of softmax.
 
     Attributes:
-        exponent: alpha for all heads. None if each head learns its own (section 3), which is 1 + sigmoid(a), where a is
-            initialised from a standard normal distribution, as in the published code.
+        exponent: alpha for all heads; None if each head learns its own alpha = 1 + sigmoid(a) (section 3). As in the
+            published code, a is initialized from a standard normal distribution.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -48,7 +48,7 @@ class Entmax(VariantModule):
         Half precision has too few values between 1 and 2.
 
         Args:
-            like: a tensor with the device and precision of the model.
+            like: a tensor with the model's device and dtype.
         """
         exact = torch.promote_types(like.dtype, torch.float32)
         if self.exponent is not None:

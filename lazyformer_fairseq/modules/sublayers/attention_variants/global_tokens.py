@@ -1,6 +1,6 @@
 """``s[window=w,global=g]``: a sliding window with global tokens (Longformer, section 3.1).
 
-Global tokens see all tokens and are seen by all tokens.
+Global tokens attend to all tokens, and all tokens attend to them.
 """
 
 import math
@@ -30,20 +30,20 @@ from lazyformer_fairseq.patterns.attention_variants import GIVEN
 
 
 class WindowWithGlobalTokens(Window):
-    """A sliding window and, if the setting ``global`` is on, global tokens.
+    """Sliding-window attention with optional global tokens (the setting ``global``).
 
-    For the attention of global tokens there are separate projections: of their own queries, and of the keys and values
-    of all tokens (section 3.1). These projections start as copies of the plain ones. Other tokens see global tokens by
-    their plain keys and values. A global token within the window counts once, as in the published code.
+    Global tokens use separate projections for their own queries, and for the keys and values of all tokens (section
+    3.1). These projections are initialized as copies of the regular ones. Other tokens attend to the regular keys and
+    values of global tokens. A global token within the window counts once, as in the published code.
 
-    In a causal model global tokens see the tokens before them, and are seen by the tokens after them. Transformer-XL's
-    u and v are the same for all tokens.
+    In a causal model global tokens attend to the tokens before them, and tokens attend to the global tokens before
+    them. Transformer-XL's u and v are the same for all tokens.
 
     Attributes:
-        copies: for each linear map that starts as a copy, the projection that it copies: "q", "k" or "v".
-        first: g, the number of global tokens at the start of the text; 0 if the caller gives their positions.
-        q_proj: the projection of the queries of global tokens; None without global tokens.
-        k_proj: the projection of the keys that global tokens see; None without global tokens.
+        copies: for each linear layer initialized as a copy, the copied projection: "q", "k" or "v".
+        first: g, the number of global tokens at the start of the text; 0 if the caller passes their positions.
+        q_proj: the query projection for global tokens; None without global tokens.
+        k_proj: the key projection for the attention of global tokens; None without global tokens.
     """
 
     copies: ClassVar[Mapping[str, str]] = {"q_proj": "q", "k_proj": "k"}
@@ -67,20 +67,20 @@ class WindowWithGlobalTokens(Window):
     @classmethod
     @override
     def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:
-        """Build the projection of the values that global tokens see; None without global tokens."""
+        """Build the value projection for the attention of global tokens; None without global tokens."""
         if options.values["global"]:
             return GlobalValues(options)
         return None
 
     @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Attend twice: for global tokens with their own projections, and for all other tokens."""
+        """Compute attention twice: for global tokens, with their own projections, and for all other tokens."""
         if self.q_proj is None:
             return super().attend(attention, inner)
         tokens = self._global_tokens(attention)
         plain_values, their_values = attention.values
         theirs = inner(self._of(tokens, attention, their_values))
-        # The plain attention comes last, because the last call of `inner` decides which keys and values are handed on.
+        # Plain attention comes last, because the keys and values of the last call of `inner` are passed on.
         masked = attention.with_mask(self.mask)
         if tokens.mask_BK is not None:
             masked = masked.with_scores(seen_BK=tokens.mask_BK)
@@ -90,13 +90,13 @@ class WindowWithGlobalTokens(Window):
         return AttentionOutput(output, distribution)
 
     def _global_tokens(self, attention: Attention) -> "GlobalTokens":
-        """Return the places of the global tokens: those that the caller gives, or the first of each text."""
+        """Return the positions of the global tokens: those passed by the caller, or the first ones of each text."""
         scores = attention.scores
         if not self.first:
             if scores.given_BK is None or scores.given_places_BG is None:
                 raise UserError(
-                    "global=given: no positions are given; pass global_positions, or write global=1 to make the first "
-                    "token global, which has the same weights"
+                    "global=given: positions of global tokens are missing; pass global_positions, or set global=1, "
+                    "which makes the first token global and uses the same weights"
                 )
             return GlobalTokens(scores.given_places_BG, scores.given_BK)
         num_tokens = min(self.first, attention.x_BTC.size(1))
@@ -104,8 +104,8 @@ class WindowWithGlobalTokens(Window):
         return GlobalTokens(places[None], None)
 
     def _of(self, tokens: "GlobalTokens", attention: Attention, v_BNKD: Tensor) -> Attention:
-        """Return the inputs of the attention of global tokens, given the values that they see."""
-        assert self.q_proj is not None and self.k_proj is not None, "global tokens have projections of their own"
+        """Return the inputs for the attention of global tokens, with `v_BNKD` as values."""
+        assert self.q_proj is not None and self.k_proj is not None, "global tokens have their own projections"
         x_BGC = tokens.take(attention.x_BTC)
         q_BGC = self.q_proj(x_BGC)
         k_BKC = self.k_proj(attention.x_BKC)
@@ -137,7 +137,7 @@ class WindowWithGlobalTokens(Window):
 
 
 class GlobalValues(nn.Module):
-    """The projection of the values that global tokens see."""
+    """The value projection for the attention of global tokens."""
 
     copies: ClassVar[Mapping[str, str]] = {"v_proj": "v"}
 
@@ -148,43 +148,43 @@ class GlobalValues(nn.Module):
         self.v_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
 
     def forward(self, v_BNKD: Tensor, x_BKC: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a pair: the values that plain tokens see (unchanged), and those that global tokens see."""
+        """Return the values for plain tokens (unchanged) and the values for global tokens."""
         return v_BNKD, split_heads(self.v_proj(x_BKC), self.num_heads)
 
 
 class GlobalTokens(NamedTuple):
-    """The places of the global tokens of each sequence.
+    """The positions of the global tokens of each sequence.
 
     Attributes:
-        places_AG: the places (B, G), or (1, G) if they are the same in all sequences. Sequences with fewer than G
-            global tokens are filled up with T.
-        mask_BK: True at global tokens; None if the attention mask already shows them to all.
+        places_AG: the positions (B, G), or (1, G) if they are the same in all sequences. Sequences with fewer than G
+            global tokens are padded with T.
+        mask_BK: True at global tokens; None if the attention mask already makes them visible to all tokens.
     """
 
     places_AG: Tensor
     mask_BK: Optional[Tensor]
 
     def take(self, x_BTC: Tensor) -> Tensor:
-        """Return the vectors of the global tokens (B, G, C), with arbitrary vectors at places that are filled up."""
+        """Gather the vectors of the global tokens (B, G, C); padded entries are arbitrary."""
         batch, time, embed_dim = x_BTC.shape
         places = self.places_AG.clamp(max=time - 1)
         return x_BTC.gather(1, places[..., None].expand(batch, -1, embed_dim))
 
     def put(self, theirs_BNGD: Tensor, all_BNTD: Tensor) -> Tensor:
-        """Return `all_BNTD` with the vectors `theirs_BNGD` at the places of the global tokens."""
-        with_none = F.pad(all_BNTD, (0, 0, 0, 1))  # place T, to which vectors at filled-up places are written
+        """Return `all_BNTD` with the vectors of global tokens replaced by `theirs_BNGD`."""
+        with_none = F.pad(all_BNTD, (0, 0, 0, 1))  # position T receives the padded entries
         places = self.places_AG[:, None, :, None].expand_as(theirs_BNGD)
         put = with_none.scatter_(2, places, theirs_BNGD.to(with_none.dtype))
         return put[:, :, :-1]
 
 
 class GlobalDistribution(NamedTuple):
-    """The distribution that an ``l`` reuses, in two parts.
+    """The reusable attention distribution (for ``l`` sublayers), in two parts.
 
     Attributes:
         tokens: the global tokens.
-        theirs: the distribution of the global tokens.
-        plain: the distribution of all other tokens.
+        theirs: the distribution for the global tokens.
+        plain: the distribution for all other tokens.
     """
 
     tokens: GlobalTokens
@@ -195,7 +195,7 @@ class GlobalDistribution(NamedTuple):
         """Return P V (B, N, T, D).
 
         Args:
-            values: the values that plain tokens see, and those that global tokens see.
+            values: the values for plain tokens and the values for global tokens.
             dropout: the dropout on P.
         """
         plain_values, their_values = values
@@ -205,7 +205,7 @@ class GlobalDistribution(NamedTuple):
 
     @property
     def probabilities(self) -> Tensor:
-        """P (B, N, T, K); available if both parts store theirs."""
+        """The probabilities P (B, N, T, K); available if both parts store theirs."""
         return self.tokens.put(self.theirs.probabilities, self.plain.probabilities)
 
 
@@ -215,17 +215,17 @@ def _rows(
     keys: int,
     by_distance_BNGK: Optional[Tensor],
 ) -> Optional[Tensor]:
-    """Return the additions to the scores of queries at these places, (A or B, N or 1, G, K); None if there are none.
+    """Return the position-dependent terms to add to the scores (A or B, N or 1, G, K); None if there are none.
 
     Args:
-        scores: the scores of the network.
-        places_AG: the places of the queries.
+        scores: the network's scores.
+        places_AG: the positions of the queries.
         keys: K.
-        by_distance_BNGK: the scores of Transformer-XL's K + 1 distances, in the order of :attr:`Scores.distances_NKD`.
+        by_distance_BNGK: the scores for Transformer-XL's K + 1 distances, in the order of :attr:`Scores.distances_NKD`.
     """
     added = None
     ahead_AGK = torch.arange(keys, device=places_AG.device) - places_AG[..., None]
-    entry_AGK = keys - 1 + ahead_AGK  # the index in a table by distance
+    entry_AGK = keys - 1 + ahead_AGK  # index into a table of distances
     if by_distance_BNGK is not None:
         columns = entry_AGK.clamp(0, keys)[:, None]
         added = by_distance_BNGK.gather(-1, columns.expand(*by_distance_BNGK.shape[:-1], keys))

@@ -1,4 +1,4 @@
-"""The interface of attention variants, which change the inputs and outputs of the attention of an ``s``."""
+"""The interface of attention variants, which modify the attention of an ``s``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,22 +15,21 @@ from lazyformer_fairseq.patterns.attention_variants import chosen_variants
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The inputs of the attention of an ``s``.
+    """The inputs to the attention of an ``s``.
 
     Attributes:
-        x_BTC: the input of the sublayer.
-        x_BKC: the input with the memory of a causal model before it.
+        x_BTC: the sublayer's input.
+        x_BKC: the input, preceded by the memory in causal models.
         q_BNTD: queries; D is 0 if there are none.
         k_BNKD: keys; D is 0 if there are none.
-        values: values (B, N, K, D). Some attention variants use a tuple of several such tensors, which only they can
-            read.
-        scores: everything else that shapes the distribution.
-        positions: Transformer-XL's relative positions, for variants that project queries of their own; those of the
-            plain queries are in `scores` already. Causal models only.
-        makers: the modules that transform queries and those that transform keys, for variants that project queries and
-            keys of their own; see :func:`make_vectors`.
-        back_end: the name of the back end to use in place of the network's, for example for a few extra queries; empty
-            for the network's.
+        values: values (B, N, K, D). Some attention variants use a tuple of such tensors, which only they can interpret.
+        scores: all other inputs that determine the distribution.
+        positions: Transformer-XL's relative positions, for variants with their own query projections; `scores` already
+            includes them for the plain queries. Causal models only.
+        makers: the modules that transform queries and the modules that transform keys, for variants with their own
+            projections; see :func:`make_vectors`.
+        back_end: the name of a back end that overrides the network's, for example for a few extra queries; empty for no
+            override.
     """
 
     x_BTC: Tensor
@@ -44,13 +43,13 @@ class Attention:
     back_end: str = ""
 
     def with_scores(self, **parts: Any) -> "Attention":
-        """Return a copy with some parts of the scores replaced."""
+        """Return a copy with some fields of `scores` replaced."""
         return replace(self, scores=self.scores.with_own(**parts))
 
     def with_mask(self, mask: AttentionMask, **parts: Any) -> "Attention":
-        """Return a copy with the mask of an attention variant, and optionally with other parts of the scores replaced.
+        """Return a copy with an attention variant's mask, and optionally with other fields of `scores` replaced.
 
-        If the network has a mask of its own, queries see no further back than it allows.
+        If the network has its own mask, its reach also limits the new mask.
         """
         network = self.scores.mask
         if network is not None:
@@ -64,8 +63,8 @@ class AttentionOutput(NamedTuple):
 
     Attributes:
         output_BNTD: the output of each head.
-        distribution: the distribution for an ``l`` above, a ReusableAttention. Its ``attend`` takes values of the same
-            form as those of the ``s``, which may be a tuple.
+        distribution: the distribution for ``l`` sublayers above, a ReusableAttention. Its ``attend`` takes values in
+            the same form as the ``s``, which may be a tuple.
     """
 
     output_BNTD: Tensor
@@ -76,26 +75,27 @@ Attend = Callable[[Attention], AttentionOutput]
 
 
 class VariantModule(nn.Module):
-    """The module of a row of :data:`lazyformer_fairseq.patterns.attention_variants.ATTENTION_VARIANTS`.
+    """Base class of attention variants.
 
-    An attention variant overrides what it changes and inherits the behaviour of a plain ``s`` for everything else:
+    Each variant has a row in :data:`lazyformer_fairseq.patterns.attention_variants.ATTENTION_VARIANTS`. It overrides
+    what it changes, and inherits the behavior of a plain ``s`` for everything else:
 
     | to change | override |
     |---|---|
     | the projections | `project`, or `build_vectors` to transform projected queries and keys |
     | the mask | `mask` |
-    | the scores, or how they become weights | `attend`, which replaces parts of :class:`Scores` |
-    | the memory, that is, which keys and values there are | `build_values` and `attend` |
+    | the scores, or how they become weights | `attend`, which replaces fields of :class:`Scores` |
+    | the set of keys and values | `build_values` and `attend` |
 
-    Properties that do not depend on weights are in the row of the table.
+    Properties that do not depend on weights are in the table's row.
 
     Args:
-        options: the options of the network, with all settings of the ``s``.
+        options: the network's options, with all settings of the ``s``.
 
     Attributes:
-        project: a function for the ``s`` of an encoder: (input, linear map of queries, keys and values, scores) ->
-            queries, keys and values, (B, places, C) each. None if each position is projected on its own.
-        mask: the keys that queries see; None for all.
+        project: for encoders, a function (input, linear layer for queries, keys and values, scores) -> queries, keys
+            and values, (B, positions, C) each. None if each position is projected independently.
+        mask: the keys that each query can attend to; None for all keys.
     """
 
     project: Optional[Callable[[Tensor, Linear, Scores], tuple[Tensor, Tensor, Tensor]]] = None
@@ -106,42 +106,42 @@ class VariantModule(nn.Module):
         self.num_heads = options.num_heads
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Change the inputs, call `inner` for the attention of the remaining variants, and change the output."""
+        """Modify the inputs, call `inner`, which applies the remaining variants, and modify its output."""
         if self.mask is not None:
             attention = attention.with_mask(self.mask)
         return inner(attention)
 
     @property
     def reach(self) -> Optional[int]:
-        """The number of positions before its own that a query may currently see; None for no limit.
+        """The maximum distance to the left at which a query can currently attend; None for no limit.
 
-        The memory of a causal model beyond this reach is dropped.
+        Causal models drop the memory beyond this distance.
         """
         if self.mask is None:
             return None
         return self.mask.reach
 
     @classmethod
-    def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:  # noqa: ARG003 - for those that override it
-        """Build the module that transforms plain values, or return None if the variant leaves them as they are.
+    def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:  # noqa: ARG003 - for overrides
+        """Build a module that transforms plain values; None if the variant does not change them.
 
-        The ``s`` and each ``l`` that reads it get a module of their own. It is called as (values, x_BKC) -> values. The
-        modules of several variants are called in the order of the table.
+        The ``s`` and each ``l`` that reuses it get separate modules. The module is called as (values, x_BKC) -> values.
+        With several variants, their modules are called in the order of the table.
         """
         return None
 
     @classmethod
-    def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> Optional[nn.Module]:  # noqa: ARG003 - likewise
-        """Build the :class:`VectorMaker` of queries or keys, or return None if the variant leaves them as they are.
+    def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> Optional[nn.Module]:  # noqa: ARG003 - as above
+        """Build the :class:`VectorMaker` for queries or keys; None if the variant does not change them.
 
-        An ``s`` has one for its queries and one for its keys, which its global tokens share. Each ``k`` has one for its
-        queries.
+        An ``s`` has one for its queries and one for its keys, which are also used for its global tokens. Each ``k`` has
+        one for its queries.
         """
         return None
 
 
 class VectorMaker(Protocol):
-    """A module that transforms queries or keys into the form in which an attention variant compares them."""
+    """A module that transforms queries or keys before their dot products are computed."""
 
     def __call__(
         self,
@@ -150,26 +150,26 @@ class VectorMaker(Protocol):
         keys: int,
         places_AG: Optional[Tensor] = None,
     ) -> Tensor:
-        """Transform the vectors of tokens; :func:`make_vectors` describes the arguments."""
+        """Transform the vectors of tokens; for the arguments see :func:`make_vectors`."""
 
     def without_place(self, x_NMD: Tensor) -> Tensor:
-        """Transform keys that belong to no token, and so have no place, such as persistent keys."""
+        """Transform keys without a token or position, such as persistent keys."""
 
 
 def build_choices(options: SublayerOptions) -> nn.ModuleDict:
-    """Build the modules of the chosen variants by name, in the order of the table; the first one is the outermost."""
+    """Build the selected variants' modules by name, in the order of the table; the first one is the outermost."""
     rows = chosen_variants(options.values)
     return nn.ModuleDict({row.name: row.load()(options) for row in rows})
 
 
 def build_values(options: SublayerOptions) -> nn.ModuleDict:
-    """Build the modules by which the chosen variants transform values, by name, in the order of the table."""
+    """Build the selected variants' modules that transform values, by name, in the order of the table."""
     rows = chosen_variants(options.values)
     return _without_none({row.name: row.load().build_values(options) for row in rows})
 
 
 def build_vectors(options: SublayerOptions, are_keys: bool) -> nn.ModuleDict:
-    """Build the modules by which the chosen variants transform queries or keys, by name, in the order of the table."""
+    """Build the selected variants' modules that transform queries or keys, by name, in the order of the table."""
     rows = chosen_variants(options.values)
     return _without_none({row.name: row.load().build_vectors(options, are_keys) for row in rows})
 
@@ -185,14 +185,14 @@ def make_vectors(
     keys: int,
     places_AG: Optional[Tensor] = None,
 ) -> Tensor:
-    """Transform projected queries or keys into the form in which the attention variants compare them.
+    """Apply the attention variants' transformations to projected queries or keys.
 
     Args:
         makers: the result of :func:`build_vectors`.
         x_BNTD: projected queries or keys.
-        scores: the scores of the attention.
-        keys: K, the number of keys. The rows of `x_BNTD` belong to the last of them, unless `places_AG` is given.
-        places_AG: the keys to which the rows belong, (B, G) or (1, G); K or more for rows that belong to none.
+        scores: the terms added to the attention scores.
+        keys: K, the number of keys. Without `places_AG`, the rows of `x_BNTD` correspond to the last T keys.
+        places_AG: the key positions of the rows, (B, G) or (1, G); K or more for padded rows.
     """
     for maker in makers.values():
         x_BNTD = maker(x_BNTD, scores, keys, places_AG)

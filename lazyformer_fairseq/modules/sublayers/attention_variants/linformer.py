@@ -1,9 +1,9 @@
 """``s[linformer=k]``: keys and values projected along the sequence to k positions (Linformer, section 4).
 
-A head computes softmax(Q (E K)^T / sqrt(D)) (F V), where E and F are k x n matrices (equation 7). Three details follow
-the published code (``examples/linformer`` of fairseq): inputs shorter than n use the first columns of E and F, the
-biases of keys and values are added after the projection along the sequence, and E and F are initialised from
-N(0, 0.02), as all weights of RoBERTa are. Unlike that code, we set padding to zero before the projections.
+Each head computes softmax(Q (E K)^T / sqrt(D)) (F V), where E and F are k x n matrices (equation 7). Three details
+follow the published code (``examples/linformer`` in fairseq): inputs shorter than n use the first columns of E and F,
+the biases of keys and values are added after the projection along the sequence, and E and F are initialized from
+N(0, 0.02) like all of RoBERTa's weights. Unlike that code, we set padding to zero before the projections.
 """
 
 from typing import Any, NamedTuple, Optional
@@ -23,7 +23,7 @@ from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
 )
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
-# The values of `share`. A network of L layers with N heads has 2 N L matrices (k, n) with "none", 2 L with "heads", L
+# Values of `share`. A network with L layers and N heads has 2 N L matrices (k, n) with "none", 2 L with "heads", L
 # with "kv" and one with "layers".
 NONE = "none"
 HEADS = "heads"
@@ -32,15 +32,15 @@ LAYERS = "layers"
 
 
 class Linformer(VariantModule):
-    """Attention to projected keys and values; holds the projections E and F.
+    """Attention to keys and values projected along the sequence by the matrices E and F.
 
-    Letters of shapes: P is the number of projected positions, n the length of the longest input.
+    Shape letters: P is the number of projected positions, n the maximum input length.
 
     Attributes:
-        key_projection: E, (P, n), or (N, P, n) if each head has a projection of its own.
-        value_projection: F, with the same shape; None if E serves for values too.
-        common_weights: for each weight of this module that the whole network shares, the key of the shared weight in
-            the `common` options.
+        key_projection: E, (P, n), or (N, P, n) with one matrix per head.
+        value_projection: F, with the same shape; None if E is also used for values.
+        common_weights: the weights of this module that are shared by the whole network, each with its key in the
+            `common` options.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -71,9 +71,9 @@ class Linformer(VariantModule):
         qkv_proj: Linear,
         scores: Scores,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, T, C), keys (B, P, C) and values (B, P, C).
+        """Project the input to queries (B, T, C), keys (B, P, C) and values (B, P, C).
 
-        E (X W) equals (E X) W. The second form is cheaper if heads share E and P is smaller than T.
+        E (X W) equals (E X) W. The second order is cheaper if all heads share E and P is smaller than T.
 
         Raises:
             ValueError: the input is longer than n tokens.
@@ -102,7 +102,7 @@ class Linformer(VariantModule):
 
     @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Attend to the projected positions."""
+        """Compute attention over the projected positions."""
         time = attention.x_BTC.size(1)
         attended = inner(attention.with_scores(lengths_B=None))
         projection = self.key_projection
@@ -113,12 +113,12 @@ class Linformer(VariantModule):
         return attended._replace(distribution=distribution)
 
     def _projections(self, time: int) -> tuple[Tensor, Tensor]:
-        """Return the columns of E and F for an input of `time` tokens."""
+        """Return E and F cropped to an input of `time` tokens."""
         longest = self.key_projection.size(-1)
         if time > longest:
             raise ValueError(
-                f"a sequence of {time} tokens is longer than the {longest} positions that Linformer projects; "
-                "shorten it, or train a model with a larger --max-positions"
+                f"a sequence of {time} tokens exceeds the {longest} positions of Linformer's projections; shorten it, "
+                "or train a model with a larger --max-positions"
             )
         keys = first_columns(self.key_projection, time)
         if self.value_projection is None:
@@ -127,7 +127,7 @@ class Linformer(VariantModule):
 
 
 def text_alone(x: Tensor, is_padding_BT: Optional[Tensor]) -> Tensor:
-    """Return `x` (B, T, ...) with zeros at padding."""
+    """Return `x` (B, T, ...) with padding set to zero."""
     if is_padding_BT is None:
         return x
     other_axes = [1] * (x.dim() - 2)
@@ -136,12 +136,12 @@ def text_alone(x: Tensor, is_padding_BT: Optional[Tensor]) -> Tensor:
 
 
 class ProjectedDistribution(NamedTuple):
-    """The distribution P F over positions, kept as its two factors.
+    """The distribution P F over positions, stored as its two factors.
 
     Attributes:
         distribution: P, the distribution over projected positions.
         projection: F, (P, n) or (N, P, n).
-        is_padding_BT: True at padding, to which F is not applied; None if there is none.
+        is_padding_BT: True at padding, which F ignores; None if there is no padding.
     """
 
     distribution: Any
@@ -151,15 +151,15 @@ class ProjectedDistribution(NamedTuple):
     def project(self, x_BTC: Tensor, v_proj: Linear, num_heads: int) -> tuple[Tensor, Any]:
         """Project the values of an ``l`` along the sequence.
 
-        F (X W) equals (F X) W. The second form is cheaper if heads share F and P is smaller than T.
+        F (X W) equals (F X) W. The second order is cheaper if all heads share F and P is smaller than T.
 
         Args:
             x_BTC: the input of the ``l``.
-            v_proj: its projection of values.
+            v_proj: its value projection.
             num_heads: N.
 
         Returns:
-            The projected values F X W + b (B, P, C), and the distribution P by which they are weighted.
+            The projected values F X W + b (B, P, C), and the distribution P to apply to them.
         """
         time = x_BTC.size(1)
         projection = first_columns(self.projection, time)
@@ -181,7 +181,7 @@ class ProjectedDistribution(NamedTuple):
 
     @property
     def probabilities(self) -> Tensor:
-        """P F (B, N, T, T), whose rows need not sum to one; available if P is stored."""
+        """The weights P F (B, N, T, T); rows do not have to sum to one. Available if P is stored."""
         probabilities = self.distribution.probabilities
         projection = first_columns(self.projection, probabilities.size(-2))
         projected_BNTT = torch.matmul(probabilities, projection)
@@ -190,7 +190,7 @@ class ProjectedDistribution(NamedTuple):
 
 
 def is_projected_first(projection: Tensor, time: int) -> bool:
-    """Return whether to project the input along the sequence before projecting it to keys and values."""
+    """Return True if projecting along the sequence before projecting to keys and values is cheaper."""
     is_shared_by_heads = projection.dim() == 2
     return is_shared_by_heads and projection.size(-2) < time
 
@@ -198,7 +198,7 @@ def is_projected_first(projection: Tensor, time: int) -> bool:
 def first_columns(projection: Tensor, time: int) -> Tensor:
     """Return the first `time` columns of a projection.
 
-    In graphs this is no slice, because a slice would make a graph for inputs of any length refuse the longest input.
+    Compiled graphs do not use a slice, because a graph with dynamic length would then reject the longest input.
     """
     if torch.compiler.is_compiling():
         return projection.index_select(-1, torch.arange(time, device=projection.device))
@@ -213,7 +213,7 @@ def project_tokens(projection: Tensor, x_BTC: Tensor, num_heads: int) -> Tensor:
 def project_heads(projection: Tensor, x_BNTD: Tensor) -> Tensor:
     """Multiply a projection (P, T) or (N, P, T) by (B, N, T, D); return (B, N, P, D).
 
-    A projection that all heads share takes one product for all heads.
+    A projection shared by all heads is applied to all heads with one matmul.
     """
     if projection.dim() == 3:
         return torch.matmul(projection, x_BNTD)

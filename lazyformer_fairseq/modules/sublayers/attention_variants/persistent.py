@@ -1,4 +1,4 @@
-"""``s[persistent=m]``: learned keys and values in addition to those of the tokens.
+"""``s[persistent=m]``: learned keys and values in addition to the tokens' keys and values.
 
 This is the all-attention layer of Sukhbaatar et al. (2019b).
 """
@@ -23,14 +23,14 @@ from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
 class Persistent(VariantModule):
-    """Attention with m learned keys per head that every query sees, in one softmax with the keys of tokens (section 4).
+    """Attention to the tokens' keys and to m learned keys per head, in one softmax (section 4).
 
-    The learned keys have no place in the text. Bias by distance, positions, padding, mask and causality do not apply to
-    them. In a causal model they are multiplied by the same queries as other keys, Q + u. With rotary positions they are
-    multiplied by the queries before rotation. A norm of queries and keys applies to them too.
+    The learned keys have no position, so position biases, relative positions, padding, masks and causality do not apply
+    to them. In a causal model they are multiplied by the same queries as other keys, Q + u. With rotary positions they
+    are multiplied by the unrotated queries. QK norm applies to them too.
 
-    As in the published code, each head has keys of its own, whose initial values are drawn from N(0, 1). The parameter
-    itself is drawn from N(0, 1 / D) and multiplied by sqrt(D), so that it learns as fast as weights of that scale.
+    As in the published code, each head has its own keys, which are initialized from N(0, 1). The parameter itself is
+    initialized from N(0, 1 / D) and multiplied by sqrt(D), which gives it a suitable effective learning rate.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -46,22 +46,22 @@ class Persistent(VariantModule):
 
     @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Attend to the tokens and to the learned keys."""
+        """Compute attention over the tokens and the learned keys."""
         extra = attention.scores.extra + self.keys.size(1)
         keys_NMD = self.keys * math.sqrt(self.keys.size(-1))
         _, makers_of_keys = attention.makers
         for maker in makers_of_keys.values():
             keys_NMD = cast(VectorMaker, maker).without_place(keys_NMD)
-        beside = attention.k_BNKD.size(-1) - keys_NMD.size(-1)  # factors of a synthesizer, zero for the learned keys
+        beside = attention.k_BNKD.size(-1) - keys_NMD.size(-1)  # dimensions of a synthesizer; zero for learned keys
         k_BNKD = _append(attention.k_BNKD, F.pad(keys_NMD, (0, beside)))
         attention = replace(attention, k_BNKD=k_BNKD)
         return inner(attention.with_scores(extra=extra))
 
 
 class PersistentValues(nn.Module):
-    """The m learned values per head of one sublayer.
+    """A sublayer's m learned values per head.
 
-    Initial values are drawn from N(0, 1); the parameter is drawn from N(0, 1 / m) and multiplied by sqrt(m).
+    They are initialized from N(0, 1): the parameter is drawn from N(0, 1 / m) and multiplied by sqrt(m).
     """
 
     def __init__(self, num_heads: int, vectors: int, head_size: int):
@@ -70,12 +70,12 @@ class PersistentValues(nn.Module):
         self.values = nn.Parameter(drawn_NMD / math.sqrt(vectors))
 
     def forward(self, v_BNKD: Tensor, _x_BKC: Tensor) -> Tensor:
-        """Append the learned values to those of the tokens; return (B, N, K + m, D)."""
+        """Append the learned values to the tokens' values; return (B, N, K + m, D)."""
         values_NMD = self.values * math.sqrt(self.values.size(1))
         return _append(v_BNKD, values_NMD)
 
 
 def _append(tokens_BNKD: Tensor, vectors_NMD: Tensor) -> Tensor:
-    """Return a new tensor (B, N, K + m, D) with the vectors appended to the tokens of each sequence."""
+    """Append the same vectors to the tokens of each sequence; return (B, N, K + m, D)."""
     vectors = vectors_NMD.to(tokens_BNKD.dtype).expand(tokens_BNKD.size(0), -1, -1, -1)
     return torch.cat([tokens_BNKD, vectors], dim=2)

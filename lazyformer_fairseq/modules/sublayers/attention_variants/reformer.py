@@ -1,18 +1,18 @@
-"""``s[buckets=b]``: attention among positions with the same hash (Reformer, section 2).
+"""``s[buckets=b]``: LSH attention, among positions with the same hash (Reformer, section 2).
 
-The reversible layers of the paper are the separate option ``--reversible``.
+The paper's reversible layers are available separately through the option ``--reversible``.
 
-A key is the query of its position, scaled to length one. In each round of hashing every position is assigned to a
-bucket; positions are sorted by bucket, and within a bucket by their place in the text, and cut into chunks. A query
-sees the keys of its own bucket that lie in its own chunk or the chunk before. In encoders, a case that the paper leaves
-open, it also sees the chunk after. A query sees the union of the keys of all rounds, each key once (equations 5 and 6,
-and appendix A): the rounds share one softmax, in which a key that occurs in N rounds gets -log N added to its score.
+The key at each position is its query, scaled to unit length. Each round of hashing assigns every position to a bucket.
+Positions are sorted by bucket, and within a bucket by position, and split into chunks. A query attends to the keys of
+its bucket that are in its own chunk or the previous one. Encoders, which the paper does not cover, also include the
+next chunk. The keys of all rounds form a union, in which each key counts once (equations 5 and 6, and appendix A): all
+rounds share one softmax, and a key that occurs in N rounds has log N subtracted from its score.
 
-The variant is for encoders only. Where chunks begin depends on all positions, so what a causal query sees would depend
-on its future, as it does in the published code.
+The variant is for encoders only. Chunk boundaries depend on all positions, so the keys of a causal query would depend
+on its future, as they do in the published code.
 
-Letters of shapes: R rounds, K positions, filled up to whole chunks, H chunks, S positions per chunk, W positions that a
-chunk sees.
+Shape letters: R rounds, K positions, padded to a multiple of the chunk size, H chunks, S positions per chunk, W
+positions that a chunk attends to.
 """
 
 from collections.abc import Iterable
@@ -31,23 +31,22 @@ from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
 )
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
-# The score of a query with its own key, so low that it counts only if the query sees no other key (section 2, on
+# The score of a query with its own key. It is so low that it matters only if there is no other key (section 2, on
 # shared-QK attention).
 SELF_SCORE = -1e5
-_EPSILON = 1e-6  # added when keys are scaled to length one, as in the published code
+_EPSILON = 1e-6  # added when keys are scaled to unit length, as in the published code
 
 
 class Reformer(VariantModule):
-    """Attention among positions with the same hash; queries are the projected keys, without a projection of their own.
+    """LSH attention, among positions with the same hash; queries and keys share one projection.
 
-    With rotary positions, vectors are hashed before rotation, so that similar tokens share a bucket wherever they are.
+    With rotary positions, vectors are hashed before rotation, so similar tokens share a bucket regardless of position.
 
-    The random rotations of the hash are drawn anew in each forward pass. In training they come from torch's generator,
-    so that a resumed run draws the same ones. In evaluation they come from a fixed seed, so that results are
-    repeatable.
+    The hash's random rotations are resampled in each forward pass. In training they use torch's generator, so a resumed
+    run draws the same ones. In evaluation they use a fixed seed, which makes results reproducible.
 
-    Texts that fit one chunk are not hashed: all their tokens see each other, as in the published code, whatever the
-    other texts of the batch are.
+    Texts that fit in one chunk are not hashed. As in the published code, all their tokens attend to each other; this
+    does not depend on the other texts of the batch.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -60,7 +59,7 @@ class Reformer(VariantModule):
 
     @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Attend among the positions with the same hash; `inner` is not used."""
+        """Compute attention among positions with the same hash; `inner` is not used."""
         vectors = attention.k_BNKD
         hashed = attention.k_BNKD
         if self.is_turned:
@@ -96,13 +95,13 @@ class Reformer(VariantModule):
 
 
 class HashedDistribution(NamedTuple):
-    """The distribution that an ``l`` reuses: the order of the positions and the weights in each round.
+    """The reusable attention distribution (for ``l`` sublayers): the order of positions and the weights in each round.
 
     Attributes:
         orders: the order of the positions in each round.
-        by_round: the weights of each round (B, N, H, S, W). The weights of a query sum to one over all rounds.
-        places: the number of positions, without those that fill up the last chunk.
-        reach: the number of chunks on either side that a chunk sees.
+        by_round: the weights of each round (B, N, H, S, W). A query's weights sum to one over all rounds.
+        places: the number of positions, without the padding of the last chunk.
+        reach: the number of neighboring chunks on each side that a chunk attends to.
     """
 
     orders: list["Order"]
@@ -111,7 +110,7 @@ class HashedDistribution(NamedTuple):
     reach: int
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """Return P V (B, N, T, D), with dropout on P; each call draws a dropout mask of its own."""
+        """Return P V (B, N, T, D), with dropout on P; each call samples a new dropout mask."""
         output: Any = 0
         for order, probabilities in zip(self.orders, self.by_round, strict=True):
             size = probabilities.size(-2)
@@ -124,18 +123,18 @@ class HashedDistribution(NamedTuple):
 
     @property
     def probabilities(self) -> Tensor:
-        """P (B, N, T, K), computed on demand: attention itself never stores a matrix of this size."""
+        """The dense matrix P (B, N, T, K), computed on demand; attention itself never stores it."""
         some = self.by_round[0]
         one_hot = torch.eye(self.places, dtype=some.dtype, device=some.device)
         return self.attend(one_hot.expand(*some.shape[:2], -1, -1), 0.0)
 
 
 class Order(NamedTuple):
-    """The order of the positions in a round, as a permutation and its inverse.
+    """The sorted order of the positions in one round, as a permutation and its inverse.
 
     Attributes:
-        places: the place in the text of each sorted position (B, N, K).
-        ranks: the rank in the sorted order of each place in the text (B, N, K).
+        places: the original position of each sorted position (B, N, K).
+        ranks: the rank of each original position in the sorted order (B, N, K).
     """
 
     places: Tensor
@@ -144,20 +143,20 @@ class Order(NamedTuple):
     def sort(self, x_BNKD: Tensor, size: int) -> Tensor:
         """Sort vectors (B, N, K or fewer, D) into chunks (B, N, H, S, D) of `size` positions.
 
-        Positions that fill up the last chunk hold zeros.
+        The last chunk is padded with zeros.
         """
         filled = F.pad(x_BNKD, (0, 0, 0, self.places.size(-1) - x_BNKD.size(-2)))
         return _Permuted.apply(filled, self.places, self.ranks).unflatten(2, (-1, size))
 
     def undo(self, x_BNKD: Tensor) -> Tensor:
-        """Put sorted vectors (B, N, K, D) back into the order of the text."""
+        """Restore the original order of sorted vectors (B, N, K, D)."""
         return _Permuted.apply(x_BNKD, self.ranks, self.places)
 
 
 class _Permuted(torch.autograd.Function):
-    """A permutation of rows, whose gradient is the inverse permutation.
+    """A permutation of rows; its gradient is the inverse permutation.
 
-    The gradient that torch derives for an indexing operation would instead add up rows one by one.
+    Torch's gradient for an indexing operation would instead accumulate rows one by one.
     """
 
     @staticmethod
@@ -185,13 +184,13 @@ def random_rotations(
     buckets: int,
     generator: Optional[torch.Generator],
 ) -> Tensor:
-    """Draw random rotations (N, D, R, buckets / 2) for all heads and rounds from a standard normal distribution.
+    """Sample random rotations (N, D, R, buckets / 2) for all heads and rounds from a standard normal distribution.
 
     Args:
-        like_BNKD: a tensor that gives N, D, the device and the precision (at least single precision).
+        like_BNKD: a tensor that determines N, D, the device and the dtype (at least single precision).
         rounds: R.
         buckets: the number of buckets.
-        generator: the random number generator; None for torch's own.
+        generator: the random number generator; None for torch's global generator.
     """
     exact = torch.promote_types(like_BNKD.dtype, torch.float32)
     size = (like_BNKD.size(1), like_BNKD.size(-1), rounds, buckets // 2)
@@ -200,7 +199,7 @@ def random_rotations(
 
 @torch.no_grad()
 def buckets_of(vectors_BNKD: Tensor, rotations_NDRh: Tensor) -> Tensor:
-    """Return the bucket of each position in each round (B, N, R, K).
+    """Compute the bucket of each position in each round (B, N, R, K).
 
     This is h(x) = argmax([x R; -x R]) (section 2, "Locality sensitive hashing").
     """
@@ -217,15 +216,15 @@ def attend(
     is_padding_BK: Optional[Tensor],
     dropout: float,
 ) -> tuple[Tensor, HashedDistribution]:
-    """Attend among the positions of neighbouring chunks that share a bucket.
+    """Compute attention within buckets, among positions of the same and neighboring chunks.
 
     Args:
-        vectors_BNKD: queries, which also serve as keys.
+        vectors_BNKD: queries, which are also used as keys.
         v_BNKD: values.
         buckets_BNRK: the bucket of each position in each round.
         buckets: the number of buckets.
         chunk: S, the number of positions per chunk.
-        is_padding_BK: True at padding, which no text position sees; None if there is none.
+        is_padding_BK: True at padding, which is masked; None if there is no padding.
         dropout: the dropout on the distribution.
 
     Returns:
@@ -254,17 +253,17 @@ def _orders(
     chunk: int,
     is_padding_BK: Optional[Tensor],
 ) -> tuple[list[Order], Tensor]:
-    """Return the order of the positions in each round, and a code (B, N, R, K) for each place in the text.
+    """Return the order of the positions in each round, and a code (B, N, R, K) for each position.
 
-    The codes of two positions of the same bucket differ by as much as the numbers of their chunks; the codes of
-    positions of different buckets differ by more than one. Padding and the positions that fill up the last chunk have
-    buckets of their own after all others.
+    The codes of two positions in the same bucket differ by as much as their chunk indices. In different buckets, codes
+    differ by more than one. Padding tokens and the padding of the last chunk have two separate buckets, after all
+    others.
     """
     found = buckets_BNRK
     places = buckets_BNRK.size(-1)
     if is_padding_BK is not None:
         found = found.masked_fill(is_padding_BK[:, None, None], buckets)
-    # A compiled graph must serve inputs that need filling up and inputs that do not, so it always fills up.
+    # A compiled graph must support inputs with and without padding, so it always pads.
     if torch.compiler.is_compiling():
         more = chunk - places % chunk
     else:
@@ -282,15 +281,15 @@ def _orders(
 
 
 def _softmax(by_round: list[Tensor], orders: list[Order]) -> list[Tensor]:
-    """Compute one softmax over the scores (B, N, H, S, W) of all rounds.
+    """Compute a single softmax over the scores (B, N, H, S, W) of all rounds.
 
-    Scores are shifted by the largest score, and exponentials are divided by their sum. Subtracting a log-sum-exp would
-    not work, because log R is lost to rounding when it is added to SELF_SCORE.
+    Scores are shifted by the maximum, and the exponentials are divided by their sum. Subtracting a log-sum-exp would
+    not work, because adding log R to SELF_SCORE loses it to rounding.
     """
     size = by_round[0].size(-2)
 
     def of_places(rows: Iterable[Tensor]) -> Tensor:
-        """Return one value per row of each round in the order of the text, (R, B, N, K, 1)."""
+        """Restore the original order of per-row values in each round; return (R, B, N, K, 1)."""
         by_place = []
         for order, rows_of_round in zip(orders, rows, strict=True):
             by_place.append(order.undo(rows_of_round.flatten(2)[..., None]))
@@ -315,23 +314,24 @@ def _masked(
     codes: Tensor,
     reach: int,
 ) -> Tensor:
-    """Mask the scores (B, N, H, S, W) of a round, and correct them for keys that several rounds show.
+    """Mask the scores (B, N, H, S, W) of a round, and correct them for keys that occur in several rounds.
 
-    Keys of other buckets get -inf, and a query's own key gets SELF_SCORE. Keys that N rounds show get -log N added.
+    Keys in other buckets get -inf, and a query's own key gets SELF_SCORE. For keys that occur in N rounds, log N is
+    subtracted.
 
     Args:
         scores: the scores of the round.
         number: the index of the round.
         orders: the order of the positions in each round.
         codes: see :func:`_orders`.
-        reach: the number of chunks on either side that a chunk sees.
+        reach: the number of neighboring chunks on each side that a chunk attends to.
     """
     with torch.no_grad():
         size = scores.size(-2)
         order = orders[number]
 
         def pairs(by_place_BNK: Tensor) -> tuple[Tensor, Tensor]:
-            """Return values of queries (B, N, H, S, 1) and of the keys that they see (B, N, H, 1, W), -9 for no key."""
+            """Return the values for queries (B, N, H, S, 1) and for their keys (B, N, H, 1, W); -9 for no key."""
             chunks = by_place_BNK.gather(-1, order.places).unflatten(-1, (-1, size))[..., None]
             return chunks, neighbours(chunks, reach, fill=-9).transpose(-2, -1)
 
@@ -355,7 +355,7 @@ def _masked(
 
 
 def neighbours(chunks: Tensor, reach: int, fill: float = 0) -> Tensor:
-    """Join each chunk of (B, N, H, S, D) with its neighbours; return (B, N, H, W, D), with `fill` beyond the ends."""
+    """Join each chunk of (B, N, H, S, D) with its neighbors; return (B, N, H, W, D), with `fill` beyond the ends."""
     count = chunks.size(2)
     padded = F.pad(chunks, (0, 0, 0, 0, reach, reach), value=fill)
     shifted = [padded[:, :, first : first + count] for first in range(2 * reach + 1)]

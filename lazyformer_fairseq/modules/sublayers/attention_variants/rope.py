@@ -1,4 +1,4 @@
-"""``s[rope=b]``: rotary positions, which rotate queries and keys by their positions (RoFormer: Su et al., 2021)."""
+"""``s[rope=b]``: rotary position embeddings for queries and keys (RoFormer: Su et al., 2021)."""
 
 import math
 from functools import partial
@@ -16,36 +16,36 @@ from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
 class Rope(VariantModule):
-    """Rotary positions with base b.
+    """Rotary position embeddings with base b.
 
-    Dimensions i and i + D / 2 of a query or key at position t form a point in the plane, which is rotated by the angle
-    t b^(-2 i / D) (section 3.2.2). The product of a query and a key then depends on their distance, not on their
-    absolute positions. The paper pairs dimensions 2 i and 2 i + 1 instead. We pair the halves, as GPT-NeoX, Llama and
-    ModernBERT do; the two differ only in the order of the weights.
+    Dimensions i and i + D / 2 of a query or key at position t are rotated as a pair by the angle t b^(-2 i / D)
+    (section 3.2.2). The dot product of a query and a key then depends on their distance, not on their absolute
+    positions. The paper pairs dimensions 2 i and 2 i + 1; we pair the two halves, like GPT-NeoX, Llama and ModernBERT.
+    The two conventions differ only in the order of the weights.
 
     In a causal model the rotation replaces Transformer-XL's positions, so u, v and projected distances are not used.
-    Positions count from the first key of the memory. T5's bias may be used in addition.
+    Positions are counted from the first key of the memory. T5's bias can be used in addition.
 
-    Persistent keys have no position, so they are multiplied by the queries before rotation. Likewise, Reformer hashes
-    vectors before rotation. In both cases a :class:`Turn` appends the vectors before rotation to the rotated ones.
+    Persistent keys have no position, so their dot products use the unrotated queries. Reformer hashes unrotated
+    vectors. In both cases a :class:`Turn` appends the unrotated vectors to the rotated ones.
 
     Raises:
-        UserError: the size of a head is odd.
+        UserError: the head size is odd.
     """
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
         if options.head_size % 2:
             raise UserError(
-                f"s[rope={options.values['rope']}] rotates pairs of dimensions, so the size of a head must be even; "
-                f"{options.num_heads} heads of an embedding dimension of {options.embed_dim} have a size of "
+                f"s[rope={options.values['rope']}] rotates pairs of dimensions, so the head size must be even, but "
+                f"{options.num_heads} heads with an embedding dimension of {options.embed_dim} have size "
                 f"{options.head_size}; choose another number of heads"
             )
 
     @classmethod
     @override
     def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> "Turn":
-        """Build the rotation of queries or keys."""
+        """Build the rotation for queries or keys."""
         values = options.values
         behind = NOTHING
         if values.get("buckets"):
@@ -57,8 +57,8 @@ class Rope(VariantModule):
         return Turn(values["rope"], behind)
 
 
-# What is appended to the D rotated dimensions of a vector. The product of a query (R q, q) with the key of a token
-# (R k, 0) depends on positions; that with a key without a position (0, k) does not.
+# Values appended to the D rotated dimensions of a vector. The dot product of a query (R q, q) with a token's key
+# (R k, 0) depends on positions; with a key without a position, (0, k), it does not.
 NOTHING = "nothing"
 UNTURNED = "the vector before the turn"
 ZEROS = "zeros"
@@ -69,8 +69,8 @@ class Turn(nn.Module):
 
     Args:
         base: b.
-        behind: what is appended to the rotated dimensions: NOTHING, UNTURNED or ZEROS. With ZEROS, keys are multiplied
-            by sqrt(2), because back ends divide products by the square root of the size of queries, which is then 2 D.
+        behind: the values appended to the rotated dimensions: NOTHING, UNTURNED or ZEROS. With ZEROS, keys are
+            multiplied by sqrt(2), because back ends divide scores by the square root of the query size, which is 2 D.
     """
 
     def __init__(self, base: int, behind: str = NOTHING):
@@ -85,9 +85,10 @@ class Turn(nn.Module):
         keys: int,
         places_AG: Optional[Tensor] = None,
     ) -> Tensor:
-        """Return the rotated vectors, followed by what persistent keys or hashing need.
+        """Return the rotated vectors, extended by the dimensions needed for persistent keys or hashing.
 
-        :func:`~lazyformer_fairseq.modules.sublayers.attention_variants.interface.make_vectors` describes the arguments.
+        For the arguments see
+        :func:`~lazyformer_fairseq.modules.sublayers.attention_variants.interface.make_vectors`.
         """
         turned_BNTD = self._turn(x_BNTD, scores, keys, places_AG)
         if self.behind == UNTURNED:
@@ -97,7 +98,7 @@ class Turn(nn.Module):
         return turned_BNTD
 
     def without_place(self, x_NMD: Tensor) -> Tensor:
-        """Place keys that belong to no token so that they are multiplied by the queries before rotation."""
+        """Pad keys without a token so that their dot products use the unrotated queries."""
         return F.pad(x_NMD * math.sqrt(2), (x_NMD.size(-1), 0))
 
     def _turn(
@@ -107,13 +108,13 @@ class Turn(nn.Module):
         keys: int,
         places_AG: Optional[Tensor],
     ) -> Tensor:
-        if x_BNTD.is_meta:  # FLOPs are being counted, which leaves out elementwise operations
+        if x_BNTD.is_meta:  # FLOPs are being counted, without elementwise operations
             return x_BNTD
         places = places_AG
         if places is None:
             places = scores.places_BT
         make = partial(_cosines_and_sines, self.base, keys, places, x_BNTD)
-        # A compiler shares the result among sublayers itself; with a stored one it would compile a graph for each
+        # Compilers share the result among sublayers themselves; with a cached result they would compile one graph per
         # number of keys.
         is_shared = places_AG is None and not torch.compiler.is_compiling()
         if is_shared:
@@ -134,15 +135,15 @@ def _cosines_and_sines(
     places_BT: Optional[Tensor],
     like: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines by which vectors are multiplied.
+    """Return the cosines and sines of the rotation angles.
 
-    The sines of the first half have the negative sign that they have in the rotation.
+    The sines of the first half are negated, as in the rotation.
 
     Args:
         base: b.
         keys: K.
         places_BT: the position of each token; None for the positions 0 to K - 1.
-        like: a tensor that gives D, the device and the precision (at least single precision).
+        like: a tensor that determines D, the device and the dtype (at least single precision).
 
     Returns:
         Two tensors (K, D), or (B, 1, T, D) with `places_BT`.

@@ -1,4 +1,4 @@
-"""``s[span=S]``: adaptive attention span, in which each head learns how far it looks (Sukhbaatar et al., 2019a)."""
+"""``s[span=S]``: adaptive attention span, learned by each head (Sukhbaatar et al., 2019a)."""
 
 import math
 from collections.abc import Iterable
@@ -18,26 +18,26 @@ from lazyformer_fairseq.modules.sublayers.attention_variants.interface import (
 )
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
-SPANS = "spans"  # the key, in the `common` options of a network, of the list of its Span modules
-# The longest span is rounded up to a multiple of this many positions, as in the published code, so that the shape of
-# the scores seldom changes.
+SPANS = "spans"  # the key of the network's list of Span modules in its `common` options
+# The longest span is rounded up to a multiple of this number of positions, as in the published code, so that the shape
+# of the scores rarely changes.
 STEP = 64
 
 
 class Span(VariantModule):
-    """Attention whose weights fall to zero beyond a span that each head learns (section 2.2).
+    """Attention with weights that decay to zero beyond a span learned by each head (section 2.2).
 
     It computes the softmax of the scores plus log min(max((R + z - x) / R, 0), 1), where x is the distance in
-    positions, R the ramp, and z the span of the head, between 0 and S. This equals the paper's normalised product of
-    mask and exponentials. An encoder looks equally far to the left and to the right. In the paper the nearest key is
-    the one before the query, at x = 1 (x = 0 in the published code); here it is the query's own, at x = 0.
+    positions, R the ramp, and z the head's span, between 0 and S. This equals the paper's normalized product of mask
+    and exponentials. In encoders the span is the same to the left and to the right. In the paper the nearest key is the
+    one before the query, at x = 1 (x = 0 in the published code); here it is the query's own key, at x = 0.
 
     With entmax, the logarithm is added to the scores in the same way.
 
     Attributes:
-        shares: z / S for each head (N,), initialised to 0 as in the published code.
-        longest: the number of positions on one side that the longest span sees, including the query's own, rounded up
-            to a multiple of STEP. Keys further away are not computed. :func:`measure_spans` keeps it up to date.
+        shares: z / S for each head (N,), initialized to 0 as in the published code.
+        longest: the number of positions on one side within the longest span, including the query's own, rounded up to a
+            multiple of STEP. Keys farther away are skipped. :func:`measure_spans` keeps this number up to date.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -49,14 +49,14 @@ class Span(VariantModule):
         self.shares = nn.Parameter(torch.zeros(options.num_heads))
         if has_numbers(self.shares):
             self.set_longest(0.0)
-        else:  # costs are being counted on tensors without values: assume the longest possible span
+        else:  # costs are being counted, on tensors without values: assume the maximum span
             self.set_longest(1.0)
         options.common.setdefault(SPANS, []).append(self)
 
     @property
     @override
     def reach(self) -> int:
-        """The number of positions before its own that a query sees with the longest span."""
+        """The maximum distance to the left at which a query attends, with the longest span."""
         return self.longest - 1
 
     @property
@@ -66,11 +66,11 @@ class Span(VariantModule):
         return _Bounded.apply(self.shares).to(exact) * self.limit
 
     def penalty(self) -> Tensor:
-        """Return the mean span times the setting `span_loss`, to be added to the loss per token in nats."""
+        """Return the mean span times the setting `span_loss`, a penalty for the loss per token in nats."""
         return self.penalty_weight * self.spans.mean()
 
     def set_longest(self, share: float) -> None:
-        """Set `longest` from the largest of `shares`."""
+        """Set `longest` from the largest value in `shares`."""
         share = min(max(share, 0.0), 1.0)
         seen = math.ceil(share * self.limit) + self.ramp
         seen_in_steps = math.ceil(seen / STEP) * STEP
@@ -78,11 +78,11 @@ class Span(VariantModule):
 
     @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Attend within the spans; the mask is added to the table of T5's bias by distance."""
+        """Compute attention within the spans; the soft mask is added to T5's bias table by distance."""
         scores = attention.scores
         keys = attention.x_BKC.size(1)
         time = attention.x_BTC.size(1)
-        far = min(self.longest, keys)  # the smallest distance beyond all spans
+        far = min(self.longest, keys)  # the smallest distance outside all spans
         steps = torch.arange(-far, far + 1, device=self.shares.device)
         table_KN = self._log_mask(steps.abs())
         if scores.table_KN is not None and scores.bucket_by_distance is not None:
@@ -102,7 +102,7 @@ class Span(VariantModule):
         return inner(within)
 
     def _log_mask(self, steps_K: Tensor) -> Tensor:
-        """Return the logarithm of each head's mask (K, N); where the mask is 0, -inf without a gradient."""
+        """Return the logarithm of each head's mask (K, N); zeros become -inf without a gradient."""
         steps = steps_K[:, None]
         mask = ((self.ramp + self.spans - steps) / self.ramp).clamp(0, 1)
         smallest = torch.finfo(mask.dtype).tiny
@@ -112,10 +112,10 @@ class Span(VariantModule):
 
 
 def measure_spans(spans: Iterable[Span]) -> None:
-    """Clamp spans to [0, S] before a forward pass in training, and update the `longest` span of each module.
+    """Clamp spans to [0, S] before a forward pass in training, and update each module's `longest`.
 
-    This synchronises once with a GPU. The published code clamps at the same point; a checkpoint therefore holds spans
-    as the last update left them.
+    This synchronizes with the GPU once. The published code clamps at the same point; checkpoints therefore contain the
+    spans as they were after the last update, not clamped.
     """
     spans = list(spans)
     if not spans:
@@ -123,7 +123,7 @@ def measure_spans(spans: Iterable[Span]) -> None:
     with torch.no_grad():
         for span in spans:
             if span.training:
-                # Through `data`, out of sight of autograd: the graph of an earlier pass may still be alive.
+                # Use `data` to bypass autograd, because the graph of an earlier forward pass may still exist.
                 span.shares.data.clamp_(0, 1)
         if not has_numbers(spans[0].shares):
             return
@@ -133,10 +133,10 @@ def measure_spans(spans: Iterable[Span]) -> None:
 
 
 class _Bounded(torch.autograd.Function):
-    """A clamp to [0, 1] that drops gradients that lead out of this interval.
+    """A clamp to [0, 1] that zeroes gradients pointing out of this interval.
 
-    In half precision the optimizer updates copies of its own, which :func:`measure_spans` does not clamp. Without this
-    function they could drift far beyond the bound, and the head would need as many updates to come back.
+    In half precision the optimizer updates its own copies, which :func:`measure_spans` does not clamp. Without this
+    function they could drift far beyond the bound, and would need as many updates to return.
     """
 
     @staticmethod

@@ -1,14 +1,14 @@
 """``s[strided=l]`` and ``s[fixed=l]``: the masks of the Sparse Transformer (Child et al., 2019).
 
-A mask has two parts, which together connect all positions. Section 4.3 defines the two masks for causal models; in an
-encoder they look both ways. Section 5.1 has three ways to combine the parts:
+Each mask has two parts, which together connect all positions. Section 4.3 defines the masks for causal models; in
+encoders they are bidirectional. Section 5.1 combines the parts in three ways:
 
-- in turn, which takes two sublayers: ``s[fixed=128,part=local] f s[fixed=128,part=summary] f``;
-- merged, where every head sees both parts (``heads=merged``);
+- interleaved over two sublayers: ``s[fixed=128,part=local] f s[fixed=128,part=summary] f``;
+- merged, so that every head uses both parts (``heads=merged``);
 - on separate heads (``heads=split``).
 
-All heads see the same c positions of a block. Section 4.3 prefers different positions for each head, which we do not
-implement.
+All heads use the same c positions of a block. Section 4.3 prefers different positions per head, which is not
+implemented.
 """
 
 from lazyformer_fairseq.errors import UserError
@@ -21,9 +21,9 @@ class Sparse(VariantModule):
     """Attention with a mask of two parts, the paper's A^(1) and A^(2).
 
     Args:
-        options: the options of the network, with the settings of the ``s``.
+        options: the network's options, with the settings of the ``s``.
         local: the part with keys near the query.
-        summary: the part with keys that summarise the rest of the text.
+        summary: the part with keys that summarize the rest of the text.
 
     Raises:
         UserError: ``heads=split`` is set in a model with one head.
@@ -35,8 +35,8 @@ class Sparse(VariantModule):
         if options.values["heads"] == "split":
             if heads < 2:
                 raise UserError(
-                    "heads=split gives each of two parts heads of its own, but this model has one head; use more heads "
-                    "or heads=merged"
+                    "heads=split uses separate heads for the two parts of the mask, but this model has only one head; "
+                    "use more heads or heads=merged"
                 )
             summarising = heads // 2
             self.mask = AttentionMask(((heads - summarising, (local,)), (summarising, (summary,))))
@@ -51,7 +51,7 @@ class Sparse(VariantModule):
 
 
 class Strided(Sparse):
-    """The strided mask: the l keys before the query and every l-th key; in encoders also those after the query."""
+    """The strided mask: the previous l keys and every l-th key; in encoders also in the other direction."""
 
     def __init__(self, options: SublayerOptions):
         step = options.values["strided"]
@@ -67,9 +67,9 @@ class Strided(Sparse):
 class Fixed(Sparse):
     """The fixed mask: the query's own block of l keys and the last c keys of each block.
 
-    In a causal model later keys are not seen. Blocks are counted from the first key of the memory. If the
-    block size divides the lengths of memory and segments, a position stays in its block from segment to segment. With
-    ``part=summary``, causal queries in the first block may see no key at all; their output is zero.
+    In causal models, later keys are masked. Blocks are counted from the first key of the memory. If the block size
+    divides the lengths of memory and segments, a position stays in the same block from segment to segment. With
+    ``part=summary``, causal queries in the first block may have no keys; their output is then zero.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -78,6 +78,6 @@ class Fixed(Sparse):
         if options.is_causal:
             ahead = 0
         local = Band(None, ahead, block=block)
-        last = min(block, options.values["summary"])  # a block shorter than the default summary is all of it
+        last = min(block, options.values["summary"])  # a block shorter than the default summary is used in full
         summary = Columns(period=block, last=last)
         super().__init__(options, local, summary)

@@ -1,28 +1,28 @@
-"""``s[synthesizer=...]``: learned scores in place of products of queries and keys (Tay et al., 2020, section 3).
+"""``s[synthesizer=...]``: learned scores instead of query-key dot products (Tay et al., 2020, section 3).
 
 | term | score of query i and key j, for each head | parameters |
 |---|---|---|
-| ``dot`` | q_i k_j / sqrt(D), in causal models with Transformer-XL's positions | those of Q and K |
-| ``dense`` | W_j relu(q_i) | those of Q, and D L |
-| ``factorised_dense`` | A[j mod a] B[j div a], (A, B) = W relu(q_i) | those of Q, and D (a + b) |
+| ``dot`` | q_i k_j / sqrt(D), in causal models with Transformer-XL's positions | Q and K projections |
+| ``dense`` | W_j relu(q_i) | Q projection and D L |
+| ``factorised_dense`` | A[j mod a] B[j div a], (A, B) = W relu(q_i) | Q projection and D (a + b) |
 | ``random`` | R_ij | N L^2 |
 | ``fixed`` | R_ij, not trained | none |
 | ``factorised_random`` | (R1 R2^T)_ij | 2 N L k |
 
-L is the length of the longest input. Several terms are mixed by learned weights that sum to 1. Where the paper leaves
-details open, we follow the code that its authors published, ``synthetic_attention`` of Mesh TensorFlow:
+L is the maximum input length. Several terms are mixed with learned weights that sum to 1. Where the paper does not
+specify details, we follow the authors' published code, ``synthetic_attention`` in Mesh TensorFlow:
 
-- The first layer of ``dense`` is the projection of queries, which it shares with ``dot``. The second layer has no bias
-  and is the same for all heads. (Both also hold for Google's Long Range Arena.)
-- R is initialised with Glorot's uniform distribution over all heads at once.
-- A mixture has one weight for each term of a sublayer, and all start equal. (The paper's equation has one for each
+- The first layer of ``dense`` is the query projection, which is shared with ``dot``. The second layer has no bias and
+  is shared by all heads. (Both are also true of Google's Long Range Arena.)
+- R is initialized from Glorot's uniform distribution, for all heads at once.
+- A mixture has one weight per term and sublayer, and all weights are equal initially. (The paper's equation has one per
   head.)
-- Keys that a causal model must not see are masked.
+- Causal models mask future keys.
 
-Other details are our own choice: a is the largest power of two up to sqrt(L), and b is L / a, rounded up.
-``factorised_dense`` uses every pair of A and B, for which one of the tiling functions must repeat entries. The default
-k = 8 is the paper's; the published code has 16. Position i is that of the i-th token of the text, so padding on the
-left has no positions.
+We chose the remaining details: a is the largest power of two up to sqrt(L), and b is L / a, rounded up.
+``factorised_dense`` uses all pairs of A and B, so one of the tiling functions must repeat entries. The default k = 8 is
+taken from the paper; the published code uses 16. Position i is the i-th token of the text, so left padding has no
+position.
 """
 
 import math
@@ -54,7 +54,7 @@ OF_QUERIES = (DENSE, FACTORISED_DENSE)
 
 
 def terms_of(values: Settings) -> tuple[str, ...]:
-    """Return the names of the terms in the settings of an ``s``."""
+    """Return the names of the synthesizer terms in the settings of an ``s``."""
     return tuple(values["synthesizer"].split("+"))
 
 
@@ -66,7 +66,7 @@ def factors_of(length: int) -> tuple[int, int]:
 
 
 class Synthesizer(VariantModule):
-    """Attention by learned scores, in place of products of queries and keys or in addition to them."""
+    """Attention with learned scores, instead of query-key dot products or in addition to them."""
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
@@ -98,7 +98,7 @@ class Synthesizer(VariantModule):
 
     @override
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Attend by learned scores; if all sequences have the same scores, compute the distribution once for all."""
+        """Compute attention with learned scores; if all sequences share the scores, compute the distribution once."""
         self._check_length(attention.x_BTC.size(1))
         attention = self._with_scores(attention)
         has_dropout = self.training and self.dropout
@@ -110,12 +110,12 @@ class Synthesizer(VariantModule):
     def _check_length(self, time: int) -> None:
         if time > self.length:
             raise UserError(
-                f"an input has {time} tokens, but the synthesizer of this model has scores for only {self.length}; "
-                "shorten the input, or train a model with a larger length"
+                f"an input has {time} tokens, but this model's synthesizer supports only {self.length}; shorten the "
+                "input, or train a model with a larger length"
             )
 
     def _with_scores(self, attention: Attention) -> Attention:
-        """Return the attention with the learned scores, and with the queries and keys that its terms need."""
+        """Return the inputs with the learned scores added, and with only those queries and keys that the terms need."""
         time = attention.x_BTC.size(1)
         weights = self._weights(attention.values)
         q = attention.q_BNTD
@@ -149,7 +149,7 @@ class Synthesizer(VariantModule):
         return replace(attention, q_BNTD=q, k_BNKD=k, scores=scores)
 
     def _weights(self, like: Tensor) -> dict[str, Optional[Tensor]]:
-        """Return the weight of each term in the mixture; None for the only term of a sublayer."""
+        """Return the mixture weight of each term; None if there is only one term."""
         if self.mixture is None:
             return dict.fromkeys(self.terms)
         exact = torch.promote_types(self.mixture.dtype, torch.float32)
@@ -175,11 +175,11 @@ class Synthesizer(VariantModule):
         weight: Optional[Tensor],
         time: int,
     ) -> tuple[Tensor, Tensor]:
-        """Append the factors of R to queries and keys, so that back ends compute both products as one."""
+        """Append the factors of R to queries and keys, so that back ends compute both terms with one matmul."""
         query_factors = _scaled(first_rows(self.query_factors_NLE, time), weight)
         key_factors = first_rows(self.key_factors_NLE, time)
         own = q.size(-1)
-        size = own + query_factors.size(-1)  # back ends divide by its square root, which is undone here
+        size = own + query_factors.size(-1)  # compensates for back ends dividing by its square root
         if own:
             q = q * math.sqrt(size / own)
         query_factors = query_factors.to(q.dtype) * math.sqrt(size)
@@ -189,9 +189,9 @@ class Synthesizer(VariantModule):
 
 
 def _may_share(values: Settings) -> bool:
-    """Return whether all sequences have the same scores.
+    """Return True if all sequences have the same scores.
 
-    They do if no term depends on the input and there is no other attention variant.
+    This requires that no term depends on the input, and that there is no other attention variant.
     """
     is_alone = [row.name for row in chosen_variants(values)] == ["synthesizer"]
     return is_alone and {DOT, *OF_QUERIES}.isdisjoint(terms_of(values))
@@ -208,21 +208,21 @@ def _scaled(x: Tensor, weight: Optional[Tensor]) -> Tensor:
 
 
 def first_rows(x_NLE: Tensor, time: int) -> Tensor:
-    """Return the rows of the first T positions (1, N, T, E)."""
+    """Return the rows for the first T positions (1, N, T, E)."""
     if time < x_NLE.size(1):
         x_NLE = x_NLE[:, :time]
     return x_NLE.unsqueeze(0)
 
 
 def first_rows_and_columns(x_NLL: Tensor, time: int) -> Tensor:
-    """Return the entries of all pairs of the first T positions (1, N, T, T)."""
+    """Return the rows and columns for the first T positions (1, N, T, T)."""
     if time < x_NLL.size(2):
         x_NLL = x_NLL[..., :time]
     return first_rows(x_NLL, time)
 
 
 class _TogetherAttention(NamedTuple):
-    """One distribution shared by all sequences of a batch, whose values are placed side by side.
+    """A distribution shared by all sequences of a batch, applied to their concatenated values.
 
     Attributes:
         distribution: the distribution.
@@ -234,11 +234,11 @@ class _TogetherAttention(NamedTuple):
 
     @property
     def probabilities(self) -> Tensor:
-        """P (B, N, T, K); available if it is stored."""
+        """The probabilities P (B, N, T, K); available if they are stored."""
         return self.distribution.probabilities.expand(self.batch, -1, -1, -1)
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """Return P V (B, N, T, D); `dropout` must be 0, because all sequences would share its mask."""
+        """Return P V (B, N, T, D); `dropout` must be 0, because all sequences would share the mask."""
         output = self.distribution.attend(_together(v_BNKD), dropout)
         return _apart(output, self.batch)
 
@@ -256,10 +256,10 @@ def _attend_together(attention: Attention, inner: Attend) -> AttentionOutput:
 
 
 def _together(x_BNKD: Tensor) -> Tensor:
-    """Place the sequences of (B, N, K, D) side by side; return (1, N, K, B D)."""
+    """Concatenate the sequences of (B, N, K, D) along the last dimension; return (1, N, K, B D)."""
     return x_BNKD.permute(1, 2, 0, 3).flatten(2).unsqueeze(0)
 
 
 def _apart(x: Tensor, batch: int) -> Tensor:
-    """Separate sequences that stand side by side, (1, N, T, B D); return (B, N, T, D)."""
+    """Split concatenated sequences (1, N, T, B D); return (B, N, T, D)."""
     return x.squeeze(0).unflatten(-1, (batch, -1)).permute(2, 0, 1, 3)

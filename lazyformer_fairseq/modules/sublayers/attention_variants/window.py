@@ -7,13 +7,13 @@ from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
 class Window(VariantModule):
-    """A sliding window: each query sees its own key and w keys on either side, in causal models only on the left.
+    """Sliding-window attention to a query's own key and w keys on each side (in causal models only to the left).
 
-    With a dilation of r, the last `dilated_heads` heads see every r-th key, w of them on either side (section 3.1). By
-    default two heads are dilated, as in section 4.1; neither the paper nor its code says which two.
+    With dilation r, the last `dilated_heads` heads attend to every r-th key, w on each side (section 3.1). Two heads
+    are dilated by default, as in section 4.1; neither the paper nor its code specifies which ones.
 
     Raises:
-        UserError: there are fewer heads than `dilated_heads`.
+        UserError: `dilated_heads` exceeds the number of heads.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -25,8 +25,8 @@ class Window(VariantModule):
             dilated = options.values["dilated_heads"]
         if dilated > self.num_heads:
             raise UserError(
-                f"s[window={width},dilation={dilation}]: dilated_heads={dilated}, but the number of heads is "
-                f"{self.num_heads}; give at most that many dilated_heads"
+                f"s[window={width},dilation={dilation}]: dilated_heads={dilated} exceeds the number of "
+                f"heads, {self.num_heads}; choose a smaller dilated_heads"
             )
         ahead = width
         if options.is_causal:

@@ -274,8 +274,8 @@ def test_every_back_end_computes_the_same_or_refuses(direction, s, back_end):
 @pytest.mark.parametrize(
     ("direction", "s", "options", "message"),
     [
-        (ENCODER, "s[strided=2,heads=split]", {"num_heads": 1}, "heads=split .* this model has one head"),
-        (ENCODER, "s[window=2,dilation=2,dilated_heads=4]", {}, "dilated_heads=4, but the number of heads is 2"),
+        (ENCODER, "s[strided=2,heads=split]", {"num_heads": 1}, "heads=split .* this model has only one head"),
+        (ENCODER, "s[window=2,dilation=2,dilated_heads=4]", {}, "dilated_heads=4 exceeds the number of heads, 2"),
         (ENCODER, "s[linformer=2]", {"relative_position_buckets": 8}, "linformer=2.*--relative-position-buckets 0"),
         (CAUSAL, "s[window=2,global=1]", {"mem_len": 5}, r"--mem-len 5 .* s\[window=2,global=1\].*--mem-len 0"),
         (
@@ -296,9 +296,9 @@ def test_networks_that_cannot_have_it_are_refused(direction, s, options, message
 
 def test_inputs_that_it_cannot_have_are_refused():
     too_long = tokens(time=TOKENS + 1)
-    with pytest.raises(ValueError, match="a sequence of 13 tokens is longer than the 12 positions that Linformer"):
+    with pytest.raises(ValueError, match="a sequence of 13 tokens exceeds the 12 positions of Linformer"):
         make_encoder("s[linformer=2]", max_positions=12)(vectors(1, 13))
-    with pytest.raises(UserError, match="13 tokens, but .* scores for only 12"):
+    with pytest.raises(UserError, match="13 tokens, but .* supports only 12"):
         build(CAUSAL, "s[synthesizer=random,length=12]")(too_long)
     with pytest.raises(UserError, match="13 tokens, but this model's position table has length 12"):
         build(CAUSAL, "s[positions=absolute,length=12]")(too_long)

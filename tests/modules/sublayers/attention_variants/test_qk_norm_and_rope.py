@@ -178,5 +178,5 @@ def test_in_half_precision_angles_are_in_single(precision):
 
 
 def test_heads_of_an_odd_size_are_refused():
-    with pytest.raises(UserError, match=r"s\[rope=100\] rotates pairs .* 2 heads .* have a size of 3"):
+    with pytest.raises(UserError, match=r"s\[rope=100\] rotates pairs .* 2 heads .* have size 3"):
         Encoder("s[rope=100]", None, 6, 8, 2)

@@ -49,6 +49,12 @@ def main() -> None:
     parser.add_argument("--s", default="s", help="the sublayer, such as s[window=128]")
     parser.add_argument("--bias", action="store_true", help="use T5's learned position bias")
     parser.add_argument("--back-end", default="auto")
+    parser.add_argument(
+        "--varlen",
+        action="store_true",
+        help="within documents, time torch's varlen_attn instead of this package's attention; needs a GPU and fp16 or "
+        "bf16",
+    )
     parser.add_argument("--precision", choices=tuple(PRECISIONS), default="fp32")
     parser.add_argument("--json", type=Path, help="file to write the row of the table to")
     given = parser.parse_args()
@@ -83,15 +89,35 @@ def main() -> None:
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
+    def seconds_of_varlen(lengths: np.ndarray) -> float:
+        from torch.nn.attention import varlen  # from torch 2.10 on
+
+        starts = torch.tensor([0, *lengths.cumsum()], dtype=torch.int32, device=device)
+        longest = int(lengths.max())
+        start = time.perf_counter()
+        q, k, v = projected.reshape(batch * width, 3, 12, 64).unbind(1)
+        y = varlen.varlen_attn(q, k, v, starts, starts, longest, longest)
+        torch.autograd.grad(y, projected, gradient.view_as(y))
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
     spent, visible, computed = np.zeros(2), 0, 0
     for number in range(-WARM_UP, given.batches):
         lengths = np.array([length for _ in range(batch) for length in found.pop(0)])
-        taken = [seconds((batch, width), None), seconds((1, batch * width), lengths)]
+        whole_blocks = seconds((batch, width), None)
+        if given.varlen:
+            documents = seconds_of_varlen(lengths)
+        else:
+            documents = seconds((1, batch * width), lengths)
         if number >= 0:
-            spent += taken
+            spent += [whole_blocks, documents]
             visible += (lengths**2).sum()
-            groups = encoder.context(gradient.reshape(1, -1, 768), lengths=lengths).documents.groups
-            computed += sum(group.pairs for group in groups)
+            if given.varlen:
+                computed += (lengths**2).sum()
+            else:
+                groups = encoder.context(gradient.reshape(1, -1, 768), lengths=lengths).documents.groups
+                computed += sum(group.pairs for group in groups)
     whole, within = spent / given.batches * 1000
     pairs = given.batches * batch * width**2
     row = {

@@ -1,10 +1,12 @@
 """What of the scripts that measure can be checked on any machine: loaders, start-up."""
 
+import json
 import re
 import subprocess
 import sys
 
 import pytest
+import torch
 from helpers import ROOT, load_script
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --tokens-per-sample 32 --batch-size 4"
@@ -64,3 +66,30 @@ def test_a_text_too_short_to_be_timed_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["time_documents.py", str(text), *sizes.split()])
     with pytest.raises(SystemExit, match=f"{text}: fills 2 blocks of 32 tokens, but 6 are required; use a longer text"):
         load_script("time_documents").main()
+
+
+def test_varlen_attn_reads_the_same_documents(tmp_path, monkeypatch):
+    """On a GPU torch's function is timed; here a plain loop over the documents stands in for it."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="from torch 2.10 on")
+    calls = []
+
+    def loop(q, k, v, starts_of_queries, starts_of_keys, longest_query, longest_key):
+        assert torch.equal(starts_of_queries, starts_of_keys) and longest_query == longest_key
+        lengths = starts_of_queries.diff().tolist()
+        assert max(lengths) == longest_query and sum(lengths) == len(q)
+        calls.append(lengths)
+        documents = zip(*(x.transpose(0, 1).split(lengths, 1) for x in (q, k, v)), strict=True)
+        return torch.cat([torch.nn.functional.scaled_dot_product_attention(*qkv) for qkv in documents], 1).transpose(
+            0, 1
+        )
+
+    monkeypatch.setattr(varlen, "varlen_attn", loop)
+    text = tmp_path / "text"
+    text.write_text("\n\n".join(" ".join(["word"] * count) for count in (7, 20, 3) * 40))
+    options = ["--tokens-per-sample", "32", "--batch-size", "2", "--batches", "2", "--varlen"]
+    monkeypatch.setattr(sys, "argv", ["time_documents.py", str(text), *options, "--json", str(tmp_path / "row.json")])
+    load_script("time_documents").main()
+    row = json.loads((tmp_path / "row.json").read_text())
+    assert row["computed"] == row["visible"] < 1 and row["ms, within documents"] > 0
+    assert len(calls) == 4 and all(sum(lengths) == 64 for lengths in calls)
+    assert calls[0][:2] == [8, 21], "a line's words and the end of the line"

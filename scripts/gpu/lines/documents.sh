@@ -10,7 +10,10 @@ documents() { # NAME [OPTIONS]
 }
 documents s
 documents s-biased --bias
-if [[ -z $tiny ]]; then documents s-flex --back-end flex; fi
+if [[ -z $tiny ]]; then
+  documents s-flex --back-end flex
+  documents s-varlen --varlen
+fi
 documents s-window-128 --s 's[window=128]'
 
 start=(--embed-dim 768 --ffn-embed-dim 3072 --heads 12 --tokens-per-sample 512 --model 'bert=(sf)x12')

@@ -79,7 +79,7 @@ class ExportSettings:
         "With --to huggingface or hub: the classification or span head to export.",
         shown="the only head",
     )
-    private: bool = option(False, "With --to hub: make a new repository private.", "--private")
+    private: bool = option(False, "With --to hub: if the repository is new, make it private.", "--private")
 
 
 @main.command()

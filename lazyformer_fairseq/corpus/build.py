@@ -192,7 +192,7 @@ def _run_stages(
 
 
 def _write_result(paths: stages.WorkPaths, manifest: dict[str, Any]) -> None:
-    """Write everything in a corpus but its shards: tokenizer, dictionary, report and manifest."""
+    """Write all parts of a corpus except its shards: tokenizer, dictionary, report and manifest."""
     shutil.copytree(paths.tokenizer, paths.result / "tokenizer", copy_function=copy_file, dirs_exist_ok=True)
     copy_file(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
     write_report(manifest, paths.result / "report.html")
@@ -342,8 +342,8 @@ def _tell_of_words(job: stages.Job, origins: dict[str, str]) -> None:
     of_documents, of_lines = (_by_rule(steps.values(), label) for label in (DROPPED, "lines dropped: "))
     if not steps["store"]["documents out"]:
         raise UserError(
-            f"none of the {documents} is left: dropped {of_documents}; of {lines}, dropped {of_lines or 'none'}. "
-            "Relax these rules, or use other text"
+            f"none of the {documents} is left. Dropped documents: {of_documents}; lines dropped from {lines}: "
+            f"{of_lines or 'none'}. Relax these rules, or use other text"
         )
     for dropped, of in ((of_documents, documents), (of_lines, lines)):
         if dropped:
@@ -373,9 +373,9 @@ def _refuse_empty_split(paths: stages.WorkPaths, valid_share: float) -> None:
     for split, must_have in (("train", True), ("valid", valid_share > 0)):
         if must_have and not counts[split]:
             raise UserError(
-                f"none of the {counts['train'] + counts['valid']:,.0f} documents fell into the {split} split "
-                f"(--valid-share {valid_share}); use more documents, another fraction or another --seed; with "
-                "--valid-share 0 no documents are held out"
+                f"the {split} split is empty (documents in total: {counts['train'] + counts['valid']:,.0f}, "
+                f"--valid-share {valid_share}); use more documents, another --valid-share or another --seed; with "
+                "--valid-share 0, no documents are held out"
             )
 
 

@@ -59,7 +59,7 @@ def fingerprint(text: str) -> tuple[int, int]:
 
 
 def bands(text: str) -> list[int]:
-    """Return a text's LSH bands: BANDS 64-bit integers, at least one of which two similar texts are likely to share.
+    """Return a text's LSH bands: BANDS 64-bit integers, such that similar texts are likely to share at least one.
 
     Each is a hash of 14 MinHash values (Broder, 1997) of the text's set of 5-word shingles. Two texts whose sets have
     Jaccard similarity s share a band with probability 1 - (1 - s^14)^18: 1% at s = 0.6, 12% at 0.7, 55% at 0.8, 99% at

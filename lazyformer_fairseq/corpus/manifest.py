@@ -141,7 +141,7 @@ def gather_notes(job: Job, origins: dict[str, str]) -> TaskNotes:
 
 
 def _in_input(name: str, origins: Mapping[str, str], first_of_part: Mapping[str, int]) -> str:
-    """Make a document's ``FILE:NUMBER``, or another note, refer to the input file instead of a part cut from it."""
+    """Rewrite a note such as ``FILE:NUMBER`` to refer to the input file instead of a part that was cut from it."""
     part, _, number = name.rpartition(":")
     if part in origins and number.isdecimal():
         return f"{origins[part]}:{first_of_part[part] + int(number)}"
@@ -157,7 +157,7 @@ def _damaged_while_cut(job: Job) -> list[Path]:
 
 
 def told_of_bad_input(manifest: dict[str, Any]) -> Iterator[str]:
-    """Yield a message for each kind of bad input that ``--bad-input skip`` left out, with its count and first case."""
+    """Yield a message for each kind of bad input that ``--bad-input skip`` left out, with its count and an example."""
     numbers = {
         BAD_RECORD: manifest["documents"]["dropped"].get(BAD_RECORD, 0),
         DAMAGED_FILE: manifest["steps"][0]["counts"].get(f"{DAMAGED_FILE}s", 0),
@@ -217,7 +217,7 @@ Manifest = dict[str, Any]
 
 
 def write_report(manifest: Manifest, path: Path) -> None:
-    """Write the report page; the same manifest gives the same bytes."""
+    """Write the report page; the output is byte-identical for equal manifests."""
     of_text = {f"text.{name}": value for name, value in manifest["settings"]["text"].items()}
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

@@ -149,7 +149,7 @@ class RemoteWork:
             list(pool.map(fetch_one, chain.from_iterable(pool.map(files_named, names))))
 
     def send(self, names: Sequence[str]) -> None:
-        """Upload files and entire folders, given by name or by pattern."""
+        """Upload the files and folders that match these names or patterns."""
         with opened(self.work_url) as (files, top), ThreadPoolExecutor(AT_ONCE) as pool:
             root = self.paths.root
             found = [path for name in names for path in root.glob(name)]

@@ -74,7 +74,7 @@ SAID = re.compile(
 
 
 def starts_of_sentences(text: str) -> Iterator[int]:
-    """Yield the offsets at which sentences start in a cased paragraph, in order; the first sentence is omitted."""
+    """Yield the offsets in a cased paragraph at which all sentences but the first start, in order."""
     quotes = _Quotes(text)
     sentence = 0
     for mark in END.finditer(text):
@@ -104,7 +104,7 @@ class _Quotes:
 
 
 def _next(text: str, end: int, quotes: _Quotes) -> tuple[int, int]:
-    """Return the offsets at which the next sentence and its first word would start; opening marks may separate them.
+    """Return the offsets at which the next sentence and, after any opening marks, its first word would start.
 
     Standalone closing marks belong to the preceding sentence.
     """
@@ -219,7 +219,7 @@ class SentenceSplitter:
             raise UserError(f"spaCy model {spacy_model!r}: has no parser, senter or sentencizer; choose another")
 
     def __call__(self, paragraph: str) -> list[str]:
-        """Return the sentences of a paragraph, in order and stripped."""
+        """Return a paragraph's sentences in order, with surrounding spaces stripped."""
         starts = [0, *self._starts(paragraph)]
         sentences = (paragraph[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=False))
         return [sentence for sentence in sentences if sentence]

@@ -47,7 +47,7 @@ class CorpusSettings:
 
     valid_share: float = option(
         0.005,
-        "Fraction of documents to hold out for validation, at least one document. If you set 0, train with "
+        "Fraction of documents to hold out for validation (at least one document). With 0, train with "
         "--disable-validation.",
         low=0,
         high=1,

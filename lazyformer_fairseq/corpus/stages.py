@@ -300,7 +300,7 @@ def _elsewhere(run: Callable[[int], int], ranks: Sequence[int], executor: Execut
             continue
         if isinstance(ended.error, LostError):
             raise UserError(
-                f"a worker died: {ended.error}. It was killed from outside, or by the system because memory ran out. "
+                f"a worker died: {ended.error}. It was killed from outside, or by the system for lack of memory. "
                 "Finished work is kept; run the same command again, with fewer --workers if memory ran out"
             )
         if ended.error is not None:

@@ -110,7 +110,7 @@ def length_in_letters(text: str) -> int:
 
 
 def has_words(text: str, at_least: int) -> bool:
-    """Return whether ``text`` has enough words; two Chinese, Japanese or Korean characters count as one word."""
+    """Return whether ``text`` has ``at_least`` words; two Chinese, Japanese or Korean characters count as a word."""
     words = len(text.split(maxsplit=at_least))
     return words >= at_least or words + _signs(text) // SIGNS_OF_A_WORD >= at_least
 

@@ -149,7 +149,7 @@ def find_images(folder: Path) -> Found:
         names = [path.relative_to(folder).parts[0] for path in files]
         if beside:
             raise UserError(
-                f"{beside[0]}: this file is next to folders of images, such as {names[0]}, which are taken for classes"
+                f"{beside[0]}: this file is next to folders of images, such as {names[0]}, which are treated as classes"
             )
         classes = np.repeat(names, counts)
     elif labels.is_file():

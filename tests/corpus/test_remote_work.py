@@ -181,7 +181,7 @@ def test_an_input_that_changed_at_its_url_is_fetched_again(memory, tmp_path):
     documents = []
     for number, size in enumerate((60, 90)):
         files.pipe_file("/bucket/one.txt", "\n\n".join(toy_texts(size)).encode())
-        with pytest.raises(UserError, match="none of the"):  # the copies of a corpus that is not finished stay
+        with pytest.raises(UserError, match="split is empty"):  # the copies of a corpus that is not finished stay
             build_corpus([f"{memory}/one.txt"], tmp_path / f"{number}", CorpusSettings(valid_share=1))
         notes = json.loads((tmp_path / f".{number}.unfinished/words/00000/notes.json").read_text())
         documents.append(notes["documents"])

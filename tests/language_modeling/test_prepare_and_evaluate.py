@@ -118,7 +118,7 @@ def test_other_counts_are_said_plainly_and_refused_where_asked(wikitext, tmp_pat
     refused("text8", "--official text8 is not a version of wikitext")
     as_2 = {**counts, "vocabulary": manifest["vocabulary"]}  # the other one is refused for what it is
     monkeypatch.setitem(steps.OFFICIAL_COUNTS, "wikitext-2", as_2)
-    reason = rf"train {counts['train']:,}, but wikitext-103 has 103,227,021; .*; give --official wikitext-2"
+    reason = rf"train {counts['train']:,}, but wikitext-103 has 103,227,021; .*; use --official wikitext-2"
     refused("wikitext-103", f"not wikitext-103: {reason}")
 
 

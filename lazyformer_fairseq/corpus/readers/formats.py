@@ -163,9 +163,7 @@ def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> fi
     title = record.get("title")
     if not isinstance(text, str):
         fields = ", ".join(sorted(record)) or "none"
-        yield files.BadInputError(
-            f'{files.place(piece, block.line)}: has no field "text" with a string; its fields: {fields}'
-        )
+        yield files.BadInputError(f'{files.place(piece, block.line)}: has no string field "text"; its fields: {fields}')
         return
     yield lines_to_paragraphs(text, title if isinstance(title, str) else None), {}
 
@@ -193,9 +191,7 @@ def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
             names = table.schema_arrow.names
             texts = (pyarrow.string(), pyarrow.large_string())
             if "text" not in names or table.schema_arrow.field("text").type not in texts:
-                raise files.BadInputError(
-                    f'{piece.path}: has no column "text" with strings; its columns: {", ".join(names)}'
-                )
+                raise files.BadInputError(f'{piece.path}: has no string column "text"; its columns: {", ".join(names)}')
             groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
             unpacked = sum(group.total_byte_size for group in groups)
             if unpacked > max(files.BEYOND_BYTES, files.MOST_TIMES * size):

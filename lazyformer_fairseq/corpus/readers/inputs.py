@@ -113,7 +113,7 @@ def find_inputs(
                 continue
             twin = files.setdefault(os.path.realpath(file), found)
             if twin is not found:
-                raise UserError(f"{file}: occurs twice in the inputs; {twin.path} is the same file; list it only once")
+                raise UserError(f"{file}: occurs twice in the inputs ({twin.path} is the same file); list it only once")
     if not files:
         raise UserError("no input: specify at least one file or folder that contains text")
     return list(files.values())
@@ -151,7 +151,7 @@ def parse_spec(spec: str) -> tuple[Optional[str], str]:
 
 
 def _text_files(folder: str, bad_input: str, left_out: list[str]) -> list[str]:
-    """Return the files in a folder with names of text files, in order."""
+    """Return the files in a folder that are named like text files, in order."""
     if is_url(folder):
         below = [file for file in files_at(folder) if "/." not in file.removeprefix(folder)]
     else:
@@ -160,14 +160,14 @@ def _text_files(folder: str, bad_input: str, left_out: list[str]) -> list[str]:
     for file in sorted(below, key=lambda file: file.split("/")):
         name = os.path.basename(file)
         if ABOUT_THE_FILES.match(name) or not KNOWN_NAME.fullmatch(name):
-            left_out.append(f"{file}: its name is not one of a supported text file")
+            left_out.append(f"{file}: is not named like a supported text file")
         else:
             found.append(file)
     if not found:
         raise UserError(
-            f"{folder}: contains no file with the name of a text file: .txt, .text, .raw, .md, .rst, .tokens, .train, "
-            ".valid, .test, .xml, .jsonl, .ndjson, .json, .parquet or wiki_00; to read a file with another name, pass "
-            "its path"
+            f"{folder}: contains no file that is named like a text file: .txt, .text, .raw, .md, .rst, .tokens, "
+            ".train, .valid, .test, .xml, .jsonl, .ndjson, .json, .parquet or wiki_00; to read a file with another "
+            "name, pass its path"
         )
     return found
 

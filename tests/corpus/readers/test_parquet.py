@@ -79,7 +79,7 @@ def test_damage_other_columns_and_bombs_are_refused_in_words(tmp_path):
             texts(damaged)
     for table in ({"body": ["x"]}, {"text": [1]}):
         parquet.write_table(pyarrow.table(table), damaged)
-        with pytest.raises(BadInputError, match='has no column "text" with strings; its columns: (body|text)'):
+        with pytest.raises(BadInputError, match='has no string column "text"; its columns: (body|text)'):
             texts(damaged)
     bomb = write(damaged, ["x" * (1 << 25)], compression="zstd", use_dictionary=False)
     assert bomb.stat().st_size < 1 << 16

@@ -129,12 +129,12 @@ def test_the_line_is_that_of_the_file_in_a_later_piece_too_and_documents_before_
     path = tmp_path / "bad"
     path.write_text('{"text": "fine"}\n' * 5 + '{"text": 1}\n')
     for start in (1, 16, 17, 18, 70):
-        with pytest.raises(BadInputError, match=r"bad, line 6: has no field"):
+        with pytest.raises(BadInputError, match=r"bad, line 6: has no string field"):
             texts(path, "jsonl", start=start, end=path.stat().st_size)
     packed = tmp_path / "bad.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     *_, last = cut_file(file_of(packed, "jsonl"), tmp_path / "parts", 40)
-    with pytest.raises(BadInputError, match=r", line 6: has no field"):
+    with pytest.raises(BadInputError, match=r", line 6: has no string field"):
         texts(last, "jsonl", first_line=int(last.name.split(".")[1]))
     documents = read_piece(Piece(str(path), "jsonl"))
     assert [next(documents).text for _ in range(5)] == ["fine"] * 5
@@ -148,8 +148,8 @@ RECORDS = {
         '{{"text": "{0}"}}\n',
         {
             '{"text": "half a pair \\ud83d"}\n': "not valid JSON",
-            '{"id": 1, "body": "no text"}\n': 'has no field "text".*its fields: body, id',
-            '{"text": null}\n': 'has no field "text"',
+            '{"id": 1, "body": "no text"}\n': 'has no string field "text".*its fields: body, id',
+            '{"text": null}\n': 'has no string field "text"',
             '["text"]\n': "a line must be a JSON object",
             '{"text": "cut': "not valid JSON",
             "{" * 100_000: "not valid JSON",
@@ -395,7 +395,7 @@ def test_what_is_not_there_or_comes_twice(folder, tmp_path_factory):
     for specs, message in {
         (empty / "missing",): "missing: no such file or folder",
         (empty / ("x" * 300),): r"x: cannot be read \(File name too long",
-        (empty,): r"contains no file with the name of a text file: \.txt",
+        (empty,): r"contains no file that is named like a text file: \.txt",
         (): "no input",
         (f"docx:{empty}",): "unknown format 'docx'; choose from parquet, wikiextractor, mediawiki",
         (folder / "i", folder / "i" / "AA" / "wiki_00"): rf"{folder}/i/AA/wiki_00: occurs twice",

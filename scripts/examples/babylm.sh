@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From BabyLM's text to a table of models under its rules: at most ten million words, read at most ten times.
+# Trains and evaluates models under BabyLM's rules (at most ten million words, read at most ten times), and writes a table.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "$0")/../common.sh"
@@ -8,21 +8,21 @@ usage() {
   cat <<'HELP'
 usage: scripts/examples/babylm.sh TEXT BLIMP GLUE OUT [options of `lazyformer compare run`]
 
-Prepares the text, pre-trains every model for two hours of one thread, tests them all on BLiMP's minimal pairs and on
-BabyLM's fine-tuning tasks, and writes the table to OUT/table.md. Stop it at any time; rerun to resume.
+Prepares the text, pre-trains every model for two hours on one thread, evaluates all models on BLiMP's minimal pairs and
+on BabyLM's fine-tuning tasks, and writes a table to OUT/table.md. You can stop it at any time and run it again to resume.
 
-TEXT   the folder of BabyLM's files of text, ten million words at most
-BLIMP  the folder of BLiMP's files, https://github.com/alexwarstadt/blimp
-GLUE   the folder of the fine-tuning files, https://github.com/babylm/evaluation-pipeline-2025
-OUT    the folder of all that is made
+TEXT   folder with BabyLM's text files, at most ten million words
+BLIMP  folder with BLiMP's files, https://github.com/alexwarstadt/blimp
+GLUE   folder with the fine-tuning files, https://github.com/babylm/evaluation-pipeline-2025
+OUT    output folder
 
-Options that follow win: --budget 10min for a first try, --model NAME=PATTERN for models of your own. VOCAB_SIZE in the
-environment is the size of the vocabulary, 8192 by default.
+Your own options take precedence: --budget 10min to try it out, --model NAME=PATTERN for your own models. The environment
+variable VOCAB_SIZE sets the vocabulary size, 8192 by default.
 HELP
 }
 
 help_if_asked "$@"
-[[ $# -ge 4 ]] || fail 2 "give TEXT, BLIMP, GLUE and OUT; see scripts/examples/babylm.sh --help"
+[[ $# -ge 4 ]] || fail 2 "pass TEXT, BLIMP, GLUE and OUT; see scripts/examples/babylm.sh --help"
 text=$1 blimp=$2 glue=$3 out=$4
 shift 4
 use_checkout

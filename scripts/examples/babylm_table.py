@@ -1,6 +1,6 @@
-"""Join what scripts/examples/babylm.sh measured: a row per model with its cost, loss, minimal pairs and fine-tuning.
+"""Write the table of scripts/examples/babylm.sh: the cost, loss, minimal-pair and fine-tuning scores of each model.
 
-With ``--trained`` before the folder, print the models that it trained.
+With ``--trained`` before the folder, print the trained models instead.
 """
 
 import sys
@@ -18,7 +18,7 @@ from lazyformer_fairseq.zero_shot.results import NORMAL_95, Answers
 
 
 def main(folder: Path) -> None:
-    """Write ``table.md`` into a folder that the script filled, and print it."""
+    """Write ``table.md`` to the script's output folder, and print it."""
     comparison = read_folders([folder / "models"])
     rows = []
     accuracies = {}
@@ -32,27 +32,27 @@ def main(folder: Path) -> None:
     by_counting = counts.mean_accuracy(list(counts.margins))
     best = max(accuracies, key=accuracies.__getitem__)
     verdict = (
-        f"{best} has the highest accuracy on BLiMP, {100 * accuracies[best]:.1f}; a 5-gram model of the same text has "
-        f"{100 * by_counting:.1f}."
+        f"{best} has the highest accuracy on BLiMP, {100 * accuracies[best]:.1f}. A 5-gram model of the same text "
+        f"reaches {100 * by_counting:.1f}."
     )
     device = comparison.facts["machine"]["device"]
     notes = Notes(
         [
-            f"Hours: of training, on one thread of {device}. Loss: bits per masked token.",
-            f"BLiMP: percent, the mean over its paradigms, ± 95%; the 5-gram model has {with_interval(counts)}.",
-            "GLUE: the mean over BabyLM's tasks that have a training file, percent.",
+            f"Hours: training time on one thread of {device}. Loss: bits per masked token.",
+            f"BLiMP: mean accuracy over paradigms in percent, ± 95%; the 5-gram model has {with_interval(counts)}.",
+            "GLUE: mean score over BabyLM's tasks that have a training file, in percent.",
         ]
     )
     print(write_page([verdict, Table("Models under BabyLM's rules", rows), notes], folder, "table"))
 
 
 def name_of(model: Model, seed: int) -> str:
-    """Return the name of a model's training, by which all tables call it."""
+    """Return the name of a model's run, which all tables use."""
     return f"{model.name}-seed{seed}"
 
 
 def print_trained(folder: Path) -> None:
-    """Print ``NAME=CHECKPOINT`` of every training that counts: those that tried another rate do not."""
+    """Print ``NAME=CHECKPOINT`` for every run, except those that tried another learning rate."""
     for model in read_folders([folder / "models"]).models.values():
         for seed in model.runs:
             name = name_of(model, seed)
@@ -61,7 +61,7 @@ def print_trained(folder: Path) -> None:
 
 
 def costs_of(model: Model, seed: int) -> dict[str, str]:
-    """Return the first cells of a row."""
+    """Return the cells of a row that describe a run: its model, parameters, updates, hours and loss."""
     run = model.runs[seed]
     return {
         "model": model.name,
@@ -82,7 +82,7 @@ def with_interval(answers: Answers) -> str:
 
 
 def fine_tuned(folder: Path, name: str) -> str:
-    """Return the mean over the tasks of fine-tuning."""
+    """Return the mean score over the fine-tuning tasks."""
     benchmark = benchmark_of_grid(folder / "glue")
     results = read_results(folder / "glue", benchmark)
     mean = average_of(model_row(results, benchmark, name), benchmark, set(results.grid.tasks))

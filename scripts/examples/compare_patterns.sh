@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains two patterns for the same time on the same text, and compares their losses.
+# Trains two patterns on the same text for the same time, and compares their losses.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "$0")/../common.sh"
@@ -8,20 +8,20 @@ usage() {
   cat <<'HELP'
 usage: scripts/examples/compare_patterns.sh OUT [TEXT [ONE OTHER [options of `lazyformer compare run`]]]
 
-Trains a model of each pattern for two minutes on one core, with equal numbers of parameters, and writes a table and
-curves of loss against updates, FLOPs and time to OUT/models. Stop it at any time; rerun to resume.
+Trains a model with each pattern for two minutes on one core, with equal parameter counts. Writes a table and plots of
+the loss against updates, FLOPs and time to OUT/models. You can stop it at any time and run it again to resume.
 
-OUT         the folder that receives everything
-TEXT        a folder of text files; by default the English prose that comes with Python
-ONE, OTHER  the patterns; by default (sf)x4, a BERT, and M2x2, a LazyFormer
+OUT         output folder
+TEXT        folder of text files; default: the English prose that ships with Python
+ONE, OTHER  the patterns; default: (sf)x4, a BERT, and M2x2, a LazyFormer
 
-Options that follow take precedence: --budget 10min trains longer, --seeds 1,2,3 shows the spread. VOCAB_SIZE in the
-environment is the size of the vocabulary, 2000 by default. docs/compare.md explains the table and the other options.
+Your own options take precedence: --budget 10min trains longer, and --seeds 1,2,3 shows the spread. The environment
+variable VOCAB_SIZE sets the vocabulary size, 2000 by default. docs/compare.md explains the table and the other options.
 HELP
 }
 
 help_if_asked "$@"
-[[ $# -ne 3 ]] || fail 2 "give both patterns, or neither; see scripts/examples/compare_patterns.sh --help"
+[[ $# -ne 3 ]] || fail 2 "pass both patterns or neither; see scripts/examples/compare_patterns.sh --help"
 use_checkout
 lazyformer() { "$python" -m lazyformer_fairseq.cli "$@"; }
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}

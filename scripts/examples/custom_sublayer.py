@@ -1,18 +1,19 @@
-"""Define a kind of sublayer, and compare a model that has it with a BERT of equal size.
+"""Define a kind of sublayer, and compare a model that uses it with a BERT of the same size.
 
     python scripts/examples/custom_sublayer.py DATA OUT [options of `lazyformer compare run`]
 
-The kind is `g`, the global mean: each token receives the mean of all tokens of its text, projected. DATA is a folder
-that `lazyformer corpus` wrote. OUT receives a table, curves and the trained models. With the toy corpus of the tests,
-tests/fixtures/checkpoints/m2x2/data, this takes less than a minute on one core. On more text, train for longer:
---budget 10min.
+The kind is `g`, the global mean: each token receives the projected mean of all tokens in its text. DATA is a corpus
+written by `lazyformer corpus`. A table, plots and the trained models are written to OUT. With the tests' toy corpus,
+tests/fixtures/checkpoints/m2x2/data, this takes less than a minute on one core. With more text, train for longer, as
+with --budget 10min.
 
-To use your kind in every command, name this file in the environment:
+To use the kind in every command, set these environment variables:
 
     export PYTHONPATH=scripts/examples LAZYFORMER_KINDS=custom_sublayer
     lazyformer pattern show '(gf)x3 sf'
 
-docs/add_a_kind.md covers settings in brackets, causal models, and a package that can be installed and exported.
+docs/add_a_kind.md explains settings in brackets, causal models, and how to write a package that can be installed and
+exported.
 """
 
 import sys
@@ -26,9 +27,9 @@ from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, register
 
 
 class GlobalMean(Sublayer):
-    """The mean of all tokens of a text, projected: C^2 + C parameters."""
+    """The projected mean of all tokens in a text, with C^2 + C parameters."""
 
-    attends = True  # it reads other tokens
+    attends = True  # reads other tokens
 
     def __init__(self, embed_dim: int):
         super().__init__()

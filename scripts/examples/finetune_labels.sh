@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fine-tunes a checkpoint on labels of your own, and labels new texts.
+# Fine-tunes a checkpoint on your own labels, and labels new texts.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "$0")/../common.sh"
@@ -9,19 +9,20 @@ usage() {
 usage: scripts/examples/finetune_labels.sh OUT
        scripts/examples/finetune_labels.sh OUT CHECKPOINT LABELS TEXTS [options of `lazyformer finetune`]
 
-Fine-tunes CHECKPOINT on LABELS, reports its scores, labels TEXTS, and exports the model. Stop it at any time; rerun to
-resume. With OUT alone it fine-tunes a tiny model of the tests on sentences that it makes, for half a minute on one core.
+Fine-tunes CHECKPOINT on LABELS, reports its scores, labels TEXTS, and exports the model. You can stop it at any time and
+run it again to resume. With only OUT, it fine-tunes a tiny model from the tests on generated sentences, which takes half
+a minute on one core.
 
-OUT         the folder that receives everything
-CHECKPOINT  a pre-trained model: a folder of checkpoints, or an export
-LABELS      a folder with train.tsv and dev.tsv, which begin with the line text<tab>label
-TEXTS       a .txt file with one text per line
+OUT         output folder
+CHECKPOINT  pre-trained model: a folder of checkpoints, or an export
+LABELS      folder with train.tsv and dev.tsv, whose first line is text<tab>label
+TEXTS       .txt file with one text per line
 
-docs/finetuning.md describes other formats (pairs, scores, several labels per text, tags of words) and the options.
+For other formats (pairs, regression, several labels per text, word tags) and all options, see docs/finetuning.md.
 HELP
 }
 
-# The label says whether the place of a sentence is outdoors.
+# Print labeled sentences. The label is the kind of the place that the sentence mentions, indoors or outdoors.
 make_sentences() {
   for first in Anna Ben Cara Dan Eva Finn; do
     for second in Hugo Lea Max Nina Otto; do
@@ -33,7 +34,7 @@ make_sentences() {
 }
 
 help_if_asked "$@"
-[[ $# -eq 1 || $# -ge 4 ]] || fail 2 "give OUT alone, or OUT, CHECKPOINT, LABELS and TEXTS; see scripts/examples/finetune_labels.sh --help"
+[[ $# -eq 1 || $# -ge 4 ]] || fail 2 "pass only OUT, or OUT, CHECKPOINT, LABELS and TEXTS; see scripts/examples/finetune_labels.sh --help"
 use_checkout
 lazyformer() { "$python" -m lazyformer_fairseq.cli "$@"; }
 if [[ $# -eq 1 ]]; then

@@ -2,9 +2,9 @@
 
     python scripts/examples/train_with_transformers.py DATA OUT [--pattern '(sflf)x2'] [--updates 100]
 
-DATA is a folder that `lazyformer corpus` wrote. OUT receives the model, and OUT/trainer receives Trainer's checkpoints.
-With the toy corpus of the tests, tests/fixtures/checkpoints/m2x2/data, this takes about 15 seconds on one core.
-docs/trainers.md explains the parts, and shows a training loop of your own.
+DATA is a corpus written by `lazyformer corpus`. The model is saved in OUT, and Trainer's checkpoints in OUT/trainer.
+With the tests' toy corpus, tests/fixtures/checkpoints/m2x2/data, this takes about 15 seconds on one core.
+docs/trainers.md explains the components, and shows how to write your own training loop.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from lazyformer_fairseq.huggingface import MaskedTextCollator, ShardTrainer
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("data", type=Path)
 parser.add_argument("out", type=Path)
-parser.add_argument("--pattern", default="(sflf)x2", help="sublayers of the model (default: %(default)s)")
+parser.add_argument("--pattern", default="(sflf)x2", help="the model's pattern (default: %(default)s)")
 parser.add_argument("--updates", type=int, default=100, help="number of updates (default: %(default)s)")
 options = parser.parse_args()
 

@@ -32,7 +32,7 @@ RESULT = "result.json"
 LOG = "train.log"
 PROGRESS = "progress.json"  # read by the process that waits for the run
 PRELOAD = (__name__, "torch._dynamo")  # modules that worker processes import early; optimizers need torch._dynamo
-Curve = dict[str, list[float]]  # per measure, one value per validation; NaN where the run diverged
+Curve = dict[str, list[float]]  # per metric, one value per validation; NaN where the run diverged
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Finished:
     """The fields that the results of all kinds of runs have in common.
 
     Attributes:
-        curve: one list per measure, with one value per validation.
+        curve: one list per metric, with one value per validation.
     """
 
     curve: Curve
@@ -107,7 +107,7 @@ class Training(TrainingLoop):
     """The training loop of a job, which stores its validation curve in its checkpoints.
 
     Attributes:
-        curve: one list per measure, with one value per validation: `updates`, `seconds` (of training only) and the
+        curve: one list per metric, with one value per validation: `updates`, `seconds` (of training only) and the
             results of :meth:`measure`.
         tokens: the number of tokens in each update.
         validations: the number of points on the curve, not counting the one before the first update. A checkpoint is
@@ -128,10 +128,10 @@ class Training(TrainingLoop):
 
     @abstractmethod
     def measure(self) -> Mapping[str, float]:
-        """Return one point of the curve without updates and seconds; the progress bar shows the first measure."""
+        """Compute the metrics for one point of the curve; the progress bar shows the first one."""
 
     def result(self) -> dict[str, Any]:
-        """Return the finished run's result as it is written to the result file."""
+        """Return the finished run's result, which is written to the result file."""
         return {"parameters": self.parameters, "curve": self.curve, "seconds": self.seconds}
 
     def is_due(self) -> bool:
@@ -151,12 +151,12 @@ class Training(TrainingLoop):
         point = {"updates": self.updates, "seconds": sum(self.seconds), **self.measure()}
         for name, value in point.items():
             if not isinstance(value, int):
-                value = float(value)  # noqa: PLW2901  checkpoints do not hold numpy scalars
+                value = float(value)  # noqa: PLW2901  checkpoints must not contain numpy scalars
             self.curve.setdefault(name, []).append(value)
         self.log_metrics("valid", point)
 
     def give_up(self) -> None:
-        """End a run that has diverged, with NaN for the measures at the last point of its curve."""
+        """End a run that has diverged, with NaN metrics at the last point of its curve."""
         self.updates = self.job.updates
         point = {**dict.fromkeys(self.curve, math.nan), "updates": self.updates, "seconds": sum(self.seconds)}
         for name, value in point.items():
@@ -271,7 +271,7 @@ def _take_turns(trainings: Sequence[Training], progress: Progress) -> None:
             behind.validate()
             behind.save()
             progress.unpause()
-            *_, measure = list(behind.curve)[:3]  # the first measure comes after updates and seconds
+            *_, measure = list(behind.curve)[:3]  # the first metric comes after updates and seconds
             progress.set_postfix_str(", ".join(f"{each.name} {each.curve[measure][-1]:.2f}" for each in trainings))
 
 

@@ -29,7 +29,7 @@ class Yardsticks:
         """Return a sentence that states both yardsticks in `unit`; `shown` converts a loss in bits to that unit."""
         return (
             f"Yardsticks ({unit}): the unigram loss is {shown(self.unigram):.2f}; a table of counts of {self.context} "
-            f"reaches {shown(self.counts):.2f} (interpolated by Witten and Bell's rule)."
+            f"reaches {shown(self.counts):.2f} (with Witten-Bell interpolation)."
         )
 
     def warn(self, losses: Mapping[str, float]) -> list[str]:
@@ -51,6 +51,6 @@ class Yardsticks:
 
 
 def yardsticks_of(text: MaskedText, batches: Iterable[Mapping[str, Any]]) -> Yardsticks:
-    """Return the yardsticks for the masked tokens of `batches`, counted on the training text."""
+    """Compute the yardsticks for the masked tokens in `batches` from counts on the training text."""
     batches = list(batches)
     return Yardsticks(text.cost_of_frequencies(batches), text.cost_of_neighbours(batches), NEIGHBOURS)

@@ -144,8 +144,7 @@ def run(
     default=BASELINE,
     callback=_target,
     metavar="baseline|NUMBER",
-    help="Metric value that each model is timed to; `baseline` is the baseline's final value, as the median over "
-    "seeds.",
+    help="Metric value to measure each model's time to; `baseline` is the baseline's final value (median over seeds).",
 )
 @click.option(
     "--against",

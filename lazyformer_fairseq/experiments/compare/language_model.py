@@ -37,7 +37,7 @@ class LanguageModel(ComparedTask):
     OPTIONS = (CausalLMOptions, StreamOptions)
 
     def network(self, spec: ModelSpec) -> Network:
-        """Return a model's builder, pre-norm by default as in equations 1 and 2 of the PAR paper.
+        """Return a model's network builder, pre-norm by default as in equations 1 and 2 of the PAR paper.
 
         With post-norm and Adam, a model takes far more updates than a small comparison allows to learn more than word
         frequencies.

@@ -46,7 +46,7 @@ class MaskedLM(ComparedTask):
         return MaskedLMObjective(network, self.settings.data, self.settings.sizes["batch_size"], seed, updates, text)
 
     def network(self, spec: ModelSpec) -> Network:
-        """Return a model's builder: a `FairseqNetwork` for fairseq's own models, otherwise a `Network`."""
+        """Return a model's network builder: a `FairseqNetwork` for fairseq's own models, otherwise a `Network`."""
         sizes = {
             "encoder_embed_dim": spec.embed_dim,
             "encoder_ffn_embed_dim": spec.ffn_embed_dim,
@@ -151,7 +151,7 @@ class MaskedLM(ComparedTask):
         return {"loss": nats / predicted / math.log(2), "accuracy": 100 * right / predicted}
 
     def describe_data(self) -> dict[str, Any]:
-        """Return the yardsticks for the predicted validation tokens, and the numbers of predicted and of all tokens."""
+        """Return the yardsticks for the predicted validation tokens, and the counts of predicted and of all tokens."""
         pad = self._text.special.pad
         return {
             "yardsticks": asdict(yardsticks_of(self._text, self._batches)),

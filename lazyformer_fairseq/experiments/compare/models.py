@@ -18,7 +18,7 @@ EXTERNALS = {
 }
 OWN = {"embed": "embed_dim", "ffn": "ffn_embed_dim", "heads": "heads", "layers": "layers"}
 WIDTHS = ("embed_dim", "ffn_embed_dim", "heads")
-DRAWS = 1000  # random draws for each requested order
+DRAWS = 1000  # random draws per requested order
 EXAMPLE = "'mine=(sff)x4 f', 'mine=(sff)x4 f; ffn=448', 'mine=bert_base; sizes=own' or 'roberta=fairseq:roberta_base'"
 
 
@@ -27,7 +27,7 @@ class ModelSpec:
     """A model to compare.
 
     Attributes:
-        name: the name in tables, without a fraction of the training time.
+        name: the name in tables, without the suffix for a fraction of the training time.
         what: the kind of SPEC: ``pattern``, ``arch``, ``fairseq`` or ``huggingface``.
         pattern: the pattern of its sublayers; for an external model, one with the same FLOPs.
         arch: the name of an arch or an external model; None for a pattern.
@@ -187,7 +187,7 @@ def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Mod
     except UserError as error:
         named = ""
         if "_" in what:
-            named = f"\nIt is not a named arch either{nearest(what, rows) or '; docs/patterns.md lists those'}"
+            named = f"\nIt is not a named arch either{nearest(what, rows) or '; docs/patterns.md lists them'}"
         raise UserError(f"--model {name}={spec}: {error}{named}") from None
     if keeps:
         fields = zip(WIDTHS, ("embed_dim", "ffn_embed_dim", "attention_heads"), strict=True)

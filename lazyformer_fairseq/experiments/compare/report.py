@@ -251,7 +251,7 @@ def _of_rates(comparison: results.Comparison) -> Iterator[str]:
         )
 
 
-# --- The picture
+# --- The plot
 
 BEGINNING = 0.2  # fraction of a run; higher losses before this point are cut off because they would flatten the rest
 HOLLOW = {"markerfacecolor": "white"}  # marks a shorter run

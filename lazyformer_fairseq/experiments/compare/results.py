@@ -1,4 +1,4 @@
-"""The models, runs and curves in the results.json of one comparison, or of several joined ones, as objects.
+"""Classes for the models, runs and curves in the results.json of one comparison or of several joined ones.
 
 From these, the module computes each model's time to a target and its ratio to the baseline's time. There are two
 clocks:
@@ -245,7 +245,7 @@ def _rules(comparison: Comparison) -> dict[str, Any]:
     settings = facts["settings"]
     rules = {
         "the task": facts["task"],
-        "the measure": facts["measure"],
+        "the metric": facts["measure"],
         "the data (by checksum)": facts["data"]["checksums"],
         "the validation setup": facts["data"].get("validation"),
     }

@@ -170,7 +170,7 @@ class Jobs:
 
 
 def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[CompareJob]]) -> dict[str, dict[str, Any]]:
-    """Return each model's `rate`, which is the best one among its finished trials, and a description of its `tries`.
+    """Return each model's best learning `rate` among its finished trials, and a description of its `tries`.
 
     The best rate has the lowest final validation loss; ties go to the lowest rate. Each entry of `tries` has the rate,
     the seed, the number of updates and the final validation loss.
@@ -192,7 +192,7 @@ def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[Compare
 
 
 def measure_costs(compared: ComparedTask, runs: Runs) -> dict[str, dict[str, Any]]:
-    """Measure training costs and the task's `costs_of_use` for finished runs, by name in the results."""
+    """Measure finished runs' training costs and the task's `costs_of_use`, by name in the results."""
     last = {name: of_seeds[compared.settings.seeds[-1]] for name, of_seeds in runs.items()}
     specs = {job.spec.name: job.spec for job in last.values()}
     of_training = {}
@@ -278,7 +278,7 @@ STEP = 8  # feed-forward widths are multiples of this
 
 
 def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, Any]:
-    """Determine the lengths of all runs, using a trial run unless the settings specify only a number of updates.
+    """Determine the lengths of all runs, using a trial unless the settings specify only a number of updates.
 
     Returns:
         `entries`: the model's own name and the number of updates of each run, by the run's name in the results; and

@@ -1,4 +1,4 @@
-"""Everything that determines a comparison's result: the table of tasks, the recipes, and the user's settings."""
+"""Everything that determines a comparison's result: the table of tasks, the recipes and the user's settings."""
 
 import pkgutil
 from collections.abc import Mapping, Sequence
@@ -151,7 +151,7 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def schedule(self, rate: float, updates: int) -> tuple[str, dict[str, Any]]:
-        """Return the name and the options of the learning-rate schedule for a run of `updates` updates."""
+        """Return the learning-rate schedule's name and options for a run of `updates` updates."""
         if "lr_scheduler" in self.options:
             return self.options["lr_scheduler"], dict(self.options)
         if not self.decayed_to:
@@ -227,14 +227,14 @@ class Sizes:
     heads: Optional[int] = size("heads", "Number of attention heads.", low=1)
     dropout: Optional[float] = size("dropout", "Dropout on embeddings and sublayer outputs.", low=0, high=0.999)
     batch_size: Optional[int] = size("batch_size", "Number of sequences (or streams of text) per update.", low=1)
-    tokens_per_sample: Optional[int] = size("tokens_per_sample", "Tokens in the longest block.", low=1)
+    tokens_per_sample: Optional[int] = size("tokens_per_sample", "Maximum block length, in tokens.", low=1)
     relative_position_buckets: Optional[int] = size(
         "relative_position_buckets",
         "Number of buckets of T5's relative position bias in this package's models; 0 for no bias.",
         low=0,
     )
-    tgt_len: Optional[int] = size("tgt_len", "Tokens per segment.", low=1)
-    mem_len: Optional[int] = size("mem_len", "Tokens in the memory.", low=0)
+    tgt_len: Optional[int] = size("tgt_len", "Segment length, in tokens.", low=1)
+    mem_len: Optional[int] = size("mem_len", "Memory length, in tokens.", low=0)
     adaptive_softmax_cutoff: Optional[tuple[int, ...]] = size(
         "adaptive_softmax_cutoff",
         "Word ids at which new bands of the adaptive softmax start; '' for a single band.",
@@ -263,9 +263,7 @@ class CompareSettings:
     task: str = of_models(MISSING, "Task to train the models on.", choices=[task.name for task in TASKS])
     data: str
     models: Mapping[str, str] = field(default_factory=dict)
-    baseline: Optional[str] = of_models(
-        None, "Model that the others are compared with.", metavar="NAME", shown="the first"
-    )
+    baseline: Optional[str] = of_models(None, "Model to compare the others with.", metavar="NAME", shown="the first")
     equal_parameters: bool = of_models(
         False,
         "Set every other model's feed-forward width to the multiple of 8 at which its parameter count without "
@@ -280,7 +278,7 @@ class CompareSettings:
     budget: Optional[float] = of_length(
         None,
         "Training time per model, such as 90s or 10min, instead of --updates. A short trial run first determines how "
-        "many updates each model makes in this time.",
+        "many of each model's updates fit into this time.",
         parse=duration,
         metavar="TIME",
         shown=by_task({task.name: task.budget and f"{task.budget:g}s" for task in TASKS}),
@@ -310,7 +308,7 @@ class CompareSettings:
         metavar="N",
     )
     seeds: tuple[int, ...] = of_length(
-        (1, 2, 3), "Seeds; every model is trained with each of them.", low=0, metavar="N,N,..."
+        (1, 2, 3), "Random seeds; every model is trained once per seed.", low=0, metavar="N,N,..."
     )
     rates: tuple[float, ...] = of_optimization(
         (),

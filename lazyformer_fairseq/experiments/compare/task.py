@@ -128,11 +128,11 @@ class ComparedTask(ABC):
 
     @abstractmethod
     def network(self, spec: ModelSpec) -> Network:
-        """Return the builder of the model described by `spec`."""
+        """Return the network builder for the model described by `spec`."""
 
     @abstractmethod
     def training_text(self, spec: ModelSpec) -> dict[str, Any]:
-        """Return the options for reading a model's training text, by name."""
+        """Return a model's options for reading the training text, by name."""
 
     @abstractmethod
     def objective_of(self, network: Network, text: Mapping[str, Any], seed: int, updates: int) -> Objective:

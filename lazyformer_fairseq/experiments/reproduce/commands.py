@@ -29,7 +29,7 @@ class ReproduceOptions:
     plan: bool = option(False, "Print each step's cost, disk space, state and command without running anything.")
     teraflops: Optional[float] = option(
         None,
-        "Total training speed of all devices that --plan assumes, in TFLOP/s.",
+        "Training speed that --plan assumes, in TFLOP/s over all devices.",
         low=0,
         is_open=True,
         shown="21.4 per GPU, as on LazyFormer's V100s; with --tiny 0.005",

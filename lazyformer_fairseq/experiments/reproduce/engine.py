@@ -170,7 +170,7 @@ class Reproduction:
                 hours = f"{record['seconds'] / 3600:,.3f}"
             else:
                 hours = "not done"
-            rows.append({"step": step.name, "what": step.what, "hours of the last run": hours})
+            rows.append({"step": step.name, "what": step.what, "hours (last run)": hours})
         return markdown_table(rows, left=("what",))
 
     def plan(self, out: Path, patterns: Sequence[str], speed: float) -> str:

@@ -213,7 +213,7 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
         out: the reproduction's folder.
         size: the reproduction's sizes.
         models: the archs to pre-train and fine-tune; empty for Tables 1 and 4, "all" to include Table 3.
-        tasks: the GLUE tasks; empty for the tasks in `size`, or in a miniature version those of them that exist.
+        tasks: the GLUE tasks; empty for the tasks in `size` (a miniature version uses only tasks that exist).
 
     Raises:
         UserError: a folder or a task file is missing, or a model is not in the paper's tables.
@@ -339,7 +339,7 @@ def list_steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[St
     steps += [
         Step(
             name="corpus",
-            what="data from text",
+            what="prepare the data",
             command=our_command("corpus", *inputs.texts, out / "data", **size.corpus),
             makes=out / "data" / "manifest.json",
             needs=tuple(step.name for step in steps),
@@ -484,7 +484,7 @@ class _Page:
             )
         return (
             f"{markdown_table(rows)}\n\nThe paper prints 85.72/35.67 in Table 4, but 85.69/85.46 for the same model in "
-            "Table 1. [glue/glue.md](glue/glue.md) shows the scores of each task at every checkpoint beside Table 1."
+            "Table 1. [glue/glue.md](glue/glue.md) shows each task's scores at every checkpoint next to Table 1."
         )
 
     def losses(self, report: Path) -> str:

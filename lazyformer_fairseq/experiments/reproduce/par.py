@@ -338,7 +338,7 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
         needs[name] = (f"prepare_{name}",)
         step = Step(
             name=f"prepare_{name}",
-            what="data from text",
+            what="prepare the data",
             command=_prepare(size, name, path, data[name]),
             makes=data[name] / "manifest.json",
             needs=before,
@@ -432,7 +432,7 @@ def _training_steps(size: Size, training: Training, data: Path, out: Path, needs
 
 
 class _Page:
-    """The sections of the page, which show the measured numbers beside the paper's."""
+    """The report's sections, which show the measured numbers next to the paper's."""
 
     def __init__(self, size: Size, out: Path):
         self.size = size

@@ -48,11 +48,11 @@ def search() -> None:
 @click.option(
     "--sublayers",
     type=click.IntRange(max=10_000),
-    help="Number of layers to search.  [default: as many as the baseline or ARCH has]",
+    help="Number of layers to search.  [default: as in the baseline or ARCH]",
 )
 @click.option(
     "--baseline-pattern",
-    help="Baseline pattern, with as many sublayers as layers to search.  [default: sf, repeated]",
+    help="Baseline pattern; it must have as many sublayers as there are layers to search.  [default: sf, repeated]",
 )
 @takes(SearchSettings, into="")
 @takes(ExecutorOptions, into="place")

@@ -43,13 +43,16 @@ SET_BY_SEARCH = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--see
 
 
 def read_given(task: str, arch: str, given: Sequence[str], recipe: str) -> tuple[Options, dict[str, Any]]:
-    """Return the model options, and the data options by name, from arch, recipe and user, in increasing precedence.
+    """Combine the options from arch, recipe and user, in order of increasing precedence.
 
     Args:
         task: the task's name.
         arch: the arch's name.
         given: the user's command-line options, such as ``--dropout 0.1``.
         recipe: the recipe's name.
+
+    Returns:
+        The model options, and the data options by name.
 
     Raises:
         UserError: the arch does not fit the task, an option is unknown, or a value is invalid.

@@ -283,9 +283,10 @@ class Search:
         return {"method": method, "points": points, "cost": costs}
 
     def _describe(self, patterns: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return a description of each pattern, by pattern.
+        """Measure the latency of each pattern and return its description, by pattern.
 
-        It has the `predicted` and `measured` ms of a forward pass at batch size 1 and, for trained patterns, the loss.
+        A description has the `predicted` and `measured` ms of a forward pass at batch size 1 and, for trained patterns,
+        the loss.
         """
         found = {}
         for pattern, measured in latency.measure_models(self.material, patterns, latency.ROUNDS_OF_FRONTS).items():

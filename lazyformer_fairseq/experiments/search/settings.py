@@ -62,8 +62,8 @@ class SearchSettings:
     evaluations: int = of_front(96, "Total number of patterns to sample for all budgets.", low=1)
     rungs: int = of_front(
         3,
-        f"Number of rungs, which are run lengths. The last rung is --max-updates; every other rung is 1/{GROWTH} of "
-        "the next.",
+        f"Number of rungs (run lengths). The last rung is --max-updates, and every other rung is 1/{GROWTH} of the "
+        "next.",
         low=1,
         high=20,
     )
@@ -73,12 +73,12 @@ class SearchSettings:
     control: bool = of_front(True, "For comparison, also run a random search of equal cost and two simple rules.")
     recipe: str = option(
         "adam",
-        "Recipe of `lazyformer compare`. A supernet is trained with LAMB unless the recipe is laptop.",
+        "Training recipe, as in `lazyformer compare`. Supernets are trained with LAMB unless the recipe is laptop.",
         choices=tuple(RECIPES),
     )
     lr: Optional[float] = of_front(
         None,
-        "Learning rate before its decay.",
+        "Peak learning rate, constant until it decays.",
         low=0,
         is_open=True,
         high=1,
@@ -94,7 +94,7 @@ class SearchSettings:
         shown="alone if there are several GPUs",
     )
     constant_updates: int = of_gradient(
-        10_000, "Number of updates of the weights alone, before the architecture is trained too.", low=0
+        10_000, "Number of initial updates that train only the weights, not the architecture.", low=0
     )
     update_freq: int = of_gradient(
         1,
@@ -113,7 +113,7 @@ class SearchSettings:
     latency_tokens: Optional[int] = option(
         None, "Sequence length, in tokens, for latency measurements.", low=1, shown="as in training"
     )
-    seed: int = option(1, "Seed of weights, data and sampled patterns.", low=0)
+    seed: int = option(1, "Random seed for weights, data and sampled patterns.", low=0)
     prices: Optional[dict[str, float]] = None
     device: str = "cpu"
     fairseq_options: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ class CompressSettings:
     latency_tokens: Optional[int] = option(
         None, "Sequence length, in tokens, for latency measurements.", low=1, shown="the model's longest input"
     )
-    seed: int = option(1, "Seed for randomly initialized weights.", low=0)
+    seed: int = option(1, "Random seed for newly initialized weights.", low=0)
 
 
 def candidate_name(sublayer: PlannedSublayer) -> str:
@@ -213,7 +213,7 @@ def candidate_name(sublayer: PlannedSublayer) -> str:
 
 
 def read_candidates(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the candidates' texts, such as ``("s", "f", "identity")``, in the order of the table of kinds.
+    """Parse candidates into texts such as ``("s", "f", "identity")``, in the order of the table of kinds.
 
     Raises:
         UserError: a candidate is unknown, there are fewer than two, or one reads something that no other provides.

@@ -109,7 +109,7 @@ class Space:
         return nearest
 
     def draws(self, band: Band, chance: random.Random) -> Iterator[str]:
-        """Yield distinct random patterns from a band, expanded, until many consecutive samples find no new one.
+        """Yield distinct random patterns from a band, in expanded form, until many consecutive samples find no new one.
 
         The bands are narrow, so no sample is wasted on a pattern far below its budget.
         """

@@ -1,4 +1,4 @@
-"""The objective of a supernet.
+"""The training objective of a supernet.
 
 The weights are trained on one part of the training text and the architecture on the rest, in alternating updates (PAR
 Transformer, section 2.2).
@@ -169,7 +169,7 @@ class SupernetObjective(Objective):
         return self.sides[WEIGHTS].dictionary
 
     def build_model(self) -> Supernet:
-        """Build the supernet with new weights and a uniform architecture."""
+        """Build the supernet with new weights and equal probabilities for all candidates."""
         model = self.sides[WEIGHTS].build_model()
         network = next(module for module in model.modules() if isinstance(module, Stack))
         return Supernet(model, network, Architecture(self.search.layers, self.search.candidates))

@@ -59,7 +59,7 @@ class SupernetOptimizer:
 
     @property
     def optimizer(self) -> "SupernetOptimizer":
-        """This object; the training loop calls its `step` and `state_dict`."""
+        """The object itself, since the training loop calls ``optimizer.step`` and ``optimizer.state_dict``."""
         return self
 
     @property

@@ -206,7 +206,7 @@ def test_folders_of_other_models_are_each_compared_with_their_own_baseline():
     [
         ({"data": {"checksums": {"train.bin": "cc"}}}, r"the data \(by checksum\) is .*'aa'.* in the first and .*'cc'"),
         ({"task": "language-model"}, "the task is 'masked-lm' in the first and 'language-model'"),
-        ({"measure": {"name": "loss", "unit": "nats"}}, "the measure is"),
+        ({"measure": {"name": "loss", "unit": "nats"}}, "the metric is"),
         ({"settings": {"sizes": {"tokens_per_sample": 128}}}, "sizes.tokens_per_sample is None in the first and 128"),
         (
             {"data": {"checksums": {"train.bin": "aa", "valid.bin": "bb"}, "validation": {"seed": 7}}},

@@ -40,7 +40,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Kept:
-    """The contents of the file of losses.
+    """The contents of the losses file.
 
     Attributes:
         patterns: the losses by pattern; a pattern's positions are joined by BETWEEN.
@@ -130,7 +130,7 @@ def measure_on_other_text(
 
 
 def compare(one: BlockLosses, original: BlockLosses) -> Measured:
-    """Return the difference of two losses on the same tokens, with the standard error of a ratio over random blocks."""
+    """Return the difference between two losses on the same tokens, with its standard error as a ratio over blocks."""
     gains = (one.nats - original.nats) / math.log(2)
     words = original.words
     count = len(words)
@@ -200,13 +200,13 @@ class Budgets:
     def find(self, top: int) -> None:
         """Measure the `top` patterns with the smallest total scores within each budget."""
         selected = select(self.candidates, self.scores, self.ticks, self.limits, top)
-        self._measure([each.by_place for found in selected for each in found], "measuring sums")
+        self._measure([each.by_place for found in selected for each in found], "measuring combinations")
 
     def find_again(self, top: int) -> None:
         """Search a second time, after rescoring the changes in each budget's best pattern within that pattern."""
         bests = [self.best(limit) for limit in self.limits]
         undone = [self._undone(best) for best in bests]
-        self._measure([each for changes in undone for each in changes.values()], "scoring again")
+        self._measure([each for changes in undone for each in changes.values()], "rescoring changes")
         selected = []
         for limit, best, changes in zip(self.limits, bests, undone, strict=True):
             scores = dict(self.scores)
@@ -214,7 +214,7 @@ class Budgets:
             for place, without in changes.items():
                 scores[placed[place]] = self.losses[best].above - self.losses[without].above
             selected += select(self.candidates, scores, self.ticks, [limit], top)[0]
-        self._measure([each.by_place for each in selected], "measuring sums")
+        self._measure([each.by_place for each in selected], "measuring combinations")
 
     def best(self, limit: int) -> ByPlace:
         """Return the measured pattern with the lowest loss within a limit in ticks."""

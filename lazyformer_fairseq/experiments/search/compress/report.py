@@ -52,7 +52,7 @@ def _row(each: Mapping[str, Any]) -> dict[str, str]:
         "latency, predicted": f"{found['predicted_share']:.0%}",
         "measured": f"{found['measured_share']:.0%}",
         "ms (quartiles)": _milliseconds(found),
-        "sum of scores": sum_of_scores,
+        "total score": sum_of_scores,
         "bits above the original": _above(found),
         "on other text": _above(found["on_other_text"]),
     }

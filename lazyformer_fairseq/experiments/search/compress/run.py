@@ -158,7 +158,7 @@ def _patterns(
     found: Mapping[float, ByPlace],
     on_other_text: Mapping[ByPlace, Measured],
 ) -> dict[str, Any]:
-    """Return the part of the result about patterns: the selected ones and all measured ones."""
+    """Return the result's entries on patterns: the selected ones and all measured ones."""
     candidates = budgets.candidates
     losses = budgets.losses.original
     own = candidates.pattern(candidates.original)

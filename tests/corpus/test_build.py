@@ -263,7 +263,7 @@ def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_
         build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, valid_share=1))
     words = tmp_path / ".out.unfinished" / "words" / "00000"
     before = words.stat().st_ino, words.stat().st_mtime_ns
-    with pytest.raises(UserError, match="vocabulary of 30000: too large for this text; give at most"):
+    with pytest.raises(UserError, match="vocabulary of 30000: too large for this text; use at most"):
         build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=30_000, seed=2, shards=3))
     assert (words.stat().st_ino, words.stat().st_mtime_ns) == before
     build_corpus(inputs(raw), tmp_path / "out", SETTINGS)

@@ -62,7 +62,7 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
         ("x=nowhere.pt", "nowhere.pt: no such file or folder"),
         ("x=broken.pt", "broken.pt: truncated, damaged or not a checkpoint"),
         ("--tokenizer nowhere", "nowhere: no such file or folder"),
-        ("--tokenizer .", ".: no tokenizer there"),
+        ("--tokenizer .", ".: no tokenizer found"),
         ("--data nowhere", "nowhere: no such file or folder"),
         ("--data .", "nor a GLUE folder such as CoLA"),
         ("--epochs RTE=3", "not among --tasks"),
@@ -73,7 +73,7 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
         ("--seeds one", "'one' is not a valid int"),
         ("--task squad --data .", "train-v1.1.json: no such file"),
         ("--task squad --max-length 384", "has 64 positions, but inputs have up to 384 tokens"),
-        ("--task squad --tokenizer .", "no tokenizer there"),
+        ("--task squad --tokenizer .", "no tokenizer found"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_done(

@@ -84,7 +84,7 @@ def test_rows_of_unknown_tokens_alone_are_counted_with_their_first_line(data_fol
     pairs = [("Anna", "Ben"), ("Anna", "漢字"), ("漢 字", "漢字"), ("Anna 漢字", "the")]
     examples = [Example(pair, 0, line) for line, pair in enumerate(pairs, start=2)]
     encode_split(tokenizer, SplitFile(Path("x.tsv"), examples, []), 24)
-    assert "x.tsv: 2 of 4 rows have a text in which the tokenizer knows no token" in caplog.text
+    assert "x.tsv: 2 of 4 rows have a text without known tokens" in caplog.text
     assert caplog.messages[-1].endswith("the first is in line 3")
     caplog.clear()
     encode_split(tokenizer, SplitFile(Path("x.tsv"), examples[:1], []), 24)

@@ -176,7 +176,7 @@ def test_a_config_that_is_none(folder, content):
         (lambda folder: write_word_pieces(folder, {f"{number}": number for number in range(99)}), "rows|ids|has no"),
         (
             lambda folder: (folder / "tokenizer.json").unlink(),
-            "holds no tokenizer.json; let transformers write it with",
+            "contains no tokenizer.json; create it with transformers: ",
         ),
     ],
 )
@@ -188,7 +188,7 @@ def test_files_that_are_missing_or_something_else(folder, spoil, match):
 def test_a_roberta_whose_tokenizer_pads_with_another_id(tmp_path):
     save_tiny(tmp_path / "in", "RobertaForMaskedLM")
     change_config(tmp_path / "in", pad_token_id=3)
-    assert_refused(tmp_path / "in", "id 1, but config.json says 3")
+    assert_refused(tmp_path / "in", "id 1, but config.json has 3")
 
 
 def test_a_name_on_the_hub_is_no_folder(tmp_path):

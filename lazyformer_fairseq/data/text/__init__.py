@@ -1,1 +1,1 @@
-"""Conversion of raw text to token ids: normalisation, division into words, tokenization."""
+"""Conversion of raw text to token ids: normalization, word splitting and tokenization."""

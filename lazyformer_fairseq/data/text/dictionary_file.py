@@ -1,13 +1,13 @@
-"""Reader and writer of ``dict.txt``; errors name the file and the line.
+"""Reading and writing of ``dict.txt`` files.
 
-Our own dictionaries have fairseq's format: one line ``SYMBOL COUNT`` per symbol. The first four symbols,
-``<s> <pad> </s> <unk>``, have ids 0 to 3 and are not written. A model that was trained elsewhere has its special
-symbols at other ids, which are rows of its embedding. In its dictionary the first line names the special symbols, and
-all symbols follow:
+Dictionaries of this package use fairseq's format, with one line ``SYMBOL COUNT`` per symbol. The first four symbols,
+``<s> <pad> </s> <unk>``, have ids 0 to 3 and are not written. Models from other libraries have their special symbols at
+different ids (rows of their embedding). The first line of their dictionaries lists the special symbols, followed by all
+symbols:
 
     #lazyformer:special {"bos": "[CLS]", "pad": "[PAD]", "eos": "[SEP]", "unk": "[UNK]", "mask": "[MASK]"}
 
-fairseq's own tools reject this line. Without it they would assign every symbol a wrong id.
+fairseq's tools reject this line; without it they would assign a wrong id to every symbol.
 """
 
 import io
@@ -27,15 +27,13 @@ ROLES_OF_FAIRSEQ = dict(zip(ROLES, (*FIRST_SYMBOLS, MASK), strict=True))
 
 
 class Dictionary:  # noqa: PLW1641  mutable, so it has no hash
-    """Vocabulary of symbols with their counts; the id of a symbol is its index.
-
-    Attributes and methods have the names that fairseq gives them.
+    """A vocabulary of symbols with their counts, compatible with fairseq's ``Dictionary``.
 
     Attributes:
-        symbols: the symbol of each id.
-        count: how often each symbol was counted.
-        indices: the id of each symbol.
-        nspecial: the number of special symbols at the start, which dict.txt leaves out.
+        symbols: symbols in the order of their ids.
+        count: count of each symbol.
+        indices: ids by symbol.
+        nspecial: number of special symbols at the start, which are omitted from dict.txt.
     """
 
     bos_index, pad_index, eos_index, unk_index = range(4)
@@ -93,7 +91,7 @@ class Dictionary:  # noqa: PLW1641  mutable, so it has no hash
         Args:
             symbol: the symbol.
             n: the count to add.
-            overwrite: give an existing symbol a new id instead of adding to its count.
+            overwrite: whether to assign a new id to an existing symbol instead of adding to its count.
         """
         if symbol in self.indices and not overwrite:
             self.count[self.indices[symbol]] += n
@@ -109,11 +107,11 @@ class Dictionary:  # noqa: PLW1641  mutable, so it has no hash
 
 
 class PlacedDictionary(Dictionary):
-    """Dictionary whose special symbols may have any ids, as in a model that was trained elsewhere.
+    """A dictionary with special symbols at arbitrary ids, as in models from other libraries.
 
     Args:
-        symbols: all symbols, special ones included; the id of a symbol is its index.
-        special: the symbol of each role in ``ROLES``.
+        symbols: all symbols, including special ones, in the order of their ids.
+        special: special symbols by role in ``ROLES``.
 
     Raises:
         UserError: a role has no symbol, two roles share a symbol, or a symbol occurs twice.
@@ -121,7 +119,9 @@ class PlacedDictionary(Dictionary):
 
     def __init__(self, symbols: Sequence[str], special: Mapping[str, str]):
         if set(special) != set(ROLES) or len(set(special.values())) < len(ROLES):
-            raise UserError(f"special symbols {dict(special)}: must be one each of {', '.join(ROLES)}, all different")
+            raise UserError(
+                f"special symbols {dict(special)}: there must be a different symbol for each of {', '.join(ROLES)}"
+            )
         if lacking := sorted(set(special.values()) - set(symbols)):
             raise UserError(f"special symbol {lacking[0]!r} is not in the dictionary")
         if len(set(symbols)) < len(symbols):
@@ -132,20 +132,20 @@ class PlacedDictionary(Dictionary):
         self.special = dict(special)
         for role in ROLES[:4]:
             setattr(self, f"{role}_index", self.indices[special[role]])
-        self.nspecial = 0  # so that `save` writes every symbol
+        self.nspecial = 0  # makes `save` write every symbol
 
 
 def mask_index_of(dictionary: Dictionary) -> int:
-    """Return the id of the mask symbol, ``<mask>`` by default; add the symbol to a dictionary that lacks it."""
+    """Return the id of the mask symbol, ``<mask>`` by default, adding it to the dictionary if necessary."""
     return dictionary.add_symbol(getattr(dictionary, "special", ROLES_OF_FAIRSEQ)["mask"])
 
 
 def dictionary_of_symbols(symbols: Sequence[str], special: Mapping[str, str]) -> Dictionary:
-    """Return a plain :class:`Dictionary` if the special symbols are fairseq's, else a :class:`PlacedDictionary`.
+    """Build a :class:`Dictionary` if the special symbols are fairseq's, else a :class:`PlacedDictionary`.
 
     Args:
-        symbols: all symbols, special ones included; the id of a symbol is its index.
-        special: the symbol of each role in ``ROLES``.
+        symbols: all symbols, including special ones, in the order of their ids.
+        special: special symbols by role in ``ROLES``.
     """
     if tuple(symbols[:4]) != FIRST_SYMBOLS or dict(special) != ROLES_OF_FAIRSEQ:
         return PlacedDictionary(symbols, special)
@@ -156,7 +156,7 @@ def dictionary_of_symbols(symbols: Sequence[str], special: Mapping[str, str]) ->
 
 
 def dictionary_bytes(dictionary: Dictionary) -> bytes:
-    """Return the content of ``dict.txt`` as bytes."""
+    """Serialize a dictionary to the bytes of ``dict.txt``."""
     head = ""
     if isinstance(dictionary, PlacedDictionary):
         head = f"{SPECIAL_LINE}{json.dumps(dictionary.special)}\n"
@@ -169,13 +169,13 @@ def dictionary_bytes(dictionary: Dictionary) -> bytes:
 
 
 def load_dictionary(path: Union[str, Path]) -> Dictionary:
-    """Read a dictionary in either format. Nothing in the file is executed or unpickled.
+    """Load a dictionary in either format. Nothing in the file is executed or unpickled.
 
     Raises:
-        UserError: the file is missing, is not UTF-8 or contains no symbol; or a line is malformed or repeats a symbol.
+        UserError: the file is missing, is not UTF-8 or contains no symbols; or a line is malformed or repeats a symbol.
     """
     path = Path(path)
-    text = read_text(path, "give the folder that preprocessing wrote, with dict.txt in it")
+    text = read_text(path, "use the output folder of preprocessing, which contains dict.txt")
     lines = io.StringIO(text, newline=None).readlines()
     if lines and lines[0].startswith(SPECIAL_LINE):
         try:
@@ -186,7 +186,7 @@ def load_dictionary(path: Union[str, Path]) -> Dictionary:
             raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     dictionary = _parse_lines(path, lines, Dictionary(), first=1)
     if len(dictionary) == dictionary.nspecial:
-        raise UserError(f"{path}: not a dictionary, it contains no symbol")
+        raise UserError(f"{path}: not a dictionary, because it contains no symbols")
     return dictionary
 
 
@@ -197,9 +197,9 @@ def _parse_lines(path: Path, lines: Sequence[str], dictionary: Dictionary, first
         if not space or not re.fullmatch(r"-?\d{1,18}", count, re.ASCII):
             reason = "the line is malformed"
         elif symbol in dictionary:
-            reason = f"Duplicate word found: {symbol!r}"
+            reason = f"the symbol {symbol!r} is repeated"
         if reason:
-            raise UserError(f"{path}, line {number}: not a dictionary of lines 'symbol count': {reason}")
+            raise UserError(f"{path}, line {number}: not a dictionary with lines of the form 'symbol count': {reason}")
         dictionary.add_symbol(symbol, int(count))
     return dictionary
 
@@ -208,7 +208,7 @@ def _parse_special(line: str) -> dict[str, str]:
     try:
         special: Any = json.loads(line[len(SPECIAL_LINE) :])
     except (ValueError, RecursionError) as error:
-        raise UserError(f"the first line does not name the special symbols ({error})") from None
+        raise UserError(f"the first line does not list the special symbols ({error})") from None
     if not isinstance(special, dict) or not all(isinstance(symbol, str) for symbol in special.values()):
-        raise UserError(f"the first line must name the symbols for {', '.join(ROLES)}")
+        raise UserError(f"the first line must list the symbols for {', '.join(ROLES)}")
     return special

@@ -1,13 +1,13 @@
-"""Conversion of our SentencePiece tokenizers to the ``tokenizers`` library.
+"""Conversion of this package's SentencePiece tokenizers to the ``tokenizers`` library.
 
-The library reports the position of each token in the text, and exported models load their tokenizer with it. The pieces
-become a BPE or Unigram model with the ids of dict.txt. TextNormaliser becomes a normaliser, which keeps track of where
-each character comes from.
+The library provides character offsets of tokens, and exported models load their tokenizer with it. The pieces are
+converted to a BPE or Unigram model with the ids of dict.txt. TextNormaliser is converted to a normalizer that tracks
+the offsets of characters.
 
-MosesDetokenizer becomes a list of replacements in the decoded text. A word that Moses joins to the previous word first
-gets a mark in front, and a word that it joins to the next word gets a mark at its end; then the marks and the spaces
-next to them are deleted. As in sacremoses the first rule that matches a word decides: no rule matches a word that has a
-mark.
+MosesDetokenizer is converted to a list of replacements in the decoded text. A word that Moses joins to the previous
+word first gets a mark in front, and a word that it joins to the next word gets a mark at its end; then the marks and
+the spaces next to them are deleted. As in sacremoses, only the first rule that matches a word applies, because no rule
+matches a word with a mark.
 """
 
 from collections.abc import Sequence
@@ -31,15 +31,15 @@ def as_fast_tokenizer(model_file: Path, symbols: Sequence[str], settings: TextSe
     Args:
         model_file: the SentencePiece model.
         symbols: all symbols of the dictionary; the id of a symbol is its index.
-        settings: the settings of text normalisation.
+        settings: the text normalization settings.
 
     Raises:
-        UserError: the model, which may be the user's own, has pieces that the library does not support.
+        UserError: the model, which may be user-provided, has pieces that the library does not support.
     """
     proto = read_model(model_file)
     fast = tokenizers.Tokenizer(model(proto, symbols))
     fast.normalizer = normaliser(settings, normalisers(proto))
-    fast.pre_tokenizer = pre_tokenizers.Sequence(  # splits into words, each preceded by the sign for a space
+    fast.pre_tokenizer = pre_tokenizers.Sequence(  # splits into words and prepends the space symbol to each
         [
             pre_tokenizers.Split(" ", "removed"),
             pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=False),
@@ -54,13 +54,13 @@ def as_fast_tokenizer(model_file: Path, symbols: Sequence[str], settings: TextSe
         special_tokens=[(start, BOS), (end, EOS)],
     )
     fast.decoder = decoder(settings)
-    # Added tokens match the normalised text, so that <MASK> in capitals is found as well.
+    # Added tokens are matched after normalization, which also finds <MASK> in upper case.
     fast.add_special_tokens([AddedToken(symbol, normalized=True, special=True) for symbol in (*FIRST_SYMBOLS, MASK)])
     fast.add_tokens([AddedToken(symbol, normalized=True) for symbol in settings.special_tokens])
     return fast
 
 
-MESSAGES: Any = sentencepiece_model_pb2  # creates its classes at run time, unknown to mypy
+MESSAGES: Any = sentencepiece_model_pb2  # its classes are created at runtime and unknown to mypy
 Proto = MESSAGES.ModelProto
 TrainerSpec = MESSAGES.TrainerSpec
 Piece = Proto.SentencePiece
@@ -69,18 +69,18 @@ WITHOUT_TEXT = (Piece.UNKNOWN, Piece.CONTROL)
 
 
 def read_model(path: Path) -> Any:
-    """Read a file that is known to be a SentencePiece model.
+    """Parse a file known to be a SentencePiece model.
 
     Raises:
-        UserError: the model has a type or pieces that only SentencePiece itself can encode.
+        UserError: the model's type or pieces are supported by SentencePiece only.
     """
     proto = Proto()
     proto.ParseFromString(path.read_bytes())
     model_type = TrainerSpec.ModelType.Name(proto.trainer_spec.model_type)
     if model_type not in ("BPE", "UNIGRAM"):
-        raise UserError(f"{path}: a SentencePiece model of type {model_type}; {NOT_THERE}, only BPE and UNIGRAM")
+        raise UserError(f"{path}: SentencePiece model of type {model_type}; {NOT_THERE}, only BPE and UNIGRAM")
     if proto.trainer_spec.treat_whitespace_as_suffix:
-        raise UserError(f"{path}: its pieces end with a space (treat_whitespace_as_suffix); {NOT_THERE}")
+        raise UserError(f"{path}: the pieces end with a space (treat_whitespace_as_suffix); {NOT_THERE}")
     texts = {piece.piece for piece in proto.pieces}
     for piece in proto.pieces:
         if piece.type in (Piece.USER_DEFINED, Piece.UNUSED):
@@ -91,70 +91,70 @@ def read_model(path: Path) -> Any:
 
 
 def model(proto: Any, symbols: Sequence[str]) -> models.Model:
-    """Build the library's model, which splits a word into the same pieces as the SentencePiece model.
+    """Build the library's model that splits words into the same pieces as the SentencePiece model.
 
-    The word must start with SentencePiece's sign for a space.
+    Words must start with SentencePiece's space symbol.
 
     Args:
         proto: the SentencePiece model.
-        symbols: all symbols of the dictionary; the id of a symbol is its index.
+        symbols: all symbols of the dictionary in the order of their ids.
     """
     byte_fallback = proto.trainer_spec.byte_fallback
     if proto.trainer_spec.model_type == TrainerSpec.UNIGRAM:
         scores = {piece.piece: piece.score for piece in proto.pieces if piece.type not in WITHOUT_TEXT}
-        rarest = min(scores.values())  # also the score of symbols that are not pieces
+        rarest = min(scores.values())  # also used for symbols that are not pieces
         return models.Unigram([(symbol, scores.get(symbol, rarest)) for symbol in symbols], UNK, byte_fallback)
     ids = {symbol: index for index, symbol in enumerate(symbols)}
     return models.BPE(ids, _merges(proto), unk_token=UNKNOWN, fuse_unk=True, byte_fallback=byte_fallback)
 
 
 def normalisers(proto: Any) -> list[normalizers.Normalizer]:
-    """Return the normalisers that SentencePiece applies to words before it splits them into pieces."""
+    """Return the normalizers that SentencePiece applies to words before splitting them into pieces."""
     charsmap = proto.normalizer_spec.precompiled_charsmap
     if charsmap:
         of_the_model = [normalizers.Precompiled(charsmap)]
     else:
         of_the_model = []
-    # SentencePiece removes its sign for a space at the end of the text, and writes one before every word; the library
-    # does not write one before a word that already starts with it.
+    # SentencePiece removes its space symbol at the end of the text and prepends one to every word; the library does not
+    # prepend it to a word that already starts with it.
     at_the_end = normalizers.Replace(Regex(f"[ {SPACE}]+(?![^{moses.SIGNS}])"), "")
     before_one = normalizers.Replace(Regex(f"(?<![^ {moses.SIGNS}]){SPACE}"), 2 * SPACE)
     return [*of_the_model, at_the_end, before_one]
 
 
 def _merges(proto: Any) -> list[tuple[str, str]]:
-    """Return the pairs of pieces that BPE merges, in descending order of score (Sennrich et al., 2016)."""
+    """Return BPE's merges as pairs of pieces in descending order of score (Sennrich et al., 2016)."""
     texts = {piece.piece: piece.score for piece in proto.pieces if piece.type == Piece.NORMAL}
     merges = []
-    for text in sorted(texts, key=lambda text: -texts[text]):  # a stable sort, so that equal scores keep their order
+    for text in sorted(texts, key=lambda text: -texts[text]):  # stable: ties keep their order
         pairs = [(text[:place], text[place:]) for place in range(1, len(text))]
         merges += [(left, right) for left, right in pairs if left in texts and right in texts]
     return merges
 
 
 CONTROLS = [symbol for symbol in FIRST_SYMBOLS if symbol != UNKNOWN]
-# Sigma is the only letter whose lower case depends on its neighbours in str.lower. The repetition is bounded because
-# otherwise the time would grow quadratically with the length of a run.
+# Sigma is the only letter for which str.lower depends on the neighboring characters. The repetition is bounded because
+# the time would otherwise grow quadratically with the length of a run.
 FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}{0,30}\KΣ(?!\p{Case_Ignorable}{0,30}\p{Cased})"
 
 
 def normaliser(settings: TextSettings, of_the_model: Sequence[normalizers.Normalizer] = ()) -> normalizers.Sequence:
-    """Build the normaliser that turns text into words and lower-case symbols, separated by single spaces.
+    """Build the normalizer that turns text into words and lowercase symbols, separated by single spaces.
 
-    As in our own tokenizer, ``<s>`` in a text is ordinary text; it becomes ``< s >`` or gets a :data:`BREAK` inside.
-    Only a text that consists of ``<s>`` alone is left unchanged, because the library normalises the names of added
-    tokens too.
+    As in :class:`~.tokenizer.Tokenizer`, ``<s>`` in a text is ordinary text; it becomes ``< s >`` or gets a
+    :data:`BREAK` inside. Only a text that equals ``<s>`` is left unchanged, because the library also normalizes the
+    names of added tokens.
 
     Args:
-        settings: the settings of text normalisation.
-        of_the_model: the normalisers of the SentencePiece model itself.
+        settings: the text normalization settings.
+        of_the_model: normalizers of the SentencePiece model.
     """
     in_texts = (*settings.special_tokens, MASK, UNKNOWN)
     whole = dict(zip(CONTROLS, moses.WHOLE, strict=True))
     recipe = settings.language, settings.normalise_punctuation, settings.moses_tokenise
     steps: list[normalizers.Normalizer] = [
         _replace(moses.TAKEN, moses.NO_SIGN),
-        # Each bracket is replaced separately, because a replacement of a single character keeps its offsets.
+        # Each bracket is replaced separately, because replacing a single character preserves the offsets.
         _replace(f"<(?=(?:{'|'.join(_in_any_case(symbol[1:-1]) for symbol in in_texts)})>)", moses.OPEN),
         _replace(rf"{moses.OPEN}[a-zA-Z]+\K>", moses.CLOSE),
         *(_replace(rf"\A{symbol}\z", sign) for symbol, sign in whole.items()),
@@ -177,7 +177,7 @@ def _replace(pattern: str, content: str) -> normalizers.Replace:
 def _in_any_case(name: str) -> str:
     """Return a pattern that matches the name in any case.
 
-    Each letter is a class of its own, because the library's case-insensitive matching treats a long s as an s.
+    It has a character class per letter, because the library's case-insensitive matching treats a long s as an s.
     """
     return "".join(f"[{letter}{letter.upper()}]" for letter in name)
 
@@ -189,7 +189,7 @@ WORD_START, WORD_END = "(?<![^ ])", "(?![^ ])"
 
 
 def decoder(settings: TextSettings) -> decoders.Decoder:
-    """Build the decoder that joins pieces to text and removes the spaces that Moses inserted."""
+    """Build the decoder that joins pieces into text and removes the spaces inserted by Moses."""
     steps = [
         *(
             _decoded(moses.Rule(rf"\A{symbol}\z", f" {symbol} "))
@@ -232,11 +232,11 @@ def _joining_rules(language: str) -> list[moses.Rule]:
 
 
 def _quote_rules(quote: str, opens: str = "") -> list[moses.Rule]:
-    """Return the rules for pairs of quotation marks, of which the first opens and the second closes.
+    """Return the rules for pairs of quotation marks, where the first one opens and the second one closes.
 
     Args:
         quote: the quotation mark.
-        opens: a pattern that must match before an opening mark; otherwise the mark belongs to the previous word.
+        opens: pattern that must match before an opening mark; otherwise the mark belongs to the previous word.
     """
     word = f"{WORD_START}{quote}{WORD_END}"
     return [

@@ -1,7 +1,7 @@
-"""Interface of the tokenizers, which convert text to ids and model inputs, and ids back to text.
+"""The tokenizer interface: conversion of text to ids and model inputs, and of ids back to text.
 
-A tokenizer is stored in a folder of one of two formats; ``load_tokenizer`` reads both. Everything that does not depend
-on the format is implemented here.
+A tokenizer is stored in a folder in one of two formats, both of which ``load_tokenizer`` supports. The parts that do
+not depend on the format are implemented here.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ from lazyformer_fairseq.storage.json_files import read_json, refuse_other_versio
 
 DICTIONARY_FILE = "dict.txt"
 SETTINGS_FILE = "tokenizer.json"
-KNOWN_WORDS = 1 << 18  # words whose ids are cached, about 30 MB
+KNOWN_WORDS = 1 << 18  # maximum number of words with cached ids, about 30 MB
 WORDS_AT_ONCE = 500  # longer lists of encoded words keep Python's garbage collector busy
-BARE_SPACES = ("\u2581", "Ġ")  # the symbols for a single space in SentencePiece and in byte-level BPE
+BARE_SPACES = ("\u2581", "Ġ")  # symbols for a single space in SentencePiece and in byte-level BPE
 FolderName = Union[str, Path]
 
 
@@ -36,14 +36,14 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def refuse_surrogates(text: str) -> None:
-    """Raise a UserError if the text contains half a surrogate pair, which JSON can represent but UTF-8 cannot."""
+    """Raise a UserError if the text contains an unpaired surrogate, which JSON can represent but UTF-8 cannot."""
     if not text.isascii() and (found := _SURROGATE.search(text)):
         near = text[max(0, found.start() - 20) : found.end() + 20]
-        raise UserError(f"character {found.start() + 1} of a text, {near!r}, is half a surrogate pair; repair the text")
+        raise UserError(f"character {found.start() + 1} of a text, {near!r}, is an unpaired surrogate; fix the text")
 
 
 class SpecialIds(NamedTuple):
-    """Ids of the special symbols ``<s> <pad> </s> <unk> <mask>``, whatever the model calls them."""
+    """Ids of the special symbols with the roles of ``<s> <pad> </s> <unk> <mask>``, which may have other names."""
 
     bos: int
     pad: int
@@ -53,20 +53,21 @@ class SpecialIds(NamedTuple):
 
 
 class TextTokenizer(ABC):
-    """Base class of tokenizers, which convert between text and the ids of one dictionary.
+    """The base class of tokenizers, which convert between text and the ids of a dictionary.
 
     Attributes:
-        files: the names of the folder's files: the description, the model and the dictionary.
-        FORMAT_VERSION: the version of the folder's format.
-        DESCRIPTION: the dataclass with the fields of tokenizer.json, which include ``sha256`` of the other two files.
-        settings: the settings that normalise a text before it is split into pieces; hashable and picklable. Their
-            ``special_tokens`` are placeholders such as ``<url>`` that corpus cleaning leaves in the text, one id each.
-        symbols: all symbols; the id of a symbol is its index.
-        special: the ids of the special symbols.
-        separators: the number of ``</s>`` between the texts of a pair: two as in RoBERTa, one as in BERT.
-        second_type: the token type of the second text of a pair in models that have token types, otherwise 0.
-        normalise: callable that turns a text into its words, separated by single spaces. The ids of a word do not
-            depend on other words.
+        files: file names in the folder: description, model and dictionary.
+        FORMAT_VERSION: version of the folder's format.
+        DESCRIPTION: dataclass of the fields in tokenizer.json, including ``sha256`` of the other two files.
+        settings: settings for normalizing text before it is split into pieces; hashable and picklable. Its
+            ``special_tokens`` are placeholders such as ``<url>`` that corpus cleaning leaves in the text, with one id
+            each.
+        symbols: all symbols in the order of their ids.
+        special: ids of the special symbols.
+        separators: number of ``</s>`` between the texts of a pair: two as in RoBERTa, one as in BERT.
+        second_type: token type of the second text of a pair in models with token types, otherwise 0.
+        normalise: callable that splits a text into words separated by single spaces. The ids of a word do not depend on
+            other words.
     """
 
     files: ClassVar[tuple[str, str, str]]
@@ -84,14 +85,14 @@ class TextTokenizer(ABC):
 
     @classmethod
     def load(cls, folder: FolderName) -> Self:
-        """Read a tokenizer folder. Nothing in it is executed or unpickled.
+        """Load a tokenizer folder. Nothing in it is executed or unpickled.
 
         Raises:
             UserError: a file is missing, is damaged, has another format version or does not match the other files.
         """
         folder = Path(folder)
         path = folder / SETTINGS_FILE
-        content = read_json(path, f"is {folder} a tokenizer folder, copied whole?")
+        content = read_json(path, f"is {folder} a complete tokenizer folder?")
         refuse_other_version(path, content, cls.FORMAT_VERSION)
         description: Any = as_type(cls.DESCRIPTION, content, path, COPY_AGAIN)
         contents = {}
@@ -106,8 +107,7 @@ class TextTokenizer(ABC):
                 ) from None
             if description.sha256.get(name) != hashlib.sha256(contents[name]).hexdigest():
                 raise UserError(
-                    f"{folder / name}: is not the file that {SETTINGS_FILE} was written with (sha256 differs); "
-                    f"{COPY_AGAIN}"
+                    f"{folder / name}: this file does not match {SETTINGS_FILE} (its sha256 differs); {COPY_AGAIN}"
                 )
         _, model_file, dictionary_file = cls.files
         try:
@@ -118,13 +118,13 @@ class TextTokenizer(ABC):
                 raise
             raise UserError(f"{folder / model_file}: {error}") from None
         if dictionary != contents[dictionary_file]:
-            raise UserError(f"{folder / dictionary_file}: its symbols are not those of {folder / model_file}")
+            raise UserError(f"{folder / dictionary_file}: the symbols do not match {folder / model_file}")
         return tokenizer
 
     @classmethod
     @abstractmethod
     def _of(cls, folder: Path, description: Any, model: bytes) -> Self:
-        """Build the tokenizer of a folder from its description and the content of its model file."""
+        """Build a folder's tokenizer from its description and the contents of its model file."""
 
     @classmethod
     def _write(
@@ -152,58 +152,58 @@ class TextTokenizer(ABC):
 
     @property
     def mask_word(self) -> str:
-        """The symbol that marks the places in a text which the model is to fill in."""
+        """Symbol that marks the positions in a text that the model should predict."""
         return self.symbols[self.special.mask]
 
     @property
     @abstractmethod
     def begins_word(self) -> np.ndarray:
-        """Return which ids have a symbol that begins a word, bool (V,).
+        """Mask of the ids with symbols that begin a word, bool (V,).
 
-        In byte-level BPE these are the symbols that contain the space before a word.
+        In byte-level BPE, these are the symbols that contain the space before a word.
         """
 
     @cached_property
     def dictionary(self) -> Dictionary:
-        """The symbols as a dictionary, as written to dict.txt."""
+        """The dictionary of all symbols, as written to dict.txt."""
         special = {role: self.symbols[index] for role, index in self.special._asdict().items()}
         return dictionary_of_symbols(self.symbols, special)
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Return the ids of raw text, without ``<s>`` and ``</s>`` around it.
+        """Encode raw text without adding ``<s>`` and ``</s>``.
 
-        In the text ``<mask>`` is read as a symbol, with one id, while ``</s>`` is read as ordinary text.
+        ``<mask>`` in the text is encoded as a symbol with one id, whereas ``</s>`` is treated as ordinary text.
         """
 
     @abstractmethod
     def encode_normalised(self, words: str) -> list[int]:
-        """Return the ids of text that :attr:`normalise` has normalised."""
+        """Encode text that was already normalized by :attr:`normalise`."""
 
     @abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of raw text, as :meth:`encode`, and the span of characters in ``text`` of each id.
+        """Encode raw text like :meth:`encode`, and return the ids with their character spans in ``text``.
 
-        A span is the index of the first character and the index after the last one.
+        A span consists of a start and an exclusive end.
         """
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the readable text of ids, without ``<s>``, ``</s>`` and ``<pad>`` but with the other symbols."""
+        """Decode ids to readable text, omitting ``<s>``, ``</s>`` and ``<pad>`` but keeping other symbols."""
 
     @abstractmethod
     def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
-        """Return which ids (T,) of one or more concatenated inputs begin a word, bool (T,)."""
+        """Return a mask of the ids (T,) that begin a word in one or more concatenated inputs, bool (T,)."""
 
     @abstractmethod
     def _ids_of(self, words: list[str]) -> list[list[int]]:
         """Return the ids of each word."""
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode many normalised words at once, each independently of the others.
+        """Encode a batch of normalized words independently of each other.
 
         Returns:
-            The concatenated ids of all words, and the number of ids of each word; both int64.
+            The concatenated ids of all words, and the number of ids per word; both int64.
         """
         if len(self._known) > KNOWN_WORDS:
             self._known.clear()
@@ -219,7 +219,7 @@ class TextTokenizer(ABC):
         return np.frombuffer(b"".join(found), dtype=np.intc).astype(np.int64), lengths
 
     def knows_nothing_of(self, ids: np.ndarray) -> bool:
-        """Return whether a text in an input of :meth:`build_input` consists of unknown tokens and spaces only."""
+        """Return True if a text in an input of :meth:`build_input` consists only of unknown tokens and spaces."""
         unk = self.special.unk
         if unk not in ids:
             return False
@@ -229,9 +229,9 @@ class TextTokenizer(ABC):
         )
 
     def build_input(self, first: str, second: Optional[str] = None) -> list[int]:
-        """Return the ids of ``<s> first </s>``, or of a pair as the model joins it: ``<s> first </s></s> second </s>``.
+        """Encode ``<s> first </s>``, or a pair in the model's format, such as ``<s> first </s></s> second </s>``.
 
-        The caller shortens inputs that exceed the model's maximum length with :func:`cut_input`, and reports this with
+        Callers truncate inputs that exceed the model's maximum length with :func:`cut_input` and report this with
         :func:`told_cut`.
         """
         bos, _, eos, *_ = self.special
@@ -241,7 +241,7 @@ class TextTokenizer(ABC):
         return ids
 
     def save(self, folder: FolderName) -> None:
-        """Copy the tokenizer to ``folder`` atomically, unless the same tokenizer is there already.
+        """Copy the tokenizer to ``folder`` atomically, unless it already contains the same tokenizer.
 
         Raises:
             UserError: ``folder`` contains something else.
@@ -256,9 +256,9 @@ class TextTokenizer(ABC):
 
 
 def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
-    """Shorten an input of :meth:`TextTokenizer.build_input`, a text or a pair, to `max_length` ids.
+    """Truncate an input of :meth:`TextTokenizer.build_input`, a text or a pair, to `max_length` ids.
 
-    Of a pair, the longer text is shortened first.
+    The longer text of a pair is truncated first.
 
     Raises:
         UserError: `max_length` leaves no room for text.
@@ -269,7 +269,7 @@ def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
     separators = ids[1 + len(first) : len(ids) - 1 - len(second)]
     room = max_length - 2 - len(separators)
     if room < 1:
-        raise UserError(f"inputs of {max_length} tokens: too short for any text; give at least 5")
+        raise UserError(f"inputs of {max_length} tokens are too short for any text; use at least 5")
     of_second = min(len(second), max(room // 2, room - len(first)))
     return np.concatenate([ids[:1], first[: room - of_second], separators, second[:of_second], ids[-1:]])
 
@@ -281,14 +281,14 @@ def told_cut(
     what: str = "texts",
     reader: str = "the model",
 ) -> str:
-    """Return the sentence that tells the user how many inputs were truncated.
+    """Return a message about truncated inputs.
 
     Args:
-        count: the number of truncated inputs.
-        total: the number of all inputs.
-        longest: the maximum length of an input in tokens.
-        what: the word for the inputs, in the plural.
-        reader: the word for the model.
+        count: number of truncated inputs.
+        total: number of all inputs.
+        longest: maximum length of an input in tokens.
+        what: noun for the inputs, in the plural.
+        reader: name of the model.
     """
     are = "are"
     if count == 1:
@@ -300,12 +300,12 @@ def told_cut(
 
 
 def lacks_text(ids: np.ndarray, eos: int) -> bool:
-    """Return whether a text in an input of :meth:`TextTokenizer.build_input` is empty."""
+    """Return True if a text in an input of :meth:`TextTokenizer.build_input` is empty."""
     return any(len(text) == 0 for text in texts_of_input(ids, eos))
 
 
 def texts_of_input(ids: np.ndarray, eos: int) -> list[np.ndarray]:
-    """Return the ids of the one or two texts in an input of :meth:`TextTokenizer.build_input`."""
+    """Split an input of :meth:`TextTokenizer.build_input` into the ids of its one or two texts."""
     ends = np.flatnonzero(ids == eos)
     texts = [ids[1 : ends[0]]]
     if len(ends) > 1:
@@ -314,17 +314,17 @@ def texts_of_input(ids: np.ndarray, eos: int) -> list[np.ndarray]:
 
 
 def told_unknown(count: int, total: int, first_line: int) -> str:
-    """Return the sentence that tells the user how many rows have a text without any known token.
+    """Return a message about rows with a text that has no known tokens.
 
     Args:
-        count: the number of rows for which :meth:`TextTokenizer.knows_nothing_of` is true.
-        total: the number of all rows.
-        first_line: the line of the first such row.
+        count: number of rows for which :meth:`TextTokenizer.knows_nothing_of` is true.
+        total: number of all rows.
+        first_line: line number of the first of these rows.
     """
     have = "have"
     if count == 1:
         have = "has"
     return (
-        f"{count:,} of {total:,} rows {have} a text in which the tokenizer knows no token, so the model cannot read "
-        f"it; the first is in line {first_line}"
+        f"{count:,} of {total:,} rows {have} a text without known tokens, which the model cannot read; the first is in "
+        f"line {first_line}"
     )

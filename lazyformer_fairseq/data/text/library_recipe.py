@@ -1,10 +1,10 @@
-"""Validation of the JSON format of the `tokenizers` library, and division of text into words by such a tokenizer.
+"""Validation of the `tokenizers` library's JSON format, and pre-tokenization of text with its tokenizers.
 
-Only tokenizers that encode each word independently are accepted: WordPiece with BERT's words, and byte-level BPE with
-GPT-2's words. All others are rejected with a message. Every field of a file is validated before it reaches the library,
-so a file from an untrusted source cannot bring its own regular expressions, file names or code.
+Only tokenizers that encode each word independently are supported: WordPiece with BERT's pre-tokenization, and
+byte-level BPE with GPT-2's. All others are rejected with an error message. Every field of a file is validated before it
+is passed to the library, so files from untrusted sources cannot inject regular expressions, file names or code.
 
-Such a tokenizer first splits a text into words ("pre-tokens") and then splits each word into pieces. BERT's words are
+These tokenizers first split a text into words ("pre-tokens") and then split each word into pieces. BERT's words are
 ordinary words and punctuation marks. RoBERTa's words are bytes written as letters, with ``Ġ`` for the space before a
 word. The space is therefore part of the word, and the word alone determines its pieces.
 """
@@ -22,19 +22,19 @@ from tokenizers import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.checked import as_type
 
-# The bound is sixty times the largest known vocabulary; a larger id means that the file is damaged.
+# The bound is sixty times the size of the largest known vocabulary; larger ids indicate a damaged file.
 Id = Annotated[int, Ge(0), Lt(1 << 24)]
 
 
 class Strict:
-    """Base class of dataclasses whose JSON objects may not have any other fields."""
+    """The base class of dataclasses that reject unknown fields in JSON objects."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
 class WordPiece(Strict):
-    """Model of a BERT tokenizer."""
+    """The model of a BERT tokenizer."""
 
     type: str
     vocab: dict[str, Id]
@@ -45,7 +45,7 @@ class WordPiece(Strict):
 
 @dataclass(frozen=True)
 class ByteLevelBPE(Strict):
-    """Model of a RoBERTa tokenizer. `dropout`, which splits words at random, must be zero or absent."""
+    """The model of a RoBERTa tokenizer. `dropout`, which splits words at random, must be zero or absent."""
 
     type: str
     vocab: dict[str, Id]
@@ -61,7 +61,7 @@ class ByteLevelBPE(Strict):
 
 @dataclass(frozen=True)
 class BertNormalizer(Strict):
-    """Normalisation of BERT."""
+    """BERT's normalizer."""
 
     type: str
     clean_text: bool = True
@@ -72,7 +72,7 @@ class BertNormalizer(Strict):
 
 @dataclass(frozen=True)
 class ByteLevel(Strict):
-    """Division into words of GPT-2."""
+    """GPT-2's pre-tokenizer."""
 
     type: str
     add_prefix_space: bool = True
@@ -82,14 +82,14 @@ class ByteLevel(Strict):
 
 @dataclass(frozen=True)
 class Plain(Strict):
-    """Component without options."""
+    """A component without options."""
 
     type: str
 
 
 @dataclass(frozen=True)
 class AddedToken(Strict):
-    """Symbol that is recognised as a whole in a text."""
+    """A symbol that is never split when it occurs in a text."""
 
     id: Id
     content: str
@@ -127,23 +127,22 @@ POST_PROCESSORS = (
     "TemplateProcessing",
     "ByteLevel",
 )
-MOST_SHOWN = 8  # parts of a template that a message shows
-AROUND = "this program supports [CLS] a [SEP] b [SEP] and <s> a </s></s> b </s>"
-ACCEPTED = "this program supports WordPiece (BERT) and byte-level BPE (RoBERTa)"
+MOST_SHOWN = 8  # maximum number of template parts shown in a message
+AROUND = "only [CLS] a [SEP] b [SEP] and <s> a </s></s> b </s> are supported"
+ACCEPTED = "only WordPiece (BERT) and byte-level BPE (RoBERTa) are supported"
 
 
 def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the content of the library's ``tokenizer.json`` and return the parts that determine the ids of a text.
+    """Validate the contents of a ``tokenizer.json`` file and return the parts that determine the ids of a text.
 
     Raises:
-        UserError: the tokenizer is damaged, has an unsupported type, or has a component that this program does not
-            support.
+        UserError: the tokenizer is damaged or has an unsupported type or component.
     """
     model = values.get("model")
     if not isinstance(model, dict):
-        raise UserError(f"holds no model of a tokenizer; {ACCEPTED}")
+        raise UserError(f"contains no tokenizer model; {ACCEPTED}")
     if model.get("type") == "Unigram":
-        raise UserError(f"its model is Unigram (SentencePiece, as in ALBERT, DeBERTa and XLM-R); {ACCEPTED}")
+        raise UserError(f"the model is Unigram (SentencePiece, as in ALBERT, DeBERTa and XLM-R); {ACCEPTED}")
     model_type = "WordPiece"
     if "merges" in model:
         model_type = "BPE"
@@ -154,8 +153,8 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
         normaliser = _checked(normaliser, "normalizer", NORMALISERS)
     division = _checked(values.get("pre_tokenizer"), "pre_tokenizer", DIVISIONS)
     if division["type"] != DIVISION_OF_MODEL[model_type]:
-        raise UserError(f"its pre_tokenizer {division['type']} does not fit its {model_type} model; {ACCEPTED}")
-    added = as_type(list[AddedToken], values.get("added_tokens", []), "its added_tokens", ACCEPTED)
+        raise UserError(f"the pre_tokenizer {division['type']} does not match the {model_type} model; {ACCEPTED}")
+    added = as_type(list[AddedToken], values.get("added_tokens", []), "the added_tokens", ACCEPTED)
     recipe = {
         "version": "1.0",
         "added_tokens": [token.as_json() for token in added],
@@ -171,19 +170,19 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(values: Any, what: str, known: Mapping[str, type]) -> dict[str, Any]:
-    """Check that an object has a known type and only the fields of that type; return it with its type first."""
+    """Check that an object has a known type and only that type's fields, and return it with the type first."""
     type_name = None
     if isinstance(values, dict):
         type_name = values.get("type")
     if not isinstance(type_name, str) or type_name not in known:
-        raise UserError(f"its {what} is {str(type_name)[:40]}, but must be one of {', '.join(known)}; {ACCEPTED}")
-    as_type(known[type_name], values, f"its {what}", ACCEPTED)
+        raise UserError(f"the {what} is {str(type_name)[:40]}, but must be one of {', '.join(known)}; {ACCEPTED}")
+    as_type(known[type_name], values, f"the {what}", ACCEPTED)
     return {"type": type_name, **values}
 
 
 @dataclass(frozen=True)
 class Part:
-    """Text or special symbol in a template, with its token type."""
+    """A text or special symbol in a template, with its token type."""
 
     id: str
     type_id: int
@@ -191,14 +190,14 @@ class Part:
 
 @dataclass(frozen=True)
 class SpecialToken:
-    """Ids of a special symbol in a template."""
+    """The ids of a special symbol in a template."""
 
     ids: list[int]
 
 
 @dataclass(frozen=True)
 class Template:
-    """Post-processor that puts symbols around a text and around a pair."""
+    """A post-processor that adds special symbols to a text or a pair."""
 
     single: list[dict[Literal["Sequence", "SpecialToken"], Part]]
     pair: list[dict[Literal["Sequence", "SpecialToken"], Part]]
@@ -207,11 +206,11 @@ class Template:
 
 @dataclass(frozen=True)
 class Joining:
-    """The way in which a tokenizer joins a pair of texts.
+    """A tokenizer's format for pairs of texts.
 
     Attributes:
-        separators: the number of ``</s>`` between the texts.
-        second_type: the token type of the second text.
+        separators: number of ``</s>`` between the texts.
+        second_type: token type of the second text.
     """
 
     separators: Literal[1, 2]
@@ -223,16 +222,16 @@ ROBERTA = Joining(separators=2, second_type=0)
 
 
 def joining_of(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -> Joining:
-    """Find out how the post-processor of a ``tokenizer.json`` joins a pair, without running it.
+    """Determine the pair format of a ``tokenizer.json`` post-processor without running it.
 
     Args:
         values: the post-processor.
-        bos: the symbol that begins a text.
-        eos: the symbol that ends a text.
-        ids: the id of each symbol.
+        bos: symbol at the start of a text.
+        eos: symbol at the end of a text.
+        ids: ids by symbol.
 
     Raises:
-        UserError: the post-processor has a type that neither BERT nor RoBERTa uses, or puts other symbols around texts.
+        UserError: the post-processor has a type that neither BERT nor RoBERTa uses, or adds other symbols to texts.
     """
     processors = [values]
     if isinstance(values, dict) and values.get("type") == "Sequence" and isinstance(values.get("processors"), list):
@@ -245,23 +244,23 @@ def joining_of(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -> Joini
             continue
         if type_name in ("BertProcessing", "RobertaProcessing"):
             if each.get("cls") != [bos, ids[bos]] or each.get("sep") != [eos, ids[eos]]:
-                raise UserError(f"puts {each.get('cls')} and {each.get('sep')} around a text; {AROUND}")
+                raise UserError(f"adds {each.get('cls')} and {each.get('sep')} to a text; {AROUND}")
             if type_name == "BertProcessing":
                 return BERT
             return ROBERTA
         if type_name != "TemplateProcessing":
             raise UserError(
-                f"its post_processor is {str(type_name)[:40]}, but must be one of {', '.join(POST_PROCESSORS)}; "
+                f"the post_processor is {str(type_name)[:40]}, but must be one of {', '.join(POST_PROCESSORS)}; "
                 f"{ACCEPTED}"
             )
-        return _joining_of_template(as_type(Template, each, "its post_processor", ACCEPTED), bos, eos, ids)
-    raise UserError(f"its post_processor puts nothing around a text; {AROUND}")
+        return _joining_of_template(as_type(Template, each, "the post_processor", ACCEPTED), bos, eos, ids)
+    raise UserError(f"the post_processor adds no symbols to a text; {AROUND}")
 
 
 def _joining_of_template(template: Template, bos: str, eos: str, ids: Mapping[str, int]) -> Joining:
     for symbol in (bos, eos):
         if template.special_tokens.get(symbol) != SpecialToken([ids[symbol]]):
-            raise UserError(f"its post_processor gives {symbol!r} another id than its vocabulary, {ids[symbol]}")
+            raise UserError(f"the post_processor's id of {symbol!r} differs from the vocabulary's, {ids[symbol]}")
     single = [part.id for parts in template.single for part in parts.values()]
     parts_of_pair = [part for parts in template.pair for part in parts.values()]
     pair = [part.id for part in parts_of_pair]
@@ -269,52 +268,52 @@ def _joining_of_template(template: Template, bos: str, eos: str, ids: Mapping[st
     if len(pair) > 5:
         separators = 2
     if single != [bos, "A", eos] or pair != [bos, "A", *[eos] * separators, "B", eos]:
-        raise UserError(f"puts {single[:MOST_SHOWN]} around a text and {pair[:MOST_SHOWN]} around a pair; {AROUND}")
+        raise UserError(f"formats a text as {single[:MOST_SHOWN]} and a pair as {pair[:MOST_SHOWN]}; {AROUND}")
     if parts_of_pair[-2].type_id > 0:
         return Joining(separators, second_type=1)
     return Joining(separators, second_type=0)
 
 
 def ids_of(recipe: Mapping[str, Any]) -> dict[str, int]:
-    """Return the id of every symbol, including added tokens.
+    """Return the ids of all symbols, including added tokens.
 
     Raises:
-        UserError: two symbols share an id, or a symbol has two.
+        UserError: two symbols share an id, or a symbol has two ids.
     """
     ids = dict(recipe["model"]["vocab"])
     for token in recipe["added_tokens"]:
         if ids.setdefault(token["content"], token["id"]) != token["id"]:
             raise UserError(f"the added token {token['content']!r} has ids {ids[token['content']]} and {token['id']}")
     if len(set(ids.values())) < len(ids):
-        raise UserError("two of its symbols share an id")
+        raise UserError("two symbols share an id")
     return ids
 
 
 def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> Tokenizer:
-    """Build the library's tokenizer, without the symbols that its post-processor puts around a text.
+    """Build the library's tokenizer, without a post-processor that adds special symbols.
 
     Args:
-        recipe: the result of :func:`check_recipe`.
-        silent: symbols that are read as ordinary text where they occur in a text.
+        recipe: result of :func:`check_recipe`.
+        silent: symbols that are treated as ordinary text if they occur in a text.
 
     Raises:
         UserError: the library rejects the recipe.
     """
-    # The library assigns its own id to an added token that is missing from the vocabulary. Therefore special tokens are
-    # put into the vocabulary. In BPE all added tokens are, because a piece still comes only from a merge.
+    # The library assigns a new id to an added token that is missing from the vocabulary, so special tokens are added to
+    # the vocabulary. For BPE this is safe for all added tokens, because pieces only result from merges.
     is_bpe = recipe["model"]["type"] == "BPE"
     tokens = recipe["added_tokens"]
     placed = {token["content"]: token["id"] for token in tokens if is_bpe or token["special"]}
     model = {**recipe["model"], "vocab": {**placed, **recipe["model"]["vocab"]}}
     every = sorted(recipe["added_tokens"], key=lambda token: token["id"])
     added = [token for token in every if token["content"] not in silent]
-    trimming = None  # or the processor that excludes the space before a byte-level word from its offsets
+    trimming = None  # post-processor that excludes the space before a byte-level word from its offsets, if any
     if is_bpe:
         trimming = {**recipe["pre_tokenizer"], "trim_offsets": True}
     library = library_from({**recipe, "model": model, "added_tokens": added, "post_processor": trimming})
     for symbol, wanted in ids_of(recipe).items():
         if library.token_to_id(symbol) != wanted:
-            raise UserError(f"its added tokens do not follow its vocabulary in order: {symbol!r} must have id {wanted}")
+            raise UserError(f"the added tokens do not follow the vocabulary in order: {symbol!r} must have id {wanted}")
     return library
 
 
@@ -330,25 +329,25 @@ def library_from(values: Mapping[str, Any]) -> Tokenizer:
 
 @contextmanager
 def refusals_of_the_library() -> Iterator[None]:
-    """Turn errors and Rust panics of the library into UserErrors."""
+    """Convert the library's errors and Rust panics to UserErrors."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError, UserError):
         raise
     except BaseException as error:  # a Rust panic is not an Exception
-        raise UserError(f"the tokenizers library rejects it: {error}") from None
+        raise UserError(f"the tokenizers library rejects this tokenizer: {error}") from None
 
 
-UNKNOWN_OF_CORPUS = "<unk>"  # replaces the rare words in WikiText
+UNKNOWN_OF_CORPUS = "<unk>"  # WikiText's replacement for rare words
 
 
 @dataclass(frozen=True)
 class LibrarySettings:
-    """Settings that determine the words of a text.
+    """Settings that determine how a text is split into words.
 
     Attributes:
         normaliser, division: the library's `normalizer` and `pre_tokenizer` as JSON.
-        unknown: the symbol for unknown words.
+        unknown: symbol for unknown words.
     """
 
     normaliser: str
@@ -356,13 +355,13 @@ class LibrarySettings:
     unknown: str
 
     special_tokens: tuple[str, ...] = ()
-    """Always empty: such a tokenizer splits ``<url>`` into pieces like any other text."""
+    """Always empty, because these tokenizers split ``<url>`` into pieces like any other text."""
 
 
 class LibraryNormaliser:
-    """Callable that splits one text at a time, ideally a sentence, into words.
+    """A callable that splits a text, ideally a single sentence, into words.
 
-    A symbol of the model that occurs in a text is treated as ordinary text.
+    The model's symbols are treated as ordinary text.
     """
 
     def __init__(self, settings: LibrarySettings):
@@ -373,11 +372,11 @@ class LibraryNormaliser:
         return LibraryNormaliser, (self.settings,)
 
     def __call__(self, text: str, keep_unknown: bool = False) -> str:
-        """Return the words of ``text``, separated by single spaces.
+        """Split ``text`` into words separated by single spaces.
 
         Args:
             text: raw text.
-            keep_unknown: treat ``<unk>`` in the text as an unknown word.
+            keep_unknown: whether to treat ``<unk>`` in the text as an unknown word.
         """
         if not keep_unknown:
             return self._words(text)

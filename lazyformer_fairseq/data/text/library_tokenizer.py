@@ -1,12 +1,12 @@
-"""Tokenizer that came with another model: WordPiece or byte-level BPE, run by the `tokenizers` library.
+"""Tokenizers from other models: WordPiece or byte-level BPE, run by the `tokenizers` library.
 
-    TOKENIZER/pieces.json      the tokenizer in the library's format: vocabulary, normalisation, division into words
-    TOKENIZER/dict.txt         its symbols in the order of the rows of the model's embedding (``dictionary_file.py``)
-    TOKENIZER/tokenizer.json   format version 2, special symbols, how a pair is joined, sha256 of the two files above
+    TOKENIZER/pieces.json      the tokenizer in the library's format: vocabulary, normalization, pre-tokenization
+    TOKENIZER/dict.txt         its symbols in the order of the model's embedding rows (``dictionary_file.py``)
+    TOKENIZER/tokenizer.json   format version 2, special symbols, pair format, sha256 of the two files above
 
-:func:`adopt_tokenizer` creates such a folder from the files of a BERT or RoBERTa, of which it reads only JSON files.
-The roles of the special symbols are taken from tokenizer_config.json or special_tokens_map.json, and the processing of
-text from tokenizer.json. Where tokenizer_config.json has the same option, it takes precedence, as in transformers.
+:func:`adopt_tokenizer` creates such a folder from the JSON files of a BERT or RoBERTa. The roles of the special symbols
+are read from tokenizer_config.json or special_tokens_map.json, and the text processing from tokenizer.json. Options in
+tokenizer_config.json take precedence, as in transformers.
 """
 
 import itertools
@@ -36,14 +36,14 @@ from lazyformer_fairseq.storage.json_files import read_json, write_json
 
 LIBRARY = "tokenizers"
 PIECES_FILE = "pieces.json"
-SPACE = "Ġ"  # stands for the space before a word in a byte-level piece
+SPACE = "Ġ"  # represents the space before a word in a byte-level piece
 INSIDE_WORD = "##"  # prefix of WordPiece pieces that do not begin a word
 
-MOST_FREE_ROWS = 1 << 16  # embedding rows without a symbol; each gets a symbol of its own
+MOST_FREE_ROWS = 1 << 16  # maximum number of embedding rows without a symbol, which get placeholder symbols
 
 Role = Literal["bos", "pad", "eos", "unk", "mask"]
-SILENT: tuple[Role, ...] = ("bos", "pad", "eos")  # roles whose symbols are ordinary text where a text contains them
-# The name of each role in the files of a model.
+SILENT: tuple[Role, ...] = ("bos", "pad", "eos")  # roles with symbols that are treated as ordinary text
+# Names of the roles in a model's files.
 NAMES_OF_ROLES: dict[Role, str] = {
     "bos": "cls_token",
     "pad": "pad_token",
@@ -55,14 +55,14 @@ NAMES_OF_ROLES: dict[Role, str] = {
 
 @dataclass(frozen=True)
 class Description:
-    """Content of tokenizer.json.
+    """The contents of tokenizer.json.
 
     Attributes:
-        special: the symbol of each role.
-        rows: the number of rows of the model's embedding.
-        separators: the number of ``</s>`` between the texts of a pair.
-        second_type: the token type of the second text of a pair.
-        sha256: the hash of each of the other files.
+        special: special symbols by role.
+        rows: number of rows in the model's embedding.
+        separators: number of ``</s>`` between the texts of a pair.
+        second_type: token type of the second text of a pair.
+        sha256: hashes of the other files, by file name.
     """
 
     special: dict[Role, str]
@@ -73,18 +73,18 @@ class Description:
 
 
 class LibraryTokenizer(interface.TextTokenizer):
-    """Tokenizer with another model's vocabulary, which gives the same ids as the library does with the model's files.
+    """A tokenizer with another model's vocabulary, which produces the same ids as the library with the model's files.
 
-    In a text only ``[MASK]``, ``[UNK]`` and added tokens are read as symbols with one id each. ``[CLS]`` and ``[SEP]``
-    are ordinary text, so that a text cannot contain an end of input.
+    Only ``[MASK]``, ``[UNK]`` and added tokens in a text are encoded as symbols with one id each. ``[CLS]`` and
+    ``[SEP]`` are treated as ordinary text, which prevents a text from containing the end of the input.
 
     Args:
         folder: the tokenizer folder.
-        recipe: the result of :func:`~lazyformer_fairseq.data.text.library_recipe.check_recipe`.
-        description: the validated content of tokenizer.json.
+        recipe: result of :func:`~lazyformer_fairseq.data.text.library_recipe.check_recipe`.
+        description: validated contents of tokenizer.json.
 
     Raises:
-        UserError: the library rejects the recipe, or recipe and description do not fit each other.
+        UserError: the library rejects the recipe, or the recipe and the description are inconsistent.
     """
 
     files = (SETTINGS_FILE, PIECES_FILE, DICTIONARY_FILE)
@@ -100,19 +100,19 @@ class LibraryTokenizer(interface.TextTokenizer):
         ids = ids_of(recipe)
         most = 2 * len(ids) + MOST_FREE_ROWS
         if not 0 < description.rows <= most:
-            raise UserError(f"an embedding of {description.rows} rows: for {len(ids)} symbols it must have 1 to {most}")
+            raise UserError(f"the embedding has {description.rows} rows; {len(ids)} symbols require 1 to {most} rows")
         if nameless := [role for role in get_args(Role) if role not in self._names]:
-            raise UserError(f"has no special symbol for {nameless[0]!r}")
+            raise UserError(f"there is no special symbol for {nameless[0]!r}")
         if lacking := sorted(set(self._names.values()) - ids.keys()):
-            raise UserError(f"the special symbol {lacking[0]!r} is not in its vocabulary")
+            raise UserError(f"the special symbol {lacking[0]!r} is not in the vocabulary")
         if recipe["model"].get("unk_token") not in (None, self._names["unk"]):
             raise UserError(
-                f"the unknown symbol of its model is {recipe['model']['unk_token']!r}, but that of its settings is "
+                f"the model's unknown symbol is {recipe['model']['unk_token']!r}, but the settings have "
                 f"{self._names['unk']!r}"
             )
         if max(ids.values()) >= description.rows:
             raise UserError(
-                f"has ids up to {max(ids.values())}, but the model's embedding has {description.rows} rows; is it "
+                f"the ids go up to {max(ids.values())}, but the model's embedding has {description.rows} rows; is it "
                 "this model's tokenizer?"
             )
         self.special = SpecialIds(**{role: ids[symbol] for role, symbol in self._names.items()})
@@ -124,7 +124,7 @@ class LibraryTokenizer(interface.TextTokenizer):
         for symbol in silent:
             if ids[symbol] in self.encode(symbol):
                 raise UserError(
-                    f"a text that contains the word {symbol!r} would end there; this program cannot use the tokenizer"
+                    f"a text that contains the word {symbol!r} would end there; this tokenizer is not supported"
                 )
         self.settings = library_recipe.LibrarySettings(
             json.dumps(recipe["normalizer"]),
@@ -138,21 +138,21 @@ class LibraryTokenizer(interface.TextTokenizer):
         return cls(folder, check_recipe(read_json(folder / PIECES_FILE, COPY_AGAIN)), description)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of raw text, without ``<s>`` and ``</s>`` around it."""
+        """Encode raw text without adding ``<s>`` and ``</s>``."""
         refuse_surrogates(text)
         return self._library.encode(text, add_special_tokens=False).ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of raw text, as :meth:`encode`, and the span of characters in ``text`` of each id.
+        """Encode raw text like :meth:`encode`, and return the ids with their character spans in ``text``.
 
-        A span is the index of the first character and the index after the last one.
+        A span consists of a start and an exclusive end.
         """
         refuse_surrogates(text)
         encoding = self._library.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def encode_normalised(self, words: str) -> list[int]:
-        """Return the ids of words separated by spaces."""
+        """Encode words separated by spaces."""
         return list(itertools.chain.from_iterable(self._ids_of(words.split(" ") if words else [])))
 
     def _ids_of(self, words: list[str]) -> list[list[int]]:
@@ -161,10 +161,10 @@ class LibraryTokenizer(interface.TextTokenizer):
         return [[self.special.unk] if word == unknown else [piece.id for piece in tokenize(word)] for word in words]
 
     def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
-        """Return which ids (T,) of one or more concatenated inputs begin a word, bool (T,).
+        """Return a mask of the ids (T,) that begin a word in one or more concatenated inputs, bool (T,).
 
-        WordPiece marks the pieces that continue a word. Byte-level BPE marks the pieces that follow a space: there a
-        punctuation mark such as a comma belongs to the word before it, and the first piece of a text begins a word.
+        WordPiece marks pieces that continue a word. Byte-level BPE marks pieces that follow a space. A punctuation mark
+        such as a comma therefore belongs to the preceding word, and the first piece of a text begins a word.
         """
         is_end = np.isin(ids, self.special[:3])  # <s>, <pad>, </s>
         after_end = is_end
@@ -181,22 +181,22 @@ class LibraryTokenizer(interface.TextTokenizer):
         return np.array([symbol.startswith(SPACE) or symbol in whole for symbol in self.symbols])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the readable text of ids, without ``<s>``, ``</s>`` and ``<pad>``."""
+        """Decode ids to readable text, omitting ``<s>``, ``</s>`` and ``<pad>``."""
         kept = [index for index in map(int, ids) if index not in self.special[:3]]
         return self._library.decode(kept, skip_special_tokens=False).strip()
 
     def write_for_transformers(self, folder: FolderName, token_types: bool = False) -> None:
-        """Write ``tokenizer.json`` and ``tokenizer_config.json`` into a folder, for transformers' AutoTokenizer.
+        """Write ``tokenizer.json`` and ``tokenizer_config.json`` for transformers' AutoTokenizer.
 
         Args:
             folder: the folder to write into.
-            token_types: whether the model takes token types.
+            token_types: whether the model has token types.
         """
         folder = Path(folder)
         bos = self._names["bos"]
         eos = self._names["eos"]
         library = library_recipe.build_library(self._recipe)
-        with refusals_of_the_library():  # it rejects a symbol with a colon, for example
+        with refusals_of_the_library():  # for example, it rejects symbols with a colon
             around = TemplateProcessing(
                 single=[bos, "$A", eos],
                 pair=[bos, "$A", *[eos] * self.separators, f"$B:{self.second_type}", f"{eos}:{self.second_type}"],
@@ -223,7 +223,7 @@ USUAL_NAMES = (
     ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"),
     ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
 )
-OPTIONS_OF_BERT = {  # option of tokenizer_config.json -> option of the library's normaliser, and its types
+OPTIONS_OF_BERT = {  # option in tokenizer_config.json -> option of the library's normalizer, and its types
     "do_lower_case": ("lowercase", (bool,)),
     "strip_accents": ("strip_accents", (bool, type(None))),
     "tokenize_chinese_chars": ("handle_chinese_chars", (bool,)),
@@ -232,14 +232,14 @@ ADVICE = "download the model's folder again"
 
 
 def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optional[int] = None) -> LibraryTokenizer:
-    """Convert the tokenizer of another model to a tokenizer folder, written atomically. All ids stay the same.
+    """Convert another model's tokenizer to a tokenizer folder with the same ids, which is written atomically.
 
     Args:
-        source: a folder with ``tokenizer.json`` and, optionally, ``tokenizer_config.json``,
-            ``special_tokens_map.json`` and ``config.json``.
-        out: the folder to write, which must not exist or must be empty.
-        rows: the number of rows of the model's word embedding. By default it is taken from ``config.json`` or, if that
-            does not say, from the largest id. A row without a symbol gets a symbol of its own.
+        source: folder with ``tokenizer.json`` and, optionally, ``tokenizer_config.json``, ``special_tokens_map.json``
+            and ``config.json``.
+        out: folder to write, which must not exist or must be empty.
+        rows: number of rows in the model's word embedding. By default it is read from ``config.json`` or, if missing
+            there, derived from the largest id. Rows without a symbol get placeholder symbols.
 
     Raises:
         UserError: `source` has no tokenizer; the tokenizer is damaged, has an unsupported type such as SentencePiece,
@@ -274,12 +274,12 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
 
 
 def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of tokenizer.json, updated with the options in tokenizer_config.json."""
+    """Read tokenizer.json and apply the options in tokenizer_config.json."""
     if not source.is_dir():
-        raise UserError(f"{source}: no such folder; give the folder with the model's config.json")
+        raise UserError(f"{source}: no such folder; use the folder with the model's config.json")
     if not path.exists():
         raise UserError(
-            f"{source}: holds no tokenizer.json; let transformers write it with "
+            f"{source}: contains no tokenizer.json; create it with transformers: "
             f"AutoTokenizer.from_pretrained({str(source)!r}).save_pretrained({str(source)!r})"
         )
     values = read_json(path, ADVICE)
@@ -296,7 +296,7 @@ def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, A
 
 
 def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str, int]) -> dict[Role, str]:
-    """Return the symbol of each role as named in the model's files, or else the name that BERT or RoBERTa uses."""
+    """Return the special symbols by role from the model's files, falling back to BERT's or RoBERTa's names."""
     named = {**_optional_json(source / "special_tokens_map.json"), **options}
     usual = next(
         (names for names in USUAL_NAMES if all(name in ids for name in names)),
@@ -311,29 +311,29 @@ def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str,
             symbol = default
         if not isinstance(symbol, str) or symbol not in ids:
             raise UserError(
-                f"has no {name} ({str(symbol)[:40]!r}); a masked language model needs all of "
+                f"has no valid {name} ({str(symbol)[:40]!r}); a masked language model requires all of "
                 f"{', '.join(NAMES_OF_ROLES.values())}"
             )
         special[role] = symbol
     if len(set(special.values())) < len(special):
-        raise UserError(f"its special symbols {special} are not five different ones")
+        raise UserError(f"the five special symbols {special} are not all different")
     wanted = _optional_json(source / "config.json").get("pad_token_id")
     if type(wanted) is int and wanted != ids[special["pad"]]:
         raise UserError(
-            f"its padding symbol {special['pad']!r} is id {ids[special['pad']]}, but config.json says {wanted}; is it "
+            f"the padding symbol {special['pad']!r} has id {ids[special['pad']]}, but config.json has {wanted}; is it "
             "this model's tokenizer?"
         )
     return special
 
 
 def _with_added(recipe: dict[str, Any], special: Mapping[Role, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe with all special symbols among the added tokens, so that they are recognised in a text."""
+    """Add all special symbols to the recipe's added tokens, which makes the library recognize them in a text."""
     ids = ids_of(recipe)
     there = {token["content"] for token in recipe["added_tokens"]}
     added = list(recipe["added_tokens"])
     for role, symbol in special.items():
         if symbol not in there:
-            # RoBERTa's mask includes the space before it, even if an old folder does not say so.
+            # RoBERTa's mask includes the preceding space, even if this is not recorded in old folders.
             takes_space = role == "mask" and recipe["model"]["type"] == "BPE"
             described = options.get(NAMES_OF_ROLES[role])
             if isinstance(described, dict) and type(described.get("lstrip")) is bool:

@@ -1,32 +1,32 @@
-r"""Punctuation normalisation and tokenization of Moses: one table of rules for texts here and for exported tokenizers.
+r"""Moses' punctuation normalization and tokenization as one table of rules, also used in exported tokenizers.
 
-:func:`punctuation_rules` and :func:`word_rules` express the rules of sacremoses (the same in 0.1.1 and 0.2.0, without
-escapes) as replacements that the ``tokenizers`` library can apply, in the order of sacremoses; from sacremoses itself
-only the lists are used. Three things differ from Python's ``re.sub`` and need another notation:
+:func:`punctuation_rules` and :func:`word_rules` express the rules of sacremoses (identical in 0.1.1 and 0.2.0, without
+escapes) as replacements that the ``tokenizers`` library can apply, in the same order. Only the lists are taken from
+sacremoses. Three differences from Python's ``re.sub`` require another notation:
 
-- A replacement cannot refer to a group. A rule therefore matches its context by lookaround and replaces only what it
-  changes; most rules insert a space at a match of zero width. This also keeps the offsets right.
+- A replacement cannot refer to a group. Rules therefore match their context by lookaround and replace only the part
+  that changes; most of them insert a space at a zero-width match. This also keeps the offsets correct.
 - ``re.sub`` consumes the character after a match: ``k'n'r`` becomes ``k 'n'r``, because the ``n`` is already consumed.
-  Here ``\K`` excludes the preceding character from the match, and ``(?!\G)`` prevents a match whose preceding character
-  was examined by the previous match.
-- An exported tokenizer does not split a text at its symbols (such as ``<mask>``). Their brackets are replaced by
-  :data:`SIGNS`, which count as edges of the text.
+  Here ``\K`` excludes the preceding character from the match, and ``(?!\G)`` prevents a match if its preceding
+  character was examined by the previous match.
+- An exported tokenizer does not split a text at its symbols (such as ``<mask>``). Their brackets are replaced with
+  :data:`SIGNS`, which count as text boundaries.
 
-:class:`MosesWords` gives the same result as the rules, about ten times faster. Nearly all of a text consists of letters
-and digits separated by single spaces, which no rule changes. The rules change only what stands *between* two letters,
+:class:`MosesWords` is about ten times faster and produces the same result. Most of a text consists of letters and
+digits separated by single spaces, which no rule changes. The rules only change the characters *between* two letters,
 called a gap, such as ``, "`` or ``'`` or ``.``. They are applied once to each distinct gap, between two words of the
-right class, and the result is cached. This is exact because of what the rules examine:
+same class as in the text, and the result is cached. This is exact for two reasons:
 
-- A rule that looks past a space or a mark examines one letter on either side, and of that letter only its
+- A rule that looks past a space or a mark examines one letter on either side, and only its
   :meth:`~MosesWords._class_of`. No match extends over more than one letter, so a letter between two marks, as in
   ``'n'`` or ``U.S.``, belongs to the gap.
-- The rule for full stops examines the whole preceding token (whether it is an abbreviation or contains a full stop) and
-  the first letter of the next one. Therefore a gap with a full stop is looked up together with the text before it,
-  unless this is an ordinary word.
+- The rule for periods examines the whole preceding token (whether it is an abbreviation or contains a period) and the
+  first letter of the next one. Therefore a gap with a period is looked up together with the preceding text, unless that
+  text is an ordinary word.
 
-The rules are applied to the whole text if it contains characters that are not printable (control characters, which one
-of the rules deletes, and rare spaces), the marker that stands for several full stops, or very long gaps (scripts whose
-characters the rules treat as marks, such as Chinese).
+The rules are applied to the whole text if it contains nonprintable characters (control characters, which one of the
+rules deletes, and rare spaces), the marker for several periods, or very long gaps (in scripts such as Chinese, which
+the rules treat as marks).
 """
 
 import itertools
@@ -43,14 +43,14 @@ from lazyformer_fairseq.errors import UserError
 
 KNOWN_LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values())
 KEPT_ANSWERS = 1 << 16
-LONGEST_GAP = 40  # characters of a gap and of the text before it; bounds the memory of the cached answers
-LONGEST_SEARCH = 60  # words and gaps, back to the space before a full stop; bounds the time
-MARKER_OF_STOPS = "DOTMULTI"  # sacremoses' intermediate form of "..", which it turns into a full stop at the end
+LONGEST_GAP = 40  # maximum number of characters in a gap and the text before it; bounds the memory of the cache
+LONGEST_SEARCH = 60  # maximum number of words and gaps back to the space before a period; bounds the time
+MARKER_OF_STOPS = "DOTMULTI"  # sacremoses' intermediate form of "..", which it converts to a period at the end
 NO_BREAK_SPACE = "\u00a0"
 
 
 def character_class(letters: Iterable[str]) -> str:
-    """Return the content of a regular expression's character class for these letters, such as ``a-zA-Z``."""
+    """Return the ranges of a regular expression's character class for these letters, such as ``a-zA-Z``."""
     ranges: list[list[int]] = []
     for code in sorted(set(map(ord, letters))):
         if ranges and ranges[-1][1] == code - 1:
@@ -60,12 +60,12 @@ def character_class(letters: Iterable[str]) -> str:
     return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
 
 
-# Private-use characters, which are removed from the texts themselves.
+# Private-use characters, which are removed from input texts.
 OPEN, CLOSE, *WHOLE = (chr(code) for code in range(0x10FF00, 0x10FF05))  # brackets of a symbol, and whole symbols
 SIGNS = f"{OPEN}-{WHOLE[-1]}"
-MARK = "\U0010ff05"  # marks a place for the next rule
-BREAK = "\U0010ff06"  # no symbol and no piece extends over it
-NO_SIGN = "\U0010ff07"  # replaces such characters in a text; for private use as well, so that no piece contains it
+MARK = "\U0010ff05"  # marks a position for the next rule
+BREAK = "\U0010ff06"  # separates symbols and pieces
+NO_SIGN = "\U0010ff07"  # replaces these characters in input texts; no piece contains it
 TAKEN = f"[{SIGNS}{MARK}{BREAK}]"
 NOT_SIGN = f"[^{SIGNS}]"
 START = f"(?<!{NOT_SIGN})"
@@ -74,8 +74,8 @@ NOT_TAKEN = r"(?:\A|(?!\G))"
 WHITESPACE = character_class(character for character in map(chr, range(0x3001)) if character.isspace())
 DECIMALS = character_class(character for character in map(chr, range(0x110000)) if character.isdecimal())
 
-# The rules that sacremoses writes with groups, and their equivalents with lookaround. Some rules that match several
-# characters would also work unchanged, but would give the offsets of the last character.
+# Sacremoses' rules with groups and their equivalents with lookaround. Some rules that match several characters would
+# also work unchanged, but would produce the offsets of the last character.
 REWRITTEN = {
     (r"\( ", r"("): [(r"\(\K ", "")],
     ("\u00a0«\u00a0", '"'): [
@@ -98,11 +98,11 @@ REWRITTEN = {
     (
         "([a-zA-Z])‘([a-zA-Z])",
         r"\g<1>'\g<2>",
-    ): [],  # a later rule turns every such mark into ' anyway
+    ): [],  # a later rule replaces all of these marks with '
     ("([a-zA-Z])’([a-zA-Z])", r"\g<1>'\g<2>"): [],
-    # The quotation mark is inserted behind the punctuation, then the one in front is deleted.
+    # The quotation mark is inserted after the punctuation, then the one before it is deleted.
     (r'"([,.]+)', r'\g<1>"'): [(r'"[,.]+\K', '"'), (r'"(?=[,.])', "")],
-    # A mark is set at the end of the match; then the quotation mark is inserted in front and deleted behind.
+    # A mark is set at the end of the match; then the quotation mark is inserted before the periods and deleted after.
     (r'(\.+)"(\s*[^<])', r'"\g<1>\g<2>'): [
         (rf'\.+"[{WHITESPACE}]*[^<{SIGNS}]\K', MARK),
         (rf'(?<!\.)\.(?=\.*"[{WHITESPACE}]*[^<{SIGNS}]{MARK})', '".'),
@@ -115,7 +115,7 @@ REWRITTEN = {
 
 
 class Rule(NamedTuple):
-    """Replacement of every match of a pattern, written for both Oniguruma and the package regex, by a fixed text."""
+    """A replacement of all matches of a pattern, compatible with Oniguruma and the package regex, with a fixed text."""
 
     pattern: str
     content: str
@@ -125,7 +125,7 @@ def punctuation_rules(language: str) -> list[Rule]:
     """Return the rules of ``MosesPunctNormalizer(language)``.
 
     Raises:
-        UserError: the installed version of sacremoses has a rule that is not known here.
+        UserError: the installed version of sacremoses has an unsupported rule.
     """
     rules = []
     for pattern, content in MosesPunctNormalizer(language).substitutions:
@@ -133,7 +133,7 @@ def punctuation_rules(language: str) -> list[Rule]:
             rules += REWRITTEN[pattern, content]
         elif "\\g<" in content:
             raise UserError(
-                f"sacremoses normalises {pattern!r} to {content!r}, a rule that this program does not know: install "
+                f"the installed sacremoses has an unsupported rule that replaces {pattern!r} with {content!r}; install "
                 "sacremoses 0.1.1 or 0.2.0"
             )
         else:
@@ -146,7 +146,10 @@ WHITESPACE_RULES = [Rule(f"[{WHITESPACE}]+", " "), NO_SPACE_AT_EDGES]
 
 
 def word_rules(language: str) -> list[Rule]:
-    """Return the rules of ``MosesTokenizer(language).tokenize(..., escape=False)``, which may leave repeated spaces."""
+    """Return the rules of ``MosesTokenizer(language).tokenize(..., escape=False)``.
+
+    Their output may contain repeated spaces.
+    """
     moses = MosesTokenizer(language)
     alphanumeric = character_class(moses.IsAlnum)
     numeric = character_class(MosesTokenizer.IsN)
@@ -165,7 +168,7 @@ def word_rules(language: str) -> list[Rule]:
         Rule(" +", " "),
         Rule(f"{START} +| +{END}", ""),
         Rule(rf"(?=\.'{END})|(?<=\.)(?='{END})", " "),  # TRAILING_DOT_APOSTROPHE
-        # restore_multidots, which also replaces its marker where a text contains it
+        # restore_multidots, which also replaces occurrences of its marker in the input text
         Rule(r"(?:DOT)+\KMULTI", MARK),
         Rule(f"DOT(?=(?:DOT)*{MARK})", "."),
         Rule(MARK, ""),
@@ -173,7 +176,7 @@ def word_rules(language: str) -> list[Rule]:
 
 
 def moses_rules(language: str, normalise_punctuation: bool, tokenise: bool) -> list[Rule]:
-    """Return all rules for these settings, in order; the words that they produce are separated by single spaces."""
+    """Return all rules for these settings, in order; they produce words separated by single spaces."""
     rules = []
     if normalise_punctuation:
         rules = punctuation_rules(language)
@@ -207,7 +210,7 @@ def _apostrophe_rules(language: str, numeric: str) -> list[Rule]:
 def _full_stop_rules(moses: MosesTokenizer) -> list[Rule]:
     """Return the rule of handles_nonbreaking_prefixes.
 
-    It separates a final full stop from its word, unless the word is an abbreviation or the like.
+    It separates a final period from its word, except after abbreviations and in similar cases.
     """
     inside = f"[^ {SIGNS}]"
     end = f"(?!{inside})"
@@ -233,22 +236,22 @@ def _alternatives(words: set[str]) -> str:
 
 
 class _UnusualTextError(Exception):
-    """Error for a text that the fast method does not cover."""
+    """An error raised for texts that the fast method does not support."""
 
 
 @cache
 def moses_words(language: str, normalise_punctuation: bool, tokenise: bool) -> "MosesWords":
-    """Return the :class:`MosesWords` for these settings, which all callers in this process share with its cache."""
+    """Return the :class:`MosesWords` for these settings, with a cache shared by all callers in the process."""
     return MosesWords(language, normalise_punctuation, tokenise)
 
 
 class MosesWords:
-    """Callable that returns the words of a text, separated by single spaces, without changing their case.
+    """A callable that splits a text into words separated by single spaces, preserving case.
 
-    The result equals that of :meth:`by_rules` on every text.
+    The result equals :meth:`by_rules` for every text.
 
     Args:
-        language: the two-letter language code; the fast method is exact for the rules of every language.
+        language: two-letter language code; the fast method is exact for every language's rules.
         normalise_punctuation: whether to apply MosesPunctNormalizer.
         tokenise: whether to apply MosesTokenizer, without escapes.
     """
@@ -263,7 +266,7 @@ class MosesWords:
         self._lower = set(moses.IsLower)
         letters = character_class(letter for letter in moses.IsAlnum if letter.isalnum())
         self._letter = re.compile(f"[{letters}]")
-        # A single space is not a gap. A letter between two marks belongs to their gap.
+        # A single space is not a gap, and a letter between two marks is part of their gap.
         self._gap = re.compile(rf"( ?[^{letters} ][^{letters}]*(?:(?<! )[{letters}](?! )[^{letters}]+)*)")
         abbreviations = (*moses.NONBREAKING_PREFIXES, *moses.NUMERIC_ONLY_PREFIXES)
         self._ends_of_abbreviations = {word for words in abbreviations for word in re.findall(f"[{letters}]+", words)}
@@ -275,7 +278,7 @@ class MosesWords:
         return moses_words, self._settings
 
     def __call__(self, text: str) -> str:
-        """Return the words of a text."""
+        """Split a text into words, using the fast method if possible."""
         if MARKER_OF_STOPS in text or not (text.isprintable() or _printable_but_for_no_break_space(text)):
             return self.by_rules(text)
         try:
@@ -284,7 +287,7 @@ class MosesWords:
             return self.by_rules(text)
 
     def by_rules(self, text: str) -> str:
-        """Return the words of a text by applying all rules to the whole text: the slow reference method."""
+        """Split a text into words by applying all rules to the whole text; this is the slow reference method."""
         if max(text, default="") >= OPEN:
             text = re.sub(TAKEN, NO_SIGN, text)
         for pattern, content in self._rules:
@@ -308,11 +311,11 @@ class MosesWords:
         return "".join(done).strip()
 
     def _ask(self, before: str, gap: str, after: str) -> str:
-        """Return the result of the rules for ``gap`` between two words, which are "" at the edges of the text."""
+        """Apply the rules to ``gap`` between two words, which are "" at the text boundaries."""
         if len(before) + len(gap) > LONGEST_GAP:
-            raise _UnusualTextError  # lru_cache does not keep exceptions, so the cached answers stay small
+            raise _UnusualTextError  # lru_cache does not cache exceptions, which bounds the size of its entries
         answer = self.by_rules(before + gap + after)
-        # The rules neither add, delete nor move letters, so the gap starts after the last letter of `before`.
+        # The rules do not add, delete or move letters, so the gap starts after the last letter of `before`.
         start = 0
         for _ in self._letter.findall(before):
             letter = self._letter.search(answer, start)
@@ -321,24 +324,24 @@ class MosesWords:
         return answer[start : len(answer) - len(after)]
 
     def _before_stop(self, parts: list[str], place: int) -> str:
-        """Return the text before the gap ``parts[place]`` on which the treatment of its full stops depends."""
+        """Return the context before the gap ``parts[place]`` that determines how its periods are handled."""
         word = parts[place - 1].rpartition(" ")[2]
         if place == 1 or " " in parts[place - 1] or parts[place - 2][-1] == " ":
             before = token = word
         else:
             before = self._back_to_space(parts, place)
             token = before.rpartition(" ")[2]
-        # The rules turn a no-break space between two digits into a full stop or a comma.
+        # The rules replace a no-break space between two digits with a period or a comma.
         if word in self._ends_of_abbreviations or "." in token or NO_BREAK_SPACE in token:
             return before
-        # If the gap has a second full stop, it matters whether the token contains an alphabetic character.
+        # If the gap has a second period, the result depends on whether the token contains an alphabetic character.
         if token[-1:] in self._alphabetic or self._alphabetic.isdisjoint(token):
             return self._stand_in(token[-1:])
         return before
 
     @staticmethod
     def _back_to_space(parts: list[str], place: int) -> str:
-        """Return the text before ``parts[place]``, from the word before the gap in which the preceding token starts."""
+        """Return the text before ``parts[place]`` back to the last word before the preceding token."""
         first = place - 1
         while True:
             first -= 2
@@ -348,7 +351,7 @@ class MosesWords:
                 raise _UnusualTextError
 
     def _find_stand_in(self, letter: str) -> str:
-        """Return a word of letters of the same class, always the same per class, that is not an abbreviation."""
+        """Return a representative word with letters of the same class that is not an abbreviation."""
         if not letter:
             return ""
         word = self._words_of_classes.setdefault(self._class_of(letter), letter * 3)
@@ -357,7 +360,7 @@ class MosesWords:
         return word
 
     def _class_of(self, letter: str) -> tuple:
-        """Return all properties of a letter that a rule can test; one rule tests for ``s``, as in ``5's``."""
+        """Return all properties of a letter that rules depend on, including whether it is an ``s``, as in ``5's``."""
         sets = (self._alphabetic, self._numeric, self._lower)
         return (
             *(letter in each for each in sets),
@@ -368,5 +371,5 @@ class MosesWords:
 
 
 def _printable_but_for_no_break_space(text: str) -> bool:
-    # The rule for "nº" and a no-break space is the only one that examines two letters, and it precedes others.
+    # Only the rule for "nº" and a no-break space examines two letters, and it is applied before others.
     return text.replace(NO_BREAK_SPACE, "").isprintable() and f"º{NO_BREAK_SPACE}" not in text

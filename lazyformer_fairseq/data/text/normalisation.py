@@ -1,9 +1,9 @@
-"""Normalisation of raw text into the words that BPE reads: punctuation, case, Moses tokens, special tokens.
+"""Normalization of raw text into words for BPE: punctuation, case, Moses tokenization, special tokens.
 
-LazyFormer's appendix A normalises, lower-cases and tokenises (Moses) the text; BPE follows in ``tokenizer.py``. Here
-Moses runs before the text is lower-cased, because its rules for full stops read the case of the next word. In
-lower-cased text of several sentences (a GLUE pair, say) they would leave inner full stops attached to their words,
-which never happens in pre-training on single sentences.
+LazyFormer (appendix A) normalizes, lowercases and tokenizes (Moses) the text; BPE follows in ``tokenizer.py``. Here
+Moses runs before lowercasing, because its rules for periods depend on the case of the next word. In lowercased text
+with several sentences (such as a GLUE pair), inner periods would stay attached to their words, which never happens in
+pre-training on single sentences.
 """
 
 import re
@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.checked import as_type
 
-SPACE = "\u2581"  # how sentencepiece writes a space
+SPACE = "\u2581"  # sentencepiece's symbol for a space
 MASK = "<mask>"
 UNKNOWN = "<unk>"
-# Every fairseq dictionary starts with these symbols; their ids are 0 to 3.
+# Every fairseq dictionary starts with these symbols, with ids 0 to 3.
 FIRST_SYMBOLS = (
     "<s>",
     "<pad>",
@@ -32,7 +32,7 @@ COPY_AGAIN = "copy the whole tokenizer folder again"
 
 @dataclass(frozen=True)
 class TextSettings:
-    """Settings that, with the sentencepiece model, determine the ids of a text.
+    """Text normalization settings, which determine the ids of a text together with the sentencepiece model.
 
     Raises:
         UserError: a value is invalid.
@@ -41,58 +41,59 @@ class TextSettings:
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     lower_case: bool = True
-    """Lower-case the words (the paper's models are uncased)."""
+    """Lowercase the words (the paper's models are uncased)."""
 
     normalise_punctuation: bool = True
-    """Apply Moses' punctuation normalisation, which turns curly quotes, dashes, ellipses and the like into ASCII."""
+    """Apply Moses' punctuation normalization, which maps curly quotes, dashes, ellipses, etc. to ASCII."""
 
     moses_tokenise: bool = True
-    """Separate words from punctuation with Moses' rules, but without its XML escapes: ``<`` stays ``<``."""
+    """Separate words from punctuation with Moses' rules, but without XML escapes: ``<`` stays ``<``."""
 
     language: str = "en"
-    """Two-letter language code; Moses' rules and abbreviations depend on it."""
+    """Two-letter language code, which determines Moses' rules and abbreviations."""
 
     special_tokens: tuple[str, ...] = ("<url>", "<email>", "<file>")
-    """Placeholders that corpus cleaning leaves in the text: lower-case ASCII words in angle brackets, one id each."""
+    """Placeholders that corpus cleaning leaves in the text: lowercase ASCII words in angle brackets, with one id each.
+    """
 
     character_coverage: float = 0.9999
-    """Share of the characters in the training text that the vocabulary covers; the rarest ones become ``<unk>``."""
+    """Fraction of the characters in the training text covered by the vocabulary; the rarest ones become ``<unk>``."""
 
     byte_fallback: bool = False
     """Encode characters without a piece as UTF-8 bytes (256 pieces of the vocabulary) instead of as ``<unk>``.
 
-    This is off because English hardly needs it: in 9 million words of Wikipedia and novels such characters make up
-    0.04% of the tokens, mostly in names in other scripts, while 120 letters and signs have a piece. Bytes would cost
-    three tokens per such character, and 256 pieces that a model of this text seldom sees. Turn it on for text in many
-    scripts.
+    It is off by default because English rarely needs it. In 9 million words of Wikipedia and novels, such characters
+    make up 0.04% of the tokens, mostly in names in other scripts, while 120 letters and signs have a piece. Bytes would
+    cost three tokens per such character, as well as 256 pieces that a model rarely encounters in this text. Turn it on
+    for text in many scripts.
     """
 
     def __post_init__(self) -> None:
         if self.language != "en":
-            # Importing this takes half a second, which English is spared.
+            # This import takes half a second and is not needed for English.
             from lazyformer_fairseq.data.text.moses import KNOWN_LANGUAGES
 
             if self.language not in KNOWN_LANGUAGES:
                 known = ", ".join(sorted(KNOWN_LANGUAGES))
-                raise UserError(f"text setting language = {self.language!r}: must be a language of Moses ({known})")
+                raise UserError(f"text setting language = {self.language!r}: must be supported by Moses ({known})")
         if not 0 < self.character_coverage <= 1:
             raise UserError(f"text setting character_coverage = {self.character_coverage}: must be in (0, 1]")
         for token in self.special_tokens:
             if not re.fullmatch(r"<[a-z]+>", token) or token in RESERVED_SYMBOLS:
                 raise UserError(
-                    f"text setting special_tokens holds {token!r}: each must be a lower-case word in angle brackets "
-                    f"such as <url>, and none of {', '.join(RESERVED_SYMBOLS)}"
+                    f"text setting special_tokens contains {token!r}: each token must be a lowercase word in angle "
+                    f"brackets such as <url>, other than {', '.join(RESERVED_SYMBOLS)}"
                 )
         if len(set(self.special_tokens)) < len(self.special_tokens):
             raise UserError(f"text setting special_tokens = {self.special_tokens}: a token is listed twice")
 
     @classmethod
     def from_json(cls, values: dict[str, Any], path: Path) -> "TextSettings":
-        """Build settings from a JSON object, which must contain every setting and nothing else.
+        """Parse settings from a JSON object, which must contain exactly the settings.
 
         Args:
             values: the object.
-            path: the JSON file, named in errors.
+            path: path of the JSON file, for messages.
 
         Raises:
             UserError: a setting is missing, unknown or invalid.
@@ -104,19 +105,19 @@ class TextSettings:
 
 
 def symbol_pattern(settings: TextSettings) -> Pattern:
-    """Return a pattern that matches the special tokens, ``<mask>`` and ``<unk>`` in upper or lower case.
+    """Compile a case-insensitive pattern for the special tokens, ``<mask>`` and ``<unk>``.
 
-    The match is one group, so that ``split`` keeps the symbols.
+    The match is a group, which makes ``split`` keep the symbols.
     """
     symbols = "|".join(map(re.escape, (*settings.special_tokens, MASK, UNKNOWN)))
-    return re.compile(f"({symbols})", re.IGNORECASE | re.ASCII)  # else a long s would match in <mask>
+    return re.compile(f"({symbols})", re.IGNORECASE | re.ASCII)  # without ASCII, a long s would match in <mask>
 
 
 class TextNormaliser:
-    """Callable that normalises one text at a time, ideally a sentence; it can also undo Moses' spacing for readers.
+    """A callable that normalizes a text, ideally a single sentence, and can revert Moses' spacing for display.
 
-    The special tokens, ``<mask>`` and ``<unk>``, in upper or lower case, are not normalised: each becomes a word of its
-    own, in lower case.
+    Special tokens, ``<mask>`` and ``<unk>`` (in any case) are not normalized; each becomes a separate word in lower
+    case.
     """
 
     def __init__(self, settings: TextSettings):
@@ -134,7 +135,7 @@ class TextNormaliser:
         self._moses_back = MosesDetokenizer(settings.language)
 
     def __call__(self, text: str) -> str:
-        """Return the words and symbols of ``text``, separated by single spaces."""
+        """Normalize ``text`` into words and symbols separated by single spaces."""
         if "<" not in text:
             return self._normalise_plain(text)
         parts = self._symbol.split(text)
@@ -149,7 +150,7 @@ class TextNormaliser:
         return words
 
     def readable(self, words: str) -> str:
-        """Restore ordinary spacing with Moses' detokenizer, which does not place every quotation mark correctly."""
+        """Restore normal spacing with Moses' detokenizer, which misplaces some quotation marks."""
         if not self.settings.moses_tokenise:
             return words
         return self._moses_back.detokenize(words.split(), unescape=False)

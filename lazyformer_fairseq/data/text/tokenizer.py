@@ -1,13 +1,13 @@
-"""The library's own tokenizer: a folder with a sentencepiece model, a fairseq dictionary and all text settings.
+"""The package's tokenizer: a folder with a sentencepiece model, a fairseq dictionary and all text settings.
 
-    TOKENIZER/sentencepiece.model   BPE merges over normalised words (``normalisation.py``)
+    TOKENIZER/sentencepiece.model   BPE merges for normalized words (``normalisation.py``)
     TOKENIZER/dict.txt              fairseq's dictionary: pieces, special tokens, ``<mask>``
     TOKENIZER/tokenizer.json        format version, text settings, sha256 of the two files above
 
-Pre-training, fine-tuning and ``fill_mask`` all convert text to ids here, so they cannot disagree.
+Pre-training, fine-tuning and ``fill_mask`` all use this module to encode text, which guarantees identical ids.
 
-sentencepiece's BPE never merges across a space. Training on words with their counts therefore gives the same pieces as
-training on sentences, in a fraction of the time and memory: the 2 million words of WikiText-2 contain only 29,000
+sentencepiece's BPE never merges across a space. Training on words with their counts therefore produces the same pieces
+as training on sentences, in a fraction of the time and memory: the 2 million words of WikiText-2 contain only 29,000
 distinct ones.
 """
 
@@ -51,35 +51,35 @@ from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 if TYPE_CHECKING:
     import tokenizers
 
-# In characters. Some versions of sentencepiece index the characters of a word with 16 bits and reject longer words,
-# such as a text in a script without spaces. Training uses only the beginning of such a word.
+# In characters. Some versions of sentencepiece index characters with 16 bits and reject longer words, such as a text in
+# a script without spaces. Longer words are truncated for training.
 LONGEST_TRAINING_WORD = 60_000
-LONGEST_TRAINING_LINE = 1 << 20  # in bytes; sentencepiece skips longer lines, by default those above 4192
-THREADS = 1  # the model records this number, and its bytes must be the same on every machine
+LONGEST_TRAINING_LINE = 1 << 20  # in bytes; sentencepiece skips longer lines, by default above 4192 bytes
+THREADS = 1  # recorded in the model file, which must be identical on every machine
 
 
 class TooLargeVocabularyError(UserError):
-    """Error for a vocabulary that is larger than the text allows; `largest` is the maximum."""
+    """An error raised if the vocabulary size is too large for the text; `largest` is the maximum size."""
 
     def __init__(self, vocab_size: int, largest: int):
-        super().__init__(f"vocabulary of {vocab_size}: too large for this text; give at most {largest}, or more text")
+        super().__init__(f"vocabulary of {vocab_size}: too large for this text; use at most {largest}, or more text")
         self.largest = largest
 
 
 def train_model(word_counts: Iterable[tuple[str, int]], vocab_size: int, settings: TextSettings) -> bytes:
-    """Train a sentencepiece BPE model and return its bytes, which depend on the counts but not on their order.
+    """Train a sentencepiece BPE model and return its bytes, which do not depend on the order of the counts.
 
     Args:
-        word_counts: distinct normalised words and their counts; symbols inside words are left out.
-        vocab_size: the size of the dictionary, all symbols included.
-        settings: the text settings, which determine the special tokens and the share of characters that get a token.
+        word_counts: distinct normalized words and their counts; symbols inside words are removed.
+        vocab_size: size of the dictionary, including all symbols.
+        settings: text settings, which determine the special tokens and the character coverage.
 
     Raises:
         UserError: there are no words, or the vocabulary is too large or too small for them.
     """
     symbols_beside_pieces = len(FIRST_SYMBOLS) - 1 + len(settings.special_tokens) + 1  # sentencepiece counts <unk>
     if vocab_size <= symbols_beside_pieces:
-        raise UserError(f"vocabulary of {vocab_size}: too small even for the special symbols alone")
+        raise UserError(f"vocabulary of {vocab_size}: too small for the special symbols")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -90,7 +90,7 @@ def train_model(word_counts: Iterable[tuple[str, int]], vocab_size: int, setting
             vocab_size=vocab_size - symbols_beside_pieces,
             character_coverage=settings.character_coverage,
             byte_fallback=settings.byte_fallback,
-            normalization_rule_name="identity",  # the text is normalised already
+            normalization_rule_name="identity",  # the text is already normalized
             unk_id=0,
             bos_id=-1,
             eos_id=-1,
@@ -105,7 +105,7 @@ def train_model(word_counts: Iterable[tuple[str, int]], vocab_size: int, setting
 
 
 def _training_lines(word_counts: Iterable[tuple[str, int]], settings: TextSettings) -> Iterator[str]:
-    """Yield lines ``word TAB count`` in a fixed order, without the symbols that words contain."""
+    """Yield lines ``word TAB count`` in a fixed order, with symbols inside words removed."""
     symbol = normalisation.symbol_pattern(settings)
     for word, count in sorted(word_counts, key=lambda pair: (-pair[1], pair[0])):
         for part in symbol.split(word)[0::2]:
@@ -114,13 +114,13 @@ def _training_lines(word_counts: Iterable[tuple[str, int]], settings: TextSettin
 
 
 def _explain(error: RuntimeError, vocab_size: int, symbols_beside_pieces: int) -> Exception:
-    """Translate an error of sentencepiece that the user can fix into a UserError; return any other unchanged."""
+    """Convert a sentencepiece error that the user can fix to a UserError; return other errors unchanged."""
     message = str(error)
     if found := re.search(r"set it to a value <= (\d+)", message):
         return TooLargeVocabularyError(vocab_size, int(found[1]) + symbols_beside_pieces)
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         smallest = int(found[1]) + symbols_beside_pieces
-        return UserError(f"vocabulary of {vocab_size}: too small for this text's characters; give at least {smallest}")
+        return UserError(f"vocabulary of {vocab_size}: too small for this text's characters; use at least {smallest}")
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return UserError("no text to train the tokenizer on: every sentence is empty")
     return error
@@ -131,20 +131,20 @@ MODEL_FILE = "sentencepiece.model"
 
 @dataclass(frozen=True)
 class Description:
-    """Content of tokenizer.json: text settings, and the hash of each of the other files."""
+    """The contents of tokenizer.json: the text settings and the hashes of the other files."""
 
     settings: dict[str, Any]
     sha256: dict[str, str]
 
 
 class Tokenizer(interface.TextTokenizer):
-    """SentencePiece tokenizer, created by :meth:`load`, :meth:`train_on_counts` or :meth:`from_model`.
+    """A SentencePiece tokenizer, created by :meth:`load`, :meth:`train_on_counts` or :meth:`from_model`.
 
     Attributes:
-        settings: the :class:`TextSettings` with which the model was trained.
-        symbols: ``<s> <pad> </s> <unk>``, the pieces in sentencepiece's order, the special tokens, and ``<mask>``; the
-            id of a symbol is its index.
-        normalise: the :class:`TextNormaliser` that turns a text into the words that BPE reads, separated by spaces.
+        settings: :class:`TextSettings` with which the model was trained.
+        symbols: ``<s> <pad> </s> <unk>``, the pieces in sentencepiece's order, the special tokens, and ``<mask>``, in
+            the order of their ids.
+        normalise: :class:`TextNormaliser` that splits a text into words for BPE, separated by spaces.
     """
 
     files = (SETTINGS_FILE, MODEL_FILE, DICTIONARY_FILE)
@@ -166,7 +166,7 @@ class Tokenizer(interface.TextTokenizer):
         self._index = {symbol: index for index, symbol in enumerate(self.symbols)}
         self.special = SpecialIds(BOS, PAD, EOS, UNK, self._index[MASK])
         pieces = [model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size())]
-        # sentencepiece's own <unk> is mapped to the id that fairseq gives it.
+        # sentencepiece's <unk> is mapped to fairseq's id.
         self._id_of_piece = [self._index.get(piece, UNK) for piece in pieces]
         self._piece_of_id = {
             index: piece_id for piece_id, index in enumerate(self._id_of_piece) if not model.is_control(piece_id)
@@ -186,13 +186,13 @@ class Tokenizer(interface.TextTokenizer):
         vocab_size: int,
         settings: TextSettings = TextSettings(),  # noqa: B008 (frozen)
     ) -> "Tokenizer":
-        """Train BPE and write ``folder`` atomically. The same counts give the same bytes on every machine.
+        """Train BPE and write ``folder`` atomically. The same counts produce the same bytes on every machine.
 
         Args:
-            word_counts: distinct normalised words and their counts, in any order.
-            folder: the folder to write, which must not exist or must be empty.
-            vocab_size: the size of the dictionary, all symbols included.
-            settings: the text settings, which determine how a text is normalised before BPE.
+            word_counts: distinct normalized words and their counts, in any order.
+            folder: folder to write, which must not exist or must be empty.
+            vocab_size: size of the dictionary, including all symbols.
+            settings: text settings, which determine how a text is normalized before BPE.
 
         Raises:
             UserError: there are no words, the vocabulary is too large or too small for them, or `folder` is not empty.
@@ -202,17 +202,15 @@ class Tokenizer(interface.TextTokenizer):
 
     @classmethod
     def from_model(cls, model_file: FolderName, folder: FolderName, settings: TextSettings) -> "Tokenizer":
-        """Create a tokenizer folder from the user's own SentencePiece model, BPE or unigram; see docs/data.md.
+        """Create a tokenizer folder from an existing SentencePiece model (BPE or unigram); see docs/data.md.
 
         Args:
             model_file: the SentencePiece model.
-            folder: the folder to write, which must not exist or must be empty.
-            settings: the normalisation of a text before the model reads it, which must be that of the model's training
-                text.
+            folder: folder to write, which must not exist or must be empty.
+            settings: text settings, which must match the normalization of the model's training text.
 
         Raises:
-            UserError: the file is not a model, the pieces of a word depend on more than the word, or the folder is not
-                empty.
+            UserError: the file is not a model, the pieces of a word depend on its context, or the folder is not empty.
         """
         try:
             content = Path(model_file).read_bytes()
@@ -223,22 +221,22 @@ class Tokenizer(interface.TextTokenizer):
 
     @classmethod
     def _write_model(cls, folder: FolderName, settings: TextSettings, model: bytes, name: FolderName) -> "Tokenizer":
-        """Write the folder of a model; error messages call the model `name`."""
+        """Write a model's tokenizer folder; `name` is the model's name in error messages."""
         tokenizer = cls(Path(folder), settings, _load_model(model, name))
         return cls._write(folder, {"settings": asdict(settings)}, model, tokenizer.dictionary)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of raw text, without ``<s>`` and ``</s>`` around it.
+        """Encode raw text without adding ``<s>`` and ``</s>``.
 
-        A special token or ``<mask>`` in the text has one id.
+        Special tokens and ``<mask>`` in the text are encoded as one id each.
         """
         refuse_surrogates(text)
         return self.encode_normalised(self.normalise(text))
 
     def encode_normalised(self, words: str) -> list[int]:
-        """Return the ids of text that :attr:`normalise` has normalised."""
+        """Encode text that was already normalized by :attr:`normalise`."""
         ids: list[int] = []
-        # Split at the symbols first, because sentencepiece would put a piece for a space before each of them.
+        # Split at the symbols first, because sentencepiece would insert a piece for a space before each of them.
         for place, part in enumerate(self._symbol.split(words)):
             if place % 2:
                 ids.append(self._index[part.lower()])
@@ -247,14 +245,14 @@ class Tokenizer(interface.TextTokenizer):
         return ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of raw text, as :meth:`encode`, and the span of characters in ``text`` of each id.
+        """Encode raw text like :meth:`encode`, and return the ids with their character spans in ``text``.
 
-        A span is the index of the first character and the index after the last one. A piece that consists only of the
-        space before a word has an empty span at the start of the word. A quotation mark that Moses moves behind a comma
-        or a full stop has the span of that mark.
+        A span consists of a start and an exclusive end. A piece that consists only of the space before a word has an
+        empty span at the start of the word. A quotation mark that Moses moves after a comma or a period has the span of
+        that comma or period.
 
         Raises:
-            UserError: the text contains half a surrogate pair, or :attr:`fast` cannot be built.
+            UserError: the text contains an unpaired surrogate, or :attr:`fast` cannot be built.
         """
         refuse_surrogates(text)
         encoding = self.fast.encode(text, add_special_tokens=False)
@@ -266,7 +264,7 @@ class Tokenizer(interface.TextTokenizer):
 
     @cached_property
     def fast(self) -> "tokenizers.Tokenizer":
-        """The equivalent tokenizer of the ``tokenizers`` library.
+        """Equivalent tokenizer of the ``tokenizers`` library.
 
         Raises:
             UserError: the library does not support the model's pieces.
@@ -286,7 +284,10 @@ class Tokenizer(interface.TextTokenizer):
         return ids
 
     def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
-        """Return which ids (T,) are pieces with SentencePiece's sign for a space, special tokens or ``<mask>``."""
+        """Return a mask of the ids (T,) that begin a word, bool (T,).
+
+        These are special tokens, ``<mask>`` and pieces that start with SentencePiece's space symbol.
+        """
         return self.begins_word[ids]
 
     @cached_property
@@ -296,11 +297,11 @@ class Tokenizer(interface.TextTokenizer):
         return np.array([symbol.startswith(SPACE) or symbol in single for symbol in self.symbols])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the readable text of ids, without ``<s>``, ``</s>`` and ``<pad>`` but with the other symbols."""
+        """Decode ids to readable text, omitting ``<s>``, ``</s>`` and ``<pad>`` but keeping other symbols."""
         return self.normalise.readable(self.words(ids))
 
     def words(self, ids: Iterable[int]) -> str:
-        """Return the normalised words of ids, separated by spaces: the inverse of :meth:`encode_normalised`."""
+        """Decode ids to normalized words separated by spaces, the inverse of :meth:`encode_normalised`."""
         parts: list[str] = []
         is_piece = lambda index: index in self._piece_of_id and index != UNK  # noqa: E731
         for are_pieces, run in itertools.groupby(map(int, ids), key=is_piece):
@@ -316,7 +317,7 @@ def symbols_of(model: sentencepiece.SentencePieceProcessor, settings: TextSettin
     """Return fairseq's four symbols, the pieces in sentencepiece's order, the special tokens, and finally ``<mask>``.
 
     Raises:
-        UserError: a piece is equal to one of the symbols, which is possible only without Moses tokenization.
+        UserError: a piece equals one of the other symbols, which can only happen without Moses tokenization.
     """
     numbers = [i for i in range(model.get_piece_size()) if not (model.is_unknown(i) or model.is_control(i))]
     pieces = list(map(model.id_to_piece, numbers))
@@ -324,8 +325,8 @@ def symbols_of(model: sentencepiece.SentencePieceProcessor, settings: TextSettin
     for symbol in (*pieces, *settings.special_tokens, MASK):
         if symbol in symbols:
             raise UserError(
-                f"{symbol!r} would be twice in the dictionary; train with moses_tokenise or remove it from the text "
-                "(your own model must not have it as a piece)"
+                f"{symbol!r} would occur twice in the dictionary; train with moses_tokenise or remove it from the text "
+                "(an existing model must not have it as a piece)"
             )
         symbols[symbol] = None
     return list(symbols)
@@ -339,24 +340,24 @@ def _load_model(content: bytes, name: FolderName) -> sentencepiece.SentencePiece
     except RuntimeError as error:
         raise UserError(f"{name}: not a sentencepiece model") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{name}: damaged, a piece is not UTF-8 text ({error})") from None
+        raise UserError(f"{name}: the model is damaged, because a piece is not UTF-8 text ({error})") from None
     return model
 
 
 def _refuse_pieces_beyond_words(model: sentencepiece.SentencePieceProcessor, name: FolderName) -> None:
-    """Reject a model in which the tokens of a word depend on its neighbours, because words are encoded separately."""
+    """Reject a model in which a word's tokens depend on its neighbors, because words are encoded separately."""
     pieces = (model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size()))
     if over_spaces := next((piece for piece in pieces if SPACE in piece.strip(SPACE)), None):
-        raise UserError(f"{name}: its piece {over_spaces!r} extends over a space; train with split_by_whitespace=true")
+        raise UserError(f"{name}: the piece {over_spaces!r} contains a space; train with split_by_whitespace=true")
     if model.encode("a a") != 2 * model.encode("a"):
         raise UserError(
-            f"{name}: a word has other pieces at the beginning of a text; train with add_dummy_prefix=true and "
+            f"{name}: words have different pieces at the beginning of a text; train with add_dummy_prefix=true and "
             "remove_extra_whitespaces=true"
         )
 
 
 def load_tokenizer(folder: FolderName) -> interface.TextTokenizer:
-    """Read a tokenizer folder of either format. Nothing in it is executed or unpickled.
+    """Load a tokenizer folder in either format. Nothing in it is executed or unpickled.
 
     Raises:
         UserError: the folder does not exist; or a file is missing, is damaged, has another format version or does not
@@ -366,12 +367,12 @@ def load_tokenizer(folder: FolderName) -> interface.TextTokenizer:
 
 
 def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
-    """Return the class of the tokenizer in a folder, according to its tokenizer.json."""
+    """Return the tokenizer class for a folder, according to its tokenizer.json."""
     path = Path(folder) / SETTINGS_FILE
-    description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
+    description = read_json(path, f"is {path.parent} a complete tokenizer folder?")
     if "format_version" not in description and isinstance(description.get("model"), dict):
         raise UserError(
-            f"{path}: is a tokenizer as Hugging Face writes it; convert it to a folder for this program first, see "
+            f"{path}: this is a tokenizer in Hugging Face's format, which must be converted first; see "
             "docs/data.md, 'Use a BERT tokenizer'"
         )
     if description.get("library") == LIBRARY:
@@ -380,7 +381,7 @@ def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
 
 
 def find_tokenizer_folder(path: Path) -> Path:
-    """Return the tokenizer folder for a path to the folder itself, to a folder of checkpoints or to a checkpoint.
+    """Find the tokenizer folder for the path of a tokenizer, a checkpoint folder or a checkpoint.
 
     Raises:
         UserError: there is no tokenizer.
@@ -391,9 +392,9 @@ def find_tokenizer_folder(path: Path) -> Path:
     for candidate in (folder, folder / "tokenizer"):
         if (candidate / SETTINGS_FILE).is_file():
             return candidate
-    raise UserError(f"{path}: no tokenizer there ({SETTINGS_FILE}); give its folder, or the folder of a checkpoint")
+    raise UserError(f"{path}: no tokenizer found ({SETTINGS_FILE}); use its folder, or the folder of a checkpoint")
 
 
 def tokenizer_hashes(folder: FolderName) -> dict[str, str]:
-    """Return the SHA-256 of each file of a tokenizer folder by the file's name."""
+    """Return the SHA-256 hashes of a tokenizer folder's files, by file name."""
     return {name: sha256_of(Path(folder) / name) for name in class_of(folder).files}

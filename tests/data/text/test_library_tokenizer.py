@@ -168,11 +168,11 @@ def test_rows_without_a_symbol_have_a_name_and_added_tokens_keep_their_ids(tmp_p
     assert len(ours.dictionary) == len(ours.symbols) == size + 3
     assert load_dictionary(tmp_path / "ours" / DICTIONARY_FILE).symbols == ours.symbols
     assert len(adopt_tokenizer(source, tmp_path / "wider", rows=size + 8).symbols) == size + 8
-    with pytest.raises(UserError, match=rf"ids up to {size - 1}, but the model's embedding has {size - 1} rows"):
+    with pytest.raises(UserError, match=rf"ids go up to {size - 1}, but the model's embedding has {size - 1} rows"):
         adopt_tokenizer(source, tmp_path / "narrower", rows=size - 1)
     for rows in (size * 2 + 2**16 + 1, 2**24, 2**60, 0, -1):  # a few bytes in a config would fill the memory with names
         (source / "config.json").write_text(json.dumps({"vocab_size": rows}))
-        with pytest.raises(UserError, match=f"an embedding of {rows} rows: for {size} symbols it must have 1 to"):
+        with pytest.raises(UserError, match=f"the embedding has {rows} rows; {size} symbols require 1 to"):
             adopt_tokenizer(source, tmp_path / "narrower")
     (source / "config.json").write_text(json.dumps({"vocab_size": size + 3, "pad_token_id": 0}))
     assert not (tmp_path / "narrower").exists()
@@ -211,14 +211,14 @@ def test_damaged_folders_are_refused(pairs, tmp_path):
         (DICTIONARY_FILE, b"anna", b"anne", "sha256 differs"),
         (SETTINGS_FILE, b'"format_version": 2', b'"format_version": 3', "format version 3"),
         (SETTINGS_FILE, b'"separators": 1', b'"separators": 9', r"tokenizer\.json: field 'separators' is 9"),
-        (SETTINGS_FILE, b'"mask": "[MASK]"', b'"mask": "[PAD]"', "must be one each of .*, all different"),
+        (SETTINGS_FILE, b'"mask": "[MASK]"', b'"mask": "[PAD]"', "must be a different symbol for each of"),
         (
             SETTINGS_FILE,
             b'"library": "tokenizers"',
             b'"library": "other"',
             "format version 2, but this program reads 1",
         ),
-        (SETTINGS_FILE, b'"rows": ', b'"rows": 9', "its symbols are not those"),
+        (SETTINGS_FILE, b'"rows": ', b'"rows": 9', "the symbols do not match"),
     ):
         with pytest.raises(UserError, match=reason):
             load_tokenizer(changed(name, old, new))
@@ -227,20 +227,20 @@ def test_damaged_folders_are_refused(pairs, tmp_path):
 def test_a_folder_as_transformers_writes_it_is_named(pairs, tmp_path):
     _, theirs = pairs["bert"]
     theirs.save_pretrained(tmp_path / "theirs")
-    with pytest.raises(UserError, match="as Hugging Face writes it"):
+    with pytest.raises(UserError, match="in Hugging Face's format"):
         load_tokenizer(tmp_path / "theirs")
 
 
 CHANGES = {
     "Unigram .*SentencePiece": lambda values: values.update(model={"type": "Unigram", "vocab": [["a", 0.0]]}),
-    "its model is WordLevel": lambda values: values["model"].update(type="WordLevel"),
-    "holds no model": lambda values: values.update(model=3),
+    "the model is WordLevel": lambda values: values["model"].update(type="WordLevel"),
+    "contains no tokenizer model": lambda values: values.update(model=3),
     "pre_tokenizer is Whitespace": lambda values: values.update(pre_tokenizer={"type": "Whitespace"}),
     "normalizer is Replace": lambda values: values.update(
         normalizer={"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}
     ),
-    "its model: unknown key 'code'": lambda values: values["model"].update(code="import os"),
-    "its model: field 'vocab' is .1., must be an object": lambda values: values["model"].update(vocab=[1]),
+    "the model: unknown key 'code'": lambda values: values["model"].update(code="import os"),
+    "the model: field 'vocab' is .1., must be an object": lambda values: values["model"].update(vocab=[1]),
     "field 'vocab.anna' is 4.5, must be a valid integer": lambda values: values["model"]["vocab"].update(anna=4.5),
     "field 'vocab.anna' is -1, must be gre": lambda values: values["model"]["vocab"].update(anna=-1),
     "field 'vocab.anna' is 9999": lambda values: values["model"]["vocab"].update(anna=99999999999),
@@ -248,25 +248,25 @@ CHANGES = {
     "line break": lambda values: values["model"]["vocab"].update({"a\nb": 400}),
     "field 'max_input_chars_per_word' is True": lambda values: values["model"].update(max_input_chars_per_word=True),
     "is '@@', must be '##'": lambda values: values["model"].update(continuing_subword_prefix="@@"),
-    "its added_tokens: is {}, must be a valid array": lambda values: values.update(added_tokens={}),
-    "its added_tokens: field '.*' is 'a', must be an object": lambda values: values["added_tokens"].append("a"),
+    "the added_tokens: is {}, must be a valid array": lambda values: values.update(added_tokens={}),
+    "the added_tokens: field '.*' is 'a', must be an object": lambda values: values["added_tokens"].append("a"),
     "has ids": lambda values: values["added_tokens"].append({"id": 4, "content": "anna"}),
-    "puts .* around a text": lambda values: values.update(
+    "adds .* to a text": lambda values: values.update(
         post_processor={"type": "BertProcessing", "sep": ["anna", 3], "cls": ["[CLS]", 4]}
     ),
     "post_processor is Nothing": lambda values: values.update(post_processor={"type": "Nothing"}),
-    "puts None and None around": lambda values: values.update(post_processor={"type": "BertProcessing"}),
+    "adds None and None to a text": lambda values: values.update(post_processor={"type": "BertProcessing"}),
     # A template is small, whatever it makes of a text: none is run.
-    "puts .*'A', 'A'": lambda values: values.update(
+    "formats .*'A', 'A'": lambda values: values.update(
         post_processor={"type": "Sequence", "processors": [template([CLS, TEXT, TEXT, SEP])] * 16}
     ),
-    "puts .*around a pair": lambda values: values.update(post_processor=template([CLS] * 1000)),
-    "gives '.CLS.' another id": lambda values: values.update(post_processor=template([CLS], ids=[2] * 20_000)),
+    "formats .* and a pair as": lambda values: values.update(post_processor=template([CLS] * 1000)),
+    "id of '.CLS.' differs": lambda values: values.update(post_processor=template([CLS], ids=[2] * 20_000)),
     "post_processor is Sequence": lambda values: values.update(
         post_processor={"type": "Sequence", "processors": [{"type": "Sequence", "processors": []}]}
     ),
-    "puts nothing around a text": lambda values: values.update(post_processor={"type": "ByteLevel"}),
-    "its post_processor: has no field 'single'": lambda values: values.update(
+    "adds no symbols to a text": lambda values: values.update(post_processor={"type": "ByteLevel"}),
+    "the post_processor: has no field 'single'": lambda values: values.update(
         post_processor={"type": "TemplateProcessing"}
     ),
 }
@@ -304,16 +304,16 @@ def test_other_folders_are_refused(tmp_path):
     empty = tmp_path / "empty"
     refused(empty, "no such folder")
     empty.mkdir()
-    refused(empty, r"holds no tokenizer.json; .*save_pretrained")
+    refused(empty, r"contains no tokenizer.json; .*save_pretrained")
     (empty / "tokenizer.json").write_bytes(b"\xff")
     refused(empty, "cannot be read as JSON")
     source = write_bert_files(tmp_path / "bert", mask_token="[mask]")
-    refused(source, r"has no mask_token \('\[mask\]'\)")
+    refused(source, r"has no valid mask_token \('\[mask\]'\)")
     (source / "tokenizer_config.json").write_text(json.dumps({"mask_token": {"content": "[UNK]"}}))
-    refused(source, "not five different ones")
+    refused(source, "are not all different")
     (source / "tokenizer_config.json").unlink()
     (source / "config.json").write_text(json.dumps({"pad_token_id": 3}))
-    refused(source, "is id 0, but config.json says 3")
+    refused(source, "has id 0, but config.json has 3")
     # A symbol that reads like a word: texts with the word would end there.
     refused(write_bert_files(tmp_path / "word", sep_token="anna"), "'anna' would end there")
 
@@ -324,5 +324,5 @@ def test_a_description_without_a_special_symbol_is_refused(tmp_path):
     values = json.loads(description.read_text())
     del values["special"]["bos"]
     description.write_text(json.dumps(values))
-    with pytest.raises(UserError, match="has no special symbol for 'bos'"):
+    with pytest.raises(UserError, match="there is no special symbol for 'bos'"):
         load_tokenizer(tmp_path / "ours")

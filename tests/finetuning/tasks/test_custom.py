@@ -540,8 +540,7 @@ def test_texts_of_unknown_tokens_alone_are_counted(moods, run_of_moods, tmp_path
     rows = [(text, "sad") for text in texts]
     said = invoke("predict", run_of_moods, write(tmp_path / "x.tsv", ("text", "label"), *rows))
     assert (
-        "3 of 6 rows have a text in which the tokenizer knows no token, so the model cannot read it; the first is in "
-        "line 3\n"
+        "3 of 6 rows have a text without known tokens, which the model cannot read; the first is in line 3\n"
     ) in said
     model = LazyFormerModel.from_pretrained(run_of_moods)
     with pytest.warns(UserWarning, match="2 of 3 texts have no known tokens; their labels are meaningless"):

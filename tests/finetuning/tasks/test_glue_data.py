@@ -314,7 +314,7 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_written(glue, data_fold
     assert f"{run}/checkpoint_best.pt, on {glue}/CoLA" in refused
     assert "another dictionary" in refused
     shutil.rmtree(run / "tokenizer")
-    assert f"{run}/checkpoint_best.pt: no tokenizer there" in message()
+    assert f"{run}/checkpoint_best.pt: no tokenizer found" in message()
     predict([run], tmp_path / "found", PredictSettings(data=glue, tokenizer=data_folder / "tokenizer"))
 
     write_result(tmp_path / "out", RunKey("lazy", "RTE", 2e-5, 1), 0.5)

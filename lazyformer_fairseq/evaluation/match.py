@@ -58,7 +58,7 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
             raise UserError(f"the checkpoint has no weight {name}; {advice}")
         if (there := tuple(loaded[name].shape)) != tuple(weight.shape):
             raise UserError(
-                f"the checkpoint's {name} has shape {there}, but the model's has {tuple(weight.shape)}; {advice}"
+                f"the checkpoint's {name} has the shape {there}, but the model's has {tuple(weight.shape)}; {advice}"
             )
         if loaded[name].is_floating_point() != weight.is_floating_point():
             raise UserError(

@@ -156,7 +156,7 @@ def test_a_branch_with_another_peak_is_warned_of(caplog):
             91,
             {"max_update": 200},
             {"max_update": 50},
-            "--max-update 50: --decay-from a.pt was saved after 91 updates; g",
+            "--max-update 50: --decay-from a.pt was saved after 91 updates; use",
         ),
         (
             99,

@@ -183,7 +183,7 @@ def test_damage_and_another_dictionary_are_named(copy, tmp_path):
     (tmp_path / "kept").rename(copy / "config.json")
     build_toy_corpus(tmp_path / "corpus", 160, seed=7)
     shutil.copytree(tmp_path / "corpus" / "tokenizer", copy / "tokenizer", dirs_exist_ok=True)
-    with pytest.raises(UserError, match=r"model.safetensors: .*another dictionary, of the same size"):
+    with pytest.raises(UserError, match=r"model.safetensors: .*another dictionary of the same size"):
         LazyFormerModel.from_pretrained(copy)
 
 

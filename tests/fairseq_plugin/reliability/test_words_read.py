@@ -66,7 +66,7 @@ def test_a_run_beyond_its_budget_does_not_begin(data_folder, run_of_eight, tmp_p
     counts = read_word_counts(str(data_folder))
     most = 8 * 4 * 32 * counts.per_token
     with pytest.raises(
-        UserError, match=f"--word-budget {int(most) - 1}: the run would read .* words in 8 updates; give"
+        UserError, match=f"--word-budget {int(most) - 1}: the run would read .* words in 8 updates; use"
     ):
         fairseq_train(data_folder, f"{RUN} --word-budget {int(most) - 1}", tmp_path / "run")
     assert not list(tmp_path.glob("run/checkpoint*"))

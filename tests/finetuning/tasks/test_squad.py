@@ -228,7 +228,7 @@ def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path
         assert hub.answer(question, context, n_best=3)[0] == answer
     with pytest.warns(UserWarning, match="1 of 1 questions is longer than the"):
         hub.answer("Who sees the house? " * 30, context)
-    with pytest.raises(UserError, match="no span head 'other'; give one of squad"):
+    with pytest.raises(UserError, match="no span head 'other'; set head to one of squad"):
         hub.answer("Who?", context, head="other")
     with pytest.raises(UserError, match="question ' '"):
         hub.answer(" ", context)

@@ -118,7 +118,7 @@ def test_what_sbatch_reads_and_what_the_script_says_without_it():
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     for more, message in (
         ({}, "error: start it with sbatch, or use scripts/pretrain.sh"),
-        ({"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/"}, "submit from the project's folder"),
+        ({"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/"}, "submit the job from the repository"),
     ):
         run = run_script(SCRIPT.name, "bert_base", "data", env={**kept, **more})
         assert run.returncode == 2 and message in run.stderr

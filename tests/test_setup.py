@@ -223,7 +223,7 @@ def test_python_that_exists_but_fails_is_passed_over(tmp_path):
 def test_set_up_explains_itself():
     for option in ("-h", "--help"):
         answer = run("scripts/setup.sh", option)
-        assert answer.returncode == 0 and answer.stdout.startswith("Fills an environment with what the project needs")
+        assert answer.returncode == 0 and answer.stdout.startswith("Installs the project and its dependencies")
         assert "set -euo" not in answer.stdout and "#" not in answer.stdout.replace("FILE#sha256", "")
     answer = run("scripts/setup.sh", "--venv")
     assert answer.returncode == 2 and "--venv: no such option; see scripts/setup.sh --help" in answer.stderr

@@ -54,7 +54,7 @@ def rehearsed(run, folder: Path) -> dict:
     report = read_json(folder / "report.json")
     assert {part["end"] for part in report["parts"]} == {"done"}
     page = (folder / "report.md").read_text()
-    assert report["verdict"] in page and "whose figures mean nothing" in report["verdict"]
+    assert report["verdict"] in page and "its numbers are meaningless" in report["verdict"]
     assert "H100" in report["facts"]["device"] or "tokens/s" not in page
     assert not list(folder.parent.glob("*.unfinished"))
     return report
@@ -66,12 +66,12 @@ def test_mistakes_are_named(run_line, tmp_path, monkeypatch):
     assert "fastest: no such line" in run_line("fastest", "--tiny").stderr
     assert "run the line `learning` first" in run_line("base-best", "--tiny").stderr
     (tmp_path / "out" / "throughput").mkdir()
-    assert "is there already" in run_line("throughput", "--tiny").stderr
+    assert "already exists" in run_line("throughput", "--tiny").stderr
     monkeypatch.setenv("WHEELS", str(tmp_path))
-    assert "holds no wheels" in run_line("learning", "--tiny").stderr
+    assert "contains no wheels" in run_line("learning", "--tiny").stderr
     monkeypatch.delenv("WHEELS")
     monkeypatch.setenv("DATA", str(tmp_path))
-    assert "/babylm: is not there; `learning` needs it" in run_line("learning", "--tiny").stderr
+    assert "/babylm: does not exist, but `learning` needs it" in run_line("learning", "--tiny").stderr
 
 
 def test_help_names_every_line():

@@ -1,10 +1,10 @@
-"""Writes a line's report.md and report.json: a verdict, its bars and its figures, from what its commands wrote.
+"""Writes report.md and report.json for a line, with a verdict, its targets and its results.
 
     python scripts/gpu/report.py LINE FOLDER --seconds 512
     python scripts/gpu/report.py --best FOLDER
 
-The second form prints the model of the line `learning` with the highest accuracy on BLiMP. Numbers that are no ratios
-are for an H100 alone; on other devices the report leaves them out.
+The second form prints the model of the line `learning` with the highest accuracy on BLiMP. Targets that are not ratios
+are for an H100; on other devices, the report omits them.
 """
 
 import argparse
@@ -33,14 +33,14 @@ ABSOLUTE = ("tokens/s", "seconds", "ms, all pairs", "ms, within documents")  # c
 
 @dataclass(frozen=True)
 class Bar:
-    """Something that a line aims at.
+    """A target of a line.
 
     Attributes:
-        what: the measure.
-        measured: its value; None where it was not measured.
+        what: the quantity.
+        measured: its value; None if it was not measured.
         bar: the value to reach.
-        at_most: whether less is better.
-        needs_h100: whether the bar is no ratio, and so for an H100 alone.
+        at_most: whether lower is better.
+        needs_h100: whether the target is not a ratio, and therefore only applies to an H100.
     """
 
     what: str
@@ -62,12 +62,12 @@ Seconds = Mapping[str, int]  # by part; "line" is all of them
 
 
 def read_if_there(path: Path) -> dict[str, Any]:
-    """The content of a file of JSON; nothing where its part was cut."""
+    """Return the content of a JSON file, or an empty dictionary if its part was cut short."""
     return read_json(path) if path.exists() else {}
 
 
 def ratio(above: Optional[float], below: Optional[float]) -> Optional[float]:
-    """None where one of the two was not measured."""
+    """Return the ratio, or None if one of the two values was not measured."""
     return above / below if above and below else None
 
 
@@ -97,7 +97,7 @@ def throughput(folder: Path, _: Seconds) -> Found:
 
 
 def trained(folder: Path) -> Iterator[tuple[Row, Optional[Answers]]]:
-    """The row of each model that was trained, and its answers to BLiMP unless these were cut."""
+    """Yield a row for each trained model, with its BLiMP answers if they exist."""
     if not (folder / "models" / "results.json").exists():
         return
     for model in read_folder(folder / "models").models.values():
@@ -119,7 +119,7 @@ def trained(folder: Path) -> Iterator[tuple[Row, Optional[Answers]]]:
 
 
 def best_of(rows: Sequence[Row]) -> Optional[Row]:
-    """The row with the highest accuracy on BLiMP; None without any."""
+    """Return the row with the highest accuracy on BLiMP, or None if there is none."""
     return max((row for row in rows if row["BLiMP, %"]), key=lambda row: row["BLiMP, %"], default=None)
 
 
@@ -212,7 +212,7 @@ def rest(folder: Path, _: Seconds) -> Found:
 
 
 def bars_of_the_rest(row: Row) -> Iterator[Bar]:
-    """The bars of one model in one cell."""
+    """Yield the targets of one model in one cell."""
     model, n = row["model"], row["n"]
     where = f"n = {n}, {row['work']}, {row['bias']} buckets, {row['on']}"
     if model == OURS and n in SHARE_OF_PEAK and row["speedup"] == 1:  # on its fastest back end
@@ -235,7 +235,7 @@ LINES = {
 
 
 def write_report(line: str, folder: Path, total: int, is_tiny: bool) -> str:
-    """Write both files, and return what a screen shows."""
+    """Write both files, and return the text to print."""
     machine = describe_machine("cuda" if torch.cuda.is_available() else "cpu")
     facts = {**machine, **describe_versions()}
     texts = (folder / "parts.tsv").read_text().splitlines()
@@ -247,7 +247,7 @@ def write_report(line: str, folder: Path, total: int, is_tiny: bool) -> str:
         rows = [{name: value for name, value in row.items() if name not in ABSOLUTE} for row in rows]
     verdict = verdict_on(bars, str(machine["device"]))
     if is_tiny:
-        verdict = f"A rehearsal with tiny models, whose figures mean nothing: {verdict}"
+        verdict = f"This is a test run with tiny models, and its numbers are meaningless: {verdict}"
     shown_bars = [{**asdict(bar), "reached": bar.reached} for bar in bars]
     content = {"line": line, "verdict": verdict, "seconds": total, "parts": parts, "bars": shown_bars, "rows": rows}
     write_json(folder / "report.json", content | {"facts": facts})
@@ -263,7 +263,7 @@ def write_report(line: str, folder: Path, total: int, is_tiny: bool) -> str:
 
 
 def verdict_on(bars: Sequence[Bar], device: str) -> str:
-    """One sentence."""
+    """Return a sentence on which targets were met."""
     sentence = f"on {device} {sum(bar.reached == 'yes' for bar in bars)} of {len(bars)} bars are reached"
     for end, said in (("no", "missed"), ("not measured", "not measured")):
         if found := [bar.what for bar in bars if bar.reached == end]:
@@ -272,7 +272,7 @@ def verdict_on(bars: Sequence[Bar], device: str) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value as it is printed."""
+    """Return a value as text."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -284,8 +284,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("line", nargs="?")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=int, default=0, help="of the line so far")
-    parser.add_argument("--tiny", action="store_true", help="the line was a rehearsal")
+    parser.add_argument("--seconds", type=int, default=0, help="time that the line has taken so far")
+    parser.add_argument("--tiny", action="store_true", help="the line ran with tiny models")
     parser.add_argument("--best", action="store_true")
     given = parser.parse_args()
     if given.best:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One line of the plan for a GPU: its commands, then its report, in nine minutes, on a machine without a network.
+# Runs one line of the GPU measurement plan and writes its report, in nine minutes, on a machine without a network.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "$0")/../common.sh"
@@ -8,29 +8,31 @@ usage() {
   cat <<'HELP'
 usage: [WHEELS=FOLDER] [DATA=FOLDER] [PYTHON=PYTHON] scripts/gpu/run.sh LINE OUT [--tiny]
 
-Runs a line and writes OUT/LINE: report.md (a verdict, tables), report.json, and what the commands wrote. The folder
-appears whole or not at all. What nine minutes do not suffice for is cut, the last part first, and named in the report.
+Runs a line of the plan and writes OUT/LINE: report.md (a verdict and tables), report.json, and the output of the
+commands. The folder only exists once it is complete. If nine minutes are not enough, the last parts are cut short, and
+the report lists them.
 
-LINE, in order of value:
+LINE, in order of importance (in parentheses, what DATA must contain):
   throughput   updates of transformers' ModernBERT and BERT, and of ours, at 1,024, 8,192 and 512 tokens
-  learning     four patterns of 30 million parameters: ten million words, ten times, then BLiMP  (babylm, blimp)
-  correctness  every test that needs a GPU, side by side
+  learning     four patterns with 30 million parameters: ten million words, ten times, then BLiMP  (babylm, blimp)
+  correctness  all tests that need a GPU, in parallel
   documents    attention within documents, fine-tuning without padding                    (babylm, glue, documents.txt)
   base-size    BERT base: the words of `learning`, BLiMP, RTE and CoLA                    (babylm, blimp, glue)
-  base-best    the same of the best pattern in OUT/learning                               (babylm, blimp, glue)
-  rest         models beside their baselines, back ends, attention variants, kinds, a search  (babylm)
+  base-best    the same for the best pattern in OUT/learning                              (babylm, blimp, glue)
+  rest         models and their baselines, back ends, attention variants, kinds, a search    (babylm)
 
-DATA   a folder with what stands in brackets: babylm is of `lazyformer corpus`, blimp and glue are the official files,
-       documents.txt has a paragraph per line
-WHEELS wheels of what Python lacks, put into OUT/site. Needed are torch (CUDA), numpy, scipy, scikit-learn, matplotlib
-       and what else fairseq needs; pytest and pytest-xdist for `correctness`; transformers where it is there
+DATA   folder with the data in parentheses: babylm is the output of `lazyformer corpus`, blimp and glue are the official
+       files, and documents.txt has one paragraph per line
+WHEELS folder with wheels of missing packages, which are installed in OUT/site. Required are torch (CUDA), numpy, scipy,
+       scikit-learn, matplotlib and fairseq's other dependencies, and pytest and pytest-xdist for `correctness`;
+       transformers is optional
 
---tiny rehearses a line on a CPU, with tiny models.
+--tiny tests a line on a CPU with tiny models.
 HELP
 }
 
-# part SECONDS NAME COMMAND: keeps its output in NAME.txt, and notes how long it took and how it ended. None takes the
-# report's time.
+# part SECONDS NAME COMMAND: run a command with a time limit, write its output to NAME.txt, and record how long it took
+# and how it ended. Time for the report is always reserved.
 part() {
   local limit=$1 name=$2 left=$((MINUTES * 60 - SECONDS - FOR_THE_REPORT)) began=$SECONDS status=0 end=done
   shift 2
@@ -49,17 +51,17 @@ part() {
   printf '%s\t%s\t%s\n' "$name" $((SECONDS - began)) "$end" >>"$work/parts.tsv"
 }
 
-# needs NAME: ends with an error unless DATA holds it.
+# needs NAME...: exit with an error unless DATA contains these files or folders.
 needs() {
   for name; do
-    [[ -e ${DATA:-}/$name ]] || fail 1 "${DATA:-DATA}/$name: is not there; \`$line\` needs it, see scripts/gpu/run.sh --help"
+    [[ -e ${DATA:-}/$name ]] || fail 1 "${DATA:-DATA}/$name: does not exist, but \`$line\` needs it; see scripts/gpu/run.sh --help"
   done
 }
 
 MINUTES=9 FOR_THE_REPORT=20
 help_if_asked "$@"
 line=$1 out=${2:-} device=cuda tiny=""
-[[ $# -ge 2 ]] || fail 2 "give LINE and OUT; see scripts/gpu/run.sh --help"
+[[ $# -ge 2 ]] || fail 2 "pass LINE and OUT; see scripts/gpu/run.sh --help"
 shift 2
 for word; do
   [[ $word == --tiny ]] || fail 2 "$word: no such option; see scripts/gpu/run.sh --help"
@@ -70,11 +72,11 @@ python=${PYTHON:-$python} here=$root/scripts/gpu
 [[ -f $here/lines/$line.sh ]] || fail 2 "$line: no such line; see scripts/gpu/run.sh --help"
 mkdir -p "$out"
 out=$(cd "$out" && pwd) work=$out/$line.unfinished
-[[ ! -e $out/$line ]] || fail 1 "$out/$line: is there already; remove it or give another OUT"
+[[ ! -e $out/$line ]] || fail 1 "$out/$line: already exists; remove it or use another OUT"
 [[ -z ${DATA:-} ]] || DATA=$(cd "$DATA" && pwd)
 
 if [[ -n ${WHEELS:-} ]]; then
-  compgen -G "$WHEELS/*.whl" >/dev/null || fail 1 "$WHEELS: holds no wheels (*.whl)"
+  compgen -G "$WHEELS/*.whl" >/dev/null || fail 1 "$WHEELS: contains no wheels (*.whl)"
   if [[ ! -d $out/site ]]; then
     "$python" -m pip install --quiet --no-index --no-deps --target "$out/site.unfinished" "$WHEELS"/*.whl
     mv "$out/site.unfinished" "$out/site"
@@ -82,7 +84,7 @@ if [[ -n ${WHEELS:-} ]]; then
   export PYTHONPATH=$PYTHONPATH:$out/site
 fi
 if [[ $device == cuda ]] && ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
-  fail 1 "torch finds no GPU here; --tiny rehearses on a CPU"
+  fail 1 "torch finds no GPU here; to test the line on a CPU, use --tiny"
 fi
 precision=fp32
 [[ -n $tiny ]] || precision=$("$python" -c "from lazyformer_fairseq.executors.nvidia_smi import precision_here as here; print(here())")

@@ -1,9 +1,9 @@
-"""Times whole updates of models of ours and of transformers in turn, and writes them as JSON.
+"""Times whole updates of our models and transformers' models alternately, and writes the results as JSON.
 
     python scripts/gpu/throughput.py throughput.json --budget 450
 
-An update is that of `lazyformer bench`. transformers' models compute by sdpa and, where flash-attn can be imported, by
-that; their heads get the masked positions alone, as ours. No model has dropout in attention.
+Updates are the same as in `lazyformer bench`. transformers' models use sdpa and, if it is installed, flash-attn. Like
+ours, their heads only receive the masked positions. No model has attention dropout.
 """
 
 import argparse
@@ -28,13 +28,13 @@ from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 from lazyformer_fairseq.storage.json_files import write_json
 
 OURS = ("modernbert", "lazy_modernbert", "bert", "lazyformer_m2x6_s")
-LENGTHS = (1024, 8192, 512)  # the first two have bars, so the last is what a lack of time leaves out
+LENGTHS = (1024, 8192, 512)  # the first two have targets, so the last one is skipped if there is not enough time
 TINY_LENGTHS = (16, 32, 8)
 THEIRS = ("modernbert", "bert")  # transformers' names, and ours without _base
 
 
 def theirs(name: str, like: BenchModel, longest: int, attention: str) -> BenchModel:
-    """transformers' model in the sizes of ours, and with the FLOPs of ours."""
+    """Return transformers' model with the sizes and FLOPs of ours."""
     sizes = like.sizes
     options = HuggingFaceBertOptions(
         model_type=name,

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154
-# The best row of the line `learning` in BERT base's sizes: twelve layers for its eight, and the feed-forward width that
-# makes parameters equal.
-[[ -e $out/learning/report.json ]] || fail 1 "$out/learning: is not there; run the line \`learning\` first"
+# The best model of the line `learning` at BERT base's size: twelve layers instead of eight, with the feed-forward width
+# that equalizes parameter counts.
+[[ -e $out/learning/report.json ]] || fail 1 "$out/learning: does not exist; run the line \`learning\` first"
 best=$("$python" "$here/report.py" --best "$out/learning")
 case $best in
   bert) model='bert=(sf)x12' ;;

@@ -1,19 +1,19 @@
 # shellcheck shell=bash disable=SC2154
-# Four patterns of about 30 million parameters on the same ten million words, ten times at most; then BLiMP.
+# Four patterns with about 30 million parameters on the same ten million words, at most ten times, then BLiMP.
 #
-# What fits, worked out and not measured:
+# The settings are based on estimates, not on measurements:
 # - An encoder of 150 million parameters has 111 million outside its embeddings. At 6 FLOPs per token for each of these,
 #   365,000 tokens/s on an H100 are 243 TFLOP/s.
 # - 8 layers of width 512 are 25.2 million parameters, embeddings of 8,192 tokens another 4.2 million. The head computes
 #   30% of the tokens, which counts as 1.3 million. So a token takes 6 x 26.5 million = 0.159 GFLOP, and the same
-#   FLOP/s would be 1.53 million tokens/s. Small models reach less.
+#   FLOP/s would be 1.53 million tokens/s. Small models are less efficient.
 # - Ten million words are 14.4 million tokens, ten epochs 144 million: 94 s per model at that speed, 377 s for four.
 #   85 s of training each leave a minute for the start and 80 s for BLiMP within eight minutes. That is nine epochs at
-#   1.53 million tokens/s, and ten at 1.70. A trial decides, and the report has the words that were read.
-# - An update of 64 x 512 tokens takes 21 ms at that speed, and there are 4,400 of them. Smaller ones would wait for
-#   kernels to be launched.
-# - A step of Muon is as large as its rate, whatever the batch. The recipe's rate of 5e-3 is for 2 x 512 tokens; Muon's
-#   own authors take 2e-2 for half a million. 1e-2 stands between them.
+#   1.53 million tokens/s, and ten at 1.70. A trial determines the number, and the report contains the words read.
+# - An update of 64 x 512 tokens takes 21 ms at that speed, and there are 4,400 of them. Smaller updates would be limited
+#   by kernel launches.
+# - The size of a Muon step depends on the learning rate, but not on the batch. The recipe uses 5e-3 for 2 x 512 tokens,
+#   and Muon's authors use 2e-2 for half a million tokens. We use 1e-2, a value in between.
 needs babylm blimp
 models=(--model 'bert=(sf)x8' --model 'lazyformer=M2x4' --model 'conv=(cf)x3 sf (cf)x4'
   --model 'modern=(s[qk_norm] f[gate=gelu])x8')

@@ -1,22 +1,22 @@
 # shellcheck shell=bash disable=SC2154
-# Models beside their baselines, back ends, attention variants, and kinds that no other line has.
+# Models and their baselines, back ends, attention variants, and kinds that no other line covers.
 needs babylm
 bench=("${lazyformer[@]}" bench)
 if [[ $device == cuda ]]; then
-  echo "== compiling" # side by side, into Triton's cache; for a batch of one, of which no tiles are remembered
+  echo "== compiling" # in parallel, to fill Triton's cache; with batch size 1, for which no tile sizes are cached
   export TRITON_CACHE_AUTOTUNING=0
   for pattern in s sl slllll; do
     timeout --kill-after=10 60 "${bench[@]}" attention --patterns "$pattern" --backend fused --lengths 512 --rounds 2 \
       --device cuda &>/dev/null &
   done
-  for arch in bert_base lazyformer_m2x6_s lazyformer_m6x2_s; do # with a bias, as well
+  for arch in bert_base lazyformer_m2x6_s lazyformer_m6x2_s; do # also with a bias
     timeout --kill-after=10 60 "${bench[@]}" models --arch $arch --baseline-arch bert_tiny --backend fused \
       --baseline-backend fused --lengths 512 --rounds 2 --precision "$precision" --device cuda \
       --output "$work/compiling/$arch" &>/dev/null &
   done
   wait
   rm -rf "$work/compiling"
-  export TRITON_CACHE_AUTOTUNING=1 # what one part finds out about tiles the next one knows
+  export TRITON_CACHE_AUTOTUNING=1 # parts reuse the tile sizes that earlier parts found
 fi
 
 models=(--arch lazyformer_m2x6_s,lazyformer_m6x2_s --pattern m2x6_w3072=M2x6 --backend fused,recompute
@@ -35,7 +35,7 @@ sizes=(--lengths 4096,16384 --rounds 5 --budget 0.6min)
 [[ -z $tiny ]] || sizes=(--lengths 32 --heads 2x8 --rounds 2)
 part 85 "attention variants" "${bench[@]}" attention "${sizes[@]}" --device "$device"
 
-# Recurrences, experts, and what reversible layers save.
+# Recurrences, experts, and the memory saved by reversible layers.
 sizes=(--arch nbrc_base,gshard_base,reformer_base,reformer_reversible_base --lengths 512,4096 --tokens 8192 --rounds 5
   --budget 0.8min)
 [[ -z $tiny ]] || sizes=(--arch nbrc_tiny,gshard_tiny --baseline-arch bert_tiny --lengths 16 --tokens 16 --rounds 2)

@@ -479,7 +479,7 @@ def test_predict_counts_what_was_cut_and_a_caller_is_warned(cut_short, tmp_path)
         assert model.extract_features("anna", LONG).size(1) == 64
     with (
         pytest.warns(UserWarning, match="1 of 1 texts is longer"),
-        pytest.raises(UserError, match="found <mask> 0 times in the 64"),
+        pytest.raises(UserError, match="found <mask> 0 times in the first 64"),
     ):
         model.fill_mask(f"{LONG} <mask>")
     with warnings.catch_warnings():

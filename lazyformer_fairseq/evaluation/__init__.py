@@ -1,1 +1,1 @@
-"""Evaluation of models: loading and inference without fairseq, exports, benchmarks, and plans of trainings."""
+"""Model evaluation: loading and inference without fairseq, exports, benchmarks, and training plans."""

@@ -148,7 +148,7 @@ class TrainingLoop:
         remedy = f"remove {self.folder} to start over"
         return as_type(expected, self.history[name], f"{self.folder / CHECKPOINT}, its {name}", remedy)
 
-    # Updates.
+    # Updates
 
     def update(self) -> int:
         """Make one update with the next `update_freq` batches.
@@ -299,7 +299,7 @@ class TrainingLoop:
         logs = [self.objective.loss(self.model, batch)[2] for batch in batches]
         return self.objective.measures(logs)
 
-    # The record.
+    # The run's record
 
     def _begin_record(self) -> None:
         """Write ``run.json``, and remove the lines of ``metrics.jsonl`` for updates that will be repeated."""
@@ -369,7 +369,7 @@ class TrainingLoop:
         rates = {"lr": self.optimizer.get_lr(), "tokens": interval.tokens, "skipped": self.guard.skipped}
         self.log_metrics("train", values | rates)
 
-    # Checkpoints.
+    # Checkpoints
 
     def save(self, with_optimizer: bool = True, name: str = CHECKPOINT) -> None:
         """Write a checkpoint into the folder atomically.
@@ -460,7 +460,7 @@ class TrainingLoop:
 
 
 def moved(batch: Batch, device: Union[str, torch.device], half: Optional[torch.dtype] = None) -> Batch:
-    """Move a batch to a device, and cast float32 tensors to `half` if specified; float64 targets stay as they are."""
+    """Move a batch to a device, and cast float32 tensors to `half` if specified; float64 targets are left unchanged."""
 
     def move(tensor: Tensor) -> Tensor:
         if tensor.dtype is torch.float32:

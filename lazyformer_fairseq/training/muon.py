@@ -244,7 +244,7 @@ def _lying(x: Tensor) -> Tensor:
 
 @dataclass
 class MuonOptions(AdamOptions):
-    """Options of :class:`MuonAndAdam`."""
+    """Options for :class:`MuonAndAdam`."""
 
     adam_lr: Optional[float] = option(None, "Adam's peak learning rate; default: --lr", bounds=AMOUNT)
     muon_momentum: float = option(0.95, "Muon's momentum: the fraction kept by each update", bounds=PROPORTION)

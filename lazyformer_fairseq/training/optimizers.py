@@ -223,7 +223,7 @@ def betas_of(value: Any, option: str) -> tuple[float, float]:
 
 @dataclass
 class AdamOptions:
-    """Options of :class:`FusedAdam`."""
+    """Options for :class:`FusedAdam`."""
 
     adam_betas: Any = option("(0.9, 0.999)", "Adam's betas, as '(b1, b2)': decay of the moments", bounds=PROPORTION)
     adam_eps: float = option(1e-6, "Adam's epsilon, added to the square root of the second moment", bounds=AMOUNT)
@@ -369,7 +369,7 @@ def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
 
 
 def gradients_of(weights: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients of weights, skipping weights without one."""
+    """Return the gradients of weights, all of which must have one."""
     return [weight.grad for weight in weights if weight.grad is not None]
 
 
@@ -447,7 +447,7 @@ def _ratio(weight_norm: float, update_norm: float, group: dict[str, Any]) -> flo
 
 @dataclass
 class LambOptions:
-    """Options of :class:`NvLamb`."""
+    """Options for :class:`NvLamb`."""
 
     lamb_betas: Any = option("(0.9, 0.999)", "LAMB's betas, as '(b1, b2)': decay of the moments", bounds=PROPORTION)
     lamb_eps: float = option(1e-6, "LAMB's epsilon, added to the square root of the second moment", bounds=AMOUNT)

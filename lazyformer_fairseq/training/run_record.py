@@ -183,7 +183,7 @@ class MetricsLog:
         self.close = self._trackers.close
 
     def rewind(self, updates: int) -> None:
-        """Remove the lines for updates after a checkpoint that the run has returned to."""
+        """Remove all lines after update `updates`, because the run has rolled back to a checkpoint."""
         if not self.path.is_file():
             return
         lines = read_metrics(self.path.parent)

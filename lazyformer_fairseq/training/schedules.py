@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class WarmupOptions:
-    """Options of :class:`WarmupSchedule`."""
+    """Options for :class:`WarmupSchedule`."""
 
     warmup_ratio: float = option(
         0.01,
@@ -50,7 +50,7 @@ class Schedule:
         self.num_updates = 0
 
     def rate(self, update: int) -> float:
-        """Return the learning rate of update number `update`, from 1."""
+        """Return the learning rate for update `update`, counting from 1."""
         raise NotImplementedError
 
     def step_update(self, num_updates: int) -> float:
@@ -60,7 +60,7 @@ class Schedule:
         return self.optimizer.get_lr()
 
     def state_dict(self) -> dict:
-        """Return the state that checkpoints store."""
+        """Return the state to store in checkpoints."""
         return {"best": self.best}
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -117,7 +117,7 @@ class WarmupSchedule(Schedule):
         return super().step_update(num_updates)
 
     def state_dict(self) -> dict:
-        """Return the state that checkpoints store."""
+        """Return the state to store in checkpoints."""
         return {**super().state_dict(), "updates_from_epochs": self.updates_from_epochs}
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -136,7 +136,7 @@ class LinearWarmupSchedule(WarmupSchedule):
     NAME = "linear_warmup"
 
     def rate(self, update: int) -> float:
-        """Return the learning rate of update number `update`, from 1."""
+        """Return the learning rate for update `update`, counting from 1."""
         total = self.total_updates
         warmup = self.warmup_updates
         if update <= warmup:
@@ -148,7 +148,7 @@ class LinearWarmupSchedule(WarmupSchedule):
 
 @dataclass
 class PolynomialWarmupOptions(WarmupOptions):
-    """Options of :class:`PolynomialWarmupSchedule`."""
+    """Options for :class:`PolynomialWarmupSchedule`."""
 
     power: float = option(
         0.5,
@@ -177,7 +177,7 @@ class PolynomialWarmupSchedule(WarmupSchedule):
             raise UserError(f"--power {cfg.power}: must be greater than 0")
 
     def rate(self, update: int) -> float:
-        """Return the learning rate of update number `update`, from 1."""
+        """Return the learning rate for update `update`, counting from 1."""
         done = update / self.total_updates
         if done < self.cfg.warmup_ratio:
             return self.peak * done / self.cfg.warmup_ratio
@@ -189,7 +189,7 @@ DECAYS = {"1-sqrt": lambda share: 1 - math.sqrt(share), "linear": lambda share: 
 
 @dataclass
 class WSDOptions(WarmupOptions):
-    """Options of :class:`WSDSchedule`."""
+    """Options for :class:`WSDSchedule`."""
 
     warmup_updates: int = option(0, "number of warm-up updates, instead of --warmup-ratio", bounds=COUNT_OR_NONE)
     decay: str = option("1-sqrt", "shape of the decay to zero: 1-sqrt or linear", choices=tuple(DECAYS))
@@ -249,7 +249,7 @@ class WSDSchedule(WarmupSchedule):
         return self.warmup
 
     def rate(self, update: int) -> float:
-        """Return the learning rate of update number `update`, from 1."""
+        """Return the learning rate for update `update`, counting from 1."""
         if update <= self.warmup:
             return self.peak * update / self.warmup
         if update <= self.decay_start or not self.cfg.decay_share:
@@ -258,7 +258,7 @@ class WSDSchedule(WarmupSchedule):
         return self.peak * DECAYS[str(self.cfg.decay)](min(1.0, share))
 
     def state_dict(self) -> dict:
-        """Return the state that checkpoints store."""
+        """Return the state to store in checkpoints."""
         return {
             **super().state_dict(),
             "warmup": self.warmup,
@@ -312,7 +312,7 @@ class WSDSchedule(WarmupSchedule):
 
 @dataclass
 class CosineOptions:
-    """Options of :class:`CosineSchedule`."""
+    """Options for :class:`CosineSchedule`."""
 
     warmup_updates: int = option(0, "number of updates of linear learning-rate warm-up", bounds=COUNT_OR_NONE)
     warmup_init_lr: float = option(0.0, "learning rate at the start of the warm-up", bounds=Bounds(-1))
@@ -325,7 +325,7 @@ class CosineSchedule(Schedule):
     NAME = "cosine"
 
     def rate(self, update: int) -> float:
-        """Return the learning rate of update number `update`, from 1."""
+        """Return the learning rate for update `update`, counting from 1."""
         cfg = self.cfg
         done = update - 1 - cfg.warmup_updates
         if done < 0:

@@ -134,7 +134,7 @@ class UpdateGuard:
         return Reaction.STOP
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that checkpoints store."""
+        """Return the state to store in checkpoints."""
         return {"skipped": self.skipped, "rollbacks": self.rollbacks, "losses": list(self.losses)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -18,11 +18,11 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 @dataclass(frozen=True)
 class Planning:
-    """Options of ``lazyformer plan``."""
+    """Options for ``lazyformer plan``."""
 
     gpus: Optional[Gpus] = option(
         None,
-        "Total number of GPUs on all nodes, optionally with the memory per GPU.",
+        "Total number of GPUs across all nodes, optionally with the memory per GPU.",
         parse=read_gpus,
         metavar="N or NxSIZE",
         shown="this machine's GPUs, or its CPU if it has none",
@@ -82,7 +82,7 @@ class Planning:
 @click.argument("archs", metavar="ARCH...", nargs=-1, required=True)
 @takes(Planning, "asked")
 def plan(archs: tuple[str, ...], asked: Planning) -> None:
-    r"""Print whether training ARCH fits the GPUs, the batch size per GPU, and how long it takes.
+    r"""Print whether training ARCH fits on the GPUs, the batch size per GPU, and how long training takes.
 
     ARCH is the name of a model (docs/patterns.md lists all) or a YAML file, as for `lazyformer pretrain`. Memory is
     measured with fake tensors, which takes a few seconds and needs no GPU; see docs/training.md.

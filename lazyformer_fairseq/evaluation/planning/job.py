@@ -321,7 +321,7 @@ def compose_yaml(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[st
 
     if path.suffix != ".yaml":
         raise UserError(f"{path}: hydra only reads files with the suffix .yaml; rename it to {path.stem}.yaml")
-    read_yaml(path, "give a training's settings")  # enforces limits, and its errors name the line
+    read_yaml(path, "pass a file with training settings")  # enforces limits, and its errors name the line
     # "++" also accepts settings that are not in the file but in fairseq's dataclasses.
     words = [f"++{word}" if re.match(r"\w+\.", word) else word for word in overrides]
     try:

@@ -227,13 +227,13 @@ _NAMED = {
     "bert_base_absolute": EncoderArchitecture("(sf)x12", "PAR, Table 4", parameters_in_millions=111.2),
     "distilbert_base": EncoderArchitecture("(sf)x6", "PAR, Table 4", parameters_in_millions=68.7),
     "par_bert_base": EncoderArchitecture("(sff)x5 (f)x9", "PAR, Table 4", parameters_in_millions=127.8),
-    "sandwich_bert_base": EncoderArchitecture("(s)x6 (sf)x6 (f)x6", "Sandwich's order in BERT's size (ours)"),
+    "sandwich_bert_base": EncoderArchitecture("(s)x6 (sf)x6 (f)x6", "Sandwich's order at BERT's size (ours)"),
     "lazy_par_bert_base": EncoderArchitecture(
         "(sfflff)x3 (f)x6",
         "lazy blocks in PAR (ours)",
         attention_dropout=0.0,
     ),
-    "gshard_base": EncoderArchitecture("(sfsf[experts=8])x6", "GShard, section 2.2, in BERT's size (ours)"),
+    "gshard_base": EncoderArchitecture("(sfsf[experts=8])x6", "GShard, section 2.2, at BERT's size (ours)"),
     # The window has 256 tokens on each side, and <s> is global, as in Longformer's fine-tuning.
     "longformer_base": _LONG("(s[window=256,global=1]f)x12", "Longformer, section 5"),
     "lazy_longformer_base": _LONG("(s[window=256,global=1]flf)x6", "lazy blocks in Longformer (ours)"),
@@ -266,9 +266,9 @@ _NAMED = {
     # "Nonuniform projected dimension": higher layers project to fewer positions. The paper reports no numbers.
     "linformer_falling_base": EncoderArchitecture(
         "(s[linformer=192]f)x4 (s[linformer=128]f)x4 (s[linformer=64]f)x4",
-        "Linformer, section 4 (our reading)",
+        "Linformer, section 4 (our interpretation)",
     ),
-    "nbrc_base": EncoderArchitecture("(r[cell=nbrc]f)x12", "nBRC for attention (ours)"),
+    "nbrc_base": EncoderArchitecture("(r[cell=nbrc]f)x12", "nBRC instead of attention (ours)"),
     "modernbert_base": _modernbert("(s[window=64,rope=10000]f[gate=gelu])x2", 1152, "ModernBERT, section 2.1"),
     # Each l saves the query and key projections; their parameters are used for wider feed-forward sublayers.
     "lazy_modernbert_base": _modernbert(
@@ -287,7 +287,7 @@ _NAMED = {
     ),
     "bert_modern_base": _MODERN(
         "(s[rope=10000,qk_norm]f[gate=gelu])x12",
-        "modern parts in BERT (ours)",
+        "modern components in BERT (ours)",
         encoder_ffn_embed_dim=2048,
         norm="rms",
         embedding_norm=True,
@@ -401,18 +401,18 @@ _NAMED_CAUSAL = {
     "par_transformer_base_7s_sff": CausalArchitecture("(sff)x7 (f)x11", "PAR, Table 1"),
     "par_transformer_base_7s_sfff": CausalArchitecture("(sfff)x7 (f)x4", "PAR, Table 1"),
     "transformer_xl_large": _LARGE("(sf)x18", "PAR, Table 3"),
-    "par_transformer_large": _LARGE("(sfff)x7 (f)x8", "PAR, Table 3 (our reading)"),
+    "par_transformer_large": _LARGE("(sfff)x7 (f)x8", "PAR, Table 3 (our interpretation)"),
     "sandwich_transformer_large": _LARGE("(s)x6 (sf)x12 (f)x6", "PAR, Table 3"),
     "transformer_xl_24b": _24B("(sf)x12"),
     "par_transformer_24b": _24B("(sff)x5 (f)x9"),
     "sandwich_transformer_24b": _24B("(s)x6 (sf)x6 (f)x6"),
-    "mingru_base": CausalArchitecture("(r[cell=mingru]f)x16", "minGRU for attention (ours)"),
+    "mingru_base": CausalArchitecture("(r[cell=mingru]f)x16", "minGRU instead of attention (ours)"),
     # There is no memory between segments. The windows grow from 32 to 512 tokens, with a mean of 230 (Table 4); we
     # chose the layer of each window. In the last three pairs of layers, two heads have gaps of 1, 2 and 3 tokens.
     "longformer_small": CausalArchitecture(
         "(s[window=32]f)x2 (s[window=64]f)x2 (s[window=128]f)x2 (s[window=256,dilation=2]f)x2 "
         "s[window=256,dilation=3]f s[window=512,dilation=3]f (s[window=512,dilation=4]f)x2",
-        "Longformer, section 4 (our reading)",
+        "Longformer, section 4 (our interpretation)",
         dropout=0.2,
         activation_dropout=0.2,
         adaptive_softmax_cutoff="",

@@ -161,7 +161,7 @@ class AttentionVariant:
     check: Callable[[Mapping[str, Value], Optional[bool]], Checks] = lambda *_: ()
 
     def __reduce__(self) -> tuple[Callable[[str], "AttentionVariant"], tuple[str]]:
-        """Copy and pickle the row as its name."""
+        """Copy and pickle the row by its name."""
         return row_of_name, (self.name,)
 
     @property

@@ -314,8 +314,8 @@ for _kind in (
             Setting(
                 "capacity",
                 1.25,
-                "slots per expert during training, relative to an equal share of the tokens in a text",
-                "equal shares",
+                "capacity factor: slots per expert in training, relative to an even distribution of a text's tokens",
+                "factor",
                 low=0.01,
             ),
         ),

@@ -116,7 +116,7 @@ class Chunk:
         return self.turn(rows.flatten(0, 1))
 
     def put_rows(self, out: Tensor, rows: Tensor) -> None:
-        """Write rows to where :meth:`select_rows` reads them."""
+        """Write rows back to the positions that :meth:`select_rows` reads."""
         there = out[self.sequences, self.heads, self.segment.rows]
         there.copy_(self.turn(rows).view_as(there))
 
@@ -329,7 +329,7 @@ class ByDistance(Addition):
 
 
 class Bias(ByDistance):
-    """The addition of a learned bias by distance."""
+    """The addition of a learned bias per distance."""
 
     def __init__(self, table_KN: Tensor, bucket_by_distance: Tensor, q: Tensor, distances: int):
         super().__init__(q.size(-2), distances, q)
@@ -576,7 +576,7 @@ class Blockwise:
         return self.additions[0].room(chunk)
 
     def add_product(self, total: Tensor, chunk: Chunk, probabilities: Tensor, rows: Tensor) -> None:
-        """Add a chunk's matmul P^T rows to a sum over queries.
+        """Accumulate a chunk's P^T @ rows into a sum over queries.
 
         Without a mask, the chunk with a head's first rows initializes the sum.
 
@@ -664,7 +664,7 @@ class InChunks(Implementation):
         saved: Tensor,
         scores: Scores,
     ) -> list[Tensor]:
-        """Compute dS = P * (sum of dO_i V_i^T - delta) and from it all gradients of a block.
+        """Compute all gradients of a block from dS = P * (sum of dO_i V_i^T - delta).
 
         The sum is a single matmul, because the values of all layers are concatenated.
         """

@@ -43,7 +43,7 @@ class CountedDistribution(NamedTuple):
     time: int
 
     def attend(self, v_BNKD: Tensor, _dropout: float) -> Tensor:
-        """Return P V (B, N, T, D), a tensor on the meta device."""
+        """Compute P V (B, N, T, D) as a meta tensor."""
         return WEIGH(v_BNKD, self.pairs, self.time)
 
 

@@ -179,7 +179,7 @@ class SharedAttention(NamedTuple):
     handles: Iterator[tuple[Tensor, ...]]
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """Compute P V (B, N, T, D). Each of the declared consumers may call this once."""
+        """Compute P V (B, N, T, D). This may be called once per declared consumer."""
         assert not dropout, "lazy blocks have no dropout"
         tensors, numbers = self.scores
         v_BNKD = v_BNKD.to(self.q_BNTD.dtype)

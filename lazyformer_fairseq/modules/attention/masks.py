@@ -204,7 +204,7 @@ def _count_shown(parts: tuple[Part, ...], queries: Tensor, places: Tensor, is_ca
 
 
 def mask_of(numbers: Sequence[int]) -> Optional[AttentionMask]:
-    """Restore a mask from the numbers returned by :meth:`AttentionMask.flat`; None if there are no numbers."""
+    """Rebuild a mask from the output of :meth:`AttentionMask.flat`; return None for an empty list."""
     if not numbers:
         return None
     rest = iter(numbers)

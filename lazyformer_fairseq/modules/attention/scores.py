@@ -274,7 +274,7 @@ class FlatScores(NamedTuple):
     numbers: Sequence[int]
 
     def scores(self) -> Scores:
-        """Restore the Scores object."""
+        """Rebuild the Scores object from the lists."""
         far, is_causal, extra, *mask = self.numbers
         parts = dict(zip((*LEARNED, *_FIXED), self.tensors, strict=True))
         return Scores(**parts, far=far, is_causal=bool(is_causal), extra=extra, mask=mask_of(mask))

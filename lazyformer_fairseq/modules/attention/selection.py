@@ -1,4 +1,4 @@
-"""Back-end selection: the back end that the user names or, for ``auto``, the fastest one on this machine.
+"""Back-end selection: either the back end named by the user or, for ``auto``, the fastest one on this machine.
 
 The first attention call of each shape times the back ends that support it, on its own queries, keys and values
 (:mod:`lazyformer_fairseq.modules.timing`). If nothing is timed, the first back end in a fixed order is selected, which

@@ -94,8 +94,8 @@ def load_rows(
 def far_tiles(kept, full, bias, reach, KEPT: tl.constexpr, MOVING: tl.constexpr):
     """Return `low` and `high`, the bounds of the near tiles among the `full` whole tiles of MOVING rows.
 
-    The tiles before `low` and from `high` on are far. `kept` is the first of the KEPT rows of the kept tile. Without a
-    bias, every whole tile is far.
+    Tiles before `low` and tiles from `high` onward are far. `kept` is the first of the KEPT rows of the kept tile.
+    Without a bias, every whole tile is far.
     """
     if bias is None:
         low = full

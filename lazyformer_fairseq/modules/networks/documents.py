@@ -75,7 +75,7 @@ class Group(NamedTuple):
         return self.documents * self.width**2
 
     def take(self, row_SE: Tensor) -> Tensor:
-        """Return the group's vectors (P, E); padding contains the vector of some token of its document."""
+        """Select the group's vectors (P, E); padding contains the vector of some token of the same document."""
         if self.start is not None:
             return row_SE.narrow(0, self.start, self.width)
         assert self.from_P is not None, "a group that is not a slice has indices"
@@ -126,7 +126,7 @@ class Documents:
             self.groups.append(Group.of(starts[chosen], lengths[chosen], device))
 
     def split(self, x: Optional[Tensor]) -> list[Optional[Tensor]]:
-        """Split a row (1, S, ...) into tensors (D, W, ...), one per group; for None, return one None per group."""
+        """Split a row (1, S, ...) into one tensor (D, W, ...) per group. If `x` is None, return a list of None."""
         if x is None:
             return [None] * len(self.groups)
         parts = _Split.apply(x[0], self.groups)
@@ -268,4 +268,4 @@ def check_takes_documents(model: nn.Module, option: str) -> None:
     if not getattr(model, "takes_documents", False):
         raise UserError(f"{option} works only with this package's encoders; use one of them, or omit the option")
     if model.compiles:
-        raise UserError(f"--compile cannot be used with {option}, because shapes vary by batch; omit one of them")
+        raise UserError(f"--compile cannot be used with {option}, because batch shapes vary; omit one of them")

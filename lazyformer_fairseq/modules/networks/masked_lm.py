@@ -128,7 +128,7 @@ class MaskedLM(nn.Module):
         return self.encoder.lm_head(output, masked_tokens), {**extra, "head_logits": head(features)}
 
     def _first_of_texts(self, src_tokens: Tensor, has_padding: Optional[bool]) -> Tensor:
-        """Return the index of the first token of each sequence, ``<s>``, in the flattened batch, (B,)."""
+        """Return the indices (B,) of each sequence's first token, ``<s>``, in the flattened batch."""
         batch, time = src_tokens.shape
         starts = torch.arange(batch, device=src_tokens.device) * time
         if has_padding is not None:

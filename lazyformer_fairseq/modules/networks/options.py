@@ -26,8 +26,8 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCH
 from lazyformer_fairseq.patterns.kinds import LAYER, NORMS, describe_letters
 
 BACKENDS_HELP = (
-    "attention back end; the results are equivalent, but only eager and materialize store attention distributions, "
-    "while recompute and fused do not; auto uses the back end measured to be fastest"
+    "attention back end; the results are equivalent, but eager and materialize store attention distributions, whereas "
+    "recompute and fused do not; auto uses the back end measured to be fastest"
 )
 CHECKPOINTS_HELP = "during training, keep only the inputs of layers and lazy blocks, and recompute other activations"
 REVERSIBLE_HELP = (
@@ -95,7 +95,7 @@ class MaskedLMOptions:
     )
     token_types: int = option(
         0,
-        "number of token types, which indicate which of two texts a token belongs to; BERT uses 2; 0 for none",
+        "number of token types, which distinguish the two texts of a pair; BERT uses 2; 0 for none",
         bounds=COUNT_OR_NONE,
     )
     relative_position_buckets: int = option(

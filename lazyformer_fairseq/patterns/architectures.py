@@ -28,7 +28,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Architecture:
-    """A row of the table.
+    """A named model, which is a row of the table.
 
     Attributes that are not documented here or in a subclass are model options, which are documented by their help
     texts. None means the model's default.

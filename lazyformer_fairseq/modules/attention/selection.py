@@ -242,7 +242,7 @@ def _torch_fuses(workload: Workload) -> bool:
 
 
 def _fits(name: str, workload: Workload) -> bool:
-    """Return whether the T x K matrices that a back end writes in all sublayers fit into its fraction of memory."""
+    """Return whether the T x K matrices that a back end writes in all sublayers fit into the allowed memory."""
     call = workload.call
     matrix = call.heads * call.time * call.keys
     distributions = call.batch * matrix

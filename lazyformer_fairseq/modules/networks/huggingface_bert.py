@@ -141,7 +141,7 @@ def has_transformers() -> bool:
 
 @contextmanager
 def without_broken_torchaudio() -> Iterator[None]:
-    """Hide a torchaudio installation that cannot be loaded while transformers is imported.
+    """Hide torchaudio during imports of transformers if it cannot be loaded.
 
     transformers imports torchaudio whenever it is installed, although BERT does not need it. The torchaudio build that
     fairseq's dependencies install is for CUDA and cannot be loaded with a CPU build of torch.

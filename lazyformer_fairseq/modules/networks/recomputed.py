@@ -90,7 +90,7 @@ def segments_of(sublayers: Sequence[PlannedSublayer], direction: str) -> list[li
 
 
 def check_reversible(sublayers: Sequence[PlannedSublayer], direction: str, normalize_before: bool) -> None:
-    """Raise a UserError if a network with these sublayers or post-norm cannot be reversible."""
+    """Raise a UserError if a network with these sublayers and norms cannot be reversible."""
     if not normalize_before:
         part = "encoder" if direction == ENCODER else "decoder"
         raise UserError(f"--reversible: a post-norm cannot be inverted; also set --{part}-normalize-before")

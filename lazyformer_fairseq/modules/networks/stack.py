@@ -233,7 +233,7 @@ class Stack(nn.Module):
         shared: Context,
         return_all: bool,
     ) -> StackOutput:
-        """Run a slice of the sublayers, with checkpointing, reversibly or compiled, as configured.
+        """Run a slice of the sublayers with checkpointing, reversible layers or compilation, as configured.
 
         The other arguments are described in :func:`run_sublayers`.
         """

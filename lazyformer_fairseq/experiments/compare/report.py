@@ -208,7 +208,7 @@ def _of_budget(comparison: results.Comparison) -> Iterator[str]:
             odd.append(f"{name} took {took:,.1f} s instead of {wanted:,.1f} s")
     if odd:
         yield (
-            f"Some runs missed their part of the budget of {budget:,.1f} s: {'; '.join(odd)}. The numbers of updates "
+            f"Some runs missed their part of the budget of {budget:,.1f} s: {'; '.join(odd)}. The update counts "
             "come from a trial before training, and the load on the machine has changed since then. To use the budget "
             "exactly, run the comparison again in another folder with nothing else running on the machine."
         )

@@ -64,7 +64,7 @@ class Run:
     Attributes:
         seed: the run's seed.
         curve: arrays of shape (E,), with one entry per evaluation on held-out data: each of COSTS, counted from the
-            start of this run and for this run alone, and the metrics.
+            start of the run, and the metrics.
         final: the trained model's metrics.
     """
 
@@ -424,7 +424,7 @@ def first_crossing(spent: np.ndarray, values: np.ndarray, target: float, measure
 
     Args:
         spent: the cost spent at each evaluation, increasing, (E,).
-        values: the metric at each evaluation, (E,). Values that are not finite are not interpolated from.
+        values: the metric at each evaluation, (E,). Non-finite values are excluded from interpolation.
         target: a metric value.
         measure: the metric, including whether lower values are better.
     """

@@ -55,7 +55,7 @@ def compare(
         settings: the comparison's settings.
         folder: the comparison's folder.
         command: the command line, which is stored in the results.
-        place: where runs execute if they are not interleaved in this process.
+        place: the executor options for runs in separate processes.
         report_to: names of experiment trackers.
 
     Raises:
@@ -112,8 +112,7 @@ class Jobs:
         compared: the comparison's task.
         folder: the comparison's folder.
         specs: the models by name, with their final feed-forward widths.
-        lengths: the model's own name and the number of updates of each run, by the run's name in the results, such as
-            ``mine@0.7``.
+        lengths: each run's model name and number of updates, by the run's name in the results, such as ``mine@0.7``.
     """
 
     compared: ComparedTask
@@ -281,8 +280,8 @@ def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict
     """Determine the lengths of all runs, using a trial unless the settings specify only a number of updates.
 
     Returns:
-        `entries`: the model's own name and the number of updates of each run, by the run's name in the results; and
-        `milliseconds`: each model's time per update in the trial, empty without a trial.
+        `entries`: each run's model name and number of updates, by the run's name in the results; and `milliseconds`:
+        each model's time per update in the trial, empty without a trial.
     """
     settings = compared.settings
     trained = settings.trained()

@@ -257,7 +257,7 @@ class CompareSettings:
         fairseq_options: further command-line options that apply to every model.
 
     Raises:
-        UserError: settings conflict, or a model cannot be parsed.
+        UserError: settings conflict, or a SPEC cannot be parsed.
     """
 
     task: str = of_models(MISSING, "Task to train the models on.", choices=[task.name for task in TASKS])

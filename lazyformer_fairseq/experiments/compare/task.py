@@ -37,7 +37,7 @@ POINTS_LEAN = 1.5  # exponent; above 1, points are denser at the steep start of 
 class CompareJob(Job):
     """The training run of one model with one seed and one learning rate.
 
-    The job is named like the model in the results, such as ``mine@0.7``.
+    The job has the model's name in the results, such as ``mine@0.7``.
 
     Attributes:
         spec: the model.
@@ -71,7 +71,7 @@ class ComparedTask(ABC):
         settings: the comparison's settings.
 
     Attributes:
-        place: where runs execute if they are not interleaved in this process.
+        place: the executor options for runs in separate processes.
         report_to: names of the experiment trackers for all runs.
         OPTIONS: dataclasses with the options of the task's models and text, named as in fairseq-train.
     """
@@ -88,7 +88,7 @@ class ComparedTask(ABC):
         return type(self), (self.settings,)
 
     def train_at(self, place: ExecutorOptions) -> None:
-        """Set where runs execute.
+        """Set the executor options for runs in separate processes.
 
         Raises:
             UserError: the options select an executor, but the runs are interleaved in this process.

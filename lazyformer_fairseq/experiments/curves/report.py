@@ -189,7 +189,7 @@ def find_runs(given: Iterable[str]) -> dict[str, list[Path]]:
 
 
 def read_histories(runs: Mapping[str, Sequence[Path]]) -> tuple[dict[str, History], list[str]]:
-    """Read the histories of the validated runs, by name, and return a sentence about each run without validation.
+    """Read the histories of the validated runs, by name, and return sentences about the runs that were not validated.
 
     Raises:
         UserError: no run was validated, or their losses cannot be compared.

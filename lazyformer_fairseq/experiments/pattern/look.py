@@ -47,7 +47,7 @@ class Seen:
     """The tokens that one sublayer attends to.
 
     Attributes:
-        title: the sublayer's text and that of the sublayer it reads, if any.
+        title: the sublayer's text, and the text of the sublayer that it reads from, if any.
         by_heads: pairs (heads, weights), one for each group of adjacent heads that attend to the same tokens. The
             weights, (T, K), are the dependence of the output at each token on the input at each token, relative to the
             row's largest value; they are 0 for tokens that are not attended to. K is M + T; a causal model's memory

@@ -122,8 +122,8 @@ def compress(
 ) -> None:
     """Find faster patterns for a trained masked-LM encoder that increase its loss the least, without any training.
 
-    CHECKPOINT is a file or a folder of checkpoints. TEXT is held-out text: a file, or the split valid in a folder
-    written by `lazyformer corpus`. The command scores every possible change of a single sublayer by how much it
+    CHECKPOINT is a file or a folder of checkpoints. TEXT is held-out text: a file, or a folder written by `lazyformer
+    corpus`, whose valid split is used. The command scores every possible change of a single sublayer by how much it
     increases the loss on this text. For each latency budget, dynamic programming selects the changes with the smallest
     total score, and the best patterns are then measured as a whole. The command writes a report to OUT and one model
     per budget. Each model starts from the weights of CHECKPOINT and is stored in the format of `lazyformer import`, so

@@ -75,7 +75,7 @@ class Trainings:
         losses: each pattern's loss on each rung, in bits; None if it was not trained to that rung, infinite if the run
             diverged.
         parameters: each pattern's number of parameters.
-        made: the number of updates that each rung costs beyond the previous rung's trunk.
+        made: the number of additional updates per rung, beyond the previous rung's trunk.
     """
 
     def __init__(self, material: Material, folder: Path):

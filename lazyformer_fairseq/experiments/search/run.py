@@ -77,7 +77,7 @@ def run_search(
     Args:
         settings: the search's settings.
         path: the folder.
-        place: where runs execute if they are not interleaved in this process.
+        place: the executor options for runs in separate processes.
 
     Returns:
         The contents of result.json.

@@ -77,7 +77,7 @@ class Losses:
         return self.known[by_place]
 
     def measure(self, patterns: Iterable[ByPlace], description: str) -> None:
-        """Measure the patterns that have no known loss yet."""
+        """Measure the patterns that have not been measured yet."""
         missing = [each for each in dict.fromkeys(patterns) if each not in self.known]
         for by_place in Progress(missing, desc=description, unit=" patterns"):
             self.known[by_place] = compare(self.by_block(by_place), self.original)

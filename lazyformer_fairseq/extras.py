@@ -24,7 +24,7 @@ def missing_packages(extra: str) -> list[str]:
 
 
 def refuse_without_extra(extra: str, what: str) -> None:
-    """Raise a UserError if any package in an extra is missing.
+    """Raise a UserError if any package in an extra is not installed.
 
     Args:
         extra: name of one of this package's extras.
@@ -35,12 +35,12 @@ def refuse_without_extra(extra: str, what: str) -> None:
 
 
 def needs_transformers(what: str) -> None:
-    """Raise a UserError, saying that `what` needs transformers, if transformers is missing."""
+    """Raise a UserError if transformers, which `what` needs, is not installed."""
     needs_package("transformers", "huggingface", what)
 
 
 def needs_package(package: str, extra: str, what: str) -> None:
-    """Raise a UserError, saying that `what` needs a package from an extra, if the package is missing."""
+    """Raise a UserError if a package from an extra, which `what` needs, is not installed."""
     if find_spec(package) is None:
         raise UserError(_lack_of([package], extra, what))
 
@@ -53,7 +53,7 @@ def _lack_of(missing: list[str], extra: str, what: str) -> str:
 
 
 def needs_fairseq(what: str, without: str = "") -> None:
-    """Raise a UserError if fairseq is missing.
+    """Raise a UserError if fairseq is not installed.
 
     Args:
         what: the command or feature that needs fairseq, for the message.
@@ -72,7 +72,7 @@ def has_fairseq() -> bool:
 
 
 def lack_of_fairseq(what: str) -> str:
-    """Return an error message for a missing fairseq, saying that `what` needs it and how to install it."""
+    """Return an error message that says that `what` needs fairseq, and how to install it."""
     mend = f"make setup, or pip install {FAIRSEQ}"
     if sys.version_info >= (3, 13):
         mend = "fairseq runs on Python 3.11 and 3.12: make setup PYTHON=python3.12 VENV=.venv-3.12"

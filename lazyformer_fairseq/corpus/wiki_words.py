@@ -1,8 +1,8 @@
 """MediaWiki keywords that differ between Wikipedias: namespaces, image options, disambiguation templates.
 
 ``wiki_words.txt`` lists the keywords of the larger Wikipedias. All of them are applied to every text, because the
-language of markup remnants in WikiExtractor output or JSON lines is unknown. A dump's header names the namespaces of
-its wiki in any language.
+language of markup remnants in WikiExtractor output or JSON lines is unknown. For a dump in any language, the header
+lists the wiki's own names for its namespaces.
 """
 
 import re

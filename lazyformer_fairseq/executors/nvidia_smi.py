@@ -1,6 +1,6 @@
 """This machine's GPUs and their numeric precision, from nvidia-smi, without importing torch, which takes seconds.
 
-Run as a module with ``python -m``, it prints the number of GPUs.
+When run with ``python -m``, this module prints the number of GPUs.
 """
 
 import functools
@@ -58,7 +58,7 @@ def smallest_memory() -> Optional[int]:
 
 
 def driver() -> Optional[int]:
-    """Return the major version of the driver, such as 580 for 580.65.06, or None without a driver."""
+    """Return the driver's major version, such as 580 for 580.65.06, or None if there is no driver."""
     lines = _ask("--query-gpu=driver_version", "--format=csv,noheader")
     release = "".join(lines[:1]).strip().partition(".")[0]
     if release.isdigit():

@@ -88,6 +88,6 @@ class RayCluster(Executor):
 
 
 def _call_in(folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Optional[BaseException]:
-    """Call a function in the working directory `folder`, to which paths may be relative."""
+    """Call a function after changing the working directory to `folder`, because paths may be relative to it."""
     os.chdir(folder)
     return error_of(function, arguments)

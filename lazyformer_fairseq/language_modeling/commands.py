@@ -48,7 +48,7 @@ def lm() -> None:
     help="Reject the text unless it is exactly this one.  [default: accept any text and report which one it is]",
 )
 def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> None:
-    r"""Convert a text in its distributed form to a folder OUT for fairseq-train and `lazyformer lm evaluate`.
+    r"""Convert WikiText, enwik8 or text8 to a folder OUT for fairseq-train and `lazyformer lm evaluate`.
 
     \b
     wikitext  WikiText-2 or -103 as words; SOURCE contains wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens

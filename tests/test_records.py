@@ -72,10 +72,10 @@ def test_what_neighbour_embeddings_bring_is_what_their_log_says():
     (bits, _), (before, beside) = (losses_of(comparison, name) for name in ("bert", "before"))
     yardsticks = log["data"]["yardsticks"]
     for line in (
-        f"| BERT by the recipe | {bits} |",
+        f"| BERT with the recipe | {bits} |",
         f"| without `neighbour-embeddings` | {before}, so {beside} |",
-        f"| a table of counts of the two tokens on either side | {yardsticks['counts']:.2f} |",
-        f"| frequencies alone (the unigram loss) | {yardsticks['unigram']:.2f} |",
+        f"| count-based model of the two tokens on either side | {yardsticks['counts']:.2f} |",
+        f"| unigram loss | {yardsticks['unigram']:.2f} |",
     ):
         assert line in PAGES["docs/training.md"], line
 
@@ -85,8 +85,9 @@ def test_modern_parts_together_and_each_taken_away_are_what_their_log_says():
     same = ("recipe", "updates", "sizes", "precision", "rates")
     beside = read_json(RECORDS / "laptop-parts.json")["settings"]
     assert all(log["settings"][name] == beside[name] for name in same)
-    labels = {"modern": "all three ([log](records/modern-parts.json))", "no_rope": "of them no rotary"}
-    labels |= {"no_gate": "no gate", "no_rms": "no RMSNorm"}
+    labels = {"modern": "these three changes together ([log](records/modern-parts.json))"}
+    parts = {"no_rope": "rotary positions", "no_gate": "the gate", "no_rms": "RMSNorm"}
+    labels |= {name: f"these three without {part}" for name, part in parts.items()}
     for name, label in labels.items():
         assert f"| {label} | {losses_of(comparison, name)[1]} | |" in PAGES["docs/training.md"]
 

@@ -203,7 +203,7 @@ def test_other_files_are_refused(tmp_path: Path, text, message):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("all_attention_small_tiny --gpus 4 --teraflops 60", "weights|memory of streams|eager|--teraflops 60"),
+        ("all_attention_small_tiny --gpus 4 --teraflops 60", "weights|stream memory|eager|--teraflops 60"),
         ("lazyformer_small --gpus 8 --attention-backend fused", "fused needs compute capability 8.0"),
         ("bert_base --gpus 1x1GB", "THIS DOES NOT FIT|Choose shorter sequences or a larger GPU."),
         pytest.param(

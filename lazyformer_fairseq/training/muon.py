@@ -248,7 +248,7 @@ class MuonOptions(AdamOptions):
 
     adam_lr: Optional[float] = option(None, "Adam's peak learning rate; default: --lr", bounds=AMOUNT)
     muon_momentum: float = option(0.95, "Muon's momentum: the fraction kept by each update", bounds=PROPORTION)
-    muon_no_nesterov: bool = option(False, "use plain momentum instead of Nesterov's")
+    muon_no_nesterov: bool = option(False, "use plain instead of Nesterov momentum")
     muon_scale: str = option(
         "match_rms_adamw",
         "scale of Muon's updates: match_rms_adamw, 0.2 max(rows, columns)^0.5, or original, max(1, rows / columns)^0.5",

@@ -225,7 +225,7 @@ def betas_of(value: Any, option: str) -> tuple[float, float]:
 class AdamOptions:
     """Options for :class:`FusedAdam`."""
 
-    adam_betas: Any = option("(0.9, 0.999)", "Adam's betas, as '(b1, b2)': decay of the moments", bounds=PROPORTION)
+    adam_betas: Any = option("(0.9, 0.999)", "Adam's betas, as '(b1, b2)': moment decay rates", bounds=PROPORTION)
     adam_eps: float = option(1e-6, "Adam's epsilon, added to the square root of the second moment", bounds=AMOUNT)
     weight_decay: float = option(0.01, "decoupled weight decay", bounds=AMOUNT)
     no_decay_bias_and_norm: bool = option(
@@ -449,7 +449,7 @@ def _ratio(weight_norm: float, update_norm: float, group: dict[str, Any]) -> flo
 class LambOptions:
     """Options for :class:`NvLamb`."""
 
-    lamb_betas: Any = option("(0.9, 0.999)", "LAMB's betas, as '(b1, b2)': decay of the moments", bounds=PROPORTION)
+    lamb_betas: Any = option("(0.9, 0.999)", "LAMB's betas, as '(b1, b2)': moment decay rates", bounds=PROPORTION)
     lamb_eps: float = option(1e-6, "LAMB's epsilon, added to the square root of the second moment", bounds=AMOUNT)
     weight_decay: float = option(0.01, "weight decay, applied within the trust ratio", bounds=AMOUNT)
     no_decay_bias_and_norm: bool = option(

@@ -82,7 +82,7 @@ class WarmupSchedule(Schedule):
             raise UserError(f"--warmup-ratio {cfg.warmup_ratio}: must be in [0, 1]")
         if not cfg.max_update and not cfg.max_epoch:
             raise UserError(
-                f"--lr-scheduler {self.NAME} needs --max-update or --max-epoch, where the learning rate reaches zero"
+                f"--lr-scheduler {self.NAME} needs --max-update or --max-epoch to determine when the decay ends"
             )
         self.updates_from_epochs: Optional[int] = None
 
@@ -314,7 +314,7 @@ class WSDSchedule(WarmupSchedule):
 class CosineOptions:
     """Options for :class:`CosineSchedule`."""
 
-    warmup_updates: int = option(0, "number of updates of linear learning-rate warm-up", bounds=COUNT_OR_NONE)
+    warmup_updates: int = option(0, "number of linear warm-up updates", bounds=COUNT_OR_NONE)
     warmup_init_lr: float = option(0.0, "learning rate at the start of the warm-up", bounds=Bounds(-1))
     min_lr: float = option(0.0, "learning rate at the end", bounds=AMOUNT)
 

@@ -39,7 +39,7 @@ def _product(text: str) -> tuple[int, int]:
     left, _, right = text.partition("x")
     factors = whole_number(left), whole_number(right)
     if not all(factors):
-        raise UserError(f"{text!r} is not two whole numbers joined by x, such as 12x64")
+        raise UserError(f"{text!r}: must be two whole numbers joined by x, such as 12x64")
     return factors
 
 
@@ -118,7 +118,7 @@ class BenchSettings:
         "Attention back ends to run our BERT on; the fastest one is the baseline.",
         "--baseline-backend",
     )
-    baseline_arch: str = option("bert_base", "A BERT that determines the baselines' sizes.", parse=_like_bert)
+    baseline_arch: str = option("bert_base", "BERT architecture that sets the baselines' sizes.", parse=_like_bert)
     device: Optional[str] = DEVICE()
     rounds: int = ROUNDS()
     budget: Optional[float] = BUDGET()
@@ -166,7 +166,7 @@ class AttentionSettings:
     )
     lengths: tuple[int, ...] = NUMBERS((512, 2048), "Tokens per sequence.")
     tokens: int = option(512, "Tokens per batch; a batch has at least one sequence.", low=1)
-    heads: tuple[Any, ...] = option(("12x64",), "Number of heads x head size.", parse=_product, metavar="NxN,...")
+    heads: tuple[Any, ...] = option(("12x64",), "Number of heads and head size.", parse=_product, metavar="NxN,...")
     precision: Optional[str] = PRECISION()
     rounds: int = ROUNDS()
     budget: Optional[float] = BUDGET()

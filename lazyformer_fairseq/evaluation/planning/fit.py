@@ -272,7 +272,7 @@ def as_text(plan: Plan) -> str:
         gradients = "gradients and their communication buffers"
     constant = {"weights": held.weights, gradients: held.gradients, "optimizer": held.optimizer}
     if held.carried:
-        constant["memory of streams"] = held.carried
+        constant["stream memory"] = held.carried
     rows = [
         {
             "back end": found.back_end,
@@ -325,8 +325,8 @@ def _sentences(plan: Plan) -> list[str]:
         )
     else:
         update = (
-            f"THIS DOES NOT FIT: with {sequences} processed one by one, it takes {chosen.memory.peak / GB:,.1f} GB of "
-            f"the usable {USABLE * place.memory / GB:,.1f} GB. Choose {_remedies(plan, sequences)}."
+            f"THIS DOES NOT FIT: even single {sequences} take {chosen.memory.peak / GB:,.1f} GB, but only "
+            f"{USABLE * place.memory / GB:,.1f} GB are usable. Choose {_remedies(plan, sequences)}."
         )
     training = (
         f"The run has {job.max_update:,} updates, {job.tokens / 1e9:,.1f} billion tokens and {job.flops:.2e} "

@@ -150,7 +150,7 @@ def read_text(
     """Read text as masked blocks, and draw a random sample of them, which is the same in every call.
 
     Args:
-        source: a raw text file, or a folder written by ``lazyformer corpus``, of which the split `valid` is used.
+        source: a raw text file, or a folder written by ``lazyformer corpus`` (its split `valid` is used).
         tokenizer: the model's tokenizer.
         longest: the maximum number of tokens per block.
         tokens: the approximate number of tokens to draw; if the text is shorter, all of it is used.
@@ -164,7 +164,7 @@ def read_text(
         dataset = _of_file(source, longest, tokenizer)
     blocks = np.random.default_rng(1).permutation(len(dataset))
     if len(blocks) < 2:
-        raise UserError(f"{source}: is too short: measuring losses requires at least two blocks of {longest} tokens")
+        raise UserError(f"{source}: is too short to measure losses; use at least two blocks of {longest} tokens")
     count = math.ceil(tokens / longest)
     samples = [dataset[int(block)] for block in sorted(blocks[:count])]
     at_once = max(1, TOKENS_OF_BATCH // longest)

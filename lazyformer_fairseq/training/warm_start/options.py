@@ -32,7 +32,7 @@ class WarmOptions:
     )
     max_positions: Optional[int] = option(
         None,
-        "The new model's number of positions. The old position embeddings are repeated to fill it.",
+        "The new model's number of positions. The old position embeddings are repeated as needed.",
         low=1,
         shown=OLD,
     )
@@ -45,7 +45,7 @@ class WarmOptions:
     text: Optional[Path] = option(
         None,
         "Held-out text for measuring the masked-LM loss before and after the change: a raw text file, or a folder "
-        "written by lazyformer corpus, of which the split valid is used.",
+        "written by lazyformer corpus (its split valid is used).",
     )
 
     @property

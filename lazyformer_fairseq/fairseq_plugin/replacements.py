@@ -283,7 +283,7 @@ def protect_loads() -> None:
 
 
 def find_misfit(row: Replacement) -> Optional[str]:
-    """Return a message that a row's target is missing; None if the target exists."""
+    """Return an error message if a row's target is missing; None if it exists."""
     try:
         _, name, standing = _find(row.target)
     except (ImportError, AttributeError) as error:

@@ -239,7 +239,7 @@ class Conversion:
             embeddings, and our model has none.
         has_lm_head: Whether the folder has a masked-LM head.
         has_next_sentence: Whether it has BERT's next-sentence head.
-        classes: The classification head's number of classes; 0 for none.
+        classes: The classification head's number of outputs; 0 for none.
         tags: The token classification head's number of tags; 0 for none.
         has_spans: Whether it has a span head, which predicts the start and end of answers.
         places: The folder's weights that are stacked to form each of our weights, by our names.
@@ -310,7 +310,7 @@ class Conversion:
                 "masked LM have type 0"
             )
         if self.classes:
-            found.append(f"its {self.classes}-class classifier became the classification head {self.head_name!r}")
+            found.append(f"its {self.classes}-output classifier became the classification head {self.head_name!r}")
         if self.tags:
             found.append(
                 f"its {self.tags}-tag classifier became the head {self.head_name!r}, which lazyformer predict uses"

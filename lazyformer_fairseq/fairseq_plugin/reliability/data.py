@@ -58,7 +58,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         self._cut = cut
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the epoch, how its batches are made and how many of them are consumed."""
+        """Return the position in the epoch, how its batches are made, and how many have been consumed."""
         state = super().state_dict()
         if state["iterations_in_epoch"]:
             rounds = state["iterations_in_epoch"] - self._start

@@ -43,14 +43,14 @@ def explained(explain: Callable[[BaseException], str]) -> Iterator[None]:
 
 
 def before_training(model: torch.nn.Module, error: BaseException) -> str:
-    """Explain a failure while moving weights to the device, building the optimizer or loading a checkpoint."""
+    """Explain running out of memory while moving weights, building the optimizer or loading a checkpoint."""
     weights = sum(weight.numel() for weight in model.parameters())
     advice = "choose a smaller model, or more GPUs with --zero-sharding os; `lazyformer plan` computes what fits"
     return f"out of memory before the first update: {weights:,} parameters; {first_line(error)}. Remedy: {advice}"
 
 
 def in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
-    """Explain a failure in an update, and suggest options that reduce memory use."""
+    """Explain running out of memory in an update, and suggest options that reduce memory use."""
     advice = [smaller_batches(trainer.cfg)]
     if would_recompute_help(trainer.get_model()):
         advice.append("--attention-backend recompute, which stores no attention distributions")
@@ -65,7 +65,7 @@ def in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
 
 
 def in_validation(trainer: Any, sample: Any, error: BaseException) -> str:
-    """Explain a failure in a validation batch."""
+    """Explain running out of memory in a validation batch."""
     dataset = trainer.cfg.dataset
     option = "--batch-size-valid"
     given = dataset.batch_size_valid

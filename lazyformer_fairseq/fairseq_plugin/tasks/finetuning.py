@@ -152,7 +152,7 @@ class GlueConfig(FineTuningConfig):
 
 @register_task("glue", dataclass=GlueConfig)
 class GlueTask(FineTuningTask):
-    """Classification or regression of texts and text pairs (LazyFormer, appendix A, Table 5)."""
+    """Classification or regression on texts and text pairs (LazyFormer, appendix A, Table 5)."""
 
     @classmethod
     def setup_task(cls, cfg: GlueConfig, **kwargs) -> "GlueTask":

@@ -9,7 +9,7 @@ from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options
 
 
 def config_of_arch(arch: str, vocab_size: int, **settings: Any) -> Union[LazyFormerConfig, LazyFormerCausalConfig]:
-    """Return a named architecture's config, such as the config of "modernbert_base".
+    """Return the config of a named architecture, such as "modernbert_base".
 
     Args:
         arch: The architecture's name.

@@ -176,7 +176,7 @@ def read_setting(text: str) -> Any:
             return _value_of(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise UserError(
-            f"setting {text[:200]!r}: rejected without running it: a value may only contain numbers, strings and "
+            f"setting {text[:200]!r}: refused without running it: a value may only contain numbers, strings and "
             f"lists ({first_line(error)})"
         ) from None
 
@@ -201,7 +201,7 @@ def refusing_archives(load_archive_file, archive_file):
         UserError: the path is an archive or a URL instead of a folder.
     """
     if os.path.isfile(archive_file) or "://" in str(archive_file):
-        raise UserError(f"{archive_file}: rejected without unpacking it; unpack it and pass the folder")
+        raise UserError(f"{archive_file}: refused without unpacking it; unpack it and pass the folder")
     return load_archive_file(archive_file)
 
 

@@ -54,7 +54,7 @@ def printing_user_errors(excepthook: Callable) -> Callable:
         if user_error is None and not issubclass(error_type, KeyboardInterrupt):
             excepthook(error_type, error, traceback)
             return
-        message = "interrupted; run the same command again to resume from the last checkpoint, if any"
+        message = "interrupted; run the same command again to resume from the last saved state, if any"
         if user_error is not None:
             message = f"error: {user_error}"
             note_user_error()

@@ -244,7 +244,7 @@ def test_a_wrong_path_is_found_before_anything_heavy_is_imported(run, command):
     assert output == "" and error.startswith("UserError: ") and "\n" not in error
     if lack_of_fairseq(ValueError(error)):
         pytest.skip(error)
-    taken = "UserError: tests: exists already; remove it or choose another folder"
+    taken = "UserError: tests: already exists; remove it or choose another folder"
     assert "nowhere" in error if "nowhere" in command else error == taken
 
 

@@ -188,7 +188,7 @@ def test_what_cannot_be_written_is_said_at_the_door(words, obstacle, tmp_path, m
         out = out.with_name(out.name + ".png")
     before = sorted(tmp_path.iterdir())
     said = refusal(*(str(out) if word == "OUT" else word for word in words.split()))
-    assert "cannot be written" in said and "choose another place" in said, said
+    assert "cannot be written" in said and "choose another path" in said, said
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -1,1 +1,1 @@
-"""Atomic writes of files and folders, and the file formats that several parts of the project share."""
+"""Atomic writes of files and folders, and file formats shared by several parts of the package."""

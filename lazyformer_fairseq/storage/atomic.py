@@ -1,8 +1,8 @@
-"""Files and folders that are written completely or not at all.
+"""Atomic writes of files and folders.
 
-Each is written under a hidden name next to its own, ``.NAME.0123abcd.unfinished``, locked, synced to disk and renamed.
-Readers of NAME see either the old content or the new. If a process is killed, the next process removes the unfinished
-file, because nobody holds its lock any more.
+A file is written under a hidden name in the same folder, ``.NAME.0123abcd.unfinished``, locked, synced to disk and
+renamed. Readers of NAME see either the old or the new contents. If the process is killed, the next process removes the
+unfinished file, because its lock has been released.
 """
 
 import errno
@@ -29,12 +29,12 @@ OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[BinaryIO]:
-    """Yield a file to write, which gets the name `path` if the block succeeds. Missing folders are created.
+    """Yield a file for writing that is renamed to `path` if the block succeeds. Missing folders are created.
 
     Args:
-        path: the name of the finished file.
-        durable: whether the file must survive a power failure; then leftovers of killed processes are removed, too.
-            This takes some milliseconds, too long for thousands of files that can be made again.
+        path: path of the finished file.
+        durable: whether the file must survive a power failure; leftovers of killed processes are then also removed.
+            This takes a few milliseconds, which is too slow for thousands of files that can be recreated.
 
     Raises:
         OSError: the file cannot be written; an existing file is unchanged.
@@ -42,7 +42,7 @@ def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[Binary
     """
     path = Path(path).absolute()
     if path.is_dir():
-        raise UserError(f"{path}: this is a folder, but a file must be written here; remove it or give another name")
+        raise UserError(f"{path}: this is a folder, but a file must be written here; remove it or use another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     if durable:
         remove_leftovers(path.parent, path.name)
@@ -62,7 +62,7 @@ def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[Binary
 
 
 def _new_locked_file(path: Path) -> tuple[BinaryIO, Path]:
-    """Open a new file under an unfinished name of `path`, locked so that no other process removes it as a leftover."""
+    """Open a new file under an unfinished name of `path`, locked to keep other processes from removing it."""
     while True:
         unfinished = unfinished_name(path)
         file = unfinished.open("xb")
@@ -74,24 +74,24 @@ def _new_locked_file(path: Path) -> tuple[BinaryIO, Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in UTF-8, atomically and durably."""
+    """Write text to a UTF-8 file, atomically and durably."""
     with atomic_file(path) as file:
         file.write(text.encode())
 
 
 def copy_file(source: Union[str, Path], target: Union[str, Path]) -> None:
-    """Copy the content of a file, atomically and durably."""
+    """Copy a file's contents, atomically and durably."""
     with open(source, "rb") as original, atomic_file(target) as file:
         shutil.copyfileobj(original, file)
 
 
 @contextmanager
 def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool = True) -> Iterator[Path]:
-    """Yield an empty folder to write into, which gets the name `folder` if the block succeeds.
+    """Yield an empty folder for writing that is renamed to `folder` if the block succeeds.
 
     Args:
-        folder: the name of the finished folder.
-        replace: whether it may replace a folder that is not empty.
+        folder: path of the finished folder.
+        replace: whether to replace an existing folder that is not empty.
         durable: see :func:`atomic_file`; all files in the folder are synced.
 
     Raises:
@@ -126,7 +126,7 @@ def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool
 
 
 def _new_locked_folder(folder: Path) -> tuple[int, Path]:
-    """Create a folder under an unfinished name of `folder`; lock its descriptor as :func:`_new_locked_file` does."""
+    """Create a folder under an unfinished name of `folder` and lock its descriptor; see :func:`_new_locked_file`."""
     while True:
         unfinished = unfinished_name(folder)
         unfinished.mkdir(parents=True)
@@ -144,13 +144,13 @@ def refuse_filled_folder(folder: Union[str, Path]) -> None:
     if folder.is_symlink() and not folder.exists():
         raise UserError(f"{folder}: this is a dangling link; remove it or choose another folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir()) or folder.is_mount()):
-        raise UserError(f"{folder}: exists already; remove it or choose another folder")
+        raise UserError(f"{folder}: already exists; remove it or choose another folder")
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raise a UserError unless a file or folder of this name can be written; its parent folders need not exist yet.
+    """Raise a UserError unless a file or folder with this path can be written; parent folders need not exist.
 
-    Tested by creating an unnamed file in the nearest existing folder.
+    This is tested by creating an unnamed file in the nearest existing folder.
     """
     path = path.absolute()
     place = path.parent
@@ -162,25 +162,25 @@ def refuse_unwritable(path: Path) -> None:
         while not os.path.lexists(place):
             place = place.parent
         if place.is_symlink() and not place.exists():
-            raise UserError(f"{path}: cannot be written ({place} is a dangling link); choose another place")
+            raise UserError(f"{path}: cannot be written ({place} is a dangling link); choose another path")
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({place}: {error.strerror}); choose another place") from None
+        raise UserError(f"{path}: cannot be written ({place}: {error.strerror}); choose another path") from None
 
 
 def unfinished_name(path: Path) -> Path:
-    """Return a unique hidden name next to `path`, in the form that :func:`remove_leftovers` recognizes."""
+    """Return a unique hidden path in the same folder, in the format that :func:`remove_leftovers` recognizes."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 
 def remove_leftovers(folder: Union[str, Path], name: str = "*", deep: bool = False) -> None:
-    """Remove unfinished files and folders of killed processes, but not those that a process still holds.
+    """Remove unfinished files and folders of killed processes, except those still locked by a process.
 
     Args:
-        folder: the folder to look in.
-        name: the name of the file or folder that was being written; by default any.
-        deep: whether to look into all subfolders, too.
+        folder: the folder to search.
+        name: name of the file or folder that was being written; by default any.
+        deep: whether to search all subfolders as well.
     """
     pattern = f".{name if name == '*' else glob.escape(name)}.{'[0-9a-f]' * 8}{UNFINISHED}"
     for path in Path(folder).rglob(pattern) if deep else Path(folder).glob(pattern):
@@ -192,7 +192,7 @@ def remove_leftovers(folder: Union[str, Path], name: str = "*", deep: bool = Fal
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path) if is_folder else path.unlink()
-                logger.info("%s: removed this unfinished output of a killed process", path)
+                logger.info("%s: removed unfinished output of a killed process", path)
             finally:
                 os.close(descriptor)
 
@@ -203,7 +203,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _give_usual_modes(folder: Path) -> None:
-    """Give files the permissions that umask allows; safetensors only lets their owner read them."""
+    """Set the permissions of files according to the umask, because safetensors files are only readable by the owner."""
     usual = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -211,13 +211,13 @@ def _give_usual_modes(folder: Path) -> None:
 
 
 def sync_content(folder: Path) -> None:
-    """Sync all files in a folder and its subfolders to disk, so that they survive a power failure."""
+    """Sync all files in a folder and its subfolders to disk, to survive a power failure."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
 
 
 def _sync(path: Path) -> None:
-    """Sync a file, or the names in a folder; without the latter, a power failure can undo a rename."""
+    """Sync a file or a folder's entries; without the latter, a power failure can undo a rename."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -233,10 +233,10 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _full_disk_named(path: Path) -> Iterator[None]:
-    """Turn a library's errors about a full disk into those that Python raises.
+    """Convert libraries' errors about a full disk to Python's OSError.
 
     numpy reports a full disk as "1000 requested and 10 written", without an error number or file name. safetensors
-    raises its own error, which ends in Rust's "(os error 28)".
+    raises a custom error that ends in Rust's "(os error 28)".
     """
     try:
         yield

@@ -1,9 +1,9 @@
-"""Checkpoint files that are written completely or not at all, checked, and read without running any code in them.
+"""Checkpoint files that are written atomically, verified by a checksum, and loaded without executing code.
 
-torch.save writes a zip archive. A zip archive may end in a comment, which torch does not read; ours contains a SHA-256
-of everything that torch.save wrote. A single rename publishes file and checksum together, so a killed process cannot
-separate them. Files without a checksum can be loaded, too: those of stock fairseq are zip archives with a CRC-32 per
-record, while files from before torch 1.6 have nothing to check.
+torch.save writes a zip archive. A zip archive may end with a comment, which torch ignores; this module stores a SHA-256
+of the torch.save output there. A single rename publishes the file together with its checksum, so they stay consistent
+even if the process is killed. Files without a checksum can also be loaded: stock fairseq's checkpoints are zip archives
+with a CRC-32 per record, while files from before torch 1.6 cannot be verified.
 """
 
 import argparse
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 SAFETENSORS = ".safetensors"
 UNSAFE_LOADS = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-PIECE = 2**22  # bytes read at a time
+PIECE = 2**22  # bytes to read per chunk
 
 _LABEL = b"lazyformer_fairseq sha256 "
 _NO_COMMENT = struct.pack("<H", 0)  # the end of an archive without a comment: its length, 0
@@ -45,11 +45,11 @@ _PICKLE = b"\x80"  # the start of files from before torch 1.6
 
 
 class DamagedCheckpointError(UserError):
-    """An error about a file that is not, or no longer, what was saved; an older checkpoint may be intact."""
+    """An error raised for a damaged checkpoint, in which case an older checkpoint may be intact."""
 
 
 def save(state: Any, path: Union[str, Path]) -> None:
-    """Save a state as ``torch.save`` does, completely or not at all, with a checksum.
+    """Save a state with ``torch.save``, atomically and with a checksum.
 
     Raises:
         OSError: the file could not be written; an existing file is unchanged.
@@ -58,7 +58,7 @@ def save(state: Any, path: Union[str, Path]) -> None:
         hashed = _HashedFile(file)
         try:
             torch.save(state, hashed)  # type: ignore[arg-type] # it only needs write
-        except RuntimeError:  # torch raises it after a failed write
+        except RuntimeError:  # raised by torch after a failed write
             if hashed.error is not None:
                 raise hashed.error from None
             raise
@@ -67,9 +67,9 @@ def save(state: Any, path: Union[str, Path]) -> None:
 
 
 def on_cpu(state: Any) -> Any:
-    """Return a state with its tensors on the CPU and those in half precision converted to fp32, as fairseq saves them.
+    """Move a state's tensors to the CPU and convert half precision to fp32, as in fairseq's checkpoints.
 
-    Tied tensors stay tied and are written once.
+    Tied tensors stay tied and are written only once.
     """
     moved: dict[tuple, Tensor] = {}
 
@@ -89,7 +89,7 @@ def on_cpu(state: Any) -> Any:
 
 
 class _HashedFile:
-    """The file interface that torch.save needs, which hashes the data and remembers why a write failed."""
+    """A file object for torch.save that hashes the data and records the error of a failed write."""
 
     error = None
 
@@ -108,13 +108,13 @@ class _HashedFile:
 
 
 def check(path: Union[str, Path]) -> None:
-    """Read the whole file to check that it is as it was written.
+    """Verify the integrity of a checkpoint file by reading all of it.
 
     Raises:
-        DamagedCheckpointError: it is not, or it would take more memory than its size.
-        OSError: it cannot be read.
+        DamagedCheckpointError: the file is damaged, or would need more memory than its size.
+        OSError: the file cannot be read.
     """
-    if Path(path).is_fifo():  # opening one would wait for a writer
+    if Path(path).is_fifo():  # opening a pipe would wait for a writer
         raise DamagedCheckpointError(f"{path}: this is a pipe, not a checkpoint")
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -123,11 +123,11 @@ def check(path: Union[str, Path]) -> None:
         ending = file.read()
         if checksum := _ENDING.fullmatch(ending):
             intact = _sha256(file, size - _ENDING_SIZE) == checksum[1].decode()
-            damage = "its checksum does not match its content"
+            damage = "its checksum does not match its contents"
         elif ending[-22:-18] == _ARCHIVE_END and ending.endswith(_NO_COMMENT):
             _refuse_unpacking(path, file, size)
             intact = _records_are_intact(file)
-            damage = "a record's CRC-32 does not match its content"
+            damage = "a record's CRC-32 does not match its contents"
         else:
             intact = start.startswith(_PICKLE)
             damage = "its end is missing"
@@ -142,9 +142,9 @@ def check(path: Union[str, Path]) -> None:
 
 
 def _refuse_unpacking(path: Union[str, Path], file: BinaryIO, size: int) -> None:
-    """Reject records that torch would decompress, which may be mere zeros or overlap in the file.
+    """Reject archives with compressed or overlapping records, which could expand to more than the file size.
 
-    This decompresses nothing. If the archive's directory is damaged, the check of the records reports that.
+    Nothing is decompressed. A damaged archive directory is reported by the check of the records instead.
     """
     try:
         unpacked = sum(record.file_size for record in zipfile.ZipFile(file).infolist())
@@ -154,11 +154,11 @@ def _refuse_unpacking(path: Union[str, Path], file: BinaryIO, size: int) -> None
         return
     if unpacked > size:
         why = "its records are compressed and larger than the file; torch.save does not compress them"
-        raise DamagedCheckpointError(f"{path}: refused, {why}")
+        raise DamagedCheckpointError(f"{path}: not loaded, because {why}")
 
 
 def _sha256(file: BinaryIO, size: int) -> str:
-    """Return the hash of a file as torch.save wrote it: of its first `size` bytes, without the comment."""
+    """Hash the torch.save output in a file: its first `size` bytes, as if the archive had no comment."""
     file.seek(0)
     digest = hashlib.sha256()
     while size and (piece := file.read(min(size, PIECE))):
@@ -178,10 +178,10 @@ def _records_are_intact(file: BinaryIO) -> bool:
 
 
 def load(path: Union[str, Path]) -> Any:
-    """Return a saved state with its tensors on the CPU, after checking the file, without running any code in it.
+    """Verify a checkpoint file and load its state onto the CPU, without executing code from the file.
 
     Raises:
-        UserError: the file is missing or damaged, or contains something that is not allowed.
+        UserError: the file is missing or damaged, or contains disallowed objects.
     """
     forbid_unsafe_loads(os.environ)
     with without_code(), named_errors(path):
@@ -190,25 +190,27 @@ def load(path: Union[str, Path]) -> Any:
 
 
 class Contents(NamedTuple):
-    """A summary of a checkpoint: the number of updates before it was saved, and whether a run can resume from it."""
+    """A summary of a checkpoint: its number of updates, and whether it includes the optimizer state."""
 
     updates: int
     has_optimizer: bool
 
 
 def look_into(path: Union[str, Path]) -> Contents:
-    """Check a whole file and summarise it, leaving its tensors on disk; safetensors have no checksum and are trusted.
+    """Verify and summarize a checkpoint without loading its tensors into memory.
+
+    safetensors files have no checksum and are not verified.
 
     Raises:
         DamagedCheckpointError: the file is truncated, damaged or not a checkpoint.
-        UserError: the file is missing, cannot be read, or contains something that is not allowed.
+        UserError: the file is missing, cannot be read, or contains disallowed objects.
     """
     with named_errors(path):
         if str(path).endswith(SAFETENSORS):
             return Contents(updates=0, has_optimizer=False)
         check(path)
         with open(path, "rb") as file:
-            is_archive = file.read(2) == b"PK"  # other files are older than torch 1.6 and cannot be mapped
+            is_archive = file.read(2) == b"PK"  # files from before torch 1.6 are not archives and cannot be mapped
         with without_code():
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
         updates = check_place(path, state)
@@ -217,7 +219,7 @@ def look_into(path: Union[str, Path]) -> Contents:
 
 @dataclass(frozen=True)
 class DataShard:
-    """The part of an epoch that one of several processes has read."""
+    """The progress of one data-parallel process within an epoch."""
 
     shards: PositiveCount
     consumed: Count
@@ -225,7 +227,7 @@ class DataShard:
 
 @dataclass(frozen=True)
 class DataPlace:
-    """The place in the data from which a run continues."""
+    """The position in the data from which a run resumes."""
 
     epoch: PositiveCount
     iterations_in_epoch: Count = 0
@@ -233,18 +235,18 @@ class DataPlace:
 
 
 def check_place(path: Union[str, Path], state: Mapping[str, Any]) -> int:
-    """Check that a checkpoint's place in the data is possible, and return its number of updates.
+    """Validate a checkpoint's position in the data and return its number of updates.
 
     Raises:
-        DamagedCheckpointError: a count in it is not a number or is out of range.
+        DamagedCheckpointError: a count is not a number or is out of range.
     """
     history = state.get("optimizer_history") or [{}]
-    iterator = (state.get("extra_state") or {}).get("train_iterator")  # None in weights that no run continues
+    iterator = (state.get("extra_state") or {}).get("train_iterator")  # None in weights without a training state
     remedy = "no run can resume from it"
     try:
         updates = as_type(Count, history[-1].get("num_updates", 0), f"{path}: damaged, its number of updates", remedy)
         if iterator is not None:
-            as_type(DataPlace, iterator, f"{path}: damaged, its place in the data", remedy)
+            as_type(DataPlace, iterator, f"{path}: damaged, its position in the data", remedy)
     except UserError as error:
         raise DamagedCheckpointError(str(error)) from None
     return updates
@@ -252,7 +254,7 @@ def check_place(path: Union[str, Path], state: Mapping[str, Any]) -> int:
 
 @contextmanager
 def named_errors(path: Union[str, Path]) -> Iterator[None]:
-    """Turn exceptions of torch and fairseq about an unreadable file into an error that names the file."""
+    """Convert torch's and fairseq's exceptions about an unreadable file to errors that name the file."""
     try:
         yield
     except UserError:
@@ -265,14 +267,14 @@ def named_errors(path: Union[str, Path]) -> Iterator[None]:
         if "GLOBAL" not in str(error) and "Unsupported" not in str(error):
             damage = first_line(error)
             raise DamagedCheckpointError(f"{path}: truncated, damaged or not a checkpoint ({damage})") from error
-        # torch's own message recommends to allow the objects, or to switch the protection off.
+        # torch's message recommends allowing the objects or disabling the protection.
         found = first_line(error.__context__ or error).split(" Please use")[0].rstrip(".")
         raise UserError(
-            f"{path}: refused, nothing of it was run. It contains Python objects other than weights and settings, "
-            f"which could run code when loaded ({found}). Do not use it if you do not trust its source; if it is "
-            "yours, save only weights and plain settings"
+            f"{path}: not loaded, and no code in it was run. It contains Python objects other than weights and "
+            f"settings, which could run code when loaded ({found}). Do not use it if you do not trust its source; if "
+            "it is yours, save only weights and plain settings"
         ) from error
-    except Exception as error:  # an unpickler raises anything on damage, such as a KeyError with just a number
+    except Exception as error:  # unpickling damaged data can raise anything, such as a KeyError with just a number
         speaks = isinstance(error, (OSError, RuntimeError, EOFError))
         if speaks:
             said = first_line(error)
@@ -287,17 +289,17 @@ def first_line(error: BaseException) -> str:
 
 
 def without_code() -> AbstractContextManager[None]:
-    """Let torch's safe unpickler read only what fairseq puts into checkpoints: tensors, containers and options."""
+    """Restrict torch's safe unpickler to the contents of fairseq's checkpoints: tensors, containers and options."""
     return torch.serialization.safe_globals([argparse.Namespace])
 
 
 def forbid_unsafe_loads(
     environment: MutableMapping[str, str],
 ) -> MutableMapping[str, str]:
-    """Remove the variable that lets ``torch.load`` run code from a file, for this process and its children."""
+    """Remove the environment variable that allows ``torch.load`` to run code, for this process and its children."""
     if environment.pop(UNSAFE_LOADS, None):
         logger.warning(
-            "%s was set and has been removed: it would let a checkpoint run code, and none needs that",
+            "%s was set and has been removed, because it allows checkpoints to run code, which none of them needs",
             UNSAFE_LOADS,
         )
     return environment

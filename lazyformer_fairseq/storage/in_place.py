@@ -1,8 +1,8 @@
-"""Files that are written in place, such as locks and logs, under fixed names in folders that a user gives.
+"""Safe opening of files that are written in place, such as locks and logs, in folders chosen by the user.
 
-All other files are written under a hidden name and renamed (:mod:`.atomic`), which does not touch an existing file of
-that name. Opening a file for writing is less safe: under its name there may be a link to one of the user's files, which
-would be emptied or appended to, or a pipe, which would never open.
+All other files are written under a hidden name and renamed (:mod:`.atomic`), which never modifies an existing file.
+Opening a file for writing is less safe: its path may be a link to one of the user's files, which would be truncated or
+appended to, or a pipe, in which case opening it would block.
 """
 
 import errno
@@ -20,10 +20,10 @@ def own_file(path: Union[str, Path], flags: int) -> int:
     """Open a file in place and return its descriptor; an `opener` for Python's ``open``.
 
     Raises:
-        UserError: the name belongs to a link, a pipe, a device, a folder, or a file with several names.
+        UserError: the path is a link, a pipe, a device, a folder, or a file with several hard links.
         OSError: the file cannot be opened.
     """
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # these flags do not matter for a regular file
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no effect on regular files
     try:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
@@ -48,17 +48,17 @@ def refuse_foreign(path: Union[str, Path]) -> None:
 
 def _refuse(path: Union[str, Path], found: os.stat_result) -> None:
     if stat.S_ISLNK(found.st_mode):
-        raise UserError(f"{path}: this is a link, and its target would be written to; remove the link")
+        raise UserError(f"{path}: this is a link, and writing would change its target; remove the link")
     if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{path}: not a regular file, but a file of this name must be written; remove or rename it")
+        raise UserError(f"{path}: not a regular file, but a file must be written here; remove or rename it")
     if found.st_nlink > 1:
         raise UserError(
-            f"{path}: has another name (a hard link), whose content would change too; replace it with a copy"
+            f"{path}: this file has another hard link, and writing would change both; replace it with a copy"
         )
 
 
 def tail(log: Path) -> str:
-    """Return the end of a log, which shows why a run stopped; "" if it cannot be read or is not a regular file."""
+    """Return the end of a log, for example to find out why a run stopped; empty if the log cannot be read."""
     if not log.is_file():
         return ""
     try:
@@ -70,7 +70,7 @@ def tail(log: Path) -> str:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log, at most 500 characters."""
+    """Return the last line of a log, truncated to 500 characters."""
     lines = tail(log).strip().splitlines()
     if lines:
         return lines[-1][:500]

@@ -1,10 +1,10 @@
-"""fairseq's memory-mapped dataset format: reading, writing, joining and checking, without Python code per item.
+"""Vectorized reading, writing, joining and checking of fairseq's memory-mapped dataset format.
 
-PREFIX.bin  the ids of all items, one item after another
+PREFIX.bin  concatenated ids of all items
 PREFIX.idx  type of the ids, number of items, sizes (int32, ids per item), pointers (int64, bytes before each item)
 
-:func:`check_items` finds damage before a dataset is read. "quick" looks at the ends and sizes of both files and at
-:data:`SAMPLES` places in between, which takes a second for 16 GB. "full" looks at every id.
+:func:`check_items` detects damage before a dataset is read. "quick" checks the ends and sizes of both files and
+:data:`SAMPLES` positions in between, which takes a second for 16 GB. "full" checks every id.
 """
 
 import mmap
@@ -21,7 +21,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
 
-# Copied from fairseq.data.indexed_dataset, whose import takes seconds; a test compares them.
+# Copied from fairseq.data.indexed_dataset, which takes seconds to import; a test compares them.
 MAGIC = b"MMIDIDX\x00\x00"
 _DTYPES = (
     np.uint8,
@@ -38,12 +38,12 @@ _DTYPES = (
 TYPES = dict(enumerate(_DTYPES, 1))
 HEADER = struct.Struct(f"<{len(MAGIC)}sQBQ")  # format version (1), code of the type, number of items
 BYTES_OF_ITEM = 4 + 8
-WRITE_AGAIN = "copy or binarise both files again"
+WRITE_AGAIN = "copy or binarize both files again"
 Prefix = Union[str, Path]
 Dtype = Union[type, np.dtype]
 How = Literal["quick", "full"]
-SAMPLES = 64  # number of places, including the first and the last item
-# Amounts that are read at once by "full".
+SAMPLES = 64  # number of positions, including the first and the last item
+# Chunk sizes of "full" checks, followed by those of "quick" checks.
 ITEMS_AT_ONCE = 1 << 16
 IDS_AT_ONCE = 1 << 22
 ITEMS_OF_SAMPLE = 256
@@ -51,7 +51,7 @@ IDS_OF_SAMPLE = 1 << 16
 
 
 def type_of_ids(symbols: int) -> type:
-    """Return the type in which fairseq stores the ids of a dictionary of this size."""
+    """Return fairseq's storage type for the ids of a dictionary with this many symbols."""
     if symbols < 65_500:
         return np.uint16
     return np.uint32
@@ -59,7 +59,7 @@ def type_of_ids(symbols: int) -> type:
 
 @dataclass(frozen=True)
 class Index:
-    """The content of an .idx: numpy's type of the ids, ids per item (items,), and bytes before each item (items,)."""
+    """The contents of an .idx file: dtype of the ids, ids per item (items,), and bytes before each item (items,)."""
 
     path: Path
     dtype: np.dtype
@@ -68,13 +68,13 @@ class Index:
 
     @property
     def bytes(self) -> int:
-        """The size of the .bin in bytes, according to the last item."""
+        """Size of the .bin file in bytes, according to the last item."""
         if len(self.sizes):
             return int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize
         return 0
 
     def check_data(self) -> Path:
-        """Return the path of the .bin; raise a UserError if its size is not that of the items."""
+        """Return the path of the .bin file; raise a UserError if its size does not match the index."""
         path = self.path.with_suffix(".bin")
         found = path.stat().st_size
         if found != self.bytes:
@@ -82,17 +82,17 @@ class Index:
             if found < self.bytes:
                 how = "truncated"
             raise UserError(
-                f"{path}: {how}: {found:,} bytes, but {self.bytes:,} by {self.path.name}; copy or binarise both files "
-                "again, or put each beside its own"
+                f"{path}: {how}: {found:,} bytes, but {self.bytes:,} according to {self.path.name}; copy or binarize "
+                "both files again, and keep matching files together"
             )
         return path
 
 
 def read_index(prefix: Prefix) -> Index:
-    """Read the header of ``PREFIX.idx`` and map the rest into memory; there may be no items.
+    """Read the header of ``PREFIX.idx`` and memory-map the rest; the index may be empty.
 
     Raises:
-        UserError: one of the two files is missing, or the index is damaged or of another format.
+        UserError: one of the two files is missing, or the index is damaged or has another format.
     """
     path = Path(f"{prefix}.idx")
     data = Path(f"{prefix}.bin")
@@ -101,21 +101,21 @@ def read_index(prefix: Prefix) -> Index:
             beside = ""
             if other.is_file():
                 beside = f", although {other.name} exists"
-            raise UserError(f"{file}: no such file{beside}; does --data name the folder of binarised data?")
+            raise UserError(f"{file}: no such file{beside}; is --data the folder of binarized data?")
     with path.open("rb") as stream:
         magic, version, code, items = HEADER.unpack(stream.read(HEADER.size).ljust(HEADER.size, b"\0"))
     found = path.stat().st_size
     if (magic, version) != (MAGIC, 1):
         raise UserError(
-            f"{path}: not an index of fairseq's mmap format, or its start is damaged; binarise the text again"
+            f"{path}: not an index in fairseq's mmap format, or its header is damaged; binarize the text again"
         )
     if found != (expected := HEADER.size + items * BYTES_OF_ITEM):
         problem = "truncated" if found < expected else "too long"
-        bytes_found = f"{found:,} bytes, but {expected:,} for the {items:,} items of its header"
+        bytes_found = f"{found:,} bytes, but {expected:,} for the {items:,} items in its header"
         raise UserError(f"{path}: {problem}: {bytes_found}; {WRITE_AGAIN}")
     dtype = np.dtype(TYPES.get(code, np.void))
     if dtype.kind not in "iu":
-        raise UserError(f"{path}: its ids are of type {code}, which is not an integer; binarise the text again")
+        raise UserError(f"{path}: the ids have type {code}, which is not an integer; binarize the text again")
     if not items:
         return Index(path, dtype, np.empty(0, np.int32), np.empty(0, np.int64))
     sizes = np.memmap(path, np.int32, "r", HEADER.size, (items,))
@@ -124,13 +124,13 @@ def read_index(prefix: Prefix) -> Index:
 
 
 class MappedItems(Sequence):
-    """The items of a dataset on disk, each an array of ids; all processes share the memory.
+    """A memory-mapped sequence of a dataset's items, each an array of ids; processes share the memory.
 
-    fairseq's own class reads the whole file before it is used. This class requests the file without waiting for it.
+    fairseq's class reads the whole file before use. This one lets the system prefetch the file without waiting.
 
     Attributes:
         sizes: number of ids per item, (items,).
-        ids: the ids of all items, one item after another.
+        ids: concatenated ids of all items.
 
     Raises:
         UserError: see :func:`read_index`.
@@ -152,7 +152,7 @@ class MappedItems(Sequence):
         return self.read(item, item)
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Return the ids of items `first` to `last`, both included, one item after another, without a copy."""
+        """Return the concatenated ids of items `first` to `last` (inclusive), without copying."""
         start = int(self._index.pointers[first]) // self._index.dtype.itemsize
         return np.asarray(self.ids[start : start + int(self.sizes[first : last + 1].sum())])
 
@@ -161,9 +161,9 @@ class MappedItems(Sequence):
 
 
 def read_items(items: Any, first: int, last: int) -> np.ndarray:
-    """Return the ids of items `first` to `last`, both included, of a dataset of any format, one item after another.
+    """Return the concatenated ids of items `first` to `last` (inclusive) of a dataset in any format.
 
-    Reading item by item, which other formats than fairseq's need, takes longer than all other work on a block.
+    Formats other than :class:`MappedItems` are read item by item, which takes longer than all other work on a block.
     """
     if isinstance(items, MappedItems):
         return items.read(first, last)
@@ -176,12 +176,12 @@ def write_items(
     blocks: Iterable[tuple[np.ndarray, np.ndarray]],
     durable: bool = True,
 ) -> None:
-    """Write ``PREFIX.bin`` and ``PREFIX.idx``, each completely or not at all.
+    """Write ``PREFIX.bin`` and ``PREFIX.idx`` atomically.
 
     Args:
-        prefix: the path without ``.bin`` and ``.idx``.
-        dtype: numpy's type of the ids in the file.
-        blocks: for any number of items at a time, their ids, one item after another, and the number of ids per item.
+        prefix: path without ``.bin`` and ``.idx``.
+        dtype: numpy type of the ids in the file.
+        blocks: chunks of any number of items, each as the concatenated ids and the number of ids per item.
         durable: see :func:`~lazyformer_fairseq.storage.atomic.atomic_file`.
     """
     all_sizes = []
@@ -196,20 +196,20 @@ def write_items(
 
 
 def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
-    """Write ``target.bin`` and ``target.idx``, each completely or not at all, with the bytes of a single dataset.
+    """Concatenate datasets into ``target.bin`` and ``target.idx``, which are written atomically.
 
     Args:
-        parts: prefixes of one or more datasets, in the order of their items.
+        parts: prefixes of one or more datasets, in order.
         target: prefix of the dataset to write.
 
     Raises:
-        UserError: the files of a part do not belong together, or parts have different types of ids.
+        UserError: the files of a part do not match, or parts have different types of ids.
     """
     dtype = read_index(parts[0]).dtype
     for part in parts:
         index = read_index(part)
         if index.dtype != dtype:
-            raise UserError(f"{index.path}: its ids are {index.dtype}, but those of the other parts are {dtype}")
+            raise UserError(f"{index.path}: the ids are {index.dtype}, but the ids of the other parts are {dtype}")
         index.check_data()
     with (
         atomic_file(f"{target}.idx") as index_file,
@@ -218,17 +218,17 @@ def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
         for part in parts:
             with open(f"{part}.bin", "rb") as source:
                 shutil.copyfileobj(source, data, 1 << 20)
-        # Reads the parts' indexes three times, because the sizes of a shard's sentences may not fit into memory.
+        # Reads the parts' indexes three times, because the sentence sizes of a shard may not fit into memory.
         write_index(index_file, lambda: (read_index(part).sizes for part in parts), dtype)
 
 
 def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]], dtype: Dtype) -> None:
-    """Write an index as fairseq does.
+    """Write an index in fairseq's format.
 
     Args:
         stream: the file to write to.
-        read_sizes: a function that returns the sizes of the items, in arrays of any lengths; it is called three times.
-        dtype: numpy's type of the ids.
+        read_sizes: function that returns the item sizes in arrays of any length; it is called three times.
+        dtype: numpy type of the ids.
     """
     dtype = np.dtype(dtype)
     code = next(code for code, known in TYPES.items() if dtype == known)
@@ -251,35 +251,35 @@ def check_items(
     part: int = 0,
     parts: int = 1,
 ) -> int:
-    """Check that a dataset is complete, and that its ids belong to a dictionary.
+    """Check that a dataset is complete and that its ids are valid for a dictionary.
 
     Args:
-        prefix: the path without ``.bin`` and ``.idx``.
-        vocab_size: the number of symbols in the dictionary; None if unknown.
-        eos: the id that every item must end in; None if any id may.
+        prefix: path without ``.bin`` and ``.idx``.
+        vocab_size: number of symbols in the dictionary; None if unknown.
+        eos: id at the end of every item; None to skip this check.
         how: "quick" or "full".
-        part: the number of this process.
-        parts: the number of processes that share a "full" check, in which each reads every `parts`-th chunk.
+        part: index of this process.
+        parts: number of processes that share a "full" check; each reads every `parts`-th chunk.
 
     Returns:
-        The number of ids in the dataset, without the last id of each item.
+        The number of ids in the dataset, excluding the last id of each item.
 
     Raises:
-        UserError: a file is missing, truncated, empty, or of another format, dataset or dictionary; the message names
-            the file and says what to do.
+        UserError: a file is missing, truncated or empty, or belongs to another format, dataset or dictionary; the
+            message names the file and says what to do.
     """
     index = read_index(prefix)
     if not len(index.sizes):
-        raise UserError(f"{index.path}: an empty shard without items; leave it out of --data, or binarise it again")
+        raise UserError(f"{index.path}: the shard is empty; remove it from --data, or binarize it again")
     largest = np.iinfo(index.dtype).max
     if vocab_size is None:
         vocab_size = largest + 1
     if index.pointers[0] != 0:
-        raise UserError(f"{index.path}: damaged: its first item starts at byte {index.pointers[0]:,}; {WRITE_AGAIN}")
+        raise UserError(f"{index.path}: damaged: the first item starts at byte {index.pointers[0]:,}; {WRITE_AGAIN}")
     if vocab_size - 1 > largest:
         raise UserError(
-            f"{index.path}: its ids are {index.dtype}, at most {largest:,}, but dict.txt has {vocab_size:,} symbols: "
-            "one of the two is of another corpus; take both from the same folder"
+            f"{index.path}: the ids are {index.dtype}, at most {largest:,}, but dict.txt has {vocab_size:,} symbols: "
+            "one of the two is from another corpus; use both from the same folder"
         )
     ids = np.memmap(index.check_data(), dtype=index.dtype, mode="r")
     if how == "quick":
@@ -292,7 +292,7 @@ def check_items(
 
 
 def _samples(index: Index) -> Iterator[tuple[int, int]]:
-    """Yield ranges [first, last) of items, spread evenly; the last range ends with the last item."""
+    """Yield evenly spaced ranges [first, last) of items, including the last item."""
     items = len(index.sizes)
     starts = np.linspace(0, max(0, items - ITEMS_OF_SAMPLE), SAMPLES, dtype=np.int64)
     for start in np.unique(starts).tolist():
@@ -316,7 +316,7 @@ def _all_pieces(index: Index, part: int, parts: int) -> Iterator[tuple[int, int]
 
 
 def _end_of_piece(index: Index, start: int, most_items: int, most_ids: int) -> int:
-    """Return the end of a range of items from `start`, which contains at least one item, however long."""
+    """Return the end of the range of items from `start` within the limits; it contains at least one item."""
     sizes = index.sizes[start : start + most_items]
     return start + max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), most_ids)))
 
@@ -328,7 +328,7 @@ def _check_piece(
     vocab_size: int,
     eos: Optional[int],
 ) -> None:
-    """Check items [first, last), and that the item after them starts where they end."""
+    """Check items [first, last), and that the next item starts at their end."""
     first, last = piece_of_items
     data = index.path.with_suffix(".bin")
     sizes = index.sizes[first:last].astype(np.int64)
@@ -347,7 +347,7 @@ def _check_piece(
     )
     if wrong.any() or start < 0 or ends[-1] > len(ids):
         item = first + int(np.argmax(wrong)) % len(sizes)
-        raise UserError(f"{index.path}: damaged at item {item:,}: items do not follow one another; {WRITE_AGAIN}")
+        raise UserError(f"{index.path}: damaged at item {item:,}: items are not contiguous; {WRITE_AGAIN}")
     piece = ids[start : int(ends[-1])]
     if index.dtype.kind == "i":
         beyond = (piece >= vocab_size) | (piece < 0)
@@ -358,12 +358,12 @@ def _check_piece(
         item = first + int(np.searchsorted(ends, start + place, side="right"))
         raise UserError(
             f"{data}: id {piece[place]} in item {item:,}, but dict.txt has {vocab_size:,} symbols: one of the two is "
-            "of another corpus, or the file is damaged; take both from the same folder"
+            "from another corpus, or the file is damaged; use both from the same folder"
         )
     unended = piece[ends - 1 - start] != eos
     if eos is not None and unended.any():
         item = first + int(np.argmax(unended))
         raise UserError(
             f"{data}: item {item:,} does not end in </s>: the file is damaged, does not belong to {index.path.name}, "
-            f"or was binarised without the end symbol; {WRITE_AGAIN}"
+            f"or was binarized without the end symbol; {WRITE_AGAIN}"
         )

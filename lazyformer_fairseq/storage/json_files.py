@@ -1,4 +1,4 @@
-"""JSON files that are written completely or not at all, with a checksum if they must not be edited; hashes of files."""
+"""Atomic writing and safe reading of JSON files, optionally with a checksum, and file hashes."""
 
 import hashlib
 import json
@@ -25,11 +25,11 @@ def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> 
     """Write a JSON object in UTF-8; see :func:`~lazyformer_fairseq.storage.atomic.atomic_file`."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     with atomic_file(path, durable) as file:
-        file.write(text.encode(errors="backslashreplace"))  # half of a surrogate pair, as in some file names
+        file.write(text.encode(errors="backslashreplace"))  # unpaired surrogates, as in some file names
 
 
 def read_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
-    """Read a JSON object; raise a UserError, which ends in the remedy, if it is not one or exceeds limits."""
+    """Read a JSON object; raise a UserError that ends with the remedy if the file is invalid or exceeds limits."""
     try:
         content = checked.parse_json(checked.read_limited(path, checked.LARGEST_JSON))
     except (OSError, ValueError, RecursionError) as error:
@@ -40,19 +40,20 @@ def read_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
 
 
 def read_as(expected: type[T], path: Path, remedy: str = AGAIN) -> T:
-    """Read a JSON object as a dataclass, or as another type that pydantic knows.
+    """Read a JSON object as a dataclass or another type that pydantic supports.
 
     Raises:
-        UserError: the file is not a JSON object, or a field is missing or of another type; ends in the remedy.
+        UserError: the file is not a JSON object, or a field is missing or has another type; the message ends with the
+            remedy.
     """
     return checked.as_type(expected, read_json(path, remedy), path, remedy)
 
 
-CHECKSUM = "sha256"  # the key of a checked file for the hash of all other keys
+CHECKSUM = "sha256"  # key of the hash over all other keys
 
 
 def write_checked_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object with a checksum, so that a damaged number is not mistaken for a result."""
+    """Write a JSON object with a checksum, to prevent damaged numbers from being mistaken for results."""
     write_json(path, {**content, CHECKSUM: _checksum(content)})
 
 
@@ -61,36 +62,36 @@ def read_checked_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
 
     Args:
         path: the file.
-        remedy: what a user should do about a damaged file; the error ends in it.
+        remedy: advice at the end of the error message.
 
     Returns:
-        The content without its checksum.
+        The contents without the checksum.
 
     Raises:
-        UserError: the file is missing, is not a JSON object, or is not as it was written.
+        UserError: the file is missing, is not a JSON object, or was changed after it was written.
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: not a regular file; {remedy}")
     content = read_json(path, remedy)
     said = content.pop(CHECKSUM, None)
     if said != _checksum(content):
-        raise UserError(f"{path}: damaged, its checksum does not match its content; {remedy}")
+        raise UserError(f"{path}: damaged, its checksum does not match its contents; {remedy}")
     return content
 
 
 def read_checked_as(expected: type[T], path: Path, remedy: str = AGAIN) -> T:
-    """Read a file written by :func:`write_checked_json` as :func:`read_as` does."""
+    """Read a file written by :func:`write_checked_json` as a dataclass; see :func:`read_as`."""
     return checked.as_type(expected, read_checked_json(path, remedy), path, remedy)
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """Hash the values of an object, regardless of the order of keys and of white space."""
+    """Hash an object's values, independently of key order and whitespace."""
     values = json.loads(json.dumps(content))  # as read from the file: tuples become lists, keys become strings
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def read_text(path: Path, remedy: str) -> str:
-    """Return the text of a UTF-8 file; raise a UserError, which ends in the remedy, if it cannot be read."""
+    """Read a UTF-8 file; raise a UserError that ends with the remedy if it cannot be read."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UserError(f"{path}: this is a pipe or a device, not a regular file; {remedy}")
     try:
@@ -102,27 +103,27 @@ def read_text(path: Path, remedy: str) -> str:
 
 
 def refuse_other_version(path: Path, content: Mapping[str, Any], known: int, remedy: str = "") -> None:
-    """Raise a UserError if the content of a file has another format version than the known one."""
+    """Raise a UserError if the format version of a file's contents is not the supported one."""
     if (version := content.get("format_version")) != known:
-        raise UserError(f"{path}: format version {version!r}, but this program reads {known}{remedy}")
+        raise UserError(f"{path}: format version {version!r} is not supported, only {known}{remedy}")
 
 
-VARIABLE = "LAZYFORMER_CACHE"  # overrides the cache folder, if the home folder must not be written to
+VARIABLE = "LAZYFORMER_CACHE"  # overrides the cache folder, for read-only home folders
 
 
 def cache_file(name: str) -> Path:
-    """Return the path of a file in the cache folder, whether it exists or not."""
+    """Return the path of a file in the cache folder; the file need not exist."""
     return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("lazyformer_fairseq")) / name
 
 
 def recall(name: str, machine: str, key: str, is_valid: Callable[[Any], bool] = lambda _: True) -> Any:
-    """Return the value that :func:`remember` stored under a key; None if there is none or it is not valid.
+    """Look up a value stored by :func:`remember`; return None if there is none or it is not valid.
 
     Args:
-        name: the name of the file in the cache folder.
-        machine: the machine for which the value holds.
+        name: file name in the cache folder.
+        machine: machine on which the value was measured.
         key: the measured quantity.
-        is_valid: a function that tells whether a value is acceptable.
+        is_valid: predicate for acceptable values.
     """
     found = _read_cache(cache_file(name)).get(machine, {}).get(key)
     if found is not None and is_valid(found):
@@ -131,10 +132,10 @@ def recall(name: str, machine: str, key: str, is_valid: Callable[[Any], bool] = 
 
 
 def remember(name: str, machine: str, key: str, value: T, is_valid: Callable[[Any], bool] = lambda _: True) -> T:
-    """Store a JSON value for later processes, and return the value that counts.
+    """Store a JSON value for later processes unless a valid one exists, and return the stored value.
 
-    If several processes measure at the same time, the first one to write decides for all later ones. If the folder
-    cannot be written, each process uses its own measurement.
+    If several processes measure at the same time, later ones use the first value written. If the cache folder cannot be
+    written, each process uses its own measurement.
     """
     path = cache_file(name)
     others = _read_cache(path)
@@ -154,7 +155,7 @@ def remembered(
     measure: Callable[[], T],
     is_valid: Callable[[Any], bool] = lambda _: True,
 ) -> T:
-    """Return the stored value, or else store and return the result of `measure`."""
+    """Return the cached value, or call `measure` and cache its result."""
     found = recall(name, machine, key, is_valid)
     if found is None:
         return remember(name, machine, key, measure(), is_valid)
@@ -162,7 +163,7 @@ def remembered(
 
 
 def _read_cache(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the content of a file in the cache folder; empty if it cannot be read, as a cache must not stop a run."""
+    """Read a file in the cache folder; return an empty dictionary if it is missing or invalid."""
     if not path.is_file():
         return {}
     try:
@@ -173,11 +174,11 @@ def _read_cache(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def hash_of(path: Path, algorithm: str) -> str:
-    """Return the hash of a file in hexadecimal, by one of hashlib's algorithms."""
+    """Return the hexadecimal hash of a file, computed with one of hashlib's algorithms."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal."""
+    """Return the hexadecimal SHA-256 of a file."""
     return hash_of(path, "sha256")

@@ -1,6 +1,6 @@
-"""Files at URLs that fsspec supports, such as ``s3://bucket/folder``, and their local copies.
+"""Access to files at URLs that fsspec supports, such as ``s3://bucket/folder``, through local copies.
 
-The copies are in a folder of the user in the system's temporary folder (``TMPDIR``).
+The copies are stored in a per-user folder in the system's temporary folder (``TMPDIR``).
 """
 
 import os
@@ -19,16 +19,17 @@ from lazyformer_fairseq.storage.run_lock import file_lock
 
 
 def is_url(path: Union[str, Path]) -> bool:
-    """Return whether a path is a URL; a ``Path`` never is, because it cannot contain two adjacent slashes."""
+    """Return True if a path is a URL; a ``Path`` never is, because it cannot contain two adjacent slashes."""
     return "://" in str(path)
 
 
 @contextmanager
 def opened(url: str) -> Iterator[tuple[Any, str]]:
-    """Yield fsspec's file system for a URL, and the path in it.
+    """Yield fsspec's file system for a URL and the path in it.
 
     Raises:
-        UserError: an operation on the file system fails in the block; a full local disk remains an OSError.
+        UserError: an operation on the file system fails in the block, except for a full local disk, which raises an
+            OSError.
     """
     from fsspec.core import url_to_fs
 
@@ -40,7 +41,7 @@ def opened(url: str) -> Iterator[tuple[Any, str]]:
         raise
     except ImportError as error:
         package = getattr(error.__cause__, "name", None) or "the package"
-        raise UserError(f"{url}: needs a package that is not installed here: pip install {package}") from None
+        raise UserError(f"{url}: requires a package that is not installed: pip install {package}") from None
     except FileNotFoundError as error:
         raise UserError(f"{url}: there is no such file, folder or bucket ({error})") from None
     except Exception as error:  # each file system raises its own errors
@@ -53,7 +54,7 @@ def opened(url: str) -> Iterator[tuple[Any, str]]:
 
 
 def files_at(url: str) -> list[str]:
-    """Return the URLs of all files in a folder, or the URL itself if it is that of a file."""
+    """Return the URLs of all files in a folder, or the URL itself if it is a file."""
     with opened(url) as (files, path):
         if files.isfile(path):
             return [url]
@@ -64,7 +65,7 @@ def files_at(url: str) -> list[str]:
 
 
 def local_copy(path: Union[str, Path]) -> Union[str, Path]:
-    """Return a local path unchanged; for a URL, copy the current file and return the path of the copy."""
+    """Return a local path unchanged; for a URL, download the current version and return the path of the copy."""
     if not is_url(path):
         return path
     with opened(str(path)) as (files, there):
@@ -74,7 +75,7 @@ def local_copy(path: Union[str, Path]) -> Union[str, Path]:
 
 
 def remove_copies(url: str) -> None:
-    """Remove the copies that :func:`local_copy` made of a URL."""
+    """Remove all copies of a URL made by :func:`local_copy`."""
     shutil.rmtree(_versions(url), ignore_errors=True)
 
 
@@ -86,7 +87,7 @@ def remove(url: str) -> None:
 
 
 def fetch(files: Any, there: str, copy: Path) -> None:
-    """Copy a remote file atomically unless the copy exists; if several processes need it, one of them copies it."""
+    """Download a remote file atomically unless the copy exists; only one of several processes downloads it."""
     if copy.exists():
         return
     locks = copies() / "locks"
@@ -98,22 +99,22 @@ def fetch(files: Any, there: str, copy: Path) -> None:
 
 
 def copies() -> Path:
-    """Return the folder of the user's copies.
+    """Return the user's folder for copies, creating it if necessary.
 
     Raises:
-        UserError: the name belongs to another user, or is not a folder.
+        UserError: the path belongs to another user, or is not a folder.
     """
     folder = Path(tempfile.gettempdir(), f"lazyformer-{os.getuid()}")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-        raise UserError(f"{folder}: this folder is not yours; set TMPDIR to a folder of yours")
+        raise UserError(f"{folder}: this folder does not belong to you; set TMPDIR to a folder that does")
     return folder
 
 
 def digest(text: str) -> str:
-    """Return a short name for a URL or a path."""
+    """Return a short hash of a URL or a path, for use as a file name."""
     return sha256(text.encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Folders that belong to one run: to one process at a time, and to the same settings whenever it resumes."""
+"""Locks for exclusive access to a run's folder, and checks that a resumed run has the same settings."""
 
 import fcntl
 import json
@@ -22,12 +22,12 @@ _locks: dict[tuple[Path, int], TextIO] = {}  # by file and process
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Create the folder, and keep other processes out of it until the block or the process ends, however it ends.
+    """Create a folder and lock it against other processes until the block or the process ends.
 
-    Unfinished files of killed processes are removed. A hidden file in the folder names the running process.
+    Unfinished files of killed processes are removed. A hidden file in the folder identifies the running process.
 
     Raises:
-        UserError: the folder cannot be written, another process is running in it, or the lock's name is a link.
+        UserError: the folder cannot be written, another process uses it, or the lock file is a link.
     """
     with _locked(folder / LOCK, fcntl.flock):
         remove_leftovers(folder)
@@ -35,9 +35,9 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def lock_for_process(folder: Path, lock: str) -> None:
-    """Lock a folder with a file `lock` until the process ends; it may ask again, and children do not inherit the lock.
+    """Lock a folder with a file `lock` until the process ends; repeated calls have no effect.
 
-    A data worker may outlive a killed process by seconds and would keep an inherited lock.
+    Child processes do not inherit the lock, because data workers may outlive a killed process by seconds.
     """
     path = (folder / lock).absolute()
     if (path, os.getpid()) not in _locks:
@@ -45,16 +45,15 @@ def lock_for_process(folder: Path, lock: str) -> None:
 
 
 def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
-    """Return the lock file, open and locked, with the name of this process in it.
+    """Open and lock a lock file, and write the name of this process to it.
 
     Raises:
-        UserError: another process holds the lock, the file cannot be written, or its name does not belong to a file of
-            ours.
+        UserError: another process holds the lock, or the file cannot be written safely.
     """
     folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+", opener=own_file)  # noqa: SIM115  for writing, because NFS locks nothing else
+        file = open(path, "a+", opener=own_file)  # noqa: SIM115  for writing, because NFS only locks writable files
     except OSError as error:
         problem = error.strerror
         if isinstance(error, FileExistsError):
@@ -66,12 +65,12 @@ def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
         with file:
             file.seek(0)
             raise UserError(
-                f"{folder}: another run is at work there ({file.read().strip() or 'unknown'}); wait for it or choose "
-                "another folder"
+                f"{folder}: another run is using this folder ({file.read().strip() or 'unknown'}); wait for it or "
+                "choose another folder"
             ) from None
     except OSError as error:
         logger.warning(
-            "%s: its file system does not support locks (%s); start only one run there at a time",
+            "%s: the file system does not support locks (%s); do not start several runs in this folder",
             folder,
             error,
         )
@@ -83,13 +82,13 @@ def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
 
 @contextmanager
 def file_lock(path: Path, shared: bool = False) -> Iterator[None]:
-    """Hold an exclusive or shared lock on a file during the block, waiting for other processes first.
+    """Hold an exclusive or shared lock on a file during the block, after waiting for other processes.
 
-    The lock ends with the block or the process, however it ends.
+    The lock is released when the block or the process ends.
 
     Args:
         path: the file, which is created if it does not exist.
-        shared: whether other processes may hold the lock at the same time, if they ask for a shared one, too.
+        shared: whether to acquire a shared lock, which other processes can hold at the same time.
     """
     descriptor = own_file(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -106,17 +105,17 @@ def keep_settings(
     begun: bool,
     made_by_them: Iterable[Path] = (),
 ) -> None:
-    """Store the settings of everything in a folder in a file; they may change until work has begun.
+    """Store a folder's settings in a file, or check that they match; they may change until work has started.
 
     Args:
-        file: the file of the settings.
-        settings: the settings of this run.
-        of_what: the kind of work, such as "a search", for messages.
-        begun: whether work has been done with the settings in the file.
+        file: the settings file.
+        settings: settings of this run.
+        of_what: noun for the work, such as "a search", for messages.
+        begun: whether work with the stored settings has started.
         made_by_them: files to remove if the settings differ.
 
     Raises:
-        UserError: work has begun with other settings; the message names the differences.
+        UserError: work has started with other settings; the message lists the differences.
     """
     settings = json.loads(json.dumps(settings))  # as read from the file: tuples become lists
     if file.exists():
@@ -125,7 +124,8 @@ def keep_settings(
             return
         if begun:
             raise UserError(
-                f"{file.parent}: contains {of_what} with other settings ({odd}); give those settings or another folder"
+                f"{file.parent}: contains {of_what} with other settings ({odd}); use the same settings or another "
+                "folder"
             )
     for path in made_by_them:
         path.unlink(missing_ok=True)
@@ -133,7 +133,7 @@ def keep_settings(
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Return the differences between two settings in words; empty if there are none."""
+    """Describe the differences between two sets of settings; empty if there are none."""
     return "; ".join(
         f"{name} is {there.get(name)!r} there, {here.get(name)!r} here"
         for name in sorted({*there, *here})

@@ -199,7 +199,7 @@ def test_what_cannot_be_is_said(memory, raw, monkeypatch, tmp_path):
         return str(caught.value)
 
     assert problem(f"{memory}/raw", "gs://b/out") == (
-        "gs://b/out: needs a package that is not installed here: pip install gcsfs"
+        "gs://b/out: requires a package that is not installed: pip install gcsfs"
     )
     assert problem("babylm:gs://b/raw", str(tmp_path / "out")).endswith("pip install gcsfs")
     assert "Protocol not known: ess3" in problem("ess3://b/raw", str(tmp_path / "out"))
@@ -208,13 +208,13 @@ def test_what_cannot_be_is_said(memory, raw, monkeypatch, tmp_path):
     assert problem(f"{memory}/raw", memory) == f"{memory}: is a whole bucket; use a folder in it, such as {memory}/data"
     assert problem(f"{memory}/raw", f"{memory}/taken").startswith(f"{memory}/taken: exists already")
     with run_lock(RemoteWork(f"{memory}/out", "").home):
-        assert problem(f"{memory}/raw", f"{memory}/out").startswith(f"{memory}/out: another run is at work there")
+        assert problem(f"{memory}/raw", f"{memory}/out").startswith(f"{memory}/out: another run is using this folder")
     place = copies()
     place.rename(tmp_path / "elsewhere")
     place.symlink_to(tmp_path / "elsewhere")
     assert (
         problem(f"{memory}/raw", f"{memory}/out")
-        == f"{place}: this folder is not yours; set TMPDIR to a folder of yours"
+        == f"{place}: this folder does not belong to you; set TMPDIR to a folder that does"
     )
 
 

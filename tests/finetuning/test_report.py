@@ -215,7 +215,7 @@ GRID = {"models": {}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}
         *(
             ("result.json", change, words)
             for change, words in (
-                ({"format_version": 2}, "format version 2, but this program reads 1"),
+                ({"format_version": 2}, "format version 2 is not supported, only 1"),
                 ({"lr": "2e-5"}, "field 'lr' is '2e-5', must be a valid number"),
                 ({"task": "COCA"}, "'COCA' is not a GLUE task"),
                 ({"metrics": [0.5]}, "field 'metrics' is [0.5], must be an object"),

@@ -148,11 +148,11 @@ def options_in(state: dict) -> Iterator[tuple[str, Any]]:
         ("fine_tuned --to huggingface --head coal", "did you mean cola"),
         ("language_model --to huggingface --as bert", "causal language model, which supports neither --as nor --head"),
         ("nowhere --to huggingface", "no such file or folder"),
-        ("encoder --to huggingface", "exists already"),
+        ("encoder --to huggingface", "already exists"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words_and_nothing_is_written(words, message, tmp_path):
-    if message == "exists already":
+    if message == "already exists":
         (tmp_path / "out" / "mine").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
     from_, *options = words.split()

@@ -218,6 +218,6 @@ def test_a_heads_name_that_cannot_be_one_and_a_filled_folder_is_left_alone(folde
     with pytest.raises(UserError, match="--head-name"):
         import_to(folder, folder.parent / "out", head_name=name)
     (folder.parent / "out" / "mine").write_text("stays")
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         import_to(folder, folder.parent / "out")
     assert [path.name for path in (folder.parent / "out").iterdir()] == ["mine"]

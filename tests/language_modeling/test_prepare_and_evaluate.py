@@ -182,7 +182,7 @@ def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(wikitext, tmp_
         read_manifest(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine").write_text("mine")
-    with pytest.raises(UserError, match="data: exists already"):
+    with pytest.raises(UserError, match="data: already exists"):
         prepare("wikitext", wikitext, tmp_path / "data")
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine"]
 
@@ -296,7 +296,7 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
         refused(f"'{option}': {value} is not in the range x>={value + 1}.", CHECKPOINT, data, option, value)
     for content, message in (
         ("tgt_len: x", "field 'tgt_len' is 'x', must be a valid integer"),
-        ("[", "not a YAML file of settings"),
+        ("[", "not a valid YAML settings file"),
         ("tgt_len: 0", "field 'tgt_len' is 0, must be greater than 0"),
     ):
         (tmp_path / "own.yaml").write_text(content)

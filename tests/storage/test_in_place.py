@@ -45,7 +45,7 @@ OBSTACLES = {
     link: "this is a link",
     link_to_nothing: "this is a link",
     link_to_itself: "this is a link",
-    hard_link: r"has another name \(a hard link\)",
+    hard_link: r"this file has another hard link",
     os.mkfifo: "not a regular file",
     Path.mkdir: "not a regular file",
     unix_socket: "not a regular file",

@@ -44,11 +44,11 @@ def test_as_written_at_once(tmp_path_factory, parts, dtype):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("b.bin", None, "b.bin: truncated: 6 bytes, but 8 by b.idx"),
+        ("b.bin", None, "b.bin: truncated: 6 bytes, but 8 according to b.idx"),
         ("b.idx", None, "b.idx: truncated"),
-        ("a.idx", b"", r"a\.idx: not an index of fairseq"),
-        ("a.idx", b"x" * 200, r"a\.idx: not an index of fairseq"),
-        ("c", np.int64, r"c\.idx: its ids are int64, but those of the other parts are uint16"),
+        ("a.idx", b"", r"a\.idx: not an index in fairseq"),
+        ("a.idx", b"x" * 200, r"a\.idx: not an index in fairseq"),
+        ("c", np.int64, r"c\.idx: the ids are int64, but the ids of the other parts are uint16"),
     ],
 )
 def test_parts_that_are_none_are_named(tmp_path, name, content, message):

@@ -29,7 +29,7 @@ def test_a_folder_belongs_to_one_process_until_it_dies(tmp_path):
     holder.start()
     try:
         assert ours.recv() == "locked"
-        message = rf"folder: another run is at work there \(process {holder.pid} on"
+        message = rf"folder: another run is using this folder \(process {holder.pid} on"
         with pytest.raises(UserError, match=message), run_lock(tmp_path / "folder"):
             pytest.fail("both hold it")
     finally:
@@ -54,7 +54,7 @@ def test_a_claim_to_the_end_of_a_process_is_not_its_childrens(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
         child = int(holder.stdout.readline())
         try:
-            assert f"another run is at work there (process {holder.pid} on" in claim_from_outside()
+            assert f"another run is using this folder (process {holder.pid} on" in claim_from_outside()
             holder.kill()
             holder.wait()
             assert claim_from_outside() == ""

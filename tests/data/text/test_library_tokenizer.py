@@ -216,7 +216,7 @@ def test_damaged_folders_are_refused(pairs, tmp_path):
             SETTINGS_FILE,
             b'"library": "tokenizers"',
             b'"library": "other"',
-            "format version 2, but this program reads 1",
+            "format version 2 is not supported, only 1",
         ),
         (SETTINGS_FILE, b'"rows": ', b'"rows": 9', "the symbols do not match"),
     ):

@@ -199,7 +199,7 @@ def test_what_cannot_be_trained_and_what_would_be_overwritten(tokenizer, tmp_pat
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mine.txt").write_text("precious")
     for write in (tokenizer.save, train):
-        with pytest.raises(UserError, match="exists already"):
+        with pytest.raises(UserError, match="already exists"):
             write(tmp_path / "mine")
     assert contents(tmp_path / "mine") == {"mine.txt": b"precious"}
 

@@ -215,7 +215,7 @@ def test_a_stop_leaves_nothing(tmp_path, monkeypatch):
     assert "stopped; nothing was written" in run(f"{TINY} --output {tmp_path / 'out'}", code=130)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "note").write_text("mine")  # a folder that is there is kept
-    assert "exists already" in refusal("bench", *TINY.split(), "--output", tmp_path)
+    assert "already exists" in refusal("bench", *TINY.split(), "--output", tmp_path)
 
 
 GPU_FAILS = mock.Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered\nand more"))

@@ -77,22 +77,22 @@ def with_id(corpus: Path, place: float, value: int) -> None:
 
 DICTIONARIES = [f"shard{number}/dict.txt" for number in range(SHARDS)]
 DAMAGE = {
-    "shard2/train.bin: truncated: .* by train.idx; copy or binarise both files again": cut("shard2/train.bin", -2),
+    "shard2/train.bin: truncated: .* according to train.idx; copy or binarize both": cut("shard2/train.bin", -2),
     "shard2/train.bin: too long": rewrite("shard2/train.bin", lambda data: data + b"\0\0"),
     "shard1/train.bin: truncated: 0 bytes": cut("shard1/train.bin", 0),
-    r"shard1/train.idx: truncated: [\d,]+ bytes, but [\d,]+ for the \d+ items of its header": cut(
+    r"shard1/train.idx: truncated: [\d,]+ bytes, but [\d,]+ for the \d+ items in its header": cut(
         "shard1/train.idx", -8
     ),
     "shard1/train.idx: truncated: 12 bytes": cut("shard1/train.idx", 12),
-    r"shard0/train.bin: too long: [\d,]+ bytes, but [\d,]+ by train.idx": copy("shard0/valid.idx", "shard0/train.idx"),
-    "shard0/train.bin: truncated.*, or put each beside its own": swap("shard0/train.bin", "shard0/valid.bin"),
-    "shard0/train.bin: truncated.* put each beside its own": swap("shard0/train.bin", "shard2/train.bin"),
+    r"shard0/train.bin: too long: [\d,]+ bytes, but [\d,]+ according to": copy("shard0/valid.idx", "shard0/train.idx"),
+    "shard0/train.bin: truncated.*, and keep matching files together": swap("shard0/train.bin", "shard0/valid.bin"),
+    "shard0/train.bin: truncated.* keep matching files together": swap("shard0/train.bin", "shard2/train.bin"),
     r"the train files have [\d,]+ tokens, but .*manifest.json lists [\d,]+; one of them is from another": both(
         copy("shard0/valid.bin", "shard1/train.bin"), copy("shard0/valid.idx", "shard1/train.idx")
     ),
     r"shard1/train.bin: id 160 in item \d+, but dict.txt has 160 symbols": lambda c: with_id(c, 0.5, 160),
     "shard1/train.bin: item 0 does not end in </s>": put("shard1/train.bin", 0, b"\0" * 100),
-    "shard1/train.idx: an empty shard without items; leave it out": both(
+    "shard1/train.idx: the shard is empty; remove it": both(
         cut("shard1/train.bin", 0), rewrite("shard1/train.idx", lambda _: HEADER.pack(MAGIC, 1, 8, 0))
     ),
     "shard1/train.bin: no such file, although tra": remove("shard1/train.bin"),
@@ -105,10 +105,10 @@ DAMAGE = {
     "shard0/train.bin: too long": rewrite(
         "shard0/train.bin", lambda data: np.frombuffer(data, dtype=np.uint16).astype(np.int64).tobytes()
     ),
-    "shard0/train.idx: its ids are of type 6, which is not an integer": put("shard0/train.idx", 17, b"\x06"),
-    "shard1/train.idx: not an index of fairseq's mm": rewrite("shard1/train.idx", lambda _: b"nothing " * 9),
+    "shard0/train.idx: the ids have type 6, which is not an integer": put("shard0/train.idx", 17, b"\x06"),
+    "shard1/train.idx: not an index in fairseq's mm": rewrite("shard1/train.idx", lambda _: b"nothing " * 9),
     "shard0/train.idx: item 0 has -1 ids: damaged": put("shard0/train.idx", 26, b"\xff\xff\xff\xff"),
-    r"train.idx: damaged at item \d+: items do not follow one another": put("shard0/train.idx", -20, b"\x01"),
+    r"train.idx: damaged at item \d+: items are not contiguous": put("shard0/train.idx", -20, b"\x01"),
     "shard1/dict.txt: this dictionary differs from .*shard0/dict.txt": rewrite(
         "shard1/dict.txt", lambda data: data.replace(b" ", b"x ", 1)
     ),

@@ -139,7 +139,7 @@ def change_config(folder: Path, **changes) -> None:
 def test_what_does_not_fit_is_said(copy, tmp_path):
     kept = (copy / "config.json").read_bytes()
     for changes, words in (
-        ({"format_version": 2}, "config.json: format version 2, but this program reads 1"),
+        ({"format_version": 2}, "config.json: format version 2 is not supported, only 1"),
         ({"format": "other"}, "config.json: not an exported model's config"),
         ({"architecture": "roberta"}, "must contain the architecture lazyformer"),
         ({"model": {"layers": 3}}, "no option layers; did you mean layer_norm_eps"),

@@ -162,7 +162,7 @@ def test_every_entry_refuses(tmp_path, victim, trained, data_folder, fairseq_tra
         lambda: checkpoint_utils.load_model_ensemble([str(evil)]),
         lambda: TrainingLoop(search.supernet_objective(), SupernetOptimization.of(search.settings), folder),
     ):
-        assert "refused, nothing of it was run" in message_of(entry)
+        assert "not loaded, and no code in it was run" in message_of(entry)
         assert not victim.exists()
 
 

@@ -261,7 +261,7 @@ def test_half_a_file_other_folders_and_splits_are_refused(on_disk, folders, tmp_
     manifest = json.loads(path.read_text())
     for change, words in (
         ({"format": "lazyformer glue task"}, "not a manifest of prepared SQuAD"),
-        ({"format_version": 9}, "format version 9, but this program reads 1"),
+        ({"format_version": 9}, "format version 9 is not supported, only 1"),
         ({"splits": {"../train": {}}}, "damaged"),
         ({"max_length": "long"}, "damaged"),
     ):

@@ -122,7 +122,7 @@ def test_a_dangerous_checkpoint_is_refused_and_not_passed_over(trained):
 
     for write in (torch.save, lambda state, path: path.write_bytes(pickle.dumps(state))):
         write({"model": Dangerous()}, trained / "checkpoint_last.pt")
-        with pytest.raises(UserError, match="checkpoint_last.pt: refused, nothing of it was run"):
+        with pytest.raises(UserError, match="checkpoint_last.pt: not loaded, and no code in it was run"):
             choose(options(trained))
     assert not (trained / "made").exists()
 
@@ -243,8 +243,8 @@ def test_a_folder_belongs_to_one_training(data_folder, tmp_path, fairseq_train):
             assert any("begin training epoch 1" in line for line in first.stdout)
             first.send_signal(signal.SIGSTOP)
             assert message_of(fairseq_train, data_folder, options, tmp_path) == (
-                f"--save-dir {tmp_path}: another run is at work there (process {first.pid} on {os.uname().nodename}); "
-                "wait for it or choose another folder"
+                f"--save-dir {tmp_path}: another run is using this folder "
+                f"(process {first.pid} on {os.uname().nodename}); wait for it or choose another folder"
             )
             with pytest.raises(FileNotFoundError, match="checkpoint_last.pt"):  # fairseq_train() reads it, no suffix
                 fairseq_train(data_folder, f"{options} --checkpoint-suffix _other", tmp_path)

@@ -22,8 +22,8 @@ from lazyformer_fairseq.training.warm_start.options import WarmOptions
     "--tokenizer",
     "tokenizer_folder",
     type=click.Path(path_type=Path),
-    help="Tokenizer folder for a LazyFormerForMaskedLM, for example one saved by transformers' Trainer. It is stored "
-    "with the training data, as in data/tokenizer.  [default: BERT/tokenizer, which an export contains]",
+    help="Tokenizer folder for a LazyFormerForMaskedLM, for example a model saved by transformers' Trainer. Use the "
+    "folder beside its training data, such as data/tokenizer.  [default: BERT/tokenizer, which an export contains]",
 )
 @takes(WarmOptions, into="warm")
 def import_model(

@@ -50,8 +50,8 @@ def save(model: MaskedLM, tokenizer: TextTokenizer, folder: Union[str, Path]) ->
         folder: a folder that does not exist yet or is empty.
 
     Raises:
-        UserError: model and tokenizer do not belong together, the model is not a masked language model from this
-            package, or the folder is not empty.
+        UserError: the tokenizer does not match the model, the model is not a masked language model from this package,
+            or the folder is not empty.
     """
     if not isinstance(model, MaskedLM):
         raise UserError(

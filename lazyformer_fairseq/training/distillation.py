@@ -1,4 +1,4 @@
-"""Distillation of a trained masked language model (the teacher) into another one (the student).
+"""Knowledge distillation from a trained masked language model (the teacher) to another one (the student).
 
 The student is trained to match the teacher's distribution over the vocabulary at the masked positions and the
 teacher's last attention distribution. The teacher is needed only during training: checkpoints contain only the

@@ -35,7 +35,7 @@ class WordCounter:
 
 
 def checkpoints_by_words(folder: Path) -> dict[str, Path]:
-    """Return a folder's checkpoints that were kept at numbers of words, by names like ``10M``, fewest words first."""
+    """Return a folder's checkpoints at word counts, by names like ``10M``, in ascending order."""
     found: dict[str, Path] = {}
     for path in folder.glob("checkpoint_*M_words.pt"):
         words = re.fullmatch(r"checkpoint_([0-9.e+-]+M)_words\.pt", path.name)

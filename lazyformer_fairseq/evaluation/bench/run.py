@@ -104,7 +104,7 @@ def run_bench(settings: BenchSettings, build: Build = models.build_models) -> di
 
 
 class _Bench:
-    """Builds the models to measure, one precision after another, and encoders before causal models.
+    """The models to measure, built one precision after another, with encoders before causal models.
 
     Attributes:
         cells: all cells in order.
@@ -237,7 +237,7 @@ def inference(model: models.BenchModel, batch: int, time: int) -> Callable[[], T
 
 
 def causal_inference(model: models.BenchModel, batch: int, time: int) -> Callable[[], object]:
-    """Return a call that computes the loss of a segment of frequent words with a full memory."""
+    """Return a call that computes the loss on a segment of frequent words with a full memory."""
     words = model.sizes.vocab_size
     device = next(model.model.parameters()).device
     tokens_BT = torch.randint(5, min(FREQUENT, words), (batch, time), device=device)

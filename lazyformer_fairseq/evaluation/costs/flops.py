@@ -235,7 +235,7 @@ class _Pass:
 
 
 class _WithoutNumbers(TorchFunctionMode):
-    """Builds modules on the meta device without random initialization, for which torch would import its compiler."""
+    """A mode that skips random initialization on the meta device, for which torch would import its compiler."""
 
     def __torch_function__(
         self,

@@ -278,7 +278,7 @@ def matrix_peak(timings: Mapping[str, Timing]) -> float:
 
 
 def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_len: int) -> Callable[[], object]:
-    """Return a call that computes a causal model's loss of a segment with a full memory, as in the middle of a text.
+    """Return a call that computes a causal model's loss on a segment with a full memory, as in the middle of a text.
 
     Args:
         model: a model with the interface of

@@ -240,7 +240,7 @@ def _run_backward(loss: Tensor) -> None:
 
 
 class _GpuKernels(TorchFunctionMode):
-    """Imitates the memory use of a GPU's dropout and attention on CPU tensors.
+    """Dropout and attention on CPU tensors with the memory use of a GPU.
 
     On a GPU, dropout saves a boolean mask, while on a CPU it saves the factors that it multiplied by. On a GPU,
     attention is fused even with dropout or if terms added to the scores need gradients; a CPU would then store the

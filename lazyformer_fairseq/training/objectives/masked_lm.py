@@ -160,7 +160,7 @@ def start_from_counts(model: nn.Module, text: MaskedText) -> None:
     """Initialize the output bias and word embeddings from token counts in the text, if the model's options request it.
 
     With ``--frequency-bias`` the loss starts at the unigram loss, :meth:`~MaskedText.cost_of_frequencies` (Karpathy,
-    2019, "A Recipe for Training Neural Networks", recommends to initialize the final bias in this way). With
+    2019, "A Recipe for Training Neural Networks", recommends initializing the final bias in this way). With
     ``--neighbour-embeddings`` word embeddings are initialized to the vectors from
     :mod:`~lazyformer_fairseq.data.neighbour_embeddings`. Tokens that do not occur in the text, such as ``<mask>``, keep
     random embeddings.

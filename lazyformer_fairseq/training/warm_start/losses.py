@@ -83,7 +83,7 @@ def global_positions(encoder: Encoder, tokens_BT: Tensor) -> Optional[Tensor]:
 
 
 class Scorer:
-    """Scores patterns by a trained encoder's loss after conversion to each pattern, without further training.
+    """A scorer for patterns, based on a trained encoder's loss after conversion to each pattern without more training.
 
     All patterns are measured on the same masked text. The losses are cached.
 

@@ -103,7 +103,7 @@ class Stack(nn.Module):
         super().__init__()
         if not 0 < layer_norm_eps < 1:
             raise UserError(
-                f"the epsilon of LayerNorm must be greater than 0 and less than 1, such as {EPS}, not {layer_norm_eps}"
+                f"the epsilon of LayerNorm must be above 0 and below 1, such as {EPS}, not {layer_norm_eps}"
             )
         if not 0 <= experts_loss < math.inf:
             raise UserError(f"--experts-loss {experts_loss:g}: must be 0 or more")

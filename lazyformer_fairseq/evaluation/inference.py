@@ -141,7 +141,8 @@ class TrainedModel(nn.Module):
             max_tokens: the maximum number of tokens per batch, including padding.
 
         Raises:
-            UserError: the checkpoint has no such head, or the inputs are not texts or text pairs as the task requires.
+            UserError: the checkpoint has no such head, or the inputs are not the texts or text pairs that the task
+                requires.
         """
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise UserError(f"{texts!r}: predict([...]) takes one list of texts or pairs")

@@ -154,7 +154,7 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> An
         make: a function that builds a randomly initialized model from options and a dictionary.
 
     Raises:
-        UserError: settings, weights and dictionary do not belong together.
+        UserError: settings, weights and dictionary do not match.
     """
     not_ours = f"{path}: not a checkpoint of this package's models"
     try:

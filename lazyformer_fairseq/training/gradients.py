@@ -40,7 +40,7 @@ class Weights:
         Args:
             share: the factor by which to scale all gradients.
             most: the maximum norm; 0 disables clipping.
-            groups: the optimizer's parameter groups. The norm is computed in their order.
+            groups: the optimizer's parameter groups, in the order in which norms are summed.
         """
         gradients = gradients_of(groups)
         torch._foreach_mul_(gradients, share)

@@ -28,8 +28,8 @@ def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tu
         heads: N and D.
 
     Returns:
-        A Markdown table, followed by a warning if the machine was noisy, and True if the table covers all lengths. It
-        does not after Ctrl-C.
+        A Markdown table, followed by a warning if the machine was noisy, and False if Ctrl-C stopped the benchmark
+        before all lengths were measured.
 
     Raises:
         UserError: a pattern cannot be parsed.

@@ -71,7 +71,7 @@ BUDGET = partial(
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Settings of ``lazyformer bench models``.
+    """Settings for ``lazyformer bench models``.
 
     Attributes:
         patterns: additional encoders by name, with the baseline's sizes and without attention dropout.
@@ -149,7 +149,7 @@ class BenchSettings:
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """Settings of ``lazyformer bench attention``.
+    """Settings for ``lazyformer bench attention``.
 
     Raises:
         UserError: a back end is unknown.

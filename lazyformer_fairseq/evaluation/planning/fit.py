@@ -76,7 +76,7 @@ class Fit:
     """The largest batch that fits, for one back end.
 
     Attributes:
-        back_end: the back end of attention.
+        back_end: the attention back end.
         batch: the number of sequences per batch and process; 0 if not even one fits.
         update_freq: the number of batches per process and update.
         memory: a process's memory with this batch, or with one sequence if none fits.

@@ -232,7 +232,7 @@ def test_what_is_not_prepared_is_told(prepared, tmp_path):
     (copy / "CoLA" / "manifest.json").write_text(json.dumps(manifest))
     for tasks, words in (
         ("QQP CoLA WNLI", "QQP, WNLI not prepared"),
-        ("RTE", r"RTE/valid.\*: damaged"),
+        ("RTE", r"RTE/valid.\*: the data is damaged"),
         ("MNLI CoLA", "CoLA and MNLI were prepared with different tokenizers"),
     ):
         with pytest.raises(UserError, match=words):

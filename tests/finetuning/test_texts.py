@@ -195,7 +195,7 @@ def test_tokenizer_is_found_beside_the_checkpoint(toy_glue, glue_config, data_fo
         ("--best-checkpoint-metric f1", "--best-checkpoint-metric f1: CoLA's metrics are loss, matthews, accuracy"),
         ("--best-checkpoint-metric matthews", "add --maximize-best-checkpoint-metric"),
         ("--maximize-best-checkpoint-metric", "drop --maximize-best-checkpoint-metric"),
-        ("--valid-subset valid,test", "split test has no labels"),
+        ("--valid-subset valid,test", "test split has no labels"),
         ("--finetune-from-model nowhere.pt", "nowhere.pt: no such file"),
         ("--tokenizer-folder nowhere", "nowhere/tokenizer.json: cannot be read"),
     ],

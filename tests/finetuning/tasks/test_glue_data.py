@@ -168,7 +168,7 @@ def test_damage_and_what_does_not_belong_together_are_refused(wanted, glue_confi
         loaded(glue_config(prepared.folder, "--tokenizer-folder", tmp_path / "other", "--max-positions", "512"))
     path = prepared.folder / "train.bin"
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(UserError, match=r"CoLA/train.\*: damaged"):
+    with pytest.raises(UserError, match=r"CoLA/train.\*: the data is damaged"):
         prepared.read("train", None, 2)
     (prepared.folder / "manifest.json").write_text("{")
     with pytest.raises(UserError, match="manifest.json: cannot be read"):

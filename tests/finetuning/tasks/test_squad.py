@@ -144,7 +144,7 @@ def test_prepared_data_are_the_same_batches(config, folders, tmp_path):
     assert len(official.dataset("valid")) == len(ready.dataset("valid")) > 24
     for one, other in zip(official.dataset("valid"), ready.dataset("valid"), strict=True):
         assert torch.equal(one["source"], other["source"]) and torch.equal(one["target"], other["target"])
-    with pytest.raises(UserError, match="was prepared with .*15.*, but the options require .*32"):
+    with pytest.raises(UserError, match="was prepared with .*15.*, but the options request .*32"):
         setup_task(config("--tokens-per-sample", 32, data=prepared.folder).task)
     (prepared.folder / "valid.npz").write_bytes((prepared.folder / "train.npz").read_bytes())
     with pytest.raises(UserError, match="valid.npz: this file is missing or does not match manifest.json"):
@@ -191,7 +191,7 @@ def test_what_is_not_there_is_refused(config, folders, tmp_path):
     with pytest.raises(UserError, match="nowhere: no such folder; pass the folder of SQuAD's official files"):
         setup_task(config(data="nowhere").task)
     task, model = load(config())
-    with pytest.raises(UserError, match="no split 'test'"):
+    with pytest.raises(UserError, match="no 'test' split"):
         task.load_dataset("test")
     content = json.loads((folders / "dev-v1.1.json").read_text())
     content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []

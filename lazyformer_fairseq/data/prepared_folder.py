@@ -69,7 +69,7 @@ class SplitFacts:
     unit: str = "rows"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts as a JSON object."""
+        """Return the properties as a JSON object."""
         return asdict(self)
 
     def warnings(self, model: str = "the model") -> list[str]:

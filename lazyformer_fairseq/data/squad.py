@@ -132,7 +132,9 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
         advice = "use a file of that version"
         if "2.0" in official.version:
             advice = "unanswerable questions are not supported"
-        raise UserError(f"{path}: this is SQuAD version {official.version[:20]!r}, but version 1.1 is needed; {advice}")
+        raise UserError(
+            f"{path}: this is SQuAD version {official.version[:20]!r}, but version 1.1 is required; {advice}"
+        )
     place_of_id: dict[str, str] = {}
     mistakes: list[str] = []
 

@@ -37,9 +37,9 @@ def map_array(path: Path, remedy: str, dtypes: str = "iu", ndim: Optional[int] =
     if array.dtype.kind not in dtypes or not array.dtype.itemsize or (ndim is not None and array.ndim != ndim):
         dimensions = ""
         if ndim is not None:
-            dimensions = f" with ndim={ndim}"
+            dimensions = f" (ndim must be {ndim})"
         found = f"type {array.dtype} and shape {array.shape}"
-        raise UserError(f"{path}: the array has {found}, but an array of another type{dimensions} is needed; {remedy}")
+        raise UserError(f"{path}: arrays with {found} are not supported here{dimensions}; {remedy}")
     return array
 
 

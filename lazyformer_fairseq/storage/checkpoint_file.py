@@ -219,7 +219,7 @@ def look_into(path: Union[str, Path]) -> Contents:
 
 @dataclass(frozen=True)
 class DataShard:
-    """The progress of one data-parallel process within an epoch."""
+    """A part of an epoch that was read with one batch size: the number of processes, and of batches consumed."""
 
     shards: PositiveCount
     consumed: Count

@@ -26,11 +26,11 @@ from lazyformer_fairseq.errors import UserError
 
 
 def as_fast_tokenizer(model_file: Path, symbols: Sequence[str], settings: TextSettings) -> tokenizers.Tokenizer:
-    """Build the equivalent tokenizer of the ``tokenizers`` library.
+    """Convert a SentencePiece tokenizer to the ``tokenizers`` library.
 
     Args:
         model_file: the SentencePiece model.
-        symbols: all symbols of the dictionary; the id of a symbol is its index.
+        symbols: all symbols of the dictionary in the order of their ids.
         settings: the text normalization settings.
 
     Raises:

@@ -244,7 +244,7 @@ def joining_of(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -> Joini
             continue
         if type_name in ("BertProcessing", "RobertaProcessing"):
             if each.get("cls") != [bos, ids[bos]] or each.get("sep") != [eos, ids[eos]]:
-                raise UserError(f"adds {each.get('cls')} and {each.get('sep')} to a text; {AROUND}")
+                raise UserError(f"the post_processor adds {each.get('cls')} and {each.get('sep')} to a text; {AROUND}")
             if type_name == "BertProcessing":
                 return BERT
             return ROBERTA
@@ -268,7 +268,9 @@ def _joining_of_template(template: Template, bos: str, eos: str, ids: Mapping[st
     if len(pair) > 5:
         separators = 2
     if single != [bos, "A", eos] or pair != [bos, "A", *[eos] * separators, "B", eos]:
-        raise UserError(f"formats a text as {single[:MOST_SHOWN]} and a pair as {pair[:MOST_SHOWN]}; {AROUND}")
+        raise UserError(
+            f"the post_processor formats a text as {single[:MOST_SHOWN]} and a pair as {pair[:MOST_SHOWN]}; {AROUND}"
+        )
     if parts_of_pair[-2].type_id > 0:
         return Joining(separators, second_type=1)
     return Joining(separators, second_type=0)

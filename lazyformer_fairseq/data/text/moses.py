@@ -115,7 +115,7 @@ REWRITTEN = {
 
 
 class Rule(NamedTuple):
-    """A replacement of all matches of a pattern, compatible with Oniguruma and the package regex, with a fixed text."""
+    """A replacement rule: a pattern for Oniguruma and the package regex, and the text that replaces its matches."""
 
     pattern: str
     content: str

@@ -53,7 +53,7 @@ LABEL_COLUMNS = ("label", "labels", "class", "score", "target")
 
 
 class CustomTask(TextsBenchmark):
-    """A benchmark that consists of one custom task.
+    """A benchmark that consists of a single custom task.
 
     Args:
         row: the task's description.

@@ -190,9 +190,9 @@ class Experts(Sublayer):
     In training each text is a group, in which each expert has ceil(capacity * top * tokens / E) slots. Padding takes no
     slots. Slots are assigned to the first choices of all tokens, in token order, and then to the second choices, each
     of which is kept with a probability of twice its weight. As in the authors' code, discarded second choices take no
-    slot, whereas Algorithm 1 counts them. Choices without a slot are dropped. If all choices of a token are dropped,
-    only the residual connection passes it on. In causal models, slots are assigned to both choices of a token before
-    the next token, so that no slot depends on later tokens.
+    slot, whereas Algorithm 1 counts them. Choices without a slot are dropped. A token whose choices are all
+    dropped passes through the residual connection only. In causal models, slots are assigned to both choices of a token
+    before the next token, so that no slot depends on later tokens.
 
     The load-balancing loss is E^2 times that of Algorithm 1: E times the sum over experts of the fraction of first
     choices times the mean gate, averaged over texts. It is 1 if all experts are selected equally often.

@@ -30,7 +30,7 @@ class Persistent(VariantModule):
     are multiplied by the unrotated queries. QK norm applies to them too.
 
     As in the published code, each head has its own keys, which are initialized from N(0, 1). The parameter itself is
-    initialized from N(0, 1 / D) and multiplied by sqrt(D), which gives it a suitable effective learning rate.
+    initialized from N(0, 1 / D) and multiplied by sqrt(D), so it learns as fast as other weights of that scale.
     """
 
     def __init__(self, options: SublayerOptions):
@@ -76,6 +76,6 @@ class PersistentValues(nn.Module):
 
 
 def _append(tokens_BNKD: Tensor, vectors_NMD: Tensor) -> Tensor:
-    """Append the same vectors to the tokens of each sequence; return (B, N, K + m, D)."""
+    """Append m vectors, shared by all sequences, to the tokens (B, N, K, D); return (B, N, K + m, D)."""
     vectors = vectors_NMD.to(tokens_BNKD.dtype).expand(tokens_BNKD.size(0), -1, -1, -1)
     return torch.cat([tokens_BNKD, vectors], dim=2)

@@ -150,7 +150,7 @@ def test_the_best_pattern_of_a_search_trains_three_times_as_wide_as_its_log_says
     _, beside = losses_of(comparison_of(log), "found")
     narrow = best["found"]["points"][0]["loss"] - best["baseline"]["loss"]
     wide = f"At three times the width and with three seeds the difference is {beside}"
-    assert f"`{log['settings']['models']['found']}`, differs by {narrow:+.2f} bits from the baseline. {wide}" in page
+    assert f"`{log['settings']['models']['found']}`, is {-narrow:.2f} bits lower than the baseline's. {wide}" in page
 
 
 @pytest.mark.slow

@@ -336,7 +336,7 @@ def test_a_score_that_is_no_number_is_never_the_best(small):
 
 
 def test_two_queues_on_a_folder_are_refused(small):
-    at_work = pytest.raises(UserError, match=rf"at work there \(process {os.getpid()} on")
+    at_work = pytest.raises(UserError, match=rf"another run is using this folder \(process {os.getpid()} on")
     with run_lock(small("CoLA").output / "runs"), at_work:
         RunQueue(small("CoLA"), FakeExecutor()).run()
     RunQueue(small("CoLA"), FakeExecutor()).run()

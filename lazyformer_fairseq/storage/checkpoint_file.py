@@ -154,7 +154,7 @@ def _refuse_unpacking(path: Union[str, Path], file: BinaryIO, size: int) -> None
         return
     if unpacked > size:
         why = "its records are compressed and larger than the file; torch.save does not compress them"
-        raise DamagedCheckpointError(f"{path}: not loaded, because {why}")
+        raise DamagedCheckpointError(f"{path}: refused, because {why}")
 
 
 def _sha256(file: BinaryIO, size: int) -> str:
@@ -270,7 +270,7 @@ def named_errors(path: Union[str, Path]) -> Iterator[None]:
         # torch's message recommends allowing the objects or disabling the protection.
         found = first_line(error.__context__ or error).split(" Please use")[0].rstrip(".")
         raise UserError(
-            f"{path}: not loaded, and no code in it was run. It contains Python objects other than weights and "
+            f"{path}: refused without running any code in it. It contains Python objects other than weights and "
             f"settings, which could run code when loaded ({found}). Do not use it if you do not trust its source; if "
             "it is yours, save only weights and plain settings"
         ) from error

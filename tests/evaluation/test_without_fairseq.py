@@ -139,7 +139,7 @@ class Runs:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"model": {}, "cfg": {"model": Runs()}}, "not loaded, and no code in it was run"),
+        ({"model": {}, "cfg": {"model": Runs()}}, "refused without running any code in it"),
         ({"model": {}, "cfg": None, "args": Namespace(arch="roberta")}, "it has no settings and weights"),
         ([1], "it has no settings and weights"),
         ({"model": {}, "cfg": {"model": {"_name": "mine"}}}, "its model 'mine' is unknown"),

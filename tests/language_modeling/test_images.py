@@ -191,12 +191,12 @@ def test_postscript_under_another_name_starts_no_interpreter(tmp_path, monkeypat
         ("x.npy", np.full((2, 4, 4), 16.0), r"x\.npy: image 0 has values outside 0 to 1"),
         ("x.npy", np.array([[{}]]), r"x\.npy: cannot be read as an array: .*objects"),
         ("x.npy", with_header("|u1", (10**9, 10**3, 10**3)), r"x\.npy: cannot be read as an array: .*file size"),
-        ("x.npy", with_header("|V0", (10**9, 4, 4)), r"x\.npy: has the type"),
+        ("x.npy", with_header("|V0", (10**9, 4, 4)), r"x\.npy: arrays with type"),
         ("x.npy", packed(), r"x\.npy: cannot be read as an array: it is not a \.npy file"),
         ("labels.npy", np.zeros(3), r"labels\.npy: its shape is \(3,\), but there are 9 images"),
-        ("labels.npy", with_header("<U0", (4 * 10**8,)), r"labels\.npy: has the type <U0"),
+        ("labels.npy", with_header("<U0", (4 * 10**8,)), r"labels\.npy: arrays with type <U0"),
         ("labels.npy", packed(), r"labels\.npy: cannot be read as an array"),
-        ("labels.npy", np.zeros((9, 1)), r"labels\.npy: has the type float64 and the shape \(9, 1\)"),
+        ("labels.npy", np.zeros((9, 1)), r"labels\.npy: arrays with type float64 and shape \(9, 1\)"),
     ],
 )
 def test_what_is_no_image_is_refused_by_its_name(tmp_path, name, content, message):

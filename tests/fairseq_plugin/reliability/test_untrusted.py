@@ -162,7 +162,7 @@ def test_every_entry_refuses(tmp_path, victim, trained, data_folder, fairseq_tra
         lambda: checkpoint_utils.load_model_ensemble([str(evil)]),
         lambda: TrainingLoop(search.supernet_objective(), SupernetOptimization.of(search.settings), folder),
     ):
-        assert "not loaded, and no code in it was run" in message_of(entry)
+        assert "refused without running any code in it" in message_of(entry)
         assert not victim.exists()
 
 
@@ -290,7 +290,7 @@ def test_labels_that_are_a_pickle_and_a_manifest_that_points_out_of_its_folder(t
     assert not victim.exists()
     for number, name in enumerate(("../train", "/etc/train", "a/../../train", "")):
         folder = write_prepared(tmp_path / str(number), data_folder, splits={name: {"rows": 1, "bytes": 2}})
-        with pytest.raises(UserError, match="manifest.json: damaged"):
+        with pytest.raises(UserError, match="manifest.json: the manifest is damaged"):
             PreparedTask.load(folder)
 
 

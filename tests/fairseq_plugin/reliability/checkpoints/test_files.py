@@ -126,7 +126,7 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused_before_anything_is_
         path.write_bytes(content[:-2] + checkpoint_file._COMMENT_FOLLOWS + checkpoint_file._LABEL + checksum)
     monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("a record is opened"))
     for read in (look_into, checkpoint_utils.load_checkpoint_to_cpu):
-        with pytest.raises(UserError, match="bomb.pt: not loaded, because its records are compressed and larger"):
+        with pytest.raises(UserError, match="bomb.pt: refused, because its records are compressed and larger"):
             read(path)
 
 

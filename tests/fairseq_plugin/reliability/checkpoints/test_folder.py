@@ -122,7 +122,7 @@ def test_a_dangerous_checkpoint_is_refused_and_not_passed_over(trained):
 
     for write in (torch.save, lambda state, path: path.write_bytes(pickle.dumps(state))):
         write({"model": Dangerous()}, trained / "checkpoint_last.pt")
-        with pytest.raises(UserError, match="checkpoint_last.pt: not loaded, and no code in it was run"):
+        with pytest.raises(UserError, match="checkpoint_last.pt: refused without running any code in it"):
             choose(options(trained))
     assert not (trained / "made").exists()
 

@@ -83,10 +83,10 @@ def test_a_run_beyond_its_budget_does_not_begin(data_folder, run_of_eight, tmp_p
 
 
 def test_words_that_cannot_be_counted_are_refused(data_folder, tmp_path, fairseq_train):
-    for value, said in (("x", "--word-budget x: give a number"), ("1M,2M", "--word-budget 1M,2M: must be a single")):
+    for value, said in (("x", "--word-budget x: must be a number"), ("1M,2M", "--word-budget 1M,2M: must be a single")):
         with pytest.raises(UserError, match=said):
             fairseq_train(data_folder, f"{RUN} --word-budget {value}", tmp_path / "run")
-    with pytest.raises(UserError, match="--checkpoint-words 1x: give a number"):
+    with pytest.raises(UserError, match="--checkpoint-words 1x: must be a number"):
         fairseq_train(data_folder, f"{RUN} --checkpoint-words 1M,1x", tmp_path / "run")
     with pytest.raises(UserError, match="--word-budget 9: the run has no limit"):
         fairseq_train(data_folder, f"{OPTIONS} --lr-scheduler fixed --word-budget 9", tmp_path / "run")

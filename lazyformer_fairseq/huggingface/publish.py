@@ -1,7 +1,7 @@
 """``lazyformer export --to hub``: upload checkpoints to a repository on the Hugging Face Hub.
 
-The newest checkpoint goes to the branch ``main``. A checkpoint that was kept at a number of words goes to a branch of
-its own, ``chck_10M`` for ten million words. BabyLM's evaluation pipelines look for these names
+The newest checkpoint is uploaded to the ``main`` branch. Each checkpoint kept at a word count is uploaded to a separate
+branch, such as ``chck_10M`` for ten million words. BabyLM's evaluation pipelines expect these names
 (https://github.com/babylm/evaluation-pipeline-2025).
 """
 
@@ -29,19 +29,19 @@ def publish(
     head: Optional[str] = None,
     private: bool = False,
 ) -> Iterator[str]:
-    """Export checkpoints, upload each to its branch, and yield the names of the branches as they are finished.
+    """Export checkpoints, upload each one to its branch, and yield the branch names as they are finished.
 
-    A model card that the repository already has is kept, because its author may have completed it.
+    An existing model card in the repository is kept, because its author may have completed it.
 
     Args:
         checkpoints: A checkpoint, or a folder of checkpoints.
-        repository: The name of the repository, such as ``user/model``. It is created if it does not exist.
-        form: The form of the export; see :func:`~lazyformer_fairseq.huggingface.export.export_to_huggingface`.
+        repository: The repository's name, such as ``user/model``. It is created if it does not exist.
+        form: The export's form; see :func:`~lazyformer_fairseq.huggingface.export.export_to_huggingface`.
         head: The name of the classification or span head to export.
         private: Whether a new repository is private.
 
     Raises:
-        UserError: A checkpoint cannot be exported, the name of the repository is invalid, there is no token, or the Hub
+        UserError: A checkpoint cannot be exported, the repository's name is invalid, there is no token, or the Hub
             rejects a request or cannot be reached.
     """
     try:

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.options import divided, flag_named
+from lazyformer_fairseq.options import split_at_commas, flag_named
 
 PACKAGE_FOLDER = Path(__file__).absolute().parent
 CONFIGS = next(path / "configs" for path in (PACKAGE_FOLDER, PACKAGE_FOLDER.parent) if (path / "configs").is_dir())
@@ -27,14 +27,14 @@ class ExistingPath(click.Path):
     def __init__(self, missing: str = "no such file or folder", holds: str = "", is_file: bool = False):
         super().__init__(path_type=Path)
         self.missing = missing
-        self.holds = holds
+        self.required_file = holds
         self.is_file = is_file
 
     def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Path:
         """Return the path; raise a UserError if it does not exist."""
         given = super().convert(value, param, ctx)
-        path = given / self.holds
-        must_be_file = self.is_file or self.holds
+        path = given / self.required_file
+        must_be_file = self.is_file or self.required_file
         if not path.exists() or (must_be_file and not path.is_file()):
             raise UserError(f"{path}: {self.missing}")
         return given
@@ -132,7 +132,7 @@ def options_by_name(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def as_words(options: Mapping[str, Any]) -> list[str]:
+def to_arguments(options: Mapping[str, Any]) -> list[str]:
     """Convert options, keyed by name with underscores, to fairseq-train arguments; options set to False are omitted."""
     words = []
     for name, option in options.items():
@@ -145,7 +145,7 @@ def as_words(options: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def words_of(text: str, option: str) -> list[str]:
+def split_arguments(text: str, option: str) -> list[str]:
     """Split an option's value that itself consists of command-line options into arguments.
 
     Raises:
@@ -159,10 +159,10 @@ def words_of(text: str, option: str) -> list[str]:
 
 def separated(_ctx: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """Split an option's values at commas (a click callback)."""
-    return tuple(part for value in values for part in divided(value))
+    return tuple(part for value in values for part in split_at_commas(value))
 
 
-def some_of(names: Sequence[str]) -> Callable[..., tuple[str, ...]]:
+def subset_of(names: Sequence[str]) -> Callable[..., tuple[str, ...]]:
     """Return a click callback that splits values at commas and requires one or more of these names."""
 
     def callback(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

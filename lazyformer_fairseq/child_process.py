@@ -17,13 +17,13 @@ from typing import NamedTuple, Optional
 
 from lazyformer_fairseq.storage.in_place import own_file
 
-HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 STOPPED = 128 + signal.SIGINT  # the exit code that shells report for a command ended by Ctrl-C
 
 
 @contextmanager
-def stoppable(said: str = "stopped; rerun to resume") -> Iterator[None]:
+def exit_on_interrupt(said: str = "stopped; rerun to resume") -> Iterator[None]:
     """Exit with code 130 and a message on Ctrl-C or SIGTERM, both of which raise KeyboardInterrupt in the body.
 
     A second SIGTERM is ignored so that it cannot interrupt the cleanup.
@@ -72,14 +72,14 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     """The result of a command: its exit code, and the stop signals that this process received while it ran."""
 
     code: int
     signals: tuple[int, ...] = ()
 
 
-def run_to_its_end(command: Sequence[str]) -> Ended:
+def run_forwarding_signals(command: Sequence[str]) -> CommandResult:
     """Run a command and forward Ctrl-C, SIGTERM and SIGUSR1 to it, so that a training run can save before it exits.
 
     If this process is killed, the command receives SIGTERM (on Linux; elsewhere it keeps running). The command runs in
@@ -96,7 +96,7 @@ def run_to_its_end(command: Sequence[str]) -> Ended:
         if process is not None:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, hear) for number in HANDED_ON}
+    before = {number: signal.signal(number, hear) for number in FORWARDED_SIGNALS}
     try:
         process = subprocess.Popen(command, process_group=0, preexec_fn=end_too)  # noqa: PLW1509  (one system call)
         with process:
@@ -106,7 +106,7 @@ def run_to_its_end(command: Sequence[str]) -> Ended:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return Ended(process.returncode, tuple(heard))
+    return CommandResult(process.returncode, tuple(heard))
 
 
 @contextmanager

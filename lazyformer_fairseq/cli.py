@@ -25,7 +25,7 @@ from lazyformer_fairseq.fairseq_plugin.replacements import Stage
 from lazyformer_fairseq.finetuning.commands import finetune, predict, report
 from lazyformer_fairseq.huggingface.commands import import_model
 from lazyformer_fairseq.language_modeling.commands import lm
-from lazyformer_fairseq.options import Group, option, takes
+from lazyformer_fairseq.options import Group, option, with_options_from
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 from lazyformer_fairseq.zero_shot.commands import evaluate
 
@@ -85,7 +85,7 @@ class ExportSettings:
 @main.command()
 @click.argument("checkpoints", metavar="CHECKPOINT", type=ExistingPath())
 @click.argument("out", type=click.Path(path_type=Path))
-@takes(ExportSettings)
+@with_options_from(ExportSettings)
 def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
     """Export a pre-trained or fine-tuned encoder to safetensors, a format that runs no code on loading.
 

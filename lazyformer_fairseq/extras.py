@@ -31,7 +31,7 @@ def refuse_without_extra(extra: str, what: str) -> None:
         what: the command or feature that needs the extra, for the message.
     """
     if missing := missing_packages(extra):
-        raise UserError(_lack_of(missing, extra, what))
+        raise UserError(missing_packages_message(missing, extra, what))
 
 
 def needs_transformers(what: str) -> None:
@@ -42,10 +42,10 @@ def needs_transformers(what: str) -> None:
 def needs_package(package: str, extra: str, what: str) -> None:
     """Raise a UserError if a package from an extra, which `what` needs, is not installed."""
     if find_spec(package) is None:
-        raise UserError(_lack_of([package], extra, what))
+        raise UserError(missing_packages_message([package], extra, what))
 
 
-def _lack_of(missing: list[str], extra: str, what: str) -> str:
+def missing_packages_message(missing: list[str], extra: str, what: str) -> str:
     return (
         f"{what} needs {', '.join(missing)}, not installed here: pip install '{PACKAGE}[{extra}]', or in a checkout "
         f"pip install '.[{extra}]'"
@@ -60,7 +60,7 @@ def needs_fairseq(what: str, without: str = "") -> None:
         without: an alternative that works without fairseq.
     """
     if not has_fairseq():
-        message = lack_of_fairseq(what)
+        message = missing_fairseq_message(what)
         if without:
             message += f"; without it: {without}"
         raise UserError(message)
@@ -71,7 +71,7 @@ def has_fairseq() -> bool:
     return find_spec("fairseq") is not None
 
 
-def lack_of_fairseq(what: str) -> str:
+def missing_fairseq_message(what: str) -> str:
     """Return an error message that says that `what` needs fairseq, and how to install it."""
     mend = f"make setup, or pip install {FAIRSEQ}"
     if sys.version_info >= (3, 13):

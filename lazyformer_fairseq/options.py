@@ -1,6 +1,6 @@
 """Command-line options as fields of settings dataclasses, so that each option is defined only once.
 
-A field defines an option's name, type, default, bounds and help. :func:`takes` derives the click option and its
+A field defines an option's name, type, default, bounds and help. :func:`with_options_from` derives the click option and its
 ``--help`` from the field, and :func:`check` validates values from command lines, files and Python. All commands use
 :class:`Command` and :class:`Group`.
 """
@@ -103,7 +103,7 @@ class Option:
     parse: Optional[Callable[[str], Any]] = None
     metavar: Optional[str] = None
     section: str = "Options"
-    shown: str = ""
+    default_text: str = ""
 
 
 def option(default: Any, help: str, *flags: str, **more: Any) -> Any:
@@ -191,12 +191,12 @@ def duration(text: str) -> float:
     return float(found[1]) * SECONDS[found[2]]
 
 
-def divided(text: str) -> list[str]:
+def split_at_commas(text: str) -> list[str]:
     """Split a text at commas outside square brackets: ``a,b[c,d]`` has two parts."""
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
 
 
-def mask_shares(given: Any) -> tuple[float, float]:
+def parse_masking_rates(given: Any) -> tuple[float, float]:
     """Parse ``--mask-prob`` into the masking rates of the first and the last update.
 
     ``0.3:0.15`` sets both rates; a single number is used for both.
@@ -214,7 +214,7 @@ def mask_shares(given: Any) -> tuple[float, float]:
         ) from None
 
 
-def computed_tokens(task: Mapping[str, Any], tokens: int, predicted: int) -> int:
+def num_processed_tokens(task: Mapping[str, Any], tokens: int, predicted: int) -> int:
     """Return the number of tokens that an encoder processes for a text; ``masked_permuted_lm`` adds predicted tokens.
 
     Args:
@@ -321,7 +321,7 @@ def _refuse_outside(flag: str, given: Any, bounds: Bounds) -> None:
             raise UserError(f"{flag} {text}: must be {must}")
 
 
-def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
+def reject_non_defaults(settings: Any, names: Iterable[str], why: str) -> None:
     """Raise a UserError with the reason `why` for the first of these options that differs from its default."""
     for name in names:
         if getattr(settings, name) != getattr(type(settings), name):
@@ -331,7 +331,7 @@ def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
 # Command lines --------------------------------------------------------------------------------------------------------
 
 
-def takes(settings: type, into: str = "settings") -> Callable:
+def with_options_from(settings: type, into: str = "settings") -> Callable:
     """Return a decorator that adds the options of a settings dataclass to a command.
 
     Args:
@@ -359,7 +359,7 @@ def takes(settings: type, into: str = "settings") -> Callable:
     return decorate
 
 
-def read_words(words: Sequence[str], *settings: type) -> dict[str, Any]:
+def parse_arguments(words: Sequence[str], *settings: type) -> dict[str, Any]:
     """Parse arguments such as ``--dropout 0.1`` into options of these settings dataclasses, by name.
 
     Raises:
@@ -367,7 +367,7 @@ def read_words(words: Sequence[str], *settings: type) -> dict[str, Any]:
     """
     known = click.Command("options", params=[])
     for each in settings:
-        known.params += takes(each, into="")(lambda **_: None).__click_params__
+        known.params += with_options_from(each, into="")(lambda **_: None).__click_params__
     try:
         context = known.make_context("options", list(words))
     except click.NoSuchOption as error:
@@ -381,7 +381,7 @@ def read_words(words: Sequence[str], *settings: type) -> dict[str, Any]:
     return given
 
 
-def chosen(settings: type, options: Mapping[str, Any]) -> dict[str, Any]:
+def select_options(settings: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options, by name, that are fields of a settings dataclass."""
     return {one.name: options[one.name] for one in dataclasses.fields(settings) if one.name in options}
 
@@ -399,7 +399,7 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
         "help": described.help,
         "default": default,
         "required": one.default is MISSING and one.default_factory is MISSING,
-        "show_default": described.shown or not (default is False or default in (None, (), "")),
+        "show_default": described.default_text or not (default is False or default in (None, (), "")),
     }
     if value_type is bool:
         is_plain = "/" in flag or (default is False and not is_optional)
@@ -411,8 +411,8 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
         words = ",".join(map(str, default or ()))
         how["multiple"] = True
         how["default"] = (words,) if words else ()
-        how["show_default"] = described.shown or bool(words)
-        how["callback"] = _several(described, value_type, is_optional)
+        how["show_default"] = described.default_text or bool(words)
+        how["callback"] = _list_callback(described, value_type, is_optional)
     elif described.parse is not None:
         how["callback"] = lambda _ctx, _param, given: _read(given, described, value_type)
     else:
@@ -448,11 +448,11 @@ def _click_type(described: Option, value_type: type) -> Any:
     return ranges[value_type](low, high, min_open=bounds.is_open, max_open=bounds.below < math.inf)
 
 
-def _several(described: Option, value_type: type, is_optional: bool) -> Callable:
+def _list_callback(described: Option, value_type: type, is_optional: bool) -> Callable:
     """Return a click callback that splits values at commas and rejects duplicates; ``''`` means no values."""
 
     def convert(_ctx: click.Context, _param: click.Parameter, given: Sequence[str]) -> Optional[tuple]:
-        found = tuple(_read(word, described, value_type) for text in given for word in divided(text))
+        found = tuple(_read(word, described, value_type) for text in given for word in split_at_commas(text))
         if twice := [value for value in found if found.count(value) > 1]:
             raise click.BadParameter(f"{twice[0]} is specified twice")
         if given or not is_optional:

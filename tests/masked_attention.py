@@ -110,7 +110,7 @@ class Case:
             projection = torch.cat([part.transpose(1, 2) for part in (q, k, first)], -1)
             q, k, first = (part.transpose(1, 2) for part in projection.split(q.size(-1), -1))
         scores = self.scores.with_own(**dict(zip(self.learned, learned, strict=True)))
-        scores._written = {}  # what sublayers of one pass share
+        scores._cache = {}  # what sublayers of one pass share
         output, reusable = attend(AttentionInputs(q, k, first, scores, dropout, self.consumers), back_end)
         outputs = [output, *(reusable.attend(v, dropout) for v in values)]
         if not with_gradients:
@@ -119,7 +119,7 @@ class Case:
 
     def dense(self) -> Tensor:
         """What is added to scores, written anew."""
-        self.scores._written.clear()
+        self.scores._cache.clear()
         return self.scores.dense(self.q.size(-2), self.k.size(-2), self.q)
 
     def with_gradients(self, outputs: list[Tensor]) -> list[Tensor]:

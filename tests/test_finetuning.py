@@ -63,7 +63,7 @@ def test_a_checkpoint_of_any_arch_fine_tunes(glue, tmp_path, fairseq_train, pret
 def test_without_padding_a_run_learns_the_same(glue, tmp_path, fairseq_train, pretrained):
     start = f"{TINY} {FINETUNING} --finetune-from-model {pretrained(TINY)} --max-update 6 --dropout 0 --lr 1e-2"
     padded = fairseq_train(glue / "CoLA", start, tmp_path / "padded", task="glue")
-    with mock.patch.object(documents.TextInARow, "take", autospec=True, side_effect=documents.TextInARow.take) as taken:
+    with mock.patch.object(documents.PackedTokens, "take", autospec=True, side_effect=documents.PackedTokens.take) as taken:
         in_a_row = fairseq_train(glue / "CoLA", f"{start} --no-padding", tmp_path / "row", task="glue")
     assert taken.call_count >= 6
     for name, weight in padded["model"].items():

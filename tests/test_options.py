@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.options import Group, check, divided, duration, option, takes
+from lazyformer_fairseq.options import Group, check, split_at_commas, duration, option, with_options_from
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def main():
         """Does it."""
 
     @main.command()
-    @takes(Settings)
+    @with_options_from(Settings)
     @click.option("--other", help="Beside them.")
     def run(settings, other):
         """Run all. Then stop."""
@@ -115,4 +115,4 @@ def test_a_command_line_refuses_what_click_lets_through(main):
 def test_times_are_read_and_commas_in_brackets_divide_nothing(number, unit, parts):
     assert duration(f"{number:f}{unit}") == float(f"{number:f}") * {"s": 1, "min": 60, "h": 3600}[unit]
     words = [f"s[{part},{part}]" for part in parts]
-    assert divided(", ".join(words)) == words
+    assert split_at_commas(", ".join(words)) == words

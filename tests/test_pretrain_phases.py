@@ -19,7 +19,7 @@ from in_process import dry_run, parsed
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.arguments import CONFIGS, options_by_name
-from lazyformer_fairseq.child_process import Ended
+from lazyformer_fairseq.child_process import CommandResult
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.checkpoints import read_weights
@@ -98,14 +98,14 @@ def start(tmp_path, monkeypatch):
         assert module == "lazyformer_fairseq.fairseq_plugin.launcher.train"
         train_here(*words)
 
-    def as_a_process(command: list[str]) -> Ended:
+    def as_a_process(command: list[str]) -> CommandResult:
         assert command[1:4] == ["-m", "lazyformer_fairseq.cli", "pretrain"]
         started.append(Path(options_by_name(command)["save_dir"]).name)
         try:
             main(command[3:], standalone_mode=False)
         except _Killed:
-            return Ended(-signal.SIGKILL)
-        return Ended(0)
+            return CommandResult(-signal.SIGKILL)
+        return CommandResult(0)
 
     train_step, started, updates = Trainer.train_step, [], []
 
@@ -206,7 +206,7 @@ def test_a_finished_pretraining_makes_no_more_updates(start, data_folder):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_in_the_last_update_of_a_phase_starts_no_other(monkeypatch, tmp_path, number, code):
-    run = Mock(return_value=Ended(0, (number,)))
+    run = Mock(return_value=CommandResult(0, (number,)))
     monkeypatch.setattr("lazyformer_fairseq.fairseq_plugin.launcher.phases.run_to_its_end", run)
     (tmp_path / "dict.txt").touch()
     words = ["pretrain", "bert_base", str(tmp_path), "--recipe", "phases", "--save-dir", str(tmp_path / "out")]
@@ -406,7 +406,7 @@ def test_longformers_phases_are_table_12():
 def test_a_phase_warms_up_as_its_schedule_counts(start, lm_data, monkeypatch, schedule, expected):
     """In updates or as a share; for one phase alone, too."""
     commands = []
-    end = Mock(side_effect=lambda command: commands.append(options_by_name(command)) or Ended(0))
+    end = Mock(side_effect=lambda command: commands.append(options_by_name(command)) or CommandResult(0))
     monkeypatch.setattr("lazyformer_fairseq.fairseq_plugin.launcher.phases.run_to_its_end", end)
     words = "--tgt-len 8 --lr 1e-3 --max-update 30 --recipe longformer --dry-run"
     for more in (["--lr-scheduler", schedule], ["--phase1", f"--lr-scheduler {schedule}"]):

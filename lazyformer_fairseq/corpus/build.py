@@ -112,7 +112,7 @@ def _build(
     folder = folder.resolve()  # the finished result cannot replace a symlink or "."
     left_out: list[str] = []
     files = find_inputs(inputs, settings.bad_input, left_out)
-    _tell(left_out, files)
+    _report_inputs(left_out, files)
     settings, digest = _with_tokenizer(settings)
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # reports an unusable model here rather than in a worker
@@ -174,12 +174,12 @@ def _run_stages(
         _run_stage("cut", stages.cut_one, [file.size for file in job.to_cut], job, executor, remote)
     to_read, origins = _with_parts(files, job, remote)
     job = _planned(job, files, to_read)
-    _forget_other(late, paths, remote)
+    _discard_stale_results(late, paths, remote)
     stages.loaded_tokenizer.cache_clear()  # may contain the tokenizer of an earlier corpus at the same path
     for stage, (task, sizes) in stages.STAGES.items():
         _run_stage(stage, task, sizes(job), job, executor, remote)
         if stage == "words":
-            _tell_of_words(job, origins)
+            _report_dropped(job, origins)
         if stage == "tokenizer":
             size = read_json(paths.vocabulary)["size"]
             if size < (job.settings.vocab_size or VOCAB_SIZE):
@@ -295,7 +295,7 @@ def _planned(job: stages.Job, files: Sequence[InputFile], to_read: Sequence[Inpu
     return replace(job, units=units, shards=shards)
 
 
-def _forget_other(late: dict[str, Any], paths: stages.WorkPaths, remote: Optional[RemoteWork]) -> None:
+def _discard_stale_results(late: dict[str, Any], paths: stages.WorkPaths, remote: Optional[RemoteWork]) -> None:
     """Keep the words of an unfinished corpus, but remove everything built from them if its late settings changed."""
     chosen = paths.root / LATE_SETTINGS
     if chosen.exists() and read_json(chosen) == late:
@@ -311,7 +311,7 @@ def _forget_other(late: dict[str, Any], paths: stages.WorkPaths, remote: Optiona
         remote.send([LATE_SETTINGS])
 
 
-def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
+def _report_inputs(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
     """Report the format of each input, which may have been detected wrongly, and the files left out."""
     for name, format in FORMATS.items():
         if sizes := [file.size for file in files if file.format == name]:
@@ -329,7 +329,7 @@ def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
         _say(f"left out: {len(left_out) - MOST_LINES:,} more, which are not listed")
 
 
-def _tell_of_words(job: stages.Job, origins: dict[str, str]) -> None:
+def _report_dropped(job: stages.Job, origins: dict[str, str]) -> None:
     """Report what reading and cleaning dropped, by rule, before hours are spent on the rest.
 
     Raises:

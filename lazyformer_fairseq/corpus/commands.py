@@ -9,20 +9,20 @@ from typing import Optional, Union
 
 import click
 
-from lazyformer_fairseq.child_process import stoppable
+from lazyformer_fairseq.child_process import exit_on_interrupt
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.executors.local import processors_here
 from lazyformer_fairseq.executors.options import LOCAL, ExecutorOptions, choose_executor
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.options import Command, read_count, takes
+from lazyformer_fairseq.options import Command, read_count, with_options_from
 from lazyformer_fairseq.storage.remote import is_url
 
 
 @click.command(cls=Command)
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.argument("out", callback=lambda _context, _argument, text: text if is_url(text) else Path(text))
-@takes(CorpusSettings)
+@with_options_from(CorpusSettings)
 @click.option(
     "--cased",
     is_flag=True,
@@ -34,7 +34,7 @@ from lazyformer_fairseq.storage.remote import is_url
     callback=lambda _context, _option, text: text and read_count(text),
     help="Stop if the cleaned text has more than N words (separated by spaces), for example 10M.",
 )
-@takes(ExecutorOptions, into="place")
+@with_options_from(ExecutorOptions, into="place")
 def corpus(
     inputs: tuple[str, ...],
     out: Union[str, Path],
@@ -65,12 +65,12 @@ def corpus(
         raise click.UsageError(f"specify the output folder too, as in: lazyformer corpus {out} data")
     refuse_missing_inputs(inputs)
     from lazyformer_fairseq.corpus.build import build_corpus
-    from lazyformer_fairseq.corpus.manifest import told_of_bad_input
+    from lazyformer_fairseq.corpus.manifest import bad_input_messages
 
     if cased and settings.tokenizer:
         raise UserError("--cased: the tokenizer from --tokenizer determines the casing; omit --cased")
     settings = replace(settings, text=replace(settings.text, lower_case=not cased))
-    with stoppable(f"{out}: stopped; rerun to resume"):
+    with exit_on_interrupt(f"{out}: stopped; rerun to resume"):
         executor = None
         here = Path(out)
         if is_url(out):
@@ -91,7 +91,7 @@ def corpus(
         f"{out}: {documents['in']:,} documents, {dropped.total():,} of them dropped{reasons and f' ({reasons})'}; "
         f"train {train}; valid {valid}. See {os.path.join(out, 'report.html')}"
     )
-    for line in told_of_bad_input(manifest):
+    for line in bad_input_messages(manifest):
         click.echo(line)
 
 

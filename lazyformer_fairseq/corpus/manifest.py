@@ -156,7 +156,7 @@ def _damaged_while_cut(job: Job) -> list[Path]:
     return sorted(job.paths.root.glob(f"cut/*/{DAMAGE_FILE}"))
 
 
-def told_of_bad_input(manifest: dict[str, Any]) -> Iterator[str]:
+def bad_input_messages(manifest: dict[str, Any]) -> Iterator[str]:
     """Yield a message for each kind of bad input that ``--bad-input skip`` left out, with its count and an example."""
     numbers = {
         BAD_RECORD: manifest["documents"]["dropped"].get(BAD_RECORD, 0),

@@ -20,7 +20,7 @@ from lazyformer_fairseq.corpus.stages import (
     STAGES,
     Job,
     WorkPaths,
-    at_work,
+    worker_lock,
     cut_one,
     run_task,
     wait_for_workers,
@@ -228,7 +228,7 @@ def run_remote_task(work: RemoteWork, stage: str, job: Job, rank: int) -> int:
     reads = [name.format(rank) for name in READ[stage]]
     if stage == "shards":
         reads += _parts_of_shard(job, rank)
-    with at_work(paths.tasks):  # makes a resumed run wait until the last file is uploaded
+    with worker_lock(paths.tasks):  # makes a resumed run wait until the last file is uploaded
         work.fetch(reads)
         run_task(partial(task, job), paths.tasks / stage, rank)
         work.send([name.format(rank) for name in MADE[stage]])

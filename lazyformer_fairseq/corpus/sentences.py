@@ -173,7 +173,7 @@ def _is_end_after(  # noqa: PLR0911  (a list of rules)
         return False
     if before == "I":  # the pronoun, a monarch's number or an initial
         previous = text[text.rfind(" ", max(0, begin - LONGEST_WORD), max(0, begin - 1)) + 1]
-        return (previous.islower() and text[word + 1 : word + 2] != ".") or _likes_to_begin(text, word)
+        return (previous.islower() and text[word + 1 : word + 2] != ".") or _often_starts_sentence(text, word)
     if before in TITLES:
         return False
     if before.lower() in ("a.m", "p.m"):
@@ -182,11 +182,11 @@ def _is_end_after(  # noqa: PLR0911  (a list of rules)
         return text[word].isupper()
     is_initial = len(before) == 1 and before.isupper()
     if is_initial or before in UNSURE or DOTTED.fullmatch(before):
-        return _likes_to_begin(text, word)
+        return _often_starts_sentence(text, word)
     return True
 
 
-def _likes_to_begin(text: str, word: int) -> bool:
+def _often_starts_sentence(text: str, word: int) -> bool:
     """Return whether the word at offset ``word`` is one of FIRST_WORDS and not an initial such as ``A.``."""
     letters = LETTERS.match(text, word)
     return letters[0] in FIRST_WORDS and text[letters.end() : letters.end() + 1] != "."

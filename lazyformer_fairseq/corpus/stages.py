@@ -107,12 +107,12 @@ def store_words(job: Job, rank: int) -> Counts:
         NormaliseWords(settings.text),
         StoreWords(job.paths.of("words", rank)),
     ]
-    for _ in through(steps):
+    for _ in run_steps(steps):
         pass
     return {step.name: step.counts for step in steps}
 
 
-def through(steps: Iterable[DocumentStep]) -> Iterator[Document]:
+def run_steps(steps: Iterable[DocumentStep]) -> Iterator[Document]:
     """Run documents through a chain of steps that share their notes, and yield those that pass."""
     documents: Iterable[Document] = ()
     notes = TaskNotes()
@@ -125,7 +125,7 @@ def through(steps: Iterable[DocumentStep]) -> Iterator[Document]:
 def clean_documents(inputs: Sequence[str]) -> Iterator[Document]:
     """Yield the cleaned documents of ``inputs``, each with one paragraph per line and a fingerprint."""
     unit = [Piece(file.path, file.format) for file in find_inputs(inputs)]
-    return through([ReadDocuments(unit), ExtractWikiMarkup(), CleanText(), Fingerprint()])
+    return run_steps([ReadDocuments(unit), ExtractWikiMarkup(), CleanText(), Fingerprint()])
 
 
 def mark_duplicates(job: Job, _rank: int) -> Counts:
@@ -197,7 +197,7 @@ def write_ids_of_unit(job: Job, rank: int) -> None:
 loaded_tokenizer = lru_cache(maxsize=1)(load_tokenizer)  # once per process, for any number of units
 
 
-def join_shard(job: Job, rank: int) -> None:
+def write_shard(job: Job, rank: int) -> None:
     """Concatenate the parts of the units in a shard; the first shard also contains the whole validation split."""
     folder = job.paths.result / f"shard{rank}"
     units = len(job.units)
@@ -216,7 +216,7 @@ STAGES: Mapping[str, tuple[Task, Callable[[Job], list[int]]]] = {
     "count": (count_words_of_unit, lambda job: [1] * len(job.units)),
     "tokenizer": (train_tokenizer, lambda _job: [1]),
     "ids": (write_ids_of_unit, lambda job: [1] * len(job.units)),
-    "shards": (join_shard, lambda job: [1] * job.shards),
+    "shards": (write_shard, lambda job: [1] * job.shards),
 }
 
 WORKERS_LOCK = "workers.lock"
@@ -257,7 +257,7 @@ def run_tasks(
     if executor is None or (executor.is_here and len(waiting) < 2):
         finished: Iterable[int] = map(run, waiting)
     else:
-        finished = _elsewhere(run, waiting, executor, begins_in)
+        finished = _run_on_executor(run, waiting, executor, begins_in)
     began = time.monotonic()
     try:
         with Progress(total=sum(sizes), initial=done, desc=folder.name, **scale) as bar:
@@ -282,17 +282,17 @@ def run_task(task: Callable[[int], Optional[Counts]], folder: Path, rank: int) -
 
     After a kill, a resumed run waits for tasks that are still running; see :func:`wait_for_workers`.
     """
-    with at_work(folder.parent):
+    with worker_lock(folder.parent):
         write_json(folder / f"{rank:05d}.json", task(rank) or {}, durable=False)
     return rank
 
 
-def at_work(tasks: Path) -> AbstractContextManager[None]:
+def worker_lock(tasks: Path) -> AbstractContextManager[None]:
     """Return a context manager that makes :func:`wait_for_workers` wait for the end of its block."""
     return file_lock(tasks / WORKERS_LOCK, shared=True)
 
 
-def _elsewhere(run: Callable[[int], int], ranks: Sequence[int], executor: Executor, begins_in: str) -> Iterator[int]:
+def _run_on_executor(run: Callable[[int], int], ranks: Sequence[int], executor: Executor, begins_in: str) -> Iterator[int]:
     """Run the tasks with the given ranks on an executor, and yield each rank when its task has finished."""
     rank_of = {Call(run, (rank,), begins_in): rank for rank in ranks}
     for ended in run_calls(list(rank_of), executor):

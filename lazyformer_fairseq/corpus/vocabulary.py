@@ -142,7 +142,7 @@ def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
     missing = np.ones(len(wanted), dtype=bool)
     for folder in folders:
         hashes = np.array(_mapped(folder, "hashes"))
-        places = place_of(hashes, wanted)
+        places = lookup(hashes, wanted)
         rows = np.flatnonzero(places >= 0)
         rows = rows[missing[places[rows]]]
         if len(rows):
@@ -154,7 +154,7 @@ def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
     return words
 
 
-def place_of(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
+def lookup(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Return the index of each hash in the sorted ``table``, or -1 if it is not there."""
     if not len(table):
         return np.full(len(hashes), -1)
@@ -189,7 +189,7 @@ def write_ids(
         spaces, before normalization), ``tokens`` (without ``</s>``) and ``unknown`` (``<unk>`` tokens).
     """
     hashes = word_hashes(store.vocabulary)
-    is_frequent = (place_of(hashes, frequent) >= 0) | np.isin(hashes, word_hashes(tokenizer.settings.special_tokens))
+    is_frequent = (lookup(hashes, frequent) >= 0) | np.isin(hashes, word_hashes(tokenizer.settings.special_tokens))
     counts = {}
     for split, documents in keep.items():
         selected = store.select(documents)

@@ -179,7 +179,7 @@ class ExtractWikiMarkup(DocumentStep):
         text = join_lines(QUOTE_MARKUP.sub("", text))
         text = replace_nested(text, TABLE_MARKS, lambda _content: "")
         text = ENTITY.sub(decode_entity, PARAGRAPH_BREAK.sub("\n", text))
-        return "\n".join(filter(None, map(mend, text.split("\n"))))
+        return "\n".join(filter(None, map(clean_rendered_line, text.split("\n"))))
 
 
 def is_disambiguation(markup: str) -> bool:
@@ -297,7 +297,7 @@ def join_lines(text: str) -> str:
     return "\n".join(map(" ".join, lines)).replace(INDENTED, " ")
 
 
-def mend(line: str) -> str:
+def clean_rendered_line(line: str) -> str:
     """Clean up what templates left behind in a line; return "" for a heading, a list item or a line without prose."""
     line = line.strip().lstrip(":").lstrip()
     is_heading = line.startswith("==") and "==" in line[2:]

@@ -28,7 +28,7 @@ from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictio
 from lazyformer_fairseq.data.text.interface import SpecialIds, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.options import LENGTH, PROPORTION_OR_ALL, mask_shares, option
+from lazyformer_fairseq.options import LENGTH, PROPORTION_OR_ALL, parse_masking_rates, option
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 
@@ -191,7 +191,7 @@ class MaskedText:
             dictionary.unk(),
         )
         self.special = SpecialIds(*ends, mask_index_of(dictionary))
-        first, last = mask_shares(options.mask_prob)
+        first, last = parse_masking_rates(options.mask_prob)
         self.lengths = lengths_of(options.length_schedule, options.tokens_per_sample)
         for flag, changes in (
             ("mask_prob", first != last),

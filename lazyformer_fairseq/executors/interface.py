@@ -38,7 +38,7 @@ class LostError(Exception):
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobResult:
     """The outcome of a job.
 
     Attributes:
@@ -71,7 +71,7 @@ class Executor(ABC):
         """Start jobs, at most as many as :attr:`free`."""
 
     @abstractmethod
-    def wait(self) -> list[Ended]:
+    def wait(self) -> list[JobResult]:
         """Return the jobs that have ended since the last call, waiting up to :data:`LOOK_EVERY` seconds for any."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class Executor(ABC):
         self.stop()
 
 
-def run_calls(calls: Sequence[Call], executor: Executor) -> Iterator[Optional[Ended]]:
+def run_calls(calls: Sequence[Call], executor: Executor) -> Iterator[Optional[JobResult]]:
     """Run jobs, as many in parallel as the executor has room for; if interrupted, stop the running jobs.
 
     Args:

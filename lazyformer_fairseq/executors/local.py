@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Optional, Union
 
 from lazyformer_fairseq.child_process import end_with_parent, interrupts_held_back
-from lazyformer_fairseq.executors.interface import LOOK_EVERY, Call, Ended, Executor, LostError, error_of
+from lazyformer_fairseq.executors.interface import LOOK_EVERY, Call, JobResult, Executor, LostError, error_of
 
 
 def processors_here() -> int:
@@ -38,7 +38,7 @@ class Worker:
 
 
 @dataclass(eq=False)
-class Place:
+class Slot:
     """A slot for one process.
 
     Attributes:
@@ -78,7 +78,7 @@ class Local(Executor):
         self.count = count or len(gpus) or max(1, processors_here() // threads)
         self._environment = {"OMP_NUM_THREADS": str(threads)}
         self._keeps_processes = keeps_processes
-        self._places = [Place() for _ in range(self.count)]
+        self._places = [Slot() for _ in range(self.count)]
         self._context: Union[SpawnContext, ForkServerContext] = multiprocessing.get_context("spawn")
         for number, place in enumerate(self._places):
             if gpus:
@@ -102,7 +102,7 @@ class Local(Executor):
             with suppress(BrokenPipeError):  # the process was killed while idle, which wait() will detect
                 place.worker.pipe.send((call.function, call.arguments))
 
-    def wait(self) -> list[Ended]:
+    def wait(self) -> list[JobResult]:
         """Return the jobs that have ended since the last call."""
         busy = [place for place in self._places if place.worker and place.call]
         ready = connection.wait([place.worker.pipe for place in busy if place.worker], LOOK_EVERY)
@@ -115,7 +115,7 @@ class Local(Executor):
             worker.process.kill()
         for worker in workers:
             worker.close()
-        self._places = [Place(place.gpu) for place in self._places]
+        self._places = [Slot(place.gpu) for place in self._places]
 
     def _open(self, gpu: str) -> Worker:
         """Start a process that waits for jobs."""
@@ -126,13 +126,13 @@ class Local(Executor):
         its_end.close()  # so that reading from the pipe ends when the process does
         return Worker(process, pipe)
 
-    def _end(self, place: Place) -> Ended:
+    def _end(self, place: Slot) -> JobResult:
         """Return the outcome of a slot's job, after the slot's pipe has become readable."""
         worker, call = place.worker, place.call
         assert worker is not None and call is not None
         place.call = None
         try:
-            ended = Ended(call, worker.pipe.recv())
+            ended = JobResult(call, worker.pipe.recv())
             is_lost = False
         except (EOFError, ConnectionResetError):
             is_lost = True
@@ -140,7 +140,7 @@ class Local(Executor):
             place.worker = None
             how = worker.close()
         if is_lost:
-            ended = Ended(call, LostError(how))
+            ended = JobResult(call, LostError(how))
         return ended
 
 

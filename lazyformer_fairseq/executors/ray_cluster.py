@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.executors.interface import LOOK_EVERY, Call, Ended, Executor, LostError, error_of
+from lazyformer_fairseq.executors.interface import LOOK_EVERY, Call, JobResult, Executor, LostError, error_of
 from lazyformer_fairseq.extras import refuse_without_extra
 
 ADDRESS = "RAY_ADDRESS"
@@ -64,13 +64,13 @@ class RayCluster(Executor):
         for call in calls:
             self._calls[self._call.remote(call.folder, call.function, call.arguments)] = call
 
-    def wait(self) -> list[Ended]:
+    def wait(self) -> list[JobResult]:
         """Return the jobs that have ended since the last call."""
         references = list(self._calls)
         ready, _ = self._ray.wait(references, timeout=LOOK_EVERY)
         if ready:
             ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
-        return [Ended(self._calls.pop(reference), self._error_of(reference)) for reference in ready]
+        return [JobResult(self._calls.pop(reference), self._error_of(reference)) for reference in ready]
 
     def _error_of(self, reference: Any) -> Optional[BaseException]:
         try:

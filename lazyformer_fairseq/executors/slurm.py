@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError, whole_number
-from lazyformer_fairseq.executors.interface import LOOK_EVERY, UNLIMITED, Call, Ended, Executor, LostError, error_of
+from lazyformer_fairseq.executors.interface import LOOK_EVERY, UNLIMITED, Call, JobResult, Executor, LostError, error_of
 from lazyformer_fairseq.extras import refuse_without_extra
 
 TYPICAL = {"timeout_min": 24 * 60}
@@ -63,12 +63,12 @@ class Slurm(Executor):
                 sent = [self._executor.submit(error_of, call.function, call.arguments) for call in array]
             self._calls |= zip(sent, array, strict=True)
 
-    def wait(self) -> list[Ended]:
+    def wait(self) -> list[JobResult]:
         """Return the jobs that have ended since the last call."""
         over = [job for job in self._calls if job.done()]
         if not over:
             time.sleep(self._look_every)
-        return [Ended(self._calls.pop(job), self._error_of(job)) for job in over]
+        return [JobResult(self._calls.pop(job), self._error_of(job)) for job in over]
 
     def _error_of(self, job: Any) -> Optional[BaseException]:
         try:

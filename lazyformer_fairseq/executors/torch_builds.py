@@ -104,11 +104,11 @@ def in_words(capabilities: Iterable[Capability]) -> str:
 
 def refuse_unfit_torch(processes: int = 1) -> None:
     """Raise a UserError if torch cannot use as many GPUs as there are processes on this machine."""
-    if misfit := misfit_of_torch(processes):
+    if misfit := torch_incompatibility(processes):
         raise UserError(f"{misfit}. To use the CPU instead, set CUDA_VISIBLE_DEVICES to an empty value")
 
 
-def misfit_of_torch(processes: int = 1) -> Optional[str]:
+def torch_incompatibility(processes: int = 1) -> Optional[str]:
     """Explain why torch cannot use that many GPUs, and what to install; return None if it can or there is no GPU.
 
     If there are several types of GPUs, it is unknown which of them torch will see; it suffices that enough of them
@@ -147,5 +147,5 @@ def _remedy(there: list[Capability], driver: Optional[int]) -> str:
 
 
 if __name__ == "__main__":
-    if misfit := misfit_of_torch(nvidia_smi.count_gpus()):  # even a single GPU that cannot be used is reported
+    if misfit := torch_incompatibility(nvidia_smi.count_gpus()):  # even a single GPU that cannot be used is reported
         print(misfit)

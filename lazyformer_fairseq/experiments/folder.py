@@ -22,7 +22,7 @@ def experiment(
     settings: Mapping[str, Any],
     of_what: str,
     begun: str,
-    made_by_them: Iterable[str] = (),
+    dependent_files: Iterable[str] = (),
 ) -> Iterator[None]:
     """Create and lock an experiment's folder and store its settings, which may change until work has begun.
 
@@ -39,7 +39,7 @@ def experiment(
     """
     with run_lock(folder):
         remove_leftovers(folder, deep=True)
-        made = [folder / name for name in made_by_them]
+        made = [folder / name for name in dependent_files]
         keep_settings(folder / SETTINGS, settings, of_what, any(folder.glob(begun)), made)
         yield
 
@@ -49,7 +49,7 @@ def hashes_as_settings(hashes: Mapping[str, str]) -> dict[str, str]:
     return {f"the SHA-256 of {name}": sha256 for name, sha256 in hashes.items()}
 
 
-def kept(path: Path, find: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+def load_or_create(path: Path, find: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """Return the contents of a JSON file, creating it from the result of `find` if it does not exist.
 
     Use this for values that must not change when an experiment resumes, such as measurements.

@@ -255,12 +255,12 @@ def _is_usable(sentence: str) -> bool:
         and len({word.lower() for word in words}) >= FEWEST_WORDS
         and sentence[0].isupper()
         and words[-1][-1] not in ",;:"
-        and all(map(_has_its_marks_in_pairs, words))
+        and all(map(_has_balanced_marks, words))
         and "\t" not in sentence
     )
 
 
-def _has_its_marks_in_pairs(word: str) -> bool:
+def _has_balanced_marks(word: str) -> bool:
     """Return whether all quotes and brackets in the word are balanced.
 
     Shuffling would separate unbalanced ones from their counterparts, which would give the answer away.

@@ -155,7 +155,7 @@ class Training(TrainingLoop):
             self.curve.setdefault(name, []).append(value)
         self.log_metrics("valid", point)
 
-    def give_up(self) -> None:
+    def mark_diverged(self) -> None:
         """End a run that has diverged, with NaN metrics at the last point of its curve."""
         self.updates = self.job.updates
         point = {**dict.fromkeys(self.curve, math.nan), "updates": self.updates, "seconds": sum(self.seconds)}
@@ -174,12 +174,12 @@ class Training(TrainingLoop):
         self.save(with_optimizer=False)
 
 
-Opening = Callable[[Job], Training]
+OpenTraining = Callable[[Job], Training]
 
 
 def train(
     jobs: Sequence[Job],
-    open_training: Opening,
+    open_training: OpenTraining,
     description: str = "training",
     executor: Optional[Executor] = None,
     threads: int = 1,
@@ -207,12 +207,12 @@ def train(
         for group in dict.fromkeys(job.group for job in unfinished):
             trainings = [open_training(job) for job in unfinished if job.group == group]
             progress.update(sum(training.updates for training in trainings))
-            train_in_turn(trainings, progress)
+            train_interleaved(trainings, progress)
             for training in trainings:
                 training.finish()
 
 
-def threads_of_each(at_once: Optional[int]) -> int:
+def threads_per_run(at_once: Optional[int]) -> int:
     """Return the number of torch threads per run if `at_once` of them run on this machine at the same time.
 
     None means as many runs as the CPU cores allow, each with torch's current number of threads.
@@ -220,7 +220,7 @@ def threads_of_each(at_once: Optional[int]) -> int:
     return min(torch.get_num_threads(), max(1, processors_here() // (at_once or 1)))
 
 
-def train_in_turn(trainings: Sequence[Training], progress: Progress) -> None:
+def train_interleaved(trainings: Sequence[Training], progress: Progress) -> None:
     """Train all runs to completion, interleaving their updates; each update goes to the run that is farthest behind.
 
     Runs with equal numbers of updates therefore alternate strictly.
@@ -237,13 +237,13 @@ def train_in_turn(trainings: Sequence[Training], progress: Progress) -> None:
         for training in trainings:
             training.stop = stop
         try:
-            _take_turns(trainings, progress)
+            _interleave(trainings, progress)
         finally:
             for training in trainings:
                 training.close()
 
 
-def _take_turns(trainings: Sequence[Training], progress: Progress) -> None:
+def _interleave(trainings: Sequence[Training], progress: Progress) -> None:
     for training in trainings:
         if not training.curve:
             training.validate()
@@ -259,7 +259,7 @@ def _take_turns(trainings: Sequence[Training], progress: Progress) -> None:
             if not behind.may_diverge:
                 raise
             print(f"{behind.job}: diverged. {error}", flush=True)
-            behind.give_up()
+            behind.mark_diverged()
         progress.update(behind.updates - before)
         code = behind.stop.agreed_code()
         if code:
@@ -275,7 +275,7 @@ def _take_turns(trainings: Sequence[Training], progress: Progress) -> None:
             progress.set_postfix_str(", ".join(f"{each.name} {each.curve[measure][-1]:.2f}" for each in trainings))
 
 
-def train_alone(job: Job, open_training: Opening, threads: int) -> None:
+def train_alone(job: Job, open_training: OpenTraining, threads: int) -> None:
     """Run one job in the current process and send its output to the job's log.
 
     The job may already have been attempted in another process. The call waits until no other process is working on it,
@@ -287,13 +287,13 @@ def train_alone(job: Job, open_training: Opening, threads: int) -> None:
         if job.result() is None:
             training = open_training(job)
             with Progress(disable=True) as progress:
-                train_in_turn([training], progress)
+                train_interleaved([training], progress)
             training.finish()
 
 
 def _train_alone(
     jobs: Sequence[Job],
-    open_training: Opening,
+    open_training: OpenTraining,
     progress: Progress,
     executor: Executor,
     threads: int,

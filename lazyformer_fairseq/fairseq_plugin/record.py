@@ -16,7 +16,7 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.data.shards import data_folders
-from lazyformer_fairseq.options import divided
+from lazyformer_fairseq.options import split_at_commas
 from lazyformer_fairseq.training import run_record
 from lazyformer_fairseq.training.run_record import MetricsLine, MetricsLog, RunRecord
 
@@ -46,7 +46,7 @@ class RunRecorder:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         run_record.write_run(self.folder, self.describe())
-        report_to = divided(getattr(trainer.cfg.task, "report_to", None) or "")
+        report_to = split_at_commas(getattr(trainer.cfg.task, "report_to", None) or "")
         self._metrics = MetricsLog(self.folder, trainer.get_num_updates(), report_to)
 
     def describe(self) -> RunRecord:

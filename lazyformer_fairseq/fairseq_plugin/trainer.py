@@ -42,7 +42,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption,
 from lazyformer_fairseq.fairseq_plugin.reliability.words import refuse_beyond_budget, word_counter
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.fairseq_plugin.screen import Screen
-from lazyformer_fairseq.modules.shared_experts import SharedExperts, share_out
+from lazyformer_fairseq.modules.shared_experts import SharedExperts, distribute_experts
 from lazyformer_fairseq.modules.timing import SELECTOR
 from lazyformer_fairseq.storage.checkpoint_file import first_line, on_cpu
 from lazyformer_fairseq.training.muon import mark_matrices
@@ -463,7 +463,7 @@ def shared_experts(cfg: Any, model: Any) -> Optional[SharedExperts]:
         return None
     if cfg.optimization.use_bmuf or cfg.ema.store_ema or cfg.common.tpu:
         return None
-    model.shared_experts = share_out(model, distributed_utils.get_data_parallel_group())
+    model.shared_experts = distribute_experts(model, distributed_utils.get_data_parallel_group())
     return model.shared_experts
 
 

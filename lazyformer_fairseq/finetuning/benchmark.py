@@ -107,14 +107,14 @@ class Benchmark(ABC):
     protocols: ClassVar[Mapping[str, TuningProtocol]]
     options: ClassVar[frozenset[str]] = frozenset()
     rows_worth_resuming: ClassVar[int] = 200_000
-    prepared_in: ClassVar[str] = "tasks"
+    prepared_subfolder: ClassVar[str] = "tasks"
     scores: ClassVar[tuple[Score, ...]]
     average: ClassVar[bool] = False
-    averages_some: ClassVar[bool] = False
+    averages_available: ClassVar[bool] = False
     baseline_name: ClassVar[str]
 
     @property
-    def usual(self) -> TuningProtocol:
+    def default_protocol(self) -> TuningProtocol:
         """The default protocol."""
         return next(iter(self.protocols.values()))
 
@@ -129,9 +129,9 @@ class Benchmark(ABC):
         for name in names:
             if name not in self.tasks:
                 raise UserError(f"--tasks: {name!r} is not a {self.name} task; known tasks are {', '.join(self.tasks)}")
-        return list(names or self.usual.tasks)
+        return list(names or self.default_protocol.tasks)
 
-    def left_out(self, names: Sequence[str], data: Path) -> dict[str, str]:  # noqa: ARG002  for other benchmarks
+    def untrainable_tasks(self, names: Sequence[str], data: Path) -> dict[str, str]:  # noqa: ARG002  for other benchmarks
         """Return the tasks that cannot be trained, each with a sentence that explains why.
 
         Args:
@@ -236,7 +236,7 @@ class TextsBenchmark(Benchmark):
     """
 
     prepared: ClassVar[type[PreparedTask]] = PreparedTask
-    TEXTS: ClassVar[str] = "texts.tsv"
+    EXAMPLE_FILE: ClassVar[str] = "texts.tsv"
     options = frozenset(("max_length", "max_train_rows", "glue_head"))
     baseline_name = "majority class or constant"
 
@@ -304,7 +304,7 @@ class TextsBenchmark(Benchmark):
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:  # noqa: ARG002
         """Raise a UserError, because these tasks need a file of texts to label."""
         model = next(iter(runs.values()), "MODEL")
-        raise UserError(f"{self.name}: pass the texts too, as in `lazyformer predict {model} {self.TEXTS}`")
+        raise UserError(f"{self.name}: pass the texts too, as in `lazyformer predict {model} {self.EXAMPLE_FILE}`")
 
 
 def _best_constant_list(targets: np.ndarray, metric: Metric) -> np.ndarray:

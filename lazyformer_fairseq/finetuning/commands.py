@@ -9,10 +9,10 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.arguments import named_path, refuse_missing
-from lazyformer_fairseq.child_process import stoppable
+from lazyformer_fairseq.child_process import exit_on_interrupt
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.settings import OF_BENCHMARKS, TASK_NAMES, GridSettings, PredictSettings
-from lazyformer_fairseq.options import Command, refuse_given, takes
+from lazyformer_fairseq.finetuning.settings import BENCHMARK_OPTIONS, TASK_NAMES, GridSettings, PredictSettings
+from lazyformer_fairseq.options import Command, reject_non_defaults, with_options_from
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 from lazyformer_fairseq.training.trackers import refuse_missing_trackers
 
@@ -23,12 +23,12 @@ TEXTS = (".tsv", ".csv", ".jsonl", ".txt", ".conll")  # extensions of text files
 
 def run_grid(task: Optional[str], settings: GridSettings) -> None:
     """Prepare missing data; with checkpoints, also complete the grid and report on it."""
-    _refuse_values(settings.checkpoints)
+    _check_checkpoint_arguments(settings.checkpoints)
     refuse_missing_trackers(settings.report_to)
     refuse_missing(settings.data, settings.tokenizer, *(named_path(text)[1] for text in settings.checkpoints))
     if not settings.checkpoints and not (settings.data and settings.tokenizer):
         raise click.UsageError("pass a checkpoint to start from, or --data and --tokenizer to only prepare data")
-    with stoppable("stopped: nothing has run yet; rerun to resume"):
+    with exit_on_interrupt("stopped: nothing has run yet; rerun to resume"):
         from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
         from lazyformer_fairseq.finetuning.held_out import with_dev_file
         from lazyformer_fairseq.finetuning.launch import choose_benchmark, run_to_the_end
@@ -41,7 +41,7 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
         click.echo(benchmark.prepare(wanted))
 
 
-def _refuse_values(checkpoints: Sequence[str]) -> None:
+def _check_checkpoint_arguments(checkpoints: Sequence[str]) -> None:
     """Raise a UserError if a "checkpoint" is really a second value of an option, separated by a space."""
     for text in checkpoints:
         path = named_path(text)[1]
@@ -60,7 +60,7 @@ def _refuse_values(checkpoints: Sequence[str]) -> None:
     help=f"Task to fine-tune on: {', '.join(TASK_NAMES)}.  [default: a custom task if --data contains train.tsv, .csv, "
     ".jsonl or .conll; else glue]",
 )
-@takes(GridSettings, into="")
+@with_options_from(GridSettings, into="")
 def finetune(task: Optional[str], checkpoints: tuple[str, ...], **given: Any) -> None:
     r"""Fine-tune each CHECKPOINT (a file, a folder or NAME=FILE) on a task, and report the scores.
 
@@ -93,7 +93,7 @@ def finetune(task: Optional[str], checkpoints: tuple[str, ...], **given: Any) ->
     type=A_PATH,
     help="File (for TEXTS) or folder to write; must not exist.  [default for TEXTS: TEXTS.predictions.tsv or similar]",
 )
-@takes(PredictSettings)
+@with_options_from(PredictSettings)
 def predict(sources: tuple[Path, ...], output: Optional[Path], settings: PredictSettings) -> None:
     r"""Label the texts in a file, write GLUE submission files for gluebenchmark.com, or answer SQuAD questions.
 
@@ -112,17 +112,17 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
     """
     refuse_missing(*sources, settings.data, settings.tokenizer)
     if len(sources) == 2 and sources[1].suffix.lower() == ".json":
-        refuse_given(settings, ("data",), f"cannot be combined with {sources[1]}, a file of questions")
+        reject_non_defaults(settings, ("data",), f"cannot be combined with {sources[1]}, a file of questions")
         sources, settings = sources[:1], replace(settings, data=sources[1])
     has_texts = len(sources) == 2 and sources[1].is_file() and sources[1].suffix.lower() in TEXTS
     if has_texts:
-        refuse_given(settings, OF_BENCHMARKS, f"does not apply to a text file such as {sources[1]}")
+        reject_non_defaults(settings, BENCHMARK_OPTIONS, f"does not apply to a text file such as {sources[1]}")
     else:
-        refuse_given(settings, ("text", "head"), "applies only to text files")
+        reject_non_defaults(settings, ("text", "head"), "applies only to text files")
         if output is None:
             raise click.UsageError(f"pass --output, or a MODEL and a text file that ends in {', '.join(TEXTS)}")
         refuse_filled_folder(output)
-    with stoppable("stopped; nothing was written"):
+    with exit_on_interrupt("stopped; nothing was written"):
         from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
         from lazyformer_fairseq.finetuning import launch, predict_texts, registry
 

@@ -187,17 +187,17 @@ class Grid:
         return [Run(self, model, self.benchmark.tasks[task], lr, seed) for model, task, lr, seed in combinations]
 
     @property
-    def one_of_each(self) -> list["Run"]:
+    def one_run_per_model_and_task(self) -> list["Run"]:
         """One run per model and task."""
         return list({(run.model.name, run.task.name): run for run in self.runs}.values())
 
     def warnings(self) -> list[str]:
         """Return warnings about data issues that affect the interpretation of scores, without duplicates."""
         return results.warnings_on(
-            (run.model.name, run.task.name, facts) for run in self.one_of_each for facts in run.facts
+            (run.model.name, run.task.name, facts) for run in self.one_run_per_model_and_task for facts in run.facts
         )
 
-    def asked_before(self) -> Optional[results.Grid]:
+    def existing_grid(self) -> Optional[results.Grid]:
         """Read an existing grid.json, if any; raise a UserError if its tasks belong to another benchmark."""
         path = self.output / "runs" / GRID_FILE
         if not path.exists():
@@ -212,7 +212,7 @@ class Grid:
 
     def write(self) -> None:
         """Write grid.json, merged with the contents of an existing one."""
-        before = self.asked_before() or results.Grid({}, (), (), ())
+        before = self.existing_grid() or results.Grid({}, (), (), ())
         content = {
             "format_version": results.FORMAT_VERSION,
             "models": {**before.models, **{model.name: str(model.checkpoint) for model in self.models}},
@@ -256,7 +256,7 @@ class Run:
         return self.grid.epochs[self.task.name]
 
     @property
-    def rivals(self) -> list["Run"]:
+    def runs_of_same_model_and_task(self) -> list["Run"]:
         """All runs of the same model and task, including this one."""
         return [other for other in self.grid.runs if other.model is self.model and other.task is self.task]
 
@@ -319,7 +319,7 @@ class Run:
         """True if the run is long enough to save its optimizer state and be resumable."""
         return self.epochs * self.train_rows >= self.grid.benchmark.rows_worth_resuming
 
-    def differs_from(self, found: Mapping[str, Any]) -> str:
+    def describe_differences(self, found: Mapping[str, Any]) -> str:
         """Describe the differences between `found` and the run's settings; return an empty string if there are none."""
         return differences({name: found.get(name) for name in self.settings}, self.settings)
 
@@ -341,7 +341,7 @@ class Run:
         if not path.is_file():
             return None
         result = results.read_run(path, self.grid.benchmark)
-        differing = self.differs_from(result.settings)
+        differing = self.describe_differences(result.settings)
         if differing:
             raise UserError(
                 f"{path}: this is the result of another run ({differing}); remove it or use another --output"

@@ -33,7 +33,7 @@ from lazyformer_fairseq.finetuning.results import RESULT, read_run
 from lazyformer_fairseq.finetuning.settings import CUSTOM_OPTIONS, SPECIAL_OPTIONS, GridSettings, PredictSettings
 from lazyformer_fairseq.finetuning.tasks.custom import ENDINGS, CustomTask, find_custom_task
 from lazyformer_fairseq.finetuning.training import fine_tune
-from lazyformer_fairseq.options import refuse_given
+from lazyformer_fairseq.options import reject_non_defaults
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
 PRELOAD = (fine_tune.__module__, "torch._dynamo")  # optimizers import the latter
@@ -78,9 +78,9 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         folders = [given.data, *(given.data / name for name in benchmark.tasks)]
         is_official = not any(map(PreparedFolder.is_at, folders))
     others = [name for name in SPECIAL_OPTIONS if name not in benchmark.options]
-    refuse_given(given, others, f"does not apply to {benchmark.name}")
+    reject_non_defaults(given, others, f"does not apply to {benchmark.name}")
     if not is_official:
-        refuse_given(given, PREPARING, "applies only if --data contains official files")
+        reject_non_defaults(given, PREPARING, "applies only if --data contains official files")
 
     protocol = benchmark.usual
     if given.protocol:
@@ -90,7 +90,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
             )
         protocol = benchmark.protocols[given.protocol]
     names = benchmark.choose_tasks(given.tasks or protocol.tasks)
-    left_out = benchmark.left_out(names, given.data or given.output / benchmark.prepared_in)
+    left_out = benchmark.untrainable_tasks(names, given.data or given.output / benchmark.prepared_in)
     for reason in left_out.values():
         click.echo(f"note: {reason}")
     names = [name for name in names if name not in left_out]
@@ -142,7 +142,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
     )
     for run in grid.runs:
         run.result()  # raises an error for a result with other settings
-    for run in grid.one_of_each:
+    for run in grid.one_run_per_model_and_task:
         run.refuse_other_settings()
     for warning in grid.warnings():
         click.echo(f"note: {warning}")

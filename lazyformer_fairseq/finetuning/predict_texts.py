@@ -89,13 +89,13 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
         reader, names, rows = open_rows(texts, task, wanted.text, progress.update)
         if output.suffix.lower() == ".jsonl":
             refuse_duplicates(texts, names)
-        lines: TableLines | TaggedLines
+        lines: TableLines | ConllFormatter
         if output.suffix.lower() != CONLL:
             lines = TableLines(output, names, task)
         elif texts.suffix.lower() != CONLL:
-            lines = TaggedLines(reader)
+            lines = ConllFormatter(reader)
         else:
-            lines = TaggedCopy(reader)
+            lines = ConllCopyFormatter(reader)
         file.write(lines.header().encode())
         tally = Tally(task, reader, loaded.longest_of(head))
         while chunk := list(islice(rows, ROWS_AT_ONCE)):
@@ -176,7 +176,7 @@ def open_rows(
         raise UserError(f"{path}: the model was trained on {task.name}, a task of {knows}")
     reader = RowReader.of(path, header, texts, label, templates)
     if path.suffix.lower() != ".jsonl":  # where each row is checked separately
-        refuse_taken(path, first.line, header, task)
+        check_field_names(path, first.line, header, task)
     return reader, header, _rows(reader, rows, task)
 
 
@@ -184,7 +184,7 @@ def _rows(reader: RowReader, rows: Iterator[FileRow], task: TaskDescription) -> 
     for row in rows:
         if row.fields == [""] and len(reader.names) > 1:
             continue
-        refuse_taken(reader.path, row.line, row.whole or (), task)
+        check_field_names(reader.path, row.line, row.whole or (), task)
         yield row
 
 
@@ -207,7 +207,7 @@ def refuse_duplicates(path: Path, names: Sequence[str]) -> None:
         )
 
 
-def refuse_taken(path: Path, line: int, names: Iterable[str], task: TaskDescription) -> None:
+def check_field_names(path: Path, line: int, names: Iterable[str], task: TaskDescription) -> None:
     """Raise a UserError if an input field has the same name as an appended field."""
     if taken := [name for name in added_to(task) if name in names]:
         raise UserError(
@@ -245,7 +245,7 @@ class TableLines:
         return ""
 
 
-class TaggedLines:
+class ConllFormatter:
     """A formatter for CoNLL files: one word and its tag per line, and an empty line after each text.
 
     Args:
@@ -274,7 +274,7 @@ class TaggedLines:
         return words, answer.label or [OUTSIDE] * len(words)  # an empty text has no prediction
 
 
-class TaggedCopy(TaggedLines):
+class ConllCopyFormatter(ConllFormatter):
     """A formatter that copies an existing CoNLL file and appends the tag as a last column to each word's line."""
 
     def __init__(self, reader: RowReader):

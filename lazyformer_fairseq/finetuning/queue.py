@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from lazyformer_fairseq.executors.interface import Call, Ended, Executor, LostError, reason, run_calls
+from lazyformer_fairseq.executors.interface import Call, JobResult, Executor, LostError, reason, run_calls
 from lazyformer_fairseq.finetuning import results
 from lazyformer_fairseq.finetuning.grid import Grid, Run
 from lazyformer_fairseq.finetuning.results import BEST, FAILED, LOG
@@ -50,7 +50,7 @@ class RunQueue:
             UserError: the folder contains a result with other settings, or another queue is using the folder.
             KeyboardInterrupt: the user pressed Ctrl-C; all processes have been stopped.
         """
-        self.grid.asked_before()  # raises an error for a grid of other tasks
+        self.grid.existing_grid()  # raises an error for a grid of other tasks
         with run_lock(self.grid.output / "runs"):
             waiting = self._unfinished()
             self.grid.write()
@@ -85,7 +85,7 @@ class RunQueue:
                 run = run_of[ended.call]
                 if ended.error is None:
                     self._succeed(run)
-                elif self._may_try_again(run, ended, is_last):
+                elif self._should_retry(run, ended, is_last):
                     failed.append(run)
             bar.update(len(self.results) + len(self.failed) - bar.n)
         return failed
@@ -101,9 +101,9 @@ class RunQueue:
             f"[{len(self.results)}/{len(self.grid.runs)}] {run.name}: {metric} {scores} at epoch "
             f"{result.best_epoch} of {run.epochs} (baseline {baseline[metric]:.4f}), {result.seconds:.0f} s"
         )
-        self._remove_checkpoints(run.rivals)
+        self._remove_checkpoints(run.runs_of_same_model_and_task)
 
-    def _may_try_again(self, run: Run, ended: Ended, is_last: bool) -> bool:
+    def _should_retry(self, run: Run, ended: JobResult, is_last: bool) -> bool:
         """Report why a run failed, and return True if the queue must retry it."""
         log = run.folder / LOG
         assert ended.error is not None
@@ -130,7 +130,7 @@ class RunQueue:
 
     def _is_best(self, run: Run) -> bool:
         """Return True if a run is the best finished run of its model and task; among ties the first run wins."""
-        finished = [self.results[each.folder] for each in run.rivals if each.folder in self.results]
+        finished = [self.results[each.folder] for each in run.runs_of_same_model_and_task if each.folder in self.results]
         best = results.TaskResults(run.task, finished, failed=[], missing=[]).best
         return bool(best) and best[0].folder == run.folder
 

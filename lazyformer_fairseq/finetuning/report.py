@@ -58,7 +58,7 @@ def write_report(folder: Path, output: Path) -> str:
     )
     # With few tasks the paper table is mostly empty, so the grid's own scores come first.
     first, second = of_scores, of_papers
-    if benchmark.averages_some or tasks >= {score.task for score in benchmark.scores}:
+    if benchmark.averages_available or tasks >= {score.task for score in benchmark.scores}:
         first, second = of_papers, of_scores
     settings = Table("Settings", list(_setting_rows(results, benchmark)), left=("these runs", "protocol"))
 
@@ -209,7 +209,7 @@ def cells(row: TableRow, benchmark: Benchmark, tasks: set[str]) -> dict[str, str
                 printed.append(NOTHING)
         found[title] = "/".join(printed)
     has_all = tasks.issuperset(task_of.values())
-    if benchmark.average and (has_all or benchmark.averages_some):
+    if benchmark.average and (has_all or benchmark.averages_available):
         average = average_of(row, benchmark, tasks)
         found[AVERAGE] = NOTHING
         if average is not None:

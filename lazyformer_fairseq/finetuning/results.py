@@ -31,7 +31,7 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # names that can be used for f
 REMEDY = "remove it and run the grid again"
 
 # Metric values as fractions, by file name without extension (such as "dev" or "dev_matched") and metric name.
-Marks = dict[str, dict[str, float]]
+MetricValues = dict[str, dict[str, float]]
 
 
 class ScoredTask(Protocol):
@@ -141,8 +141,8 @@ class Run:
     lr: PositiveAmount
     seed: Count
     epochs: PositiveAmount
-    metrics: Marks
-    baseline: Marks
+    metrics: MetricValues
+    baseline: MetricValues
     train_rows: Count
     seconds: Amount
     updates: Optional[Count] = None
@@ -344,7 +344,7 @@ def read_results(folder: Path, benchmark: TaskFamily) -> Results:
                         f"{place / RESULT}: this is the result of {run.key.folder}; move it there or remove it"
                     )
                 undefined = [
-                    f"{metric} of {file}" for file, metric, value in _marks(run.metrics) if not math.isfinite(value)
+                    f"{metric} of {file}" for file, metric, value in _iterate_metrics(run.metrics) if not math.isfinite(value)
                 ]
                 if undefined:
                     failures[key] = f"{place}: {undefined[0]} is not a number"
@@ -427,7 +427,7 @@ def _check_task(path: Path, name: str, benchmark: Optional[TaskFamily]) -> None:
         )
 
 
-def _marks(marks: Marks) -> Iterator[tuple[str, str, float]]:
+def _iterate_metrics(marks: MetricValues) -> Iterator[tuple[str, str, float]]:
     """Yield all values with their file and metric names."""
     for file, values in marks.items():
         for metric, value in values.items():
@@ -439,7 +439,7 @@ def _refuse_other_development_sets(runs: Iterable[Run]) -> None:
     first: dict[str, Run] = {}
     for run in runs:
         other = first.setdefault(run.task, run)
-        for file, metric, value in _marks(run.baseline):
+        for file, metric, value in _iterate_metrics(run.baseline):
             there = other.baseline.get(file, {}).get(metric, value)
             if not math.isclose(value, there, abs_tol=1e-9):
                 raise UserError(

@@ -100,7 +100,7 @@ def _clear_unless_resumable(run: Run) -> None:
     if run.is_worth_resuming and last.exists() and (run.folder / RUN).exists():
         try:
             checkpoint_file.load(last)
-            if not run.differs_from(read_run(run.folder).trainer):
+            if not run.describe_differences(read_run(run.folder).trainer):
                 return
         except UserError as error:
             logger.warning("starting over: %s", error)

@@ -5,7 +5,7 @@ from typing import Optional
 
 import click
 
-from lazyformer_fairseq.options import Command, takes
+from lazyformer_fairseq.options import Command, with_options_from
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 from lazyformer_fairseq.training.warm_start.options import WarmOptions
 
@@ -25,7 +25,7 @@ from lazyformer_fairseq.training.warm_start.options import WarmOptions
     help="Tokenizer folder for a LazyFormerForMaskedLM, for example a model saved by transformers' Trainer. Use the "
     "folder beside its training data, such as data/tokenizer.  [default: BERT/tokenizer, which an export contains]",
 )
-@takes(WarmOptions, into="warm")
+@with_options_from(WarmOptions, into="warm")
 def import_model(
     bert: Path,
     out: Path,

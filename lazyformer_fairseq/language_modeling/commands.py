@@ -9,7 +9,7 @@ import click
 from lazyformer_fairseq.arguments import CONFIGS, ExistingPath
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.language_modeling.settings import Preparing
-from lazyformer_fairseq.options import DEVICE, Choice, Group, check, option, takes
+from lazyformer_fairseq.options import DEVICE, Choice, Group, check, option, with_options_from
 from lazyformer_fairseq.storage import checked
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
@@ -66,7 +66,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
 @lm.command("prepare-images")
 @click.argument("source", type=ExistingPath())
 @click.argument("out", type=A_PATH)
-@takes(Preparing)
+@with_options_from(Preparing)
 def prepare_images(source: Path, out: Path, settings: Preparing) -> None:
     """Convert images to a folder OUT for models such as igpt_s, with each pixel encoded as a color from a palette.
 
@@ -156,7 +156,7 @@ def read_lengths(name: str) -> dict[str, Any]:
 @lm.command()
 @click.argument("checkpoint", type=ExistingPath("no such checkpoint", is_file=True))
 @click.argument("data", type=PREPARED)
-@takes(Reading)
+@with_options_from(Reading)
 def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     r"""Measure CHECKPOINT's perplexity per word or bits per character over all tokens in a split of DATA.
 
@@ -233,7 +233,7 @@ class Sampling:
 @lm.command()
 @click.argument("checkpoint", type=ExistingPath("no such checkpoint", is_file=True))
 @click.argument("data", type=PREPARED)
-@takes(Sampling)
+@with_options_from(Sampling)
 def sample(checkpoint: Path, data: Path, settings: Sampling) -> None:
     r"""Sample images or texts from CHECKPOINT, a model that was trained on DATA.
 
@@ -276,7 +276,7 @@ class Probing:
 @click.argument("checkpoint", type=ExistingPath("no such checkpoint", is_file=True))
 @click.argument("data", type=PREPARED)
 @click.argument("output", type=A_PATH)
-@takes(Probing)
+@with_options_from(Probing)
 def probe(checkpoint: Path, data: Path, output: Path, settings: Probing) -> None:
     """Measure the accuracy of linear probes that classify DATA's images from each layer of CHECKPOINT's model.
 

@@ -30,7 +30,7 @@ from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictio
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, loading
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS, device_named
-from lazyformer_fairseq.modules.networks.causal_decoder import refuse_same_length_without_memory
+from lazyformer_fairseq.modules.networks.causal_decoder import check_same_length_has_memory
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.progress import Progress
@@ -177,7 +177,7 @@ def token_losses(  # noqa: PLR0917  every length of the evaluation
         UserError: items are combined with a memory, segments are not items, or the model's attention variants do not
             support such a memory or mask.
     """
-    refuse_same_length_without_memory(same_length, mem_len)
+    check_same_length_has_memory(same_length, mem_len)
     if item:
         tokens = tokens[: len(tokens) - len(tokens) % item]
     text = cut_tokens(tokens, tgt_len, item, rows=1, eos=eos, pad=model.padding_idx, keeps_rest=True)

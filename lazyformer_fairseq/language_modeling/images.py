@@ -98,7 +98,7 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
     found = {split: find_images(place) for split, place in places.items()}
     if len({part.classes is None for part in found.values()}) > 1:
         raise UserError(f"{source}: some of its splits have labels, but others have none")
-    chosen = _share_out(source, found, how)
+    chosen = _assign_splits(source, found, how)
     total = sum(part.images() for part in found.values())
     files = [file for part in found.values() for file in part.files]
 
@@ -228,7 +228,7 @@ def _images_in_array(path: Path) -> Iterator[Image.Image]:
         yield Image.fromarray(np.ascontiguousarray(levels)).convert("RGB")
 
 
-def _share_out(source: Path, found: Mapping[str, Found], how: Preparing) -> dict[str, np.ndarray]:
+def _assign_splits(source: Path, found: Mapping[str, Found], how: Preparing) -> dict[str, np.ndarray]:
     """Return the indices of each split's images: those in its folder, or a random sample of the training images."""
     places = {}
     total = 0
@@ -333,7 +333,7 @@ def _encoded(pixels: np.ndarray, images: np.ndarray, dictionary: Dictionary) -> 
         yield ids, np.full(len(block), block.shape[1])
 
 
-def places_drawn(count: int, most: int) -> np.ndarray:
+def sample_indices(count: int, most: int) -> np.ndarray:
     """Return the indices of at most `most` images, drawn with a fixed seed because files may be ordered by class."""
     return np.sort(np.random.default_rng(1).permutation(count)[:most])
 
@@ -365,7 +365,7 @@ def as_images(ids: Tensor, dictionary: Dictionary) -> np.ndarray:
     return palette_of(dictionary)[ids.numpy() - dictionary.nspecial].reshape(-1, side, side, 3)
 
 
-def beside(halves: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+def completion_rows(halves: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     """Return one row per image, (N, 2 + completions, ...): its upper half, its completions, and the image itself."""
     given = halves.copy()
     given.reshape(len(given), -1, 3)[:, halves[0].size // 6 :] = 128

@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from lazyformer_fairseq.data.datasets.token_streams import TokenItems, item_length, open_tokens
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.language_modeling.evaluate import load_model, refuse_other_images
-from lazyformer_fairseq.language_modeling.images import LABELS, palette_of, places_drawn
+from lazyformer_fairseq.language_modeling.images import LABELS, palette_of, sample_indices
 from lazyformer_fairseq.language_modeling.prepare import SPLITS
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.progress import Progress
@@ -71,7 +71,7 @@ def probe_layers(
     ids: dict[str, np.ndarray] = {}
     for split, path in labels.items():
         of_all = map_array(path, "prepare the images again", ndim=1)
-        places = places_drawn(len(of_all), most)
+        places = sample_indices(len(of_all), most)
         classes[split] = of_all[places]
         ids[split] = open_tokens(data / split).reshape(-1, item)[places]
     if len(np.unique(classes["train"])) < 2:

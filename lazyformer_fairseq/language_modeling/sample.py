@@ -85,7 +85,7 @@ class Writer:
         whole = torch.from_numpy(tokens.reshape(-1, item))
         given = whole[:, : item // 2].repeat_interleave(COMPLETIONS, 0)
         drawn = images.as_images(self.continued(given, item), dictionary)
-        rows = images.beside(images.as_images(whole, dictionary), drawn)
+        rows = images.completion_rows(images.as_images(whole, dictionary), drawn)
         images.write_grid(rows.reshape(-1, *rows.shape[2:]), rows.shape[1], path)
 
     @torch.inference_mode()

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, as_positions
-from lazyformer_fairseq.modules.networks.own_loss import take_told
+from lazyformer_fairseq.modules.networks.own_loss import pop_expert_outputs
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_variants.span import SPANS
 
@@ -128,7 +128,7 @@ def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor]
     if network is None:
         told = None
     else:
-        told = take_told(network)
+        told = pop_expert_outputs(network)
     if told is None:
         return loss
     penalty = told.loss * sample_size

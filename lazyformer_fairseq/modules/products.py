@@ -35,7 +35,7 @@ def has_onednn() -> bool:
 def onednn_wins(what: str, is_training: bool, prepare: Prepare) -> bool:
     """Return True if oneDNN is faster than MKL, according to an earlier measurement or a new one.
 
-    :meth:`TimedSelector.pays` determines whether to measure.
+    :meth:`TimedSelector.is_worth_timing` determines whether to measure.
 
     Args:
         what: a description of the matmul.
@@ -44,7 +44,7 @@ def onednn_wins(what: str, is_training: bool, prepare: Prepare) -> bool:
     """
     found = SELECTOR.known_fastest("cpu", what)
     if found is None:
-        if not SELECTOR.pays(what, is_training, candidates=2):
+        if not SELECTOR.is_worth_timing(what, is_training, candidates=2):
             return False
         found = SELECTOR.select("cpu", what, (MKL, ONEDNN), prepare, LARGEST_ERROR[torch.float32])
     return found == ONEDNN

@@ -29,7 +29,7 @@ MASTERS = "fp32_weights"  # key of the single-precision weights in an optimizer'
 Groups = Sequence[Mapping[str, Any]]  # an optimizer's parameter groups
 
 
-def share_out(model: nn.Module, group: Any = None) -> Optional["SharedExperts"]:
+def distribute_experts(model: nn.Module, group: Any = None) -> Optional["SharedExperts"]:
     """Distribute a model's experts over processes, so that each process keeps only some of them.
 
     All processes must call this with the same weights, before the model is wrapped in DDP and passed to the optimizer.

@@ -76,7 +76,7 @@ class Measurement:
         return self.is_clear and self.granted >= QUIET
 
 
-class TimedSelector:
+class Autotuner:
     """An autotuner that stores the fastest candidate by machine and shape, within a time budget.
 
     In training, a shape is timed when it is first used. The budget for all timings is :data:`SECONDS` plus
@@ -120,7 +120,7 @@ class TimedSelector:
             self.known[here] = {}
         return self.known[here].get(shape)
 
-    def pays(self, shape: str, is_training: bool, candidates: int, uses: int = 1) -> bool:
+    def is_worth_timing(self, shape: str, is_training: bool, candidates: int, uses: int = 1) -> bool:
         """Return True if a shape should be timed now, and count this call as a use of the shape.
 
         Args:
@@ -194,7 +194,7 @@ class TimedSelector:
 
         samples: dict[str, list[float]] = {name: [] for name in calls}
         repeats: dict[str, int] = {}
-        granted = _GrantedShare()
+        granted = CpuAvailability()
         contenders = list(calls)
         enough = self._clock() + SECONDS
         for turn in range(MOST_ROUNDS):
@@ -287,7 +287,7 @@ class TimedSelector:
         return checked
 
 
-class _GrantedShare:
+class CpuAvailability:
     """A meter for the fraction of CPU time that this process's threads get, which other programs reduce."""
 
     def __init__(self) -> None:
@@ -361,7 +361,7 @@ def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     return largest
 
 
-SELECTOR = TimedSelector()
+SELECTOR = Autotuner()
 
 
 def machine(device: str) -> str:

@@ -501,7 +501,7 @@ def _conflicts(
         yield from row.check(values, causal)
 
 
-def why_keys_stay(values: Mapping[str, Value]) -> str:
+def why_keys_not_shared(values: Mapping[str, Value]) -> str:
     """Return why a ``k`` cannot use the keys and values of an ``s`` with these settings, or "" if it can."""
     for row in chosen_variants(values):
         if why := row.why_keys_stay(values):

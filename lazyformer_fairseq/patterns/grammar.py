@@ -135,7 +135,7 @@ def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]
     """Connect each sublayer to its producer, the nearest sublayer below that provides the output it reads."""
     connected = list(sublayers)
     consumers: list[list[str]] = [[] for _ in sublayers]
-    for index, (sublayer, producer) in enumerate(zip(sublayers, places_read(sublayers), strict=True)):
+    for index, (sublayer, producer) in enumerate(zip(sublayers, producer_indices(sublayers), strict=True)):
         if producer is not None:
             consumers[producer].append(str(sublayer.kind.reads))
             connected[index] = replace(sublayer, producer=connected[producer])
@@ -144,7 +144,7 @@ def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]
     )
 
 
-def places_read(sublayers: Sequence[PlannedSublayer]) -> tuple[Optional[int], ...]:
+def producer_indices(sublayers: Sequence[PlannedSublayer]) -> tuple[Optional[int], ...]:
     """Return the index of each sublayer's producer, or None for sublayers without a producer."""
     newest: dict[str, int] = {}
     places = []

@@ -262,7 +262,7 @@ for _kind in (
         source="Brandon et al., 2024 (cross-layer attention), section 2",
         modules=_modules("attention:SharedKeysAttention"),
         reads=KEYS_AND_VALUES,
-        check_producer=attention_variants.why_keys_stay,
+        check_producer=attention_variants.why_keys_not_shared,
     ),
     Kind(
         letter="c",

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.options import chosen
+from lazyformer_fairseq.options import select_options
 from lazyformer_fairseq.training import muon, optimizers, schedules
 
 # Each value of ``--optimizer`` and ``--lr-scheduler`` maps to a class and the dataclass of its options.
@@ -83,9 +83,9 @@ class OptimizationConfig:
         schedule = options["lr_scheduler"]
         return cls(
             optimizer=optimizer,
-            optimizer_options=chosen(row_of("--optimizer", OPTIMIZERS, optimizer)[1], options),
+            optimizer_options=select_options(row_of("--optimizer", OPTIMIZERS, optimizer)[1], options),
             schedule=schedule,
-            schedule_options=chosen(row_of("--lr-scheduler", SCHEDULES, schedule)[1], options),
+            schedule_options=select_options(row_of("--lr-scheduler", SCHEDULES, schedule)[1], options),
             clip_norm=options["clip_norm"],
             **fields,
         )

@@ -5,15 +5,15 @@ from pathlib import Path
 import click
 
 from lazyformer_fairseq.arguments import ExistingPath
-from lazyformer_fairseq.child_process import stoppable
-from lazyformer_fairseq.options import Command, takes
+from lazyformer_fairseq.child_process import exit_on_interrupt
+from lazyformer_fairseq.options import Command, with_options_from
 from lazyformer_fairseq.zero_shot.settings import EvaluationSettings
 
 
 @click.command(cls=Command)
 @click.argument("models", nargs=-1, metavar="[NAME=]MODEL...")
 @click.option("--data", required=True, type=ExistingPath(), help="Folder of .jsonl files with minimal pairs.")
-@takes(EvaluationSettings)
+@with_options_from(EvaluationSettings)
 def evaluate(models: tuple[str, ...], data: Path, settings: EvaluationSettings) -> None:
     r"""Test which of two sentences language models prefer, zero-shot, on BLiMP or your own minimal pairs.
 
@@ -30,7 +30,7 @@ def evaluate(models: tuple[str, ...], data: Path, settings: EvaluationSettings) 
     """
     if not models and settings.ngram is None:
         raise click.UsageError("pass a MODEL or --ngram")
-    with stoppable():
+    with exit_on_interrupt():
         from lazyformer_fairseq.zero_shot.run import run
 
         click.echo(run(models, data, settings))

@@ -113,7 +113,7 @@ def method_of(model: LanguageModel, settings: EvaluationSettings) -> str:
     return model.name
 
 
-def kept_or_made(path: Path, identity: str, make: Callable[[], Answers]) -> Answers:
+def load_or_compute(path: Path, identity: str, make: Callable[[], Answers]) -> Answers:
     """Read the answers from a file, or compute and store them if the file does not exist.
 
     Raises:

@@ -46,6 +46,6 @@ def run(models: Sequence[str], data: Path, settings: EvaluationSettings) -> str:
         model = load()
         identity = results.identity_of(model, settings, paradigms)
         make = partial(results.answer, model, name, identity, paradigms, settings)
-        answers.append(results.kept_or_made(folder / f"{name}.json", identity, make))
+        answers.append(results.load_or_compute(folder / f"{name}.json", identity, make))
     shown = write_report(answers, paradigms, settings.benchmark, folder)
     return f"{shown}\nwritten to {folder}"

@@ -69,7 +69,7 @@ def costs_of(model: Model, seed: int) -> dict[str, str]:
         "seed": str(seed),
         "parameters": f"{model.facts['parameters']:,}",
         "updates": f"{model.facts['updates']:,}",
-        "hours": f"{run.wholes()['seconds'] / 3600:.1f}",
+        "hours": f"{run.total_costs()['seconds'] / 3600:.1f}",
         "loss": f"{run.final['loss']:.2f}",
     }
 

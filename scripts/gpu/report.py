@@ -101,7 +101,7 @@ def trained(folder: Path) -> Iterator[tuple[Row, Optional[Answers]]]:
     if not (folder / "models" / "results.json").exists():
         return
     for model in read_folder(folder / "models").models.values():
-        costs = model.runs[1].wholes()
+        costs = model.runs[1].total_costs()
         path = folder / "blimp" / f"{model.name}-seed1.json"
         answers = read_checked_as(Answers, path) if path.exists() else None
         row = {

@@ -28,7 +28,7 @@ from helpers import ROOT, toy_texts
 from lazyformer_fairseq.corpus import build
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.commands import corpus
-from lazyformer_fairseq.corpus.manifest import told_of_bad_input
+from lazyformer_fairseq.corpus.manifest import bad_input_messages
 from lazyformer_fairseq.corpus.settings import VOCAB_SIZE, CorpusSettings
 from lazyformer_fairseq.corpus.stages import WORKERS_LOCK, run_tasks, wait_for_workers
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
@@ -245,11 +245,11 @@ def test_a_dump_that_is_truncated_or_cut_into_parts(raw, tmp_path):
     manifest = build_corpus(given, tmp_path / "skipped", replace(SMALL, bad_input="skip", unit_megabytes=1))
     [damaged] = manifest["dropped_names"]["damaged file"]
     assert str(dump) in damaged and manifest["documents"]["in"] >= 80
-    [told] = told_of_bad_input(manifest)
+    [told] = bad_input_messages(manifest)
     assert told == f"1 damaged file, read up to the damage; the first: {damaged}"
     smaller = replace(SMALL, bad_input="skip", unit_megabytes=0.002)  # than the dump, which is cut
     of_parts = build_corpus(given, tmp_path / "cut", smaller)
-    assert of_parts["dropped_names"] == manifest["dropped_names"] and [*told_of_bad_input(of_parts)] == [told]
+    assert of_parts["dropped_names"] == manifest["dropped_names"] and [*bad_input_messages(of_parts)] == [told]
     text = bz2.decompress((raw / "dump.xml.bz2").read_bytes())
     dump.write_bytes(bz2.compress(text.replace(b"</mediawiki>", b"</page>")))
     names = build_corpus([str(dump)], tmp_path / "odd", smaller)["dropped_names"]

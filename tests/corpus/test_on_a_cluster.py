@@ -23,7 +23,7 @@ from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import STAGES
-from lazyformer_fairseq.executors.interface import Call, Ended
+from lazyformer_fairseq.executors.interface import Call, JobResult
 from lazyformer_fairseq.executors.ray_cluster import RayCluster, _call_in
 
 pytestmark = pytest.mark.slow
@@ -147,7 +147,7 @@ class Struck(RayCluster):
         for call in calls:
             self._calls[self._send.remote(self.flags, os.getcwd(), call.function, call.arguments)] = call
 
-    def wait(self) -> list[Ended]:
+    def wait(self) -> list[JobResult]:
         stage = stage_of(next(iter(self._calls.values())).function)
         if stage not in self.losses and len(task_processes()) == min(len(self._calls), 2 * PROCESSORS):
             self.losses[stage] = self.strike()

@@ -19,7 +19,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.machine import device_named
 from lazyformer_fairseq.executors import nvidia_smi, torch_builds
 from lazyformer_fairseq.executors.nvidia_smi import precision_here, precision_of, precision_on
-from lazyformer_fairseq.executors.torch_builds import BUILDS, misfit_of_torch, newest_for
+from lazyformer_fairseq.executors.torch_builds import BUILDS, torch_incompatibility, newest_for
 
 
 def read(capabilities: str) -> list[tuple[int, ...]]:
@@ -151,7 +151,7 @@ def test_gpus_that_torch_will_not_see_do_not_count(gpus, monkeypatch, chosen, vi
 )
 def test_a_misfit_is_named_with_the_remedy(machine, built, there, driver, words):
     machine(built, there, driver=driver)
-    assert re.search(words, misfit_of_torch())
+    assert re.search(words, torch_incompatibility())
     with pytest.raises(UserError, match="set CUDA_VISIBLE_DEVICES to an empty value"):
         torch_builds.refuse_unfit_torch()
 
@@ -163,9 +163,9 @@ def test_a_torch_that_fits_is_let_through(machine):
         *((TORCH_2_13, "", 4), (WITHOUT_CUDA, "", 4)),
     ):
         machine(built, there)
-        assert misfit_of_torch(processes) is None, (built, there)
+        assert torch_incompatibility(processes) is None, (built, there)
     machine(TORCH_2_10, "7.0", driver="530.1", knows_capabilities=False)
-    assert misfit_of_torch() is None, "a driver that does not tell is believed"
+    assert torch_incompatibility() is None, "a driver that does not tell is believed"
 
 
 # --- who asks

@@ -20,7 +20,7 @@ from toy_squad import START
 
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.executors.interface import Call, Ended, Executor
+from lazyformer_fairseq.executors.interface import Call, JobResult, Executor
 from lazyformer_fairseq.executors.local import Local
 from lazyformer_fairseq.executors.options import ExecutorOptions, choose_executor, choose_gpus
 from lazyformer_fairseq.executors.slurm import Slurm
@@ -261,7 +261,7 @@ class FakeExecutor(Executor):
         self.broken, self.times, self.places = set(broken), times, places
         self.scores: dict[str, float] = {}
         self.started: list[str] = []
-        self.ended: list[Ended] = []
+        self.ended: list[JobResult] = []
 
     @property
     def free(self) -> int:
@@ -269,9 +269,9 @@ class FakeExecutor(Executor):
 
     def start(self, calls: Sequence[Call]) -> None:
         assert len(calls) <= self.free
-        self.ended += [Ended(call, self._start(call.arguments[0])) for call in calls]
+        self.ended += [JobResult(call, self._start(call.arguments[0])) for call in calls]
 
-    def wait(self) -> list[Ended]:
+    def wait(self) -> list[JobResult]:
         ended, self.ended = self.ended, []
         return ended
 

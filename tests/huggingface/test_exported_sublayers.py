@@ -9,7 +9,7 @@ from exports import code_of
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, TokenInfo
+from lazyformer_fairseq.modules.networks.encoder import Encoder, PaddingPermutation, TokenInfo
 from lazyformer_fairseq.patterns.attention_variants import ATTENTION_VARIANTS, chosen_variants, with_defaults
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
 
@@ -142,7 +142,7 @@ def test_probabilities_are_ours_and_those_of_an_l_are_its_s(settings):
     asked, plain = (exported(ids, **to_exported, output_attentions=wanted) for wanted in (True, False))
     torch.testing.assert_close(asked.last_hidden_state, plain.last_hidden_state, atol=1e-9, rtol=1e-9)
     of_queries = is_text[:, None].expand(-1, HEADS, -1)
-    expected = TextFirst.of(~is_text).pairs_back(found[0]["distribution"].probabilities, TOKENS)
+    expected = PaddingPermutation.of(~is_text).pairs_back(found[0]["distribution"].probabilities, TOKENS)
     torch.testing.assert_close(asked.attentions[0][of_queries], expected[of_queries], atol=1e-9, rtol=1e-9)
     assert torch.equal(asked.attentions[1], asked.attentions[0])
     assert len(asked.attentions) == sum(planned.kind.letter in "slk" for planned in ours.plan)

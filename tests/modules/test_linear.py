@@ -108,7 +108,7 @@ def test_each_product_has_its_own_library(monkeypatch, batch, time, faster, kern
 def chosen(monkeypatch, tmp_path):
     """What this process chooses: nothing is known yet, here or in the cache folder."""
     monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(products, "SELECTOR", made := timing.TimedSelector())
+    monkeypatch.setattr(products, "SELECTOR", made := timing.Autotuner())
     return made
 
 

@@ -14,7 +14,7 @@ from lazyformer_fairseq.modules.timing import (
     MOST_ROUNDS,
     MOST_SECONDS,
     TELLING_ROUNDS,
-    TimedSelector,
+    Autotuner,
 )
 from lazyformer_fairseq.storage.json_files import cache_file, read_json
 
@@ -76,7 +76,7 @@ def clock(monkeypatch, tmp_path):
 
 
 def select(clock, selector=None, shape="a shape", names=NAMES):
-    selector = selector or TimedSelector()
+    selector = selector or Autotuner()
     return selector.known_fastest("cpu", shape) or selector.select("cpu", shape, names, clock.prepare, 1e-3)
 
 
@@ -84,11 +84,11 @@ def select(clock, selector=None, shape="a shape", names=NAMES):
 def test_the_fastest_is_taken_kept_and_not_timed_again(clock, caplog, fastest):
     caplog.set_level("INFO")
     clock.taken[fastest] = 0.008
-    selector = TimedSelector()
+    selector = Autotuner()
     assert select(clock, selector) == fastest
     assert f"fastest for a shape: {fastest} 8 ms, " in caplog.text
     calls = clock.calls.total()
-    assert select(clock, selector) == select(clock, TimedSelector()) == fastest, "another process"
+    assert select(clock, selector) == select(clock, Autotuner()) == fastest, "another process"
     assert clock.calls.total() == calls
     assert read_json(cache_file(FILE)) == {timing.machine("cpu"): {"a shape": fastest}}
 
@@ -136,7 +136,7 @@ def test_where_there_is_no_difference_the_first_is_taken_and_kept(clock):
 def test_what_is_measured_on_a_busy_machine_is_used_but_not_kept(clock):
     clock.granted = 0.75
     clock.taken["three"] = 0.005
-    selector = TimedSelector()
+    selector = Autotuner()
     assert select(clock, selector) == "three"
     assert not cache_file(FILE).exists()
     calls = clock.calls.total()
@@ -144,14 +144,14 @@ def test_what_is_measured_on_a_busy_machine_is_used_but_not_kept(clock):
 
 
 def test_a_training_times_for_two_seconds_and_a_twentieth_of_its_time(clock):
-    selector = TimedSelector()
-    assert selector.pays("a shape", is_training=True, candidates=3)
+    selector = Autotuner()
+    assert selector.is_worth_timing("a shape", is_training=True, candidates=3)
     clock.taken = dict.fromkeys(NAMES, MOST_SECONDS + 0.5)
     assert select(clock, selector) == "one" and clock.calls == {"one": 1}
     assert not cache_file(FILE).exists(), "another process times it"
-    assert not selector.pays("another", is_training=True, candidates=3)
+    assert not selector.is_worth_timing("another", is_training=True, candidates=3)
     clock.now += 20 * MOST_SECONDS
-    assert selector.pays("another", is_training=True, candidates=3)
+    assert selector.is_worth_timing("another", is_training=True, candidates=3)
 
 
 def test_what_the_first_call_prepares_does_not_count(clock):
@@ -170,13 +170,13 @@ def test_long_calls_and_a_long_preparation_leave_time_for_a_few_rounds(clock):
 
 
 def test_inference_times_when_that_is_a_twentieth_of_what_it_has_done(clock):
-    selector = TimedSelector()
+    selector = Autotuner()
     passes = 3 * TELLING_ROUNDS / 6 * 20  # a call of each is that of one attention of six
-    pays = [selector.pays("a shape", is_training=False, candidates=3, uses=6) for _ in range(math.ceil(passes) + 1)]
+    pays = [selector.is_worth_timing("a shape", is_training=False, candidates=3, uses=6) for _ in range(math.ceil(passes) + 1)]
     assert pays.index(True) == math.floor(passes)
-    at_once = TimedSelector()
+    at_once = Autotuner()
     at_once.time_at_once()
-    assert at_once.pays("a shape", is_training=False, candidates=3, uses=6)
+    assert at_once.is_worth_timing("a shape", is_training=False, candidates=3, uses=6)
 
 
 @pytest.mark.parametrize(
@@ -202,13 +202,13 @@ def test_if_none_can_be_timed_the_first_is_taken_and_nothing_kept(clock):
 
 def test_a_resumed_run_and_other_processes_take_what_was_selected_on_such_a_machine(clock, monkeypatch, caplog):
     caplog.set_level("INFO")
-    first, second, third = TimedSelector(), TimedSelector(), TimedSelector()
+    first, second, third = Autotuner(), Autotuner(), Autotuner()
     clock.taken["three"] = 0.002
     select(clock, first)
     cache_file(FILE).unlink()
     clock.calls.clear()
     second.measures = False  # not the first process
-    assert not second.pays("a shape", is_training=True, candidates=3)
+    assert not second.is_worth_timing("a shape", is_training=True, candidates=3)
     second.load_state_dict(first.state_dict())
     assert select(clock, second) == "three" and not clock.calls
     monkeypatch.setattr(timing, "machine", lambda device: "another one")
@@ -218,7 +218,7 @@ def test_a_resumed_run_and_other_processes_take_what_was_selected_on_such_a_mach
 
 
 def test_choices_of_a_checkpoint_are_taken():
-    selector = TimedSelector()
+    selector = Autotuner()
     assert selector.load_state_dict(GOOD) == GOOD == selector.state_dict()
 
 
@@ -226,5 +226,5 @@ def test_choices_of_a_checkpoint_are_taken():
     "state", [None, 5, "x", [], {"a machine": 5}, {"a machine": {"a shape": 5}}, {"a machine": {"a": torch.ones(2)}}]
 )
 def test_damaged_choices_end_no_run(state):
-    selector = TimedSelector()
+    selector = Autotuner()
     assert selector.load_state_dict(state) == {} == selector.state_dict()

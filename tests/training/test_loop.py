@@ -11,13 +11,13 @@ from helpers import ROOT, load_script
 from in_process import invoke
 from torch.utils._pytree import tree_leaves
 
-from lazyformer_fairseq.arguments import as_words
+from lazyformer_fairseq.arguments import to_arguments
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.planning.fit import Place, Plan
 from lazyformer_fairseq.evaluation.planning.job import job_of_launch
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
-from lazyformer_fairseq.options import chosen
+from lazyformer_fairseq.options import select_options
 from lazyformer_fairseq.training.loop import CHECKPOINT, TrainingLoop
 from lazyformer_fairseq.training.objectives.interface import Objective
 from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
@@ -33,7 +33,7 @@ STREAMS = "--task stream_language_modeling --tgt-len 6 --criterion causal_lm --m
 BATCHES = {"masked": ("bert_tiny", MASKED, 4), "streams": ("transformer_xl_tiny", STREAMS, 3)}
 RECIPE = {"length_schedule": "8:0.3,16:0.8", "mask_prob": "0.3:0.15", "local_heads": True, "zero_last_maps": True}
 RECIPE |= {"frequency_bias": True, "encoder_normalize_before": True}
-BATCHES["laptop"] = ("bert_laptop_tiny", f"{MASKED} {shlex.join(as_words(RECIPE))}", 4)
+BATCHES["laptop"] = ("bert_laptop_tiny", f"{MASKED} {shlex.join(to_arguments(RECIPE))}", 4)
 PERMUTED = MASKED.replace("full_sentences_masked_lm", "masked_permuted_lm") + " --permuted-only --whole-word-masks"
 BATCHES["permuted"] = ("mpnet_tiny", PERMUTED, 4)
 BATCHES["images"] = (
@@ -84,9 +84,9 @@ def objective_of(what: str, folder: Path) -> Objective:
         network = Network(options_of_arch(arch, dropout=0.1, sublayer_pattern=pattern))
         return StreamLMObjective(network, str(folder), batch_size, 1, {"tgt_len": 16})
     recipe = RECIPE if what == "laptop" else {}
-    network = Network(options_of_arch(arch, max_positions=32, **chosen(MaskedLMOptions, recipe)))
+    network = Network(options_of_arch(arch, max_positions=32, **select_options(MaskedLMOptions, recipe)))
     objective = MaskedLMObjective
-    text = chosen(MaskedTextOptions, recipe)
+    text = select_options(MaskedTextOptions, recipe)
     if what == "permuted":
         objective = PermutedLMObjective
         text = {"permuted_only": True, "whole_word_masks": True}

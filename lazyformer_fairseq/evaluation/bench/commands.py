@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from lazyformer_fairseq.arguments import named
-from lazyformer_fairseq.child_process import STOPPED, stoppable
+from lazyformer_fairseq.child_process import STOPPED, exit_on_interrupt
 from lazyformer_fairseq.evaluation.bench.settings import AttentionSettings, BenchSettings
 from lazyformer_fairseq.executors.nvidia_smi import precision_on
-from lazyformer_fairseq.options import Group, takes
+from lazyformer_fairseq.options import Group, with_options_from
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 
@@ -21,7 +21,7 @@ def bench() -> None:
 
 
 @bench.command()
-@takes(BenchSettings, into="")
+@with_options_from(BenchSettings, into="")
 @click.option(
     "--pattern",
     "patterns",
@@ -55,13 +55,13 @@ def models(output: Path, patterns: Mapping[str, str], device: str, **given: obje
 
     SELECTOR.time_at_once()
     settings = BenchSettings(patterns=patterns, device=device_named(device), **given)
-    with stoppable("stopped; nothing was written"):
+    with exit_on_interrupt("stopped; nothing was written"):
         click.echo(bench_to(output, settings, ["lazyformer", *sys.argv[1:]]))
     click.echo(f"\nwritten to {output}: {', '.join(sorted(path.name for path in output.iterdir()))}")
 
 
 @bench.command()
-@takes(AttentionSettings)
+@with_options_from(AttentionSettings)
 def attention(settings: AttentionSettings) -> None:
     r"""Measure attention sublayers, forward and backward, for each pattern and back end.
 
@@ -80,7 +80,7 @@ def attention(settings: AttentionSettings) -> None:
     device = device_named(settings.device)
     settings = replace(settings, device=device, precision=settings.precision or precision_on(device))
     for heads in settings.heads:
-        with stoppable("stopped; nothing was written"):
+        with exit_on_interrupt("stopped; nothing was written"):
             table, is_whole = measure_attention(settings, heads)
         sizes = f"{heads[0]} heads of {heads[1]}, batches of {settings.tokens} tokens, {settings.precision}"
         click.echo(f"{sizes}\n\n{table}\n")

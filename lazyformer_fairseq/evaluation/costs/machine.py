@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.executors.torch_builds import misfit_of_torch
+from lazyformer_fairseq.executors.torch_builds import torch_incompatibility
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.modules.processor import device_key
 
@@ -26,7 +26,7 @@ def device_named(name: Optional[str]) -> str:
     if name == "cpu":
         return name
     has_gpu = torch.cuda.is_available()
-    misfit = misfit_of_torch()
+    misfit = torch_incompatibility()
     if name == "cuda" and not has_gpu:
         raise UserError(f"--device cuda: torch finds no GPU here{(misfit and f': {misfit}') or ''}")
     if has_gpu and misfit:

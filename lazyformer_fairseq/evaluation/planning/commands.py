@@ -12,7 +12,7 @@ from lazyformer_fairseq.arguments import find_config, refuse_missing_folders
 from lazyformer_fairseq.evaluation.planning import NO_GPU, PAPER_TERAFLOPS, V100_BYTES
 from lazyformer_fairseq.executors.cpuinfo import has_bf16
 from lazyformer_fairseq.executors.nvidia_smi import count_gpus, precision_here, smallest_memory
-from lazyformer_fairseq.options import Command, Gpus, option, read_gpus, takes
+from lazyformer_fairseq.options import Command, Gpus, option, read_gpus, with_options_from
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 
@@ -80,7 +80,7 @@ class Planning:
 
 @click.command(cls=Command)
 @click.argument("archs", metavar="ARCH...", nargs=-1, required=True)
-@takes(Planning, "asked")
+@with_options_from(Planning, "asked")
 def plan(archs: tuple[str, ...], asked: Planning) -> None:
     r"""Print whether training ARCH fits on the GPUs, the batch size per GPU, and how long training takes.
 

@@ -18,7 +18,7 @@ from lazyformer_fairseq.evaluation.planning import ON_PROCESSOR, PAPER_TERAFLOPS
 from lazyformer_fairseq.evaluation.planning.job import Job
 from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionCall
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
-from lazyformer_fairseq.modules.attention.selection import AUTO, BACKENDS, SHARE_OF_MEMORY, memory_of
+from lazyformer_fairseq.modules.attention.selection import AUTO, BACKENDS, MEMORY_FRACTION, memory_of
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.grammar import plan as planned
 from lazyformer_fairseq.report.tables import markdown_table
@@ -132,7 +132,7 @@ def measure_on(job: Job, place: Place, back_end: str, share: int, batch: int) ->
         number = PRECISIONS[place.precision].itemsize
         keys = job.memory_length + job.computed
         distributions = batch * job.sizes.num_heads * job.computed * keys * number * len(_makers(job))
-        has_room = distributions <= SHARE_OF_MEMORY * place.memory
+        has_room = distributions <= MEMORY_FRACTION * place.memory
         possible = possible_back_ends(job, place.device)
         name = KEEPING
         if RECOMPUTING in possible and not has_room:

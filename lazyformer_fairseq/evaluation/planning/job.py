@@ -25,8 +25,8 @@ from lazyformer_fairseq.options import (
     LENGTH,
     PROPORTION_OR_ALL,
     check,
-    computed_tokens,
-    mask_shares,
+    num_processed_tokens,
+    parse_masking_rates,
     refuse_out_of_bounds,
 )
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -144,7 +144,7 @@ class Job:
     @property
     def computed(self) -> int:
         """The number of tokens per sequence that the network computes."""
-        return computed_tokens(self.task, self.time, round(self.masked * self.time))
+        return num_processed_tokens(self.task, self.time, round(self.masked * self.time))
 
     @property
     def flops(self) -> int:
@@ -257,7 +257,7 @@ def job_of_yaml(path: Path, overrides: Sequence[str] = ()) -> Job:
         masked = 1.0
     else:
         time = task.get("tokens_per_sample", 512)
-        masked = max(mask_shares(task.get("mask_prob", MASKED)))
+        masked = max(parse_masking_rates(task.get("mask_prob", MASKED)))
     config = _with(models[name](), given["model"])
     return Job(
         name=path.stem,
@@ -357,7 +357,7 @@ def with_options(job: Job, options: Mapping[str, Any]) -> Job:
     }
     changed = {names[name]: _number(name, value) for name, value in options.items() if name in names}
     if "mask_prob" in options and not job.is_causal:
-        changed["masked"] = max(mask_shares(options["mask_prob"]))
+        changed["masked"] = max(parse_masking_rates(options["mask_prob"]))
     if "optimizer" in options:
         changed["optimizer"] = str(options["optimizer"])
     task = dict(job.task)

@@ -8,13 +8,13 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import ExistingPath, named, some_of
-from lazyformer_fairseq.child_process import stoppable
+from lazyformer_fairseq.arguments import ExistingPath, named, subset_of
+from lazyformer_fairseq.child_process import exit_on_interrupt
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.executors.options import ExecutorOptions
 from lazyformer_fairseq.experiments.compare.models import EXAMPLE, random_orders
 from lazyformer_fairseq.experiments.compare.settings import AXES, MODELS, TASKS, CompareSettings, Sizes, find_task
-from lazyformer_fairseq.options import Group, OptionInSection, takes
+from lazyformer_fairseq.options import Group, OptionInSection, with_options_from
 from lazyformer_fairseq.training.trackers import ReportOptions, refuse_missing_trackers
 
 BASELINE = "baseline"  # the value of --target that stands for the baseline's final value
@@ -73,10 +73,10 @@ def compare() -> None:
     metavar="N",
     help="Also train N models with the baseline's sublayers in random order, drawn with the first seed.",
 )
-@takes(CompareSettings, into="")
-@takes(Sizes, into="sizes")
-@takes(ExecutorOptions, into="place")
-@takes(ReportOptions, into="")
+@with_options_from(CompareSettings, into="")
+@with_options_from(Sizes, into="sizes")
+@with_options_from(ExecutorOptions, into="place")
+@with_options_from(ReportOptions, into="")
 def run(
     data: str,
     out: Path,
@@ -111,8 +111,8 @@ def run(
     refuse_missing_trackers(report_to)
     row = find_task(given["task"])
     for folder in map(Path, data.split(":")):  # before any slow import, so that a mistyped path is reported immediately
-        if not (folder / row.holds).is_file() and not any(folder.glob(f"shard*/{row.holds}")):
-            raise UserError(f"{folder / row.holds}: no such file; specify a folder written by `{row.prepares}`")
+        if not (folder / row.data_file).is_file() and not any(folder.glob(f"shard*/{row.data_file}")):
+            raise UserError(f"{folder / row.data_file}: no such file; specify a folder written by `{row.prepared_by}`")
     if presets not in (None, *row.presets):
         raise UserError(
             f"--presets {presets}: {row.name} has presets with {', '.join(map(str, sorted(row.presets)))} sublayers"
@@ -132,7 +132,7 @@ def run(
     from lazyformer_fairseq.experiments.compare.results import comparison_of
     from lazyformer_fairseq.experiments.compare.run import compare as compare_models
 
-    with stoppable():
+    with exit_on_interrupt():
         results = compare_models(settings, out, ["lazyformer", *sys.argv[1:]], place, report_to)
     click.echo(f"\n{write_report(comparison_of(results), out)}\nwritten: {out}")
 
@@ -151,7 +151,7 @@ def run(
     multiple=True,
     default=AXES,
     show_default=False,
-    callback=some_of(AXES),
+    callback=subset_of(AXES),
     metavar="A,B,...",
     help=f"Costs to plot the curves in curves.png against, one panel each: {', '.join(AXES)}.  [default: all]",
 )

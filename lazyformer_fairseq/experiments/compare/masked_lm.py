@@ -19,7 +19,7 @@ from lazyformer_fairseq.experiments.yardsticks import yardsticks_of
 from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBertOptions
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
-from lazyformer_fairseq.options import mask_shares
+from lazyformer_fairseq.options import parse_masking_rates
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, PARTS
 from lazyformer_fairseq.patterns.kinds import EncoderSizes, sizes_of
 from lazyformer_fairseq.training.loop import TrainingLoop, moved
@@ -115,7 +115,7 @@ class MaskedLM(ComparedTask):
 
     def predicted(self, spec: ModelSpec, length: int) -> int:
         """Return the number of tokens per input that the head predicts at the start of training."""
-        return max(1, round(length * mask_shares(MaskedTextOptions(**self.training_text(spec)).mask_prob)[0]))
+        return max(1, round(length * parse_masking_rates(MaskedTextOptions(**self.training_text(spec)).mask_prob)[0]))
 
     def training_text(self, spec: ModelSpec) -> dict[str, Any]:
         """Return the masked-text options from the recipe and the user."""

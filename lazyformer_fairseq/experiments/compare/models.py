@@ -87,13 +87,13 @@ def read_models(specs: Mapping[str, str], task: Any, sizes: Mapping[str, Any]) -
         UserError: a SPEC cannot be parsed, a pattern is invalid, or an arch is unknown.
     """
     ours = {name: spec for name, spec in specs.items() if spec.partition(":")[0].strip() not in EXTERNALS}
-    found = {name: _ours(name, spec, task.direction, sizes) for name, spec in ours.items()}
+    found = {name: _read_own(name, spec, task.direction, sizes) for name, spec in ours.items()}
     first = next(iter(found.values()), None)
     for name, spec in specs.items():
         if name not in found:
             if not task.takes_externals:
                 raise UserError(f"--model {name}={spec}: external models work only with --task masked-lm")
-            found[name] = _elsewhere(name, spec, sizes, first)
+            found[name] = _read_external(name, spec, sizes, first)
     return {name: found[name] for name in specs}
 
 
@@ -160,7 +160,7 @@ def _rate(text: str, name: str, spec: str) -> float:
     return found
 
 
-def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> ModelSpec:
+def _read_own(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> ModelSpec:
     what, own, others = _split(name, spec)
     keeps = "own_sizes" in others
     part = "decoder"
@@ -196,7 +196,7 @@ def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Mod
     return ModelSpec(name=name, what=named_by, pattern=pattern, arch=arch, **widths, **others)
 
 
-def _elsewhere(name: str, spec: str, sizes: Mapping[str, Any], first: Optional[ModelSpec]) -> ModelSpec:
+def _read_external(name: str, spec: str, sizes: Mapping[str, Any], first: Optional[ModelSpec]) -> ModelSpec:
     whole, own, others = _split(name, spec)
     prefix, _, called = (part.strip() for part in whole.partition(":"))
     what, archs = EXTERNALS[prefix]

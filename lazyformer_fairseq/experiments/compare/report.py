@@ -164,7 +164,7 @@ def _ratio_with_range(ratio: Optional[results.Ratio]) -> str:
 def notes(comparison: results.Comparison) -> Iterator[str]:
     """Yield the notes that are needed to interpret the tables."""
     yield from _of_yardsticks(comparison)
-    yield from _of_budget(comparison)
+    yield from _budget_notes(comparison)
     yield from noise_warning({name: of.facts["milliseconds_per_update"] for name, of in comparison.models.items()})
     yield from _of_parameters(comparison)
     yield from _of_rates(comparison)
@@ -195,7 +195,7 @@ def _of_yardsticks(comparison: results.Comparison) -> Iterator[str]:
         yield yardsticks.describe(measure.label)
 
 
-def _of_budget(comparison: results.Comparison) -> Iterator[str]:
+def _budget_notes(comparison: results.Comparison) -> Iterator[str]:
     """Name the runs that took clearly more or less time than their budget, which a trial converted to updates."""
     budget = comparison.facts["settings"].get("budget")
     if budget is None:
@@ -285,7 +285,7 @@ def draw_curves(
     with picture(path, 1, len(against), size, describe(comparison), legend, sharey=True) as (panels,):
         for cost, axis in zip(against, panels, strict=True):
             for family, models in comparison.families.items():
-                draw_band(axis, *typical(models[-1], cost, measure.name), style_of[family])
+                draw_band(axis, *median_curve(models[-1], cost, measure.name), style_of[family])
                 for shorter in models[:-1]:
                     end = np.median(shorter.finals(measure.name))
                     where = np.median(shorter.wholes(cost))
@@ -297,7 +297,7 @@ def draw_curves(
         panels[0].set_ylabel(f"{measure.label}, held out")
 
 
-def typical(model: results.Model, cost: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
+def median_curve(model: results.Model, cost: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the median cost over seeds, (E,), and each seed's metric, (seeds, E), at each point.
 
     The points are the updates at which any seed was evaluated, within the range covered by all seeds.
@@ -317,7 +317,7 @@ def _limits(comparison: results.Comparison, targets: Sequence[float]) -> tuple[f
     for models in comparison.families.values():
         for model in models:
             seen += model.finals(comparison.measure.name)
-        updates, values = typical(models[-1], "updates", comparison.measure.name)
+        updates, values = median_curve(models[-1], "updates", comparison.measure.name)
         seen += list(np.median(values, axis=0)[updates >= BEGINNING * updates[-1]])
     finite = [value for value in seen if np.isfinite(value)]
     margin = 0.05 * (max(finite) - min(finite)) or 0.1

@@ -72,7 +72,7 @@ class Run:
     curve: Mapping[str, np.ndarray]
     final: Mapping[str, float]
 
-    def wholes(self) -> dict[str, float]:
+    def total_costs(self) -> dict[str, float]:
         """Return the costs of the whole run, by name."""
         return {cost: float(self.curve[cost][-1]) for cost in COSTS}
 
@@ -103,7 +103,7 @@ class Model:
 
     def wholes(self, cost: str) -> list[float]:
         """Return one of the costs of the whole run for each seed."""
-        return [run.wholes()[cost] for run in self.runs.values()]
+        return [run.total_costs()[cost] for run in self.runs.values()]
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def join(comparisons: Mapping[str, Comparison]) -> Comparison:
                     f"{first_name} and {name} cannot be joined: {rule} is {rules.get(rule)!r} in the first and "
                     f"{found.get(rule)!r} in the second, so their models were not trained under the same conditions"
                 )
-    if _differ_in_seeds_alone(list(comparisons.values())):
+    if _differ_only_in_seeds(list(comparisons.values())):
         models = {}
         for name, model in first.models.items():
             runs: dict[int, Run] = {}
@@ -254,7 +254,7 @@ def _rules(comparison: Comparison) -> dict[str, Any]:
     return rules
 
 
-def _differ_in_seeds_alone(comparisons: Sequence[Comparison]) -> bool:
+def _differ_only_in_seeds(comparisons: Sequence[Comparison]) -> bool:
     """Return whether all comparisons trained the same models at the same rates on one machine with different seeds."""
     seeds: list[int] = []
     described = []
@@ -383,7 +383,7 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
         for clock in clocks:
             own = _times(comparison.families[baseline], clock, value, measure)
             if target == BASELINE:  # by definition, the baseline reaches its own final value at its end, not earlier
-                own = {seed: run.wholes() for seed, run in longest.runs.items()}
+                own = {seed: run.total_costs() for seed, run in longest.runs.items()}
             times = own
             if family != baseline:
                 times = _times(models, clock, value, measure)
@@ -415,7 +415,7 @@ def _times(models: Sequence[Model], clock: str, target: float, measure: Measure)
         for seed, run in model.runs.items():
             times.setdefault(seed, dict.fromkeys(COSTS, NEVER))
             if times[seed]["updates"] == NEVER and measure.reaches(run.final[measure.name], target):
-                times[seed] = run.wholes()
+                times[seed] = run.total_costs()
     return times
 
 

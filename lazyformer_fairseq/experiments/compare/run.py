@@ -23,8 +23,8 @@ from lazyformer_fairseq.evaluation.costs.machine import record
 from lazyformer_fairseq.executors.options import ExecutorOptions
 from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import COUNTED, CompareSettings
-from lazyformer_fairseq.experiments.compare.task import Chosen, ComparedTask, CompareJob
-from lazyformer_fairseq.experiments.folder import RESULTS, experiment, hashes_as_settings, kept
+from lazyformer_fairseq.experiments.compare.task import RecipeOverrides, ComparedTask, CompareJob
+from lazyformer_fairseq.experiments.folder import RESULTS, experiment, hashes_as_settings, load_or_create
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
 from lazyformer_fairseq.patterns.grammar import count_kinds
 from lazyformer_fairseq.progress import Progress
@@ -66,7 +66,7 @@ def compare(
     compared.train_at(place)
     compared.report_to = report_to
     for spec in settings.specs.values():
-        compared.given(Chosen, spec)  # raises a UserError for an unknown option
+        compared.given(RecipeOverrides, spec)  # raises a UserError for an unknown option
         ours = sorted(options_by_name(settings.words_of(spec)).keys() & COUNTED.keys())
         if ours:
             raise UserError(f"--{ours[0].replace('_', '-')} of {spec.name}: {COUNTED[ours[0]]}")
@@ -74,7 +74,7 @@ def compare(
     checksums = compared.hash_data()
     kept_settings = asdict(settings) | hashes_as_settings(checksums)
     with experiment(folder, kept_settings, "a comparison", f"*/*/{CHECKPOINT}", [LENGTHS, COSTS]):
-        lengths = kept(folder / LENGTHS, lambda: find_lengths(compared, specs))["entries"]
+        lengths = load_or_create(folder / LENGTHS, lambda: find_lengths(compared, specs))["entries"]
         for name, (own, updates) in lengths.items():
             compared.refuse_too_many_words(name, updates)
             refuse_too_short(compared, specs[own], name, updates)
@@ -86,7 +86,7 @@ def compare(
         for name, (own, _) in lengths.items():
             runs[name] = {seed: jobs.job(name, seed, choices[own]["rate"]) for seed in settings.seeds}
         compared.train([runs[name][seed] for seed in settings.seeds for name in runs], "training")
-        costs = kept(folder / COSTS, lambda: measure_costs(compared, runs))
+        costs = load_or_create(folder / COSTS, lambda: measure_costs(compared, runs))
         shares = settings.trained()
         models = {}
         for name, of_seeds in runs.items():
@@ -219,7 +219,7 @@ def _costs_of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any
     (training,) = made
     return {
         "parameters": training.parameters,
-        "parameters_without_embeddings": training.parameters - _in_embeddings(training.model),
+        "parameters_without_embeddings": training.parameters - _count_embedding_parameters(training.model),
         "flops_per_update": compared.mean_flops(spec, len(training.objective.dictionary)),
         "peak_memory_bytes": peak,
     }
@@ -232,7 +232,7 @@ def _training(compared: ComparedTask, spec: ModelSpec, updates: int, folder: Pat
     return TrainingLoop(compared.objective(spec, seed, updates), compared.optimization(spec, seed, rate, LONG), folder)
 
 
-def _in_embeddings(model: nn.Module) -> int:
+def _count_embedding_parameters(model: nn.Module) -> int:
     """Return the number of parameters in word, position and token-type embeddings.
 
     Word embeddings that are tied to the head are included.

@@ -42,15 +42,15 @@ class Task:
     direction: str
     implementation: str
     measure: Mapping[str, Any]
-    holds: str
-    prepares: str
+    data_file: str
+    prepared_by: str
     presets: Mapping[int, Mapping[str, str]]
     sizes: Mapping[str, Size]
     rates: Mapping[str, float]
     clip_norm: float
     updates: Optional[int] = None
     budget: Optional[float] = None
-    takes_externals: bool = False
+    supports_external_models: bool = False
 
     def load(self, settings: Any) -> Any:
         """Load the task as a :class:`~lazyformer_fairseq.experiments.compare.task.ComparedTask` with these settings.
@@ -66,8 +66,8 @@ MASKED_LM = Task(
     direction=ENCODER,
     implementation="masked_lm:MaskedLM",
     measure={"name": "loss", "unit": "bits per masked token", "lower_is_better": True},
-    holds="dict.txt",
-    prepares="lazyformer corpus",
+    data_file="dict.txt",
+    prepared_by="lazyformer corpus",
     presets={
         12: {"bert": "(sf)x6", "lazyformer": "M2x3"},
         24: {"bert": "(sf)x12", "lazyformer": "M2x6", "par_bert": "(sff)x5 (f)x9"},
@@ -84,15 +84,15 @@ MASKED_LM = Task(
     rates={"adam": 2e-3, "nvidia": 1e-2, "laptop": LAPTOP["lr"]},
     clip_norm=1.0,
     budget=75.0,
-    takes_externals=True,
+    supports_external_models=True,
 )
 LANGUAGE_MODEL = Task(
     name="language-model",
     direction=CAUSAL,
     implementation="language_model:LanguageModel",
     measure={"name": "perplexity", "unit": "per token", "lower_is_better": True},
-    holds="manifest.json",
-    prepares="lazyformer lm prepare",
+    data_file="manifest.json",
+    prepared_by="lazyformer lm prepare",
     # The base models, which have 32 sublayers, and 16-sublayer versions with the same proportions.
     presets={
         16: {

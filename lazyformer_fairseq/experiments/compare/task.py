@@ -17,8 +17,8 @@ from lazyformer_fairseq.executors.nvidia_smi import visible_gpus
 from lazyformer_fairseq.executors.options import ExecutorOptions, choose_executor
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
-from lazyformer_fairseq.experiments.trainings import PRELOAD, Job, Training, threads_of_each, train
-from lazyformer_fairseq.options import chosen, option, read_words
+from lazyformer_fairseq.experiments.trainings import PRELOAD, Job, Training, threads_per_run, train
+from lazyformer_fairseq.options import select_options, option, parse_arguments
 from lazyformer_fairseq.patterns.kinds import Sizes
 from lazyformer_fairseq.training.loop import TrainingLoop
 from lazyformer_fairseq.training.objectives.interface import Objective
@@ -30,7 +30,7 @@ from lazyformer_fairseq.training.words_read import WordCounter, refuse_too_many_
 DATA_FILES = ("dict.txt", "train.", "valid.", "test.")
 POINTS = 10  # of a curve
 POINTS_OF_TRY = 2  # of a learning-rate trial; only the last counts, and the other lets an interrupted trial resume
-POINTS_LEAN = 1.5  # exponent; above 1, points are denser at the steep start of a curve
+POINTS_EXPONENT = 1.5  # exponent; above 1, points are denser at the steep start of a curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class CompareJob(Job):
 
 
 @dataclass
-class Chosen:
+class RecipeOverrides:
     """The recipe options that a user may override."""
 
     optimizer: str = option(None, "", choices=tuple(OPTIMIZERS))
@@ -116,7 +116,7 @@ class ComparedTask(ABC):
             gpus: list[str] = []
             if self.settings.device == "cuda":
                 gpus = visible_gpus()
-            threads = threads_of_each(self.place.workers or len(gpus))
+            threads = threads_per_run(self.place.workers or len(gpus))
             folder = jobs[0].folder.parent / "jobs"
             executor = choose_executor(self.place, folder, "lazyformer-training", threads, gpus, PRELOAD)
         jobs = [replace(job, report_to=self.report_to) for job in jobs]
@@ -199,7 +199,7 @@ class ComparedTask(ABC):
         settings = self.settings
         recipe = settings.recipe_of(spec)
         schedule, schedule_options = recipe.schedule(rate, updates)
-        own = self.given(Chosen, spec)
+        own = self.given(RecipeOverrides, spec)
         optimizer = own.get("optimizer", recipe.optimizer)
         schedule = own.get("lr_scheduler", schedule)
         clip_norm = recipe.options.get("clip_norm", settings.row.clip_norm)
@@ -218,7 +218,7 @@ class ComparedTask(ABC):
 
     def _options(self, options_class: type, spec: ModelSpec, of_recipe: Mapping[str, Any]) -> dict[str, Any]:
         """Return a dataclass's options with the recipe's values, overridden by the user's further options."""
-        return {**chosen(options_class, of_recipe), **self.given(options_class, spec)}
+        return {**select_options(options_class, of_recipe), **self.given(options_class, spec)}
 
     def given(self, options_class: type, spec: Optional[ModelSpec] = None) -> dict[str, Any]:
         """Return the user's further options that are fields of a dataclass, for all models and for this one, by name.
@@ -239,7 +239,7 @@ class ComparedTask(ABC):
         schedule = by_flag.get("--lr-scheduler", recipe.schedule(0.0, 0)[0])
         optimizer_options = row_of("--optimizer", OPTIMIZERS, optimizer)[1]
         schedule_options = row_of("--lr-scheduler", SCHEDULES, schedule)[1]
-        return chosen(options_class, read_words(words, *self.OPTIONS, Chosen, optimizer_options, schedule_options))
+        return select_options(options_class, parse_arguments(words, *self.OPTIONS, RecipeOverrides, optimizer_options, schedule_options))
 
     @cached_property
     def words_per_token(self) -> float:
@@ -336,4 +336,4 @@ def points(total: int, count: int) -> list[int]:
 
     They are denser at the start, and the last one is the end of the run.
     """
-    return sorted({max(1, round(total * (number / count) ** POINTS_LEAN)) for number in range(1, count + 1)})
+    return sorted({max(1, round(total * (number / count) ** POINTS_EXPONENT)) for number in range(1, count + 1)})

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from lazyformer_fairseq.arguments import some_of
+from lazyformer_fairseq.arguments import subset_of
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.options import Command
 
@@ -17,7 +17,7 @@ AXES = ("updates", "tokens", "hours", "flops")
     "--against",
     multiple=True,
     default=["updates"],
-    callback=some_of(AXES),
+    callback=subset_of(AXES),
     metavar="A,B,...",
     help=f"Quantities to plot the loss against, one panel each: {', '.join(AXES)}.",
 )

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from lazyformer_fairseq.arguments import refuse_missing
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_flops
-from lazyformer_fairseq.options import computed_tokens, mask_shares
+from lazyformer_fairseq.options import num_processed_tokens, parse_masking_rates
 from lazyformer_fairseq.patterns.kinds import sizes_of
 from lazyformer_fairseq.report.figures import label_cost, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING
@@ -48,7 +48,7 @@ class History:
     splits: dict[str, Losses] = field(default_factory=dict)
     training: Losses = field(default_factory=dict)
     borders: list[int] = field(default_factory=list)
-    spent: dict[str, dict[int, float]] = field(default_factory=lambda: {axis: {0: 0.0} for axis in AXES})
+    cumulative_costs: dict[str, dict[int, float]] = field(default_factory=lambda: {axis: {0: 0.0} for axis in AXES})
     why_no_flops: str = ""
 
     @property
@@ -59,7 +59,7 @@ class History:
     @property
     def last_update(self) -> int:
         """The last update in the records."""
-        return max(self.spent["hours"])
+        return max(self.cumulative_costs["hours"])
 
     def at(self, axis: str, updates: Iterable[int]) -> np.ndarray:
         """Return the positions of updates on one of AXES, interpolated linearly between the record's lines.
@@ -70,7 +70,7 @@ class History:
         wanted = np.array(list(updates), dtype=float)
         if axis == "updates":
             return wanted
-        known = np.array(sorted(self.spent[axis].items()))
+        known = np.array(sorted(self.cumulative_costs[axis].items()))
         if len(known) < 2 or (axis == "flops" and self.why_no_flops):
             return np.full(len(wanted), nan)
         (before, spent_before), (last, spent) = known[-2:]
@@ -84,7 +84,7 @@ class History:
         if start:
             self.borders.append(start)
             for axis, value in spent.items():
-                self.spent[axis][start] = value
+                self.cumulative_costs[axis][start] = value
         else:
             spent = dict.fromkeys(AXES, 0.0)
         try:
@@ -101,7 +101,7 @@ class History:
             loss = line.values.get("loss")
             if loss is None:
                 loss = nan
-            self.spent["hours"].setdefault(updates, hours + line.seconds / 3600)
+            self.cumulative_costs["hours"].setdefault(updates, hours + line.seconds / 3600)
             if line.split != "train":
                 # A phase starts with the previous phase's final weights, and their loss is already recorded there.
                 is_another = updates > start or not start
@@ -111,8 +111,8 @@ class History:
             self.training[updates] = loss
             tokens += line.values.get("tokens") or (updates - trained) * (line.values.get("wpb") or nan)
             trained = updates
-            self.spent["tokens"][updates] = tokens
-            self.spent["flops"][updates] = spent["flops"] + (tokens - spent["tokens"]) * flops_per_token
+            self.cumulative_costs["tokens"][updates] = tokens
+            self.cumulative_costs["flops"][updates] = spent["flops"] + (tokens - spent["tokens"]) * flops_per_token
 
 
 def read_history(phases: Sequence[Path]) -> History:
@@ -146,11 +146,11 @@ def count_flops_per_token(record: RunRecord) -> float:
     predicted = None
     if "encoder_embed_dim" in model:
         length = int(task["tokens_per_sample"])
-        predicted = round(sum(mask_shares(task["mask_prob"])) / 2 * length)
+        predicted = round(sum(parse_masking_rates(task["mask_prob"])) / 2 * length)
     else:
         length = int(task["tgt_len"])
         memory = int(model["mem_len"])
-    computed = computed_tokens(task, length, predicted or 0)
+    computed = num_processed_tokens(task, length, predicted or 0)
     forward = count_flops(model["sublayer_pattern"], sizes, computed, memory, predicted=predicted)
     return FORWARD_AND_BACKWARD * forward / length
 
@@ -196,20 +196,20 @@ def read_histories(runs: Mapping[str, Sequence[Path]]) -> tuple[dict[str, Histor
     """
     read = {name: read_history(phases) for name, phases in runs.items()}
     shown = {name: history for name, history in read.items() if history.losses}
-    silent = []
+    skipped = []
     for name, history in read.items():
         if not history.losses:
-            silent.append(f"{name}: not yet validated after {history.last_update:,} updates")
+            skipped.append(f"{name}: not yet validated after {history.last_update:,} updates")
     if not shown:
         raise UserError(
-            f"nothing to plot: {'; '.join(silent)}. A run is validated when it saves (--save-interval-updates) and "
+            f"nothing to plot: {'; '.join(skipped)}. A run is validated when it saves (--save-interval-updates) and "
             "every --validate-interval-updates, unless --disable-validation is set"
         )
     measures = {history.measure: name for name, history in shown.items()}
     if len(measures) > 1:
         what = "; ".join(f"{name}: {measure}" for measure, name in measures.items())
         raise UserError(f"these losses cannot be compared ({what}); plot the runs separately")
-    return shown, silent
+    return shown, skipped
 
 
 def table(shown: Runs) -> str:

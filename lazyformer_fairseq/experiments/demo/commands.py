@@ -4,15 +4,15 @@ from pathlib import Path
 
 import click
 
-from lazyformer_fairseq.child_process import stoppable
+from lazyformer_fairseq.child_process import exit_on_interrupt
 from lazyformer_fairseq.corpus.commands import refuse_missing_inputs
 from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.options import Command, takes
+from lazyformer_fairseq.options import Command, with_options_from
 
 
 @click.command(cls=Command)
-@takes(DemoSettings)
+@with_options_from(DemoSettings)
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -30,5 +30,5 @@ def demo(settings: DemoSettings, output: Path) -> None:
         refuse_missing_inputs((settings.corpus,))
     from lazyformer_fairseq.experiments.demo.run import run_demo
 
-    with stoppable():
+    with exit_on_interrupt():
         run_demo(settings, output)

@@ -21,12 +21,12 @@ from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.demo.settings import DemoSettings
-from lazyformer_fairseq.experiments.folder import experiment, kept
+from lazyformer_fairseq.experiments.folder import experiment, load_or_create
 from lazyformer_fairseq.experiments.prose import write_acceptability_task, write_prose
 from lazyformer_fairseq.experiments.trainings import Job, Training, train
 from lazyformer_fairseq.experiments.yardsticks import Yardsticks, yardsticks_of
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
-from lazyformer_fairseq.options import chosen
+from lazyformer_fairseq.options import select_options
 from lazyformer_fairseq.report.figures import picture
 from lazyformer_fairseq.report.numbers import in_milliseconds, noise_warning, with_spread
 from lazyformer_fairseq.report.page import write_page
@@ -123,7 +123,7 @@ def prepare(settings: DemoSettings, folder: Path) -> int:
     paths = [*data.glob("shard*/*"), *data.glob("tokenizer/*"), *task.glob("*.tsv")]
     checksums = {str(path.relative_to(folder)): sha256_of(path) for path in sorted(paths) if path.is_file()}
     tokens = read_json(data / "manifest.json")["train"]["tokens"]
-    before = kept(folder / "text.json", lambda: {"tokens": tokens, "checksums": checksums})
+    before = load_or_create(folder / "text.json", lambda: {"tokens": tokens, "checksums": checksums})
     for name in {**before["checksums"], **checksums}:
         if before["checksums"].get(name) != checksums.get(name):
             made = folder / Path(name).parts[0]
@@ -161,13 +161,13 @@ def recipe_options(settings: DemoSettings) -> Mapping[str, Any]:
 def network(settings: DemoSettings, name: str) -> Network:
     """Return the network of one of the models in MODELS."""
     arch, sizes = MODELS[name]
-    options = chosen(MaskedLMOptions, recipe_options(settings)) | SIZES | sizes
+    options = select_options(MaskedLMOptions, recipe_options(settings)) | SIZES | sizes
     return Network(options_of_arch(arch, **options))
 
 
 def pretraining_objective(settings: DemoSettings, folder: Path, name: str) -> MaskedLMObjective:
     """Return a model's masked-LM objective."""
-    text = chosen(MaskedTextOptions, recipe_options(settings))
+    text = select_options(MaskedTextOptions, recipe_options(settings))
     return MaskedLMObjective(
         network(settings, name),
         data=str(folder / "data"),

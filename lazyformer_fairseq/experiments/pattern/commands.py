@@ -8,7 +8,7 @@ import click
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.usual_sizes import arch_named, usual_symbols
-from lazyformer_fairseq.options import Group, option, takes
+from lazyformer_fairseq.options import Group, option, with_options_from
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES, Architecture
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Sizes, sizes_of
 
@@ -49,7 +49,7 @@ def pattern() -> None:
 
 @pattern.command()
 @click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
-@takes(ShowSettings)
+@with_options_from(ShowSettings)
 def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
     r"""Print the plan and costs of each PATTERN, and draw which tokens its sublayers attend to.
 
@@ -77,13 +77,13 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
     can_draw = tokens + memory <= MOST_DRAWN
     for each in patterns:
         of_each = sizes
-        if settings.arch is settings.relative_position_buckets is None and look.refuses_bias(each, direction):
+        if settings.arch is settings.relative_position_buckets is None and look.has_bias_conflict(each, direction):
             of_each = replace(sizes, relative_position_buckets=0)
         bias_buckets = getattr(of_each, "relative_position_buckets", 0)
         click.echo(f"{each}\n\n{look.plan_table(each, of_each, settings.length, memory)}\n")
         if can_draw:
             network = look.build_network(each, direction, sizes.num_heads, tokens, memory, bias_buckets)
-            drawn += look.look(network, tokens, memory)
+            drawn += look.find_attended_tokens(network, tokens, memory)
     if not can_draw:
         click.echo(f"no picture: --tokens and --memory together exceed the limit of {MOST_DRAWN} tokens")
     elif not drawn:
@@ -91,7 +91,7 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
     elif settings.output is None:
         click.echo("\n\n".join([*map(look.text_picture, drawn), look.LEGEND]))
     else:
-        look.draw_seen(drawn, settings.output)
+        look.draw_attended_tokens(drawn, settings.output)
         click.echo(f"written: {settings.output}")
 
 

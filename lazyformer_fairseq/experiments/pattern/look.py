@@ -22,7 +22,7 @@ from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
 from lazyformer_fairseq.patterns.attention_variants import chosen_variants
-from lazyformer_fairseq.patterns.grammar import places_read, plan
+from lazyformer_fairseq.patterns.grammar import producer_indices, plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER, Sizes
 from lazyformer_fairseq.report.tables import markdown_table
 
@@ -43,7 +43,7 @@ NOTICEABLE = 1e-3
 
 
 @dataclass(frozen=True)
-class Seen:
+class AttendedTokens:
     """The tokens that one sublayer attends to.
 
     Attributes:
@@ -58,7 +58,7 @@ class Seen:
     by_heads: tuple[tuple[range, Tensor], ...]
 
 
-def refuses_bias(pattern: str, direction: str) -> bool:
+def has_bias_conflict(pattern: str, direction: str) -> bool:
     """Return whether the pattern has a sublayer that cannot be combined with T5's bias."""
     return any("bias" in row.refuses for each in plan(pattern, direction) for row in chosen_variants(each.values))
 
@@ -71,7 +71,7 @@ def build_network(
     memory: int = 0,
     bias_buckets: int = 0,
 ) -> Stack:
-    """Build a narrow network for :func:`look` from a pattern, in double precision and with very small random weights.
+    """Build a narrow network for :func:`find_attended_tokens` from a pattern, in double precision and with very small random weights.
 
     Args:
         pattern: the pattern of the network's sublayers.
@@ -109,7 +109,7 @@ def build_network(
     return network.double().eval()
 
 
-def look(network: Stack, tokens: int, memory: int = 0) -> list[Seen]:
+def find_attended_tokens(network: Stack, tokens: int, memory: int = 0) -> list[AttendedTokens]:
     """Find the tokens that a network's sublayers attend to, from the lowest sublayer to the highest.
 
     Each sublayer is run on random vectors, and the gradients of its heads' outputs show how much they depend on each
@@ -121,7 +121,7 @@ def look(network: Stack, tokens: int, memory: int = 0) -> list[Seen]:
         tokens: the number of input tokens, T.
         memory: the number of positions in a causal model's memory, M.
     """
-    found: dict[str, Seen] = {}
+    found: dict[str, AttendedTokens] = {}
     below: SharedState = {}
     x_BTC = torch.randn(1, tokens, network.embed_dim, dtype=torch.float64)
     memory_BMC = None
@@ -136,7 +136,7 @@ def look(network: Stack, tokens: int, memory: int = 0) -> list[Seen]:
             title = f"{planned.text} reading {planned.producer.text}"
         if inner.attends and planned.kind.reads != DISTRIBUTION and title not in found:
             inputs = [part for part in (memory_BMC, x_BTC) if part is not None]
-            found[title] = Seen(title, tuple(_groups(_dependence(heads, inputs))))
+            found[title] = AttendedTokens(title, tuple(_groups(_dependence(heads, inputs))))
         below = {**below, **handed_on}
     return list(found.values())
 
@@ -212,7 +212,7 @@ def plan_table(pattern: str, sizes: Sizes, time: int, memory: int = 0) -> str:
     flops = costs.count_flops(pattern, sizes, time, memory)
     total = {"": "all", "sublayer": "", "kind": "", "reads": ""} | _costs(parameters, flops)
     rows = []
-    for number, (planned, place) in enumerate(zip(sublayers, places_read(sublayers), strict=True), 1):
+    for number, (planned, place) in enumerate(zip(sublayers, producer_indices(sublayers), strict=True), 1):
         own_parameters = costs.count_sublayer_parameters(planned, sizes)
         own_flops = costs.count_sublayer_flops(planned, sizes, time, memory)
         parameters -= own_parameters
@@ -232,7 +232,7 @@ def _costs(parameters: int, flops: int) -> dict[str, str]:
     return {"parameters": f"{parameters:,}", "MFLOP": f"{flops / 1e6:,.2f}"}
 
 
-def text_picture(seen: Seen) -> str:
+def text_picture(seen: AttendedTokens) -> str:
     """Draw the tokens that a sublayer attends to as text, with one line per query."""
     blocks = []
     for heads, weights_TK in seen.by_heads:
@@ -259,7 +259,7 @@ def name_heads(heads: range) -> str:
     return f"heads {heads.start + 1} to {heads.stop}"
 
 
-def draw_seen(all_seen: Sequence[Seen], path: Path) -> None:
+def draw_attended_tokens(all_seen: Sequence[AttendedTokens], path: Path) -> None:
     """Draw one panel per sublayer and group of heads: rows are queries, columns are keys, darker is larger."""
     panels = [
         (seen.title if len(seen.by_heads) == 1 else f"{seen.title}\n{name_heads(heads)}", weights)

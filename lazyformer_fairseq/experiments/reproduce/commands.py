@@ -9,7 +9,7 @@ import click
 from lazyformer_fairseq.arguments import separated
 from lazyformer_fairseq.executors.options import ExecutorOptions
 from lazyformer_fairseq.extras import needs_fairseq, refuse_without_extra
-from lazyformer_fairseq.options import Group, option, takes
+from lazyformer_fairseq.options import Group, option, with_options_from
 
 OUT = click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 
@@ -63,7 +63,7 @@ def reproduce() -> None:
 @reproduce.command()
 @click.argument("raw")
 @OUT
-@takes(ReproduceOptions, into="options")
+@with_options_from(ReproduceOptions, into="options")
 @click.option(
     "--models",
     multiple=True,
@@ -79,7 +79,7 @@ def reproduce() -> None:
     metavar="A,B,...",
     help="GLUE tasks to fine-tune on.  [default: the paper's eight; with --tiny CoLA and RTE]",
 )
-@takes(ExecutorOptions, into="place")
+@with_options_from(ExecutorOptions, into="place")
 def lazyformer(
     raw: str,
     out: Path,
@@ -122,7 +122,7 @@ def lazyformer(
 @reproduce.command()
 @click.argument("raw")
 @OUT
-@takes(ReproduceOptions, into="options")
+@with_options_from(ReproduceOptions, into="options")
 def par(raw: str, out: Path, options: ReproduceOptions) -> None:
     """Reproduce Tables 1, 2, 3, 6 and 7 and Figures 1 and 2 of PAR Transformer, from RAW to OUT/report/report.md.
 

@@ -20,7 +20,7 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.child_process import run_to_its_end, stoppable
+from lazyformer_fairseq.child_process import run_forwarding_signals, exit_on_interrupt
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions, device_named
 from lazyformer_fairseq.evaluation.planning.job import job_of_launch
@@ -67,15 +67,15 @@ class Step:
     name: str
     what: str
     command: tuple[str, ...]
-    makes: Path
+    output: Path
     needs: tuple[str, ...] = ()
     checkpoints: int = 0
-    starts_anew: bool = False
+    removes_partial_output: bool = False
 
     def record(self, out: Path) -> Optional[dict[str, Any]]:
         """Return the step's record if the step is done and its result still exists, otherwise None."""
         path = out / "steps" / f"{self.name}.json"
-        if path.exists() and self.makes.exists():
+        if path.exists() and self.output.exists():
             return read_json(path)
         return None
 
@@ -134,7 +134,7 @@ class Reproduction:
             UserError: a pattern matches no step, or steps failed. The message has a sentence about each failed step.
         """
         steps = self.chosen(patterns)
-        with stoppable():
+        with exit_on_interrupt():
             failures = run_steps(steps, out, self.settings)
         if len(failures) < len(steps):
             self.report(out)
@@ -266,16 +266,16 @@ def run_step(step: Step, out: Path) -> float:
         UserError: the step failed, or its result is missing.
         KeyboardInterrupt: on a signal, after the step has ended.
     """
-    if step.starts_anew and step.makes.parent.exists():
-        shutil.rmtree(step.makes.parent)
+    if step.removes_partial_output and step.output.parent.exists():
+        shutil.rmtree(step.output.parent)
     began = time.monotonic()
-    ended = run_to_its_end([sys.executable, "-m", *step.command])
+    ended = run_forwarding_signals([sys.executable, "-m", *step.command])
     if ended.signals:
         raise KeyboardInterrupt
     if ended.code:
         raise UserError(f"step {step.name} failed with exit code {ended.code}; see its output for the reason")
-    if not step.makes.exists():
-        raise UserError(f"step {step.name} ended, but {step.makes} does not exist; see its output for the reason")
+    if not step.output.exists():
+        raise UserError(f"step {step.name} ended, but {step.output} does not exist; see its output for the reason")
     seconds = time.monotonic() - began
     record = {
         "command": shlex.join(step.command),

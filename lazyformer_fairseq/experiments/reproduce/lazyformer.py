@@ -333,7 +333,7 @@ def list_steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[St
             name="text",
             what="Python's prose, and a task built from it",
             command=(PROSE_MODULE, str(inputs.glue.parent), str(size.corpus["valid_share"])),
-            makes=inputs.glue,
+            output=inputs.glue,
         )
         steps.append(step)
     steps += [
@@ -341,22 +341,22 @@ def list_steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[St
             name="corpus",
             what="prepare the data",
             command=our_command("corpus", *inputs.texts, out / "data", **size.corpus),
-            makes=out / "data" / "manifest.json",
+            output=out / "data" / "manifest.json",
             needs=tuple(step.name for step in steps),
         ),
         Step(
             name="bench_tables",
             what="times for Tables 2 to 4",
             command=_bench(size, PRINTED, (size.length,), precision, out / "bench" / "tables"),
-            makes=out / "bench" / "tables" / "results.json",
-            starts_anew=True,
+            output=out / "bench" / "tables" / "results.json",
+            removes_partial_output=True,
         ),
         Step(
             name="bench_figure_3",
             what="speed-up against length for Figure 3",
             command=_bench(size, ("bert_base", *FIGURE_3), size.lengths, precision, out / "bench" / "figure_3"),
-            makes=out / "bench" / "figure_3" / "results.json",
-            starts_anew=True,
+            output=out / "bench" / "figure_3" / "results.json",
+            removes_partial_output=True,
         ),
     ]
     for arch in inputs.models:
@@ -367,7 +367,7 @@ def list_steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[St
                 name=f"pretrain_{arch}",
                 what=f"{arch}, {size.updates:,} updates",
                 command=_pretrain(size, arch, out / "data", pretrained),
-                makes=pretrained / f"checkpoint_update_{size.updates}.pt",
+                output=pretrained / f"checkpoint_update_{size.updates}.pt",
                 needs=("corpus",),
                 checkpoints=len(size.kept) + FURTHER_CHECKPOINTS,
             ),
@@ -375,7 +375,7 @@ def list_steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[St
                 name=f"glue_{arch}",
                 what=f"{arch}, fine-tuned from {len(updates)} of its checkpoints",
                 command=_finetune(size, inputs, arch, pretrained, out / "glue"),
-                makes=out / "glue" / "runs" / f"{arch}-{updates[-1]}",
+                output=out / "glue" / "runs" / f"{arch}-{updates[-1]}",
                 needs=(f"pretrain_{arch}",),
             ),
         ]

@@ -324,7 +324,7 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
             name="text",
             what="Python's prose, by words and by characters",
             command=(__name__, str(out / "raw")),
-            makes=out / "raw",
+            output=out / "raw",
         )
         steps.append(step)
         before = ("text",)
@@ -340,7 +340,7 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
             name=f"prepare_{name}",
             what="prepare the data",
             command=_prepare(size, name, path, data[name]),
-            makes=data[name] / "manifest.json",
+            output=data[name] / "manifest.json",
             needs=before,
         )
         steps.append(step)
@@ -352,7 +352,7 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
             name="search",
             what="the supernet of Figure 1 and the pattern it finds",
             command=(*command, "--decoder-normalize-before"),
-            makes=out / "search" / "result.json",
+            output=out / "search" / "result.json",
             needs=needs[WIKITEXT],
         )
         steps.append(step)
@@ -361,8 +361,8 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
         name="bench",
         what="latencies for Tables 2 and 6",
         command=our_command("bench", "models", **options),
-        makes=out / "bench" / "results.json",
-        starts_anew=True,
+        output=out / "bench" / "results.json",
+        removes_partial_output=True,
     )
     steps.append(step)
 
@@ -412,7 +412,7 @@ def _training_steps(size: Size, training: Training, data: Path, out: Path, needs
             name=f"train_{training.name}",
             what=f"{arch} on {training.corpus}, {updates:,} updates",
             command=our_command("pretrain", size.arch(arch), data, **options),
-            makes=folder / f"checkpoint_update_{updates}.pt",
+            output=folder / f"checkpoint_update_{updates}.pt",
             needs=needs,
             checkpoints=KEPT_CHECKPOINTS,
         )
@@ -424,7 +424,7 @@ def _training_steps(size: Size, training: Training, data: Path, out: Path, needs
             name=f"{split}_{training.name}",
             what=f"{arch} on {training.corpus}, {split} split, at batch size 1",
             command=our_command("lm", "evaluate", folder / "checkpoint_best.pt", data, **options),
-            makes=folder / f"{split}.json",
+            output=folder / f"{split}.json",
             needs=(f"train_{training.name}",),
         )
         steps.append(step)

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.arguments import ExistingPath, checkpoint_at, refuse_missing_folders
-from lazyformer_fairseq.child_process import stoppable
+from lazyformer_fairseq.child_process import exit_on_interrupt
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.executors.options import ExecutorOptions
 from lazyformer_fairseq.experiments.search.settings import (
@@ -18,7 +18,7 @@ from lazyformer_fairseq.experiments.search.settings import (
     choose_baseline,
     read_candidates,
 )
-from lazyformer_fairseq.options import Choice, Group, takes
+from lazyformer_fairseq.options import Choice, Group, with_options_from
 from lazyformer_fairseq.patterns.grammar import plan
 
 OUT = click.argument("out", type=click.Path(path_type=Path))
@@ -54,8 +54,8 @@ def search() -> None:
     "--baseline-pattern",
     help="Baseline pattern; it must have as many sublayers as there are layers to search.  [default: sf, repeated]",
 )
-@takes(SearchSettings, into="")
-@takes(ExecutorOptions, into="place")
+@with_options_from(SearchSettings, into="")
+@with_options_from(ExecutorOptions, into="place")
 @LATENCIES
 def run(
     data: str,
@@ -87,12 +87,12 @@ def run(
     refuse_missing_folders(data)
     from lazyformer_fairseq.evaluation.costs.machine import device_named
     from lazyformer_fairseq.experiments.search.latency import read_price_list
-    from lazyformer_fairseq.experiments.search.material import read_given
+    from lazyformer_fairseq.experiments.search.material import merge_options
     from lazyformer_fairseq.experiments.search.report import report_of
     from lazyformer_fairseq.experiments.search.run import run_search
 
     names = read_candidates(tuple(candidates))
-    options, _ = read_given(given["task"], given["arch"], given["fairseq_options"], given["recipe"])
+    options, _ = merge_options(given["task"], given["arch"], given["fairseq_options"], given["recipe"])
     settings = SearchSettings(
         data=data,
         baseline=choose_baseline(baseline_pattern, sublayers, len(plan(options.sublayer_pattern))),
@@ -102,7 +102,7 @@ def run(
     )
     if latencies:
         settings = replace(settings, prices=read_price_list(latencies, settings.priced))
-    with stoppable():
+    with exit_on_interrupt():
         click.echo(f"\n{report_of(run_search(settings, out, place))}\n\nFiles: {out}")
 
 
@@ -110,7 +110,7 @@ def run(
 @click.argument("checkpoint", type=ExistingPath())
 @click.argument("text", type=ExistingPath())
 @OUT
-@takes(CompressSettings, into="")
+@with_options_from(CompressSettings, into="")
 @LATENCIES
 def compress(
     checkpoint: Path,
@@ -167,6 +167,6 @@ def compress(
         latency_tokens=latency_tokens,
         **given,
     )
-    with stoppable():
+    with exit_on_interrupt():
         result = run_compress(settings, replace(original, latency_tokens=latency_tokens), out)
         click.echo(f"\n{budgets_table(result)}\n\nFiles: {out}")

@@ -14,7 +14,7 @@ from typing import Optional
 
 from lazyformer_fairseq.experiments.compare.task import ComparedTask
 from lazyformer_fairseq.experiments.search.latency import rank_correlations
-from lazyformer_fairseq.experiments.search.material import Material
+from lazyformer_fairseq.experiments.search.material import SearchContext
 from lazyformer_fairseq.experiments.search.space import compact
 from lazyformer_fairseq.experiments.trainings import Job, Training
 from lazyformer_fairseq.storage.atomic import copy_file
@@ -64,7 +64,7 @@ class BranchTraining(Training):
             (self.folder / CHECKPOINT).unlink()
 
 
-class Trainings:
+class HalvingRuns:
     """The training runs of patterns on all rungs, each in a separate folder so that it can resume.
 
     Args:
@@ -78,7 +78,7 @@ class Trainings:
         made: the number of additional updates per rung, beyond the previous rung's trunk.
     """
 
-    def __init__(self, material: Material, folder: Path):
+    def __init__(self, material: SearchContext, folder: Path):
         self.material = material
         self.folder = folder / TRAININGS
         self.lengths = material.settings.lengths

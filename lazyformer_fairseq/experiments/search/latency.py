@@ -11,7 +11,7 @@ from torch import nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.latency import measure, measure_sublayers, next_segment
-from lazyformer_fairseq.experiments.folder import kept
+from lazyformer_fairseq.experiments.folder import load_or_create
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.attention_variants import GIVEN
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan, read_sublayer
@@ -129,7 +129,7 @@ def prices_of(
         timings |= measure({REST: _forward(models, model)}, ROUNDS, device=_device(model))
         return {name: 1000 * timing.median for name, timing in timings.items()}
 
-    return kept(folder / LATENCIES, measured)
+    return load_or_create(folder / LATENCIES, measured)
 
 
 def measure_models(

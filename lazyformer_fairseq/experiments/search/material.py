@@ -27,7 +27,7 @@ from lazyformer_fairseq.experiments.search.supernet_objective import (
 )
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, Options, read_options
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.options import chosen, mask_shares, read_words
+from lazyformer_fairseq.options import select_options, parse_masking_rates, parse_arguments
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import Sizes
 from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
@@ -42,7 +42,7 @@ OPTIONS_OF_TASK = {
 SET_BY_SEARCH = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--seed", "--batch-size", "--save-dir")
 
 
-def read_given(task: str, arch: str, given: Sequence[str], recipe: str) -> tuple[Options, dict[str, Any]]:
+def merge_options(task: str, arch: str, given: Sequence[str], recipe: str) -> tuple[Options, dict[str, Any]]:
     """Combine the options from arch, recipe and user, in order of increasing precedence.
 
     Args:
@@ -69,7 +69,7 @@ def read_given(task: str, arch: str, given: Sequence[str], recipe: str) -> tuple
             f"--arch {arch}: no architecture for --task {task}; choose from {', '.join(known)}, or their tiny twins"
         )
     try:
-        words = read_words(given, model_options, data_options)
+        words = parse_arguments(given, model_options, data_options)
     except UserError as error:
         raise UserError(
             f"{error}; options that are unknown to lazyformer search are passed to the model and its data"
@@ -79,12 +79,12 @@ def read_given(task: str, arch: str, given: Sequence[str], recipe: str) -> tuple
         of_arch = rows[arch].options()
     else:
         of_arch = {}
-    model = {**of_arch, **chosen(model_options, of_recipe), **chosen(model_options, words)}
-    data = {**chosen(data_options, of_recipe), **chosen(data_options, words)}
+    model = {**of_arch, **select_options(model_options, of_recipe), **select_options(model_options, words)}
+    data = {**select_options(data_options, of_recipe), **select_options(data_options, words)}
     return read_options(model_options, model), data
 
 
-class Material:
+class SearchContext:
     """The models and objectives of a search.
 
     Args:
@@ -100,16 +100,16 @@ class Material:
         latency_memory: the memory length M for latency measurements.
 
     Raises:
-        UserError: the options are invalid (see :func:`read_given`), or change masks or lengths during training.
+        UserError: the options are invalid (see :func:`merge_options`), or change masks or lengths during training.
     """
 
     def __init__(self, settings: SearchSettings):
         self.settings = settings
-        self.options, self.text = read_given(settings.task, settings.arch, settings.fairseq_options, settings.recipe)
+        self.options, self.text = merge_options(settings.task, settings.arch, settings.fairseq_options, settings.recipe)
         _, data_options, _, _ = OPTIONS_OF_TASK[settings.task]
         text = data_options(**self.text)
         if isinstance(text, MaskedTextOptions):
-            first, last = mask_shares(text.mask_prob)
+            first, last = parse_masking_rates(text.mask_prob)
             if first != last or text.length_schedule:
                 if first != last:
                     what = f"--mask-prob {text.mask_prob}"

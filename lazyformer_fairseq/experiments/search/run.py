@@ -19,10 +19,10 @@ import numpy as np
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.executors.options import ExecutorOptions
-from lazyformer_fairseq.experiments.folder import SETTINGS, experiment, hashes_as_settings, kept
+from lazyformer_fairseq.experiments.folder import SETTINGS, experiment, hashes_as_settings, load_or_create
 from lazyformer_fairseq.experiments.search import latency
-from lazyformer_fairseq.experiments.search.halving import Trainings
-from lazyformer_fairseq.experiments.search.material import Material
+from lazyformer_fairseq.experiments.search.halving import HalvingRuns
+from lazyformer_fairseq.experiments.search.material import SearchContext
 from lazyformer_fairseq.experiments.search.report import write_report
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.space import Space, bands_of, by_layer, compact, letters, most_probable
@@ -62,7 +62,7 @@ def search_in(
     with experiment(path, settings, "a search", begun, made_by_them=[latency.LATENCIES]):
         if (path / RESULT).exists():
             print(f"{path}: this search is already finished; rewriting the report from its result.")
-        result = kept(path / RESULT, search)
+        result = load_or_create(path / RESULT, search)
         write(result, path)
         return result
 
@@ -85,7 +85,7 @@ def run_search(
     Raises:
         UserError: as in :func:`search_in`, or the settings do not fit the data.
     """
-    material = Material(settings)
+    material = SearchContext(settings)
     compared = material.compared  # reports errors in settings and data before the folder is created
     compared.train_at(place)
     if settings.budgets:
@@ -96,7 +96,7 @@ def run_search(
     return search_in(path, kept_settings, "**/*.pt", lambda: Search(material, path).result(), write_report)
 
 
-def supernet_job(material: Material, path: Path) -> Job:
+def supernet_job(material: SearchContext, path: Path) -> Job:
     """Return the job that trains the supernet for the search in the folder `path`."""
     optimization = SupernetOptimization.of(material.settings)
     return Job(SUPERNET, material.supernet_objective(), optimization, path / SUPERNET)
@@ -110,7 +110,7 @@ class Search:
         path: the search's folder.
     """
 
-    def __init__(self, material: Material, path: Path):
+    def __init__(self, material: SearchContext, path: Path):
         self.material = material
         self.settings = material.settings
         self.path = path
@@ -121,7 +121,7 @@ class Search:
         self.bands = []
         if self.settings.budgets:
             self.bands = bands_of(self.settings.budgets, self._latency(baseline))
-        self.trainings = Trainings(material, path)
+        self.trainings = HalvingRuns(material, path)
 
     def _latency(self, pattern: str) -> float:
         return latency.latency_of(self.prices, pattern)
@@ -189,7 +189,7 @@ class Search:
             trainings.train([settings.baseline], "the baseline")
             return fronts
 
-        controls = self._as_many_as(cost)
+        controls = self._sample_at_cost(cost)
         largest = self._first(patterns, lambda pattern: -trainings.parameters[pattern])
         by_hand = self._first(self._repeats_of_ratio(), lambda pattern: -len(pattern))
         by_rule = [pattern for pattern in (*largest, *by_hand) if pattern]
@@ -229,7 +229,7 @@ class Search:
             return []
         return [(RATIO * length)[:length].rstrip("s") for length in range(2, self.settings.layers + 1)]
 
-    def _as_many_as(self, cost: float) -> list[str]:
+    def _sample_at_cost(self, cost: float) -> list[str]:
         """Sample patterns from the budgets in round-robin order until their complete runs cost about `cost` in total.
 
         The total differs from `cost` by at most half a run, except that every budget gets at least one pattern.

@@ -7,7 +7,7 @@ from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.settings import RECIPES
-from lazyformer_fairseq.options import check, divided, option
+from lazyformer_fairseq.options import check, split_at_commas, option
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, producers, read_sublayer, split_sublayers
 from lazyformer_fairseq.patterns.kinds import describe_letters, kinds
 from lazyformer_fairseq.training.laptop import LAPTOP
@@ -243,7 +243,7 @@ def read_sublayers(words: Sequence[str]) -> list[PlannedSublayer]:
     """
     text = ",".join(words)
     found = {}
-    for name in divided(text):
+    for name in split_at_commas(text):
         try:
             candidate = read_sublayer(name)
         except UserError as error:

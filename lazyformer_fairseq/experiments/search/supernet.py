@@ -13,7 +13,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
-from lazyformer_fairseq.modules.networks.encoder import leave_out_first_norm
+from lazyformer_fairseq.modules.networks.encoder import remove_first_norm
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_variants.interface import Attention
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
@@ -287,7 +287,7 @@ class Supernet(nn.Module):
         # An embedding norm replaces the input norm of every candidate in the first layer.
         if getattr(network, "embedding_norm", False):
             for candidate in self.mixtures[0].sublayers.values():
-                leave_out_first_norm([candidate], network.normalize_before)
+                remove_first_norm([candidate], network.normalize_before)
         if any(mixture.carries for mixture in self.mixtures):
             network.attention_backend = "eager"  # mixing needs the distributions in memory
 

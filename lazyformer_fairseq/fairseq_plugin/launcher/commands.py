@@ -8,7 +8,7 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq.arguments import (
-    as_words,
+    to_arguments,
     find_config,
     options_by_name,
     refuse_missing,
@@ -30,7 +30,7 @@ from lazyformer_fairseq.fairseq_plugin.launcher.recipes import (
     longformer_phases,
     without_replaced,
 )
-from lazyformer_fairseq.options import Command, option, refuse_out_of_bounds, takes
+from lazyformer_fairseq.options import Command, option, refuse_out_of_bounds, with_options_from
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES, MASKED_LM
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
@@ -87,7 +87,7 @@ class Pretraining(Launch):
 @click.argument("arch")
 @click.argument("data")
 @click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF FAIRSEQ-TRAIN]...")
-@takes(Pretraining, "run")
+@with_options_from(Pretraining, "run")
 def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:
     r"""Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA in the setting of LazyFormer's Table 5.
 
@@ -241,7 +241,7 @@ def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[st
     recipe = RECIPES["continue" if warm else run.recipe or "table5"]
     of_recipe = shlex.split(recipe.options)
     if run.recipe == "laptop":
-        of_recipe = [*as_words(laptop(run.without, wanted)), *SAVES.split()]
+        of_recipe = [*to_arguments(laptop(run.without, wanted)), *SAVES.split()]
     elif not (run.recipe or warm or run.found or run.dry_run):
         click.echo(f"no GPU found; {LAPTOP_ARCH} with --recipe laptop shows progress within minutes", err=True)
     of_recipe = without_replaced(of_recipe, wanted)
@@ -334,4 +334,4 @@ def _options_of_model(warm: Path) -> list[str]:
     refuse_missing(warm / WEIGHTS)
     from lazyformer_fairseq.evaluation.checkpoints import CONFIG_FILE, read_config
 
-    return as_words({"arch": "lazyformer", **vars(read_config(warm / CONFIG_FILE))})
+    return to_arguments({"arch": "lazyformer", **vars(read_config(warm / CONFIG_FILE))})

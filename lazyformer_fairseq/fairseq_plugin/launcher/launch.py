@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 
 import click
 
-from lazyformer_fairseq.arguments import PACKAGE_FOLDER, as_words
+from lazyformer_fairseq.arguments import PACKAGE_FOLDER, to_arguments
 from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.evaluation.planning import NO_GPU, V100_BYTES
 from lazyformer_fairseq.executors.cpuinfo import has_bf16
@@ -188,7 +188,7 @@ class Launch:
                 raise UserError(f"{name}: {advice}")
         options = [*options, "--log-seconds", "60", "--distributed-world-size", str(self.world)]
         if not self.found:
-            options += as_words({"cpu": True, **GLOO})
+            options += to_arguments({"cpu": True, **GLOO})
         if self._precision != "fp32":
             options.append(f"--{self._precision}")
         words = [data, "--user-dir", str(PACKAGE_FOLDER), *options, *given]

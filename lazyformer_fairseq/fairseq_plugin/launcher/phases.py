@@ -15,8 +15,8 @@ from pathlib import Path
 
 import click
 
-from lazyformer_fairseq.arguments import as_words, options_by_name, words_of
-from lazyformer_fairseq.child_process import STOPPED, run_to_its_end
+from lazyformer_fairseq.arguments import to_arguments, options_by_name, split_arguments
+from lazyformer_fairseq.child_process import STOPPED, run_forwarding_signals
 from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.fairseq_plugin.launcher.recipes import PHASES, RECIPES, with_warmup_of
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
@@ -125,7 +125,7 @@ def _words_of_phase(phase: Phase, given: list[str], is_first: bool) -> list[str]
     Raises:
         UserError: the user has set an option that the phases set themselves.
     """
-    own_words = words_of(phase.own, f"--{phase.name}")
+    own_words = split_arguments(phase.own, f"--{phase.name}")
     own_names = options_by_name(own_words)
     for name in (*own_names, *options_by_name(given)):
         is_for_one = name == "finetune_from_model" and is_first
@@ -136,12 +136,12 @@ def _words_of_phase(phase: Phase, given: list[str], is_first: bool) -> list[str]
     schedule = options_by_name([*given, *own_words]).get("lr_scheduler")
     if schedule is not None:
         options = with_warmup_of(schedule, options)
-    return [*given, *as_words(options), *own_words]
+    return [*given, *to_arguments(options), *own_words]
 
 
 def _run(command: list[str], phase: str) -> None:
     """Run a phase, and exit with its exit code if it is stopped or fails."""
-    ended = run_to_its_end(command)
+    ended = run_forwarding_signals(command)
     if not ended.code and not ended.signals:
         return
     how = "stopped" if ended.signals else f"ended with exit code {ended.code}"

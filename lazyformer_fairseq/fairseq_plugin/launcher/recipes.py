@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from lazyformer_fairseq.arguments import as_words, options_by_name
+from lazyformer_fairseq.arguments import to_arguments, options_by_name
 from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.patterns.architectures import CausalArchitecture
 from lazyformer_fairseq.training.laptop import LAPTOP, LAPTOP_TOKENS
@@ -52,7 +52,7 @@ def without_replaced(recipe: Sequence[str], given: Mapping[str, str]) -> list[st
 
         lacking = options_of_others(registry, given[registry])
         found = {name: value for name, value in found.items() if name not in lacking}
-    return as_words({name: value or True for name, value in found.items()})
+    return to_arguments({name: value or True for name, value in found.items()})
 
 
 def with_warmup_of(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
@@ -87,7 +87,7 @@ RECIPES = {
 }
 PHASES = ("phase1", "phase2")
 SAVES = "--save-interval-updates 1000 --keep-interval-updates 2 --log-interval 100"
-RECIPES["laptop"] = Recipe(LAPTOP_TOKENS, 2, 20_000, f"{shlex.join(as_words(LAPTOP))} {SAVES}")
+RECIPES["laptop"] = Recipe(LAPTOP_TOKENS, 2, 20_000, f"{shlex.join(to_arguments(LAPTOP))} {SAVES}")
 
 LONGFORMER = "longformer"
 LONGFORMER_PHASE = "longformer-phase"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Optional
 
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.extras import lack_of_fairseq
+from lazyformer_fairseq.extras import missing_fairseq_message
 from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE
 
 FORWARDED = "LAZYFORMER_SIGNALS_FORWARDED"  # environment variable: ID of the process that forwards signals to children
@@ -85,7 +85,7 @@ def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
     spawn = sys.modules.get("torch.multiprocessing.spawn")
     while error is not None and not isinstance(error, UserError):
         if isinstance(error, ModuleNotFoundError) and error.name in WITH_FAIRSEQ:
-            return UserError(lack_of_fairseq("this"))
+            return UserError(missing_fairseq_message("this"))
         if type(error).__module__ == "hydra.errors":
             return _user_error_of_hydra(error)
         if isinstance(error, OSError) and error.errno in OUT_OF_SPACE:

@@ -31,7 +31,7 @@ from lazyformer_fairseq.fairseq_plugin.option_bounds import BOUNDS
 from lazyformer_fairseq.fairseq_plugin.reliability.run_log import log_to
 from lazyformer_fairseq.fairseq_plugin.reliability.words import read_budget, read_words
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install, start_run
-from lazyformer_fairseq.options import divided, refuse_out_of_bounds
+from lazyformer_fairseq.options import split_at_commas, refuse_out_of_bounds
 from lazyformer_fairseq.storage.atomic import refuse_unwritable
 from lazyformer_fairseq.storage.run_lock import lock_for_process
 from lazyformer_fairseq.training.trackers import TRACKERS, refuse_missing_trackers
@@ -120,7 +120,7 @@ def refuse_unfit(cfg: DictConfig) -> None:
     schedule = cfg.get("lr_scheduler")
     if getattr(schedule, "_name", None) == "inverse_sqrt" and schedule.warmup_updates < 1:  # fairseq divides by it
         raise UserError(f"--warmup-updates {schedule.warmup_updates}: --lr-scheduler inverse_sqrt requires at least 1")
-    refuse_missing_trackers(divided(cfg.task.get("report_to") or ""))
+    refuse_missing_trackers(split_at_commas(cfg.task.get("report_to") or ""))
     for name in ("log_file", "tensorboard_logdir"):
         if path := cfg.common.get(name):
             try:

@@ -34,7 +34,7 @@ from lazyformer_fairseq.finetuning import settings
 from lazyformer_fairseq.finetuning.benchmark import Score, TextsBenchmark, TuningProtocol
 from lazyformer_fairseq.finetuning.paper_numbers import LAZYFORMER, PROTOCOLS
 from lazyformer_fairseq.finetuning.tasks.glue import overview, prepare_task, settings_of
-from lazyformer_fairseq.options import refuse_given
+from lazyformer_fairseq.options import reject_non_defaults
 from lazyformer_fairseq.storage.json_files import read_json
 
 ENDINGS = (".tsv", ".csv", ".jsonl", CONLL)
@@ -90,7 +90,7 @@ class CustomTask(TextsBenchmark):
         folder = wanted.output / self.prepared_in / self.name
         tokenizer = load_tokenizer(wanted.tokenizer)
         prepared = prepare_task(wanted.data, folder, self.row, decides, tokenizer)
-        return f"{overview([prepared], positions)}\n{self.row.name}: {in_words(self.row)}"
+        return f"{overview([prepared], positions)}\n{self.row.name}: {describe_in_words(self.row)}"
 
     def extra_settings(
         self,
@@ -101,7 +101,7 @@ class CustomTask(TextsBenchmark):
         return {**super().extra_settings(given, prepared), "description": self.row.as_json()}
 
 
-def in_words(row: TaskDescription) -> str:
+def describe_in_words(row: TaskDescription) -> str:
     """Describe the inferred task in words, so that the user can check it."""
     if row.is_regression:
         mean, deviation = row.standard
@@ -184,11 +184,11 @@ def describe(folder: Path, given: settings.GridSettings, dev: Optional[str] = No
             f"--label-type {given.label_type}: the first row of {path} has labels of another type; leave the option out"
         )
     if not label_type:
-        label_type = label_type_of(words, label)
+        label_type = infer_label_type(words, label)
     if label_type != settings.SCORES:
         row = replace(row, labels=labels_of(path, words, given.labels))
     else:
-        refuse_given(given, ("labels",), "does not apply to regression; leave the option out")
+        reject_non_defaults(given, ("labels",), "does not apply to regression; leave the option out")
         row = replace(row, standard=(0.0, 1.0))  # the reader now accepts only numbers
         scores = [example.target for example in read_split(row, folder, "train").examples]
         deviation = float(np.std(scores))
@@ -303,7 +303,7 @@ def _is_number(word: str) -> bool:
         return False
 
 
-def label_type_of(words: Sequence[str], label: str) -> str:
+def infer_label_type(words: Sequence[str], label: str) -> str:
     """Return "scores" if the column is called "score" or most labels are numbers, not all integers; else "classes".
 
     Args:

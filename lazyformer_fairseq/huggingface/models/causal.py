@@ -21,7 +21,7 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbeddi
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.causal_lm import decoder_arguments, softmax_of
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
-from lazyformer_fairseq.modules.networks.own_loss import own_loss
+from lazyformer_fairseq.modules.networks.own_loss import auxiliary_loss
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory, WholeMemory
 from lazyformer_fairseq.modules.sublayers.interface import Context, StackOutput
 from lazyformer_fairseq.patterns.grammar import plan
@@ -225,7 +225,7 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         items = at_least_one(items, nats)
         loss = nats / items
         if self.training:
-            loss = loss + own_loss(self.decoder) * (len(places) / items)
+            loss = loss + auxiliary_loss(self.decoder) * (len(places) / items)
         return loss
 
     def prepare_inputs_for_generation(

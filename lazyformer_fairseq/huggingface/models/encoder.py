@@ -20,9 +20,9 @@ from lazyformer_fairseq.huggingface.activations import ACTIVATIONS
 from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
 from lazyformer_fairseq.huggingface.models.saved_weights import check_weights, hash_weights, other_heads
 from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionCall, AttentionInputs
-from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, TokenInfo, is_padded_right
+from lazyformer_fairseq.modules.networks.encoder import Encoder, PaddingPermutation, TokenInfo, is_padded_right
 from lazyformer_fairseq.modules.networks.heads import Pooler
-from lazyformer_fairseq.modules.networks.own_loss import own_loss
+from lazyformer_fairseq.modules.networks.own_loss import auxiliary_loss
 from lazyformer_fairseq.modules.sublayers import feed_forward
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.attention_variants.span import SPANS
@@ -102,7 +102,7 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
         super().post_init()
         for module in self.modules():
             if isinstance(module, AttentionSublayer):
-                module.start_copies()
+                module.initialize_copies()
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Optional[str], *args: Any, **kwargs: Any) -> Any:
@@ -328,7 +328,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
                 global_positions_BT=marked,
                 token_types_BT=token_type_ids,
                 documents=documents,
-                positions_begin_anew=positions_begin_anew,
+                restart_positions=positions_begin_anew,
             ),
         }
         attentions = None
@@ -385,7 +385,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
 
     def _in_order_of_input(self, probabilities: list[Tensor], padding_mask_BT: Tensor) -> list[Tensor]:
         """Return the probabilities in input order, undoing the encoder's move of all text to the front."""
-        text = TextFirst.of(padding_mask_BT)
+        text = PaddingPermutation.of(padding_mask_BT)
         tokens = []
         for planned, sublayer in zip(self.encoder.plan, self.encoder.sublayers, strict=True):
             inner = getattr(sublayer, "inner", None)
@@ -398,7 +398,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
 
     def penalty(self) -> Union[Tensor, float]:
         """Return the sublayers' additional training loss, in nats per token."""
-        return own_loss(self.encoder)
+        return auxiliary_loss(self.encoder)
 
     def find_padding(self, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Optional[Tensor]:
         """Return a mask (B, T) that is True at padding; None if there is certainly no padding."""

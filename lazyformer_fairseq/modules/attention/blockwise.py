@@ -34,7 +34,7 @@ from lazyformer_fairseq.modules.products import multiply
 CHUNK_ELEMENTS = 2**21
 # Sequences with distributions smaller than this share a chunk. A separate call for each matmul would cost more than the
 # copy that places heads side by side.
-WORTH_A_CHUNK = 2**19
+MIN_CHUNK_ELEMENTS = 2**19
 # The number of rows in a chunk with a mask. With more rows, more hidden pairs are computed; with fewer rows, matmuls
 # are slower.
 MASKED_ROWS = 128
@@ -503,7 +503,7 @@ class Blockwise:
             sequences_at_once = 1
             if parts is not None or len(segments) == 1:
                 heads_at_once = min(in_group, max(1, CHUNK_ELEMENTS // max(1, size)))
-                sequences_at_once = max(1, WORTH_A_CHUNK // max(1, in_group * size))
+                sequences_at_once = max(1, MIN_CHUNK_ELEMENTS // max(1, in_group * size))
             seen_BK = None
             if parts is not None and scores.seen_BK is not None:  # these keys differ between sequences
                 seen_BK = scores.seen_BK.numpy()

@@ -64,7 +64,7 @@ class FlexAttention:
         key: tuple[Hashable, ...] = ("flex", scores.mask, scores.extra)
         if not torch.compiler.is_compiling():  # see Scores.dense
             key = (*key, time, keys)
-        self.block_mask = scores.once(key, lambda: _block_mask(plan, scores, time, keys))
+        self.block_mask = scores.cached(key, lambda: _block_mask(plan, scores, time, keys))
         self.addition = _addition(plan, scores, q_BNTD, keys)
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:

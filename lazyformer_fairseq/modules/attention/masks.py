@@ -72,7 +72,7 @@ class Columns(NamedTuple):
 
 Part = Union[Band, Columns]
 _NO_LIMIT = -1
-_SAMPLED = 128  # the number of queries that `count_share` samples
+_SAMPLED = 128  # the number of queries that `visible_fraction` samples
 
 
 def shown_by(parts: Sequence[Part], queries_T: Places, keys_K: Places) -> Places:
@@ -173,7 +173,7 @@ def _count_of_head(parts: tuple[Part, ...], time: int, keys: int, is_causal: boo
 
 
 @functools.lru_cache(maxsize=1024)  # every forward pass calls this
-def count_share(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> float:
+def visible_fraction(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> float:
     """Estimate the fraction of query-key pairs that a mask shows, in (0, 1] and rounded to three digits.
 
     The fraction is estimated from a sample of queries, because it is needed for many text lengths. The sampled

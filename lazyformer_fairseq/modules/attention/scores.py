@@ -77,7 +77,7 @@ class Scores:
     places_BT: Optional[Tensor] = None
 
     def __post_init__(self) -> None:
-        self._written: dict[Hashable, Any] = {}  # a cache shared by the sublayers of a forward pass
+        self._cache: dict[Hashable, Any] = {}  # a cache shared by the sublayers of a forward pass
         self.outlasts_checkpoints = False  # whether cached values outlive the checkpoint in which they are computed
 
     def with_padding(self, padding_mask_BK: Tensor) -> "Scores":
@@ -112,11 +112,11 @@ class Scores:
     def with_own(self, **parts: Any) -> "Scores":
         """Return a copy with some parts replaced for one sublayer.
 
-        Values cached by :meth:`once` stay shared unless they depend on the replaced parts.
+        Values cached by :meth:`cached` stay shared unless they depend on the replaced parts.
         """
         own = replace(self, **parts)
         if not parts.keys() & _SHARED:
-            own._written = self._written
+            own._cache = self._cache
             own.outlasts_checkpoints = self.outlasts_checkpoints
         return own
 
@@ -134,10 +134,10 @@ class Scores:
                 parts[name] = first.requires_grad_(part.requires_grad)
         return replace(self, **parts)
 
-    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the cached result of `make`, which is called once per key and forward pass for all sublayers."""
-        if key in self._written:
-            return self._written[key]
+        if key in self._cache:
+            return self._cache[key]
         if self.outlasts_checkpoints:
             # Make autograd save the same tensors as it would outside the checkpoint.
             context: AbstractContextManager = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda kept: kept)
@@ -145,7 +145,7 @@ class Scores:
             context = nullcontext()
         with context:
             made = make()
-        self._written[key] = made
+        self._cache[key] = made
         return made
 
     @property
@@ -204,7 +204,7 @@ class Scores:
         key: tuple[Hashable, ...] = (self.mask, layout)
         if not torch.compiler.is_compiling():
             key = (*key, time, tokens)
-        added = self.once(key, lambda: self._write(time, tokens, like, layout))
+        added = self.cached(key, lambda: self._write(time, tokens, like, layout))
         if self.position_queries_BNTD is not None and self.distances_NKD is not None:
             by_distance = torch.matmul(self.position_queries_BNTD, self.distances_NKD.transpose(-2, -1))
             added = _sum(relative_shift(by_distance), added)

@@ -18,15 +18,15 @@ from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.modules.attention import BACK_ENDS, attend, back_ends
 from lazyformer_fairseq.modules.attention.interface import NO_DROPOUT, AttentionCall, AttentionInputs
 from lazyformer_fairseq.modules.attention.lazy_block import empty_rows
-from lazyformer_fairseq.modules.attention.masks import count_share
+from lazyformer_fairseq.modules.attention.masks import visible_fraction
 from lazyformer_fairseq.modules.processor import compute_capability
 from lazyformer_fairseq.modules.timing import LARGEST_ERROR, SELECTOR, half_octaves
 
 AUTO = "auto"
 DEVICES = ("cpu", "cuda")
 BACKENDS = tuple(BACK_ENDS)
-SHARE_OF_MEMORY = 0.4  # the fraction of a device's memory that ``auto`` allows for the distributions of all sublayers
-WORTH_IT = 2**22  # multiply-adds of queries and keys below which timing takes longer than any back end
+MEMORY_FRACTION = 0.4  # the fraction of a device's memory that ``auto`` allows for the distributions of all sublayers
+MIN_MULTIPLY_ADDS_TO_TIME = 2**22  # multiply-adds of queries and keys below which timing takes longer than any back end
 # The number of tokens per batch that are timed on a CPU. CPU back ends process sequences one after the other.
 TOKENS = 2048
 # Skipping masked pairs pays off with at least this many queries and at most this fraction of visible pairs.
@@ -62,7 +62,7 @@ class Workload(NamedTuple):
         call = self.call
         if call.mask is None:
             return 1.0
-        return count_share(call.mask, call.time, call.keys - call.num_extra, call.is_causal)
+        return visible_fraction(call.mask, call.time, call.keys - call.num_extra, call.is_causal)
 
     @property
     def hides_most(self) -> bool:
@@ -160,14 +160,14 @@ def _select(workload: Workload, given: AttentionInputs) -> str:
     if not names:
         return "eager"
     is_real = type(given.q_BNTD) is Tensor
-    if len(names) < 2 or not is_real or workload.multiply_adds < WORTH_IT:
+    if len(names) < 2 or not is_real or workload.multiply_adds < MIN_MULTIPLY_ADDS_TO_TIME:
         return names[0]
     call = workload.call
     shape = f"attention, {workload.shape()}: {' or '.join(sorted(names))}"
     found = SELECTOR.known_fastest(workload.device, shape)
     if found in names:
         return found
-    if not SELECTOR.pays(shape, call.is_training, len(names), workload.attentions):
+    if not SELECTOR.is_worth_timing(shape, call.is_training, len(names), workload.attentions):
         return names[0]
     if call.dropout:
         largest_error = math.inf
@@ -212,7 +212,7 @@ def _order_on_processor(workload: Workload, knows_sizes: bool) -> list[str]:
     call = workload.call
     learns = call.learns_additions
     hides_most = knows_sizes and workload.hides_most
-    is_tiny = knows_sizes and workload.multiply_adds < WORTH_IT
+    is_tiny = knows_sizes and workload.multiply_adds < MIN_MULTIPLY_ADDS_TO_TIME
     if call.dropout and (call.consumers or learns):
         order = ["eager", "recompute"]
     elif call.dropout:
@@ -262,7 +262,7 @@ def _fits(name: str, workload: Workload) -> bool:
         "fused": 0,
         "flex": 2 * distributions * call.has_positions,  # scores by distance, in float32
     }
-    return written[name] * workload.precision.itemsize <= SHARE_OF_MEMORY * memory_of(workload.device)
+    return written[name] * workload.precision.itemsize <= MEMORY_FRACTION * memory_of(workload.device)
 
 
 def sequences_to_time(workload: Workload) -> int:

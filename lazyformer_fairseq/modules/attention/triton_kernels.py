@@ -49,7 +49,7 @@ class Tiles(NamedTuple):
 
 FEWEST_KEYS = 32  # the smallest number of keys per tile in this file
 MOST_LAYERS = 6  # the maximum number of layers whose values fit into a tile
-_ANYWHERE = (Tiles(32, 32, 8, 1),)  # for the interpreter and float32
+_FALLBACK_TILES = (Tiles(32, 32, 8, 1),)  # for the interpreter and float32
 # The tiles by kernel, maximum D (a power of two) and maximum m.
 _TILES: dict[str, dict[int, dict[int, tuple[Tiles, ...]]]] = {
     "attend": {
@@ -223,7 +223,7 @@ def tiles_for(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
         layers: m, for a kernel that uses the values of all layers of a block.
     """
     if os.environ.get("TRITON_INTERPRET") == "1" or q.element_size() > 2:
-        return _ANYWHERE
+        return _FALLBACK_TILES
     if q.size(-1) <= 64:
         by_layers = _TILES[kernel][64]
     else:

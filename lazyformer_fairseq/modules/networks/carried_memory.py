@@ -12,7 +12,7 @@ from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_KEY = "stream_memory"  # the memory's key in a checkpoint's extra_state
-Shape = Mapping[str, Union[int, str]]  # named values that must match for a run to restore a saved memory
+RunSettings = Mapping[str, Union[int, str]]  # named values that must match for a run to restore a saved memory
 
 
 class CarriedMemory:
@@ -48,7 +48,7 @@ class CarriedMemory:
         self.memory.states = [torch.nan_to_num(state, 0.0, 0.0, 0.0) for state in self.memory.states]
         self.next_segment = segment + 1
 
-    def gather(self, shape: Shape) -> Optional[dict[str, Any]]:
+    def gather(self, shape: RunSettings) -> Optional[dict[str, Any]]:
         """Gather the memory of all workers for a checkpoint. All workers must call this method.
 
         Args:
@@ -70,7 +70,7 @@ class CarriedMemory:
                 return None
         return {**shape, "next_segment": self.next_segment, "states": [state.cpu() for state in states]}
 
-    def restore(self, saved: dict[str, Any], shape: Shape, rows: slice) -> None:
+    def restore(self, saved: dict[str, Any], shape: RunSettings, rows: slice) -> None:
         """Restore this worker's rows of a saved memory; if it does not match the run, warn and start empty.
 
         Args:

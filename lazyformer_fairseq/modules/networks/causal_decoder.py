@@ -14,7 +14,7 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band as WordBand
-from lazyformer_fairseq.modules.networks.stack import Stack, refuse_features
+from lazyformer_fairseq.modules.networks.stack import Stack, check_score_features
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer, check_heads, encode_distances
 from lazyformer_fairseq.modules.sublayers.attention_variants.absolute import TABLE
@@ -76,7 +76,7 @@ class CausalDecoder(Stack):
         **options: Any,
     ):
         _check_sizes(embed_dim, ffn_embed_dim, num_heads, mem_len, clamp_len)
-        refuse_same_length_without_memory(same_length, mem_len)
+        check_same_length_has_memory(same_length, mem_len)
         super().__init__(pattern, embed_dim, ffn_embed_dim, num_heads, activation=activation, **options)
         self.mem_len = mem_len
         self.clamp_len = clamp_len
@@ -150,7 +150,7 @@ class CausalDecoder(Stack):
     def same_length(self, is_on: bool) -> None:
         if is_on:
             for planned in self.plan:
-                refuse_features(planned, {"mask"}, "--same-length cannot be used with ")
+                check_score_features(planned, {"mask"}, "--same-length cannot be used with ")
         self._same_length = is_on
 
     def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:
@@ -239,7 +239,7 @@ def _check_sizes(embed_dim: int, ffn_embed_dim: int, num_heads: int, mem_len: in
         raise UserError(f"--clamp-len {clamp_len}: must be positive, or 0 or -1 for no limit")
 
 
-def refuse_same_length_without_memory(same_length: bool, mem_len: int) -> None:
+def check_same_length_has_memory(same_length: bool, mem_len: int) -> None:
     """Raise a UserError for `same_length` without a memory, because each query would see only itself."""
     if same_length and not mem_len:
         raise UserError(
@@ -289,4 +289,4 @@ def init_transformer_xl_weights(module: nn.Module, std: float = 0.02) -> None:
             for linear in maps:
                 nn.init.normal_(linear.weight, std=std / math.sqrt(len(maps)))
     if isinstance(module, AttentionSublayer):
-        module.start_copies()
+        module.initialize_copies()

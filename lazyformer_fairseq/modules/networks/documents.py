@@ -20,11 +20,11 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 
 # Number of multiply-adds per thread above which a document gets a separate group on a CPU: an additional call then
 # costs less than copying and padding the documents of a larger group.
-ALONE = 2**22
+MIN_MULTIPLY_ADDS_FOR_OWN_GROUP = 2**22
 # Otherwise the shortest document of a group has at least this fraction of the longest document's tokens, or at most
 # this many tokens fewer.
-LEAST_SHARE = 0.8
-FEW = 24
+MIN_LENGTH_RATIO = 0.8
+MAX_LENGTH_DIFFERENCE = 24
 GPU_MULTIPLE = 8  # group lengths on GPUs are multiples of this, for tensor cores and kernels
 
 
@@ -112,14 +112,14 @@ class Documents:
     def __init__(self, lengths: np.ndarray, width: int, device: torch.device):
         alone = math.inf
         if device.type == "cpu":
-            alone = math.sqrt(ALONE * torch.get_num_threads() / width)
+            alone = math.sqrt(MIN_MULTIPLY_ADDS_FOR_OWN_GROUP * torch.get_num_threads() / width)
         starts = np.cumsum(lengths) - lengths
         order = np.argsort(-lengths, kind="stable")
         self.lengths = lengths
         self.groups: list[Group] = []
         while len(order):
             longest = lengths[order[0]]
-            is_like = lengths[order] >= min(longest * LEAST_SHARE, longest - FEW)
+            is_like = lengths[order] >= min(longest * MIN_LENGTH_RATIO, longest - MAX_LENGTH_DIFFERENCE)
             count = 1 if longest >= alone else int(is_like.sum())
             chosen = order[:count]
             order = order[count:]
@@ -181,7 +181,7 @@ def _row(parts_PE: Sequence[Tensor], groups: Sequence[Group], size: torch.Size) 
     return row_SE
 
 
-class TextInARow(NamedTuple):
+class PackedTokens(NamedTuple):
     """The S tokens of a batch (B, T) that are not padding, packed into one row.
 
     Attributes:
@@ -204,7 +204,7 @@ class TextInARow(NamedTuple):
         padding_mask_BT: Optional[Tensor],
         is_full: bool,
         begins_anew: bool,
-    ) -> "TextInARow":
+    ) -> "PackedTokens":
         """Pack a batch into a row.
 
         This synchronizes with the GPU only if there is a mask.

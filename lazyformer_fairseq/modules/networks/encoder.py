@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
-from lazyformer_fairseq.modules.networks.documents import Documents, TextInARow
-from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted, check_turns, sees
+from lazyformer_fairseq.modules.networks.documents import Documents, PackedTokens
+from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted, check_turns, visibility_mask
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
@@ -76,7 +76,7 @@ class RelativePositionBias(nn.Module):
         bucket_by_distance = relative_position_bucket(distance, self.num_buckets, self.max_distance)
         return Scores(self.table, bucket_by_distance, self.max_distance)
 
-    def of_places(self, places_BT: Tensor, most: int) -> Tensor:
+    def for_positions(self, places_BT: Tensor, most: int) -> Tensor:
         """Return the bias (B, N, T, T) for every pair of tokens, given explicit positions.
 
         Args:
@@ -112,10 +112,10 @@ class TokenInfo:
     global_positions_BT: Optional[Tensor] = None
     token_types_BT: Optional[Tensor] = None
     documents: Optional[Sequence[Sequence[int]]] = None
-    positions_begin_anew: bool = False
+    restart_positions: bool = False
     positions_BT: Optional[Tensor] = None
     turns_B3T: Optional[Tensor] = None
-    wanted_M: Optional[Tensor] = None
+    selected_M: Optional[Tensor] = None
 
     def moved(self, move: Callable[[Tensor], Tensor], places_of: Callable[[Tensor], Tensor]) -> "TokenInfo":
         """Return a copy for tokens that have been reordered.
@@ -125,8 +125,8 @@ class TokenInfo:
             places_of: a function that maps old token indices to new ones.
         """
         moved = self
-        if self.wanted_M is not None:
-            moved = replace(moved, wanted_M=places_of(self.wanted_M))
+        if self.selected_M is not None:
+            moved = replace(moved, wanted_M=places_of(self.selected_M))
         if self.global_positions_BT is not None:
             moved = replace(moved, global_positions_BT=move(self.global_positions_BT))
         if self.token_types_BT is not None:
@@ -134,7 +134,7 @@ class TokenInfo:
         return moved
 
 
-class TextFirst(NamedTuple):
+class PaddingPermutation(NamedTuple):
     """A permutation that moves all padding to the end of each row, where it does not affect the tokens' positions.
 
     Attributes:
@@ -146,7 +146,7 @@ class TextFirst(NamedTuple):
     from_BT: Tensor
 
     @classmethod
-    def of(cls, padding_mask_BT: Tensor) -> "TextFirst":
+    def of(cls, padding_mask_BT: Tensor) -> "PaddingPermutation":
         """Build the permutation from a mask that is True at padding.
 
         The computation has no data-dependent control flow, so it can be part of a compiled or exported graph.
@@ -268,7 +268,7 @@ class Encoder(Stack):
             self.final_layer_norm = layer_norm(embed_dim, *self.norm)
         self.embedding_norm = embedding_norm
         if embedding_norm:
-            leave_out_first_norm(self.sublayers, self.normalize_before)
+            remove_first_norm(self.sublayers, self.normalize_before)
 
     @property
     def sizes(self) -> EncoderSizes:
@@ -314,7 +314,7 @@ class Encoder(Stack):
             info: further information about the tokens.
 
         Returns:
-            Features (B, T, C), or (M, C) for the tokens in `info.wanted_M`, and a list of intermediate states
+            Features (B, T, C), or (M, C) for the tokens in `info.selected_M`, and a list of intermediate states
             (B, T, C), which is empty unless `return_all`. With documents, features are zero at padding.
 
         Raises:
@@ -328,16 +328,16 @@ class Encoder(Stack):
         self._check_global_positions(info.global_positions_BT, tokens_BT)
         if info.documents is not None:
             is_right_on_gpu = is_padded_on_right and tokens_BT.device.type != "cpu"
-            row = TextInARow.of(
+            row = PackedTokens.of(
                 info.documents,
                 tokens_BT,
                 None if is_right_on_gpu else padding_mask_BT,
                 is_full=padding_mask_BT is None,
-                begins_anew=info.positions_begin_anew,
+                begins_anew=info.restart_positions,
             )
             moved = info.moved(row.take, row.places_of)
             x, states = self._encode(row.take(tokens_BT), None, moved, return_all, row)
-            if info.wanted_M is None:
+            if info.selected_M is None:
                 x = row.spread(x)
             return x, [row.spread(state) for state in states]
         if padding_mask_BT is None:
@@ -346,10 +346,10 @@ class Encoder(Stack):
             is_padded_on_right = is_padded_right(padding_mask_BT)
         if is_padded_on_right:
             return self._encode(tokens_BT, padding_mask_BT, info, return_all)
-        text = TextFirst.of(padding_mask_BT)
+        text = PaddingPermutation.of(padding_mask_BT)
         moved = info.moved(text.move, text.places_of)
         x, states = self._encode(text.move(tokens_BT), text.move(padding_mask_BT), moved, return_all)
-        if info.wanted_M is None:
+        if info.selected_M is None:
             x = text.back(x)
         return x, [text.back(state) for state in states]
 
@@ -359,7 +359,7 @@ class Encoder(Stack):
         padding_mask_BT: Optional[Tensor],
         info: TokenInfo,
         return_all: bool,
-        row: Optional[TextInARow] = None,
+        row: Optional[PackedTokens] = None,
     ) -> tuple[Tensor, list[Tensor]]:
         positions = None
         lengths = None
@@ -370,7 +370,7 @@ class Encoder(Stack):
         if self.embed_tokens is not None:
             x = self.embed(tokens_BT, info.token_types_BT, positions)
         shared = self.context(x, 0, padding_mask_BT, info.global_positions_BT, lengths)
-        return self._run(x, shared, return_all, info.wanted_M)
+        return self._run(x, shared, return_all, info.selected_M)
 
     def _encode_permuted(
         self,
@@ -393,12 +393,12 @@ class Encoder(Stack):
         if self.embed_tokens is not None:
             x = self.embed(tokens_BT, info.token_types_BT, info.positions_BT)
         if self.relative_position_bias is not None and self.has_scores:
-            added = self.relative_position_bias.of_places(positions_BT, self.max_positions).to(x.dtype)
+            added = self.relative_position_bias.for_positions(positions_BT, self.max_positions).to(x.dtype)
         else:
             added = x.new_zeros(()).expand(len(x), self.num_heads, x.size(1), x.size(1))
-        added = added.masked_fill(~sees(turns_B3T)[:, None], float("-inf"))
+        added = added.masked_fill(~visibility_mask(turns_B3T)[:, None], float("-inf"))
         shape = Scores(learned_BNTK=added, places_BT=info.positions_BT)
-        return self._run(x, Context(shape, self.back_end()), return_all, info.wanted_M)
+        return self._run(x, Context(shape, self.back_end()), return_all, info.selected_M)
 
     def _run(
         self,
@@ -464,12 +464,12 @@ class Encoder(Stack):
         return F.dropout(x, self.dropout, self.training)
 
     @property
-    def asking(self) -> list[str]:
+    def sublayers_with_given_global(self) -> list[str]:
         """The sublayers with ``global=given``, as written in the pattern."""
         return [planned.text for planned in self.plan if planned.values.get("global") == GIVEN]
 
     def _check_global_positions(self, given_BT: Optional[Tensor], tokens_BT: Tensor) -> None:
-        asking = self.asking
+        asking = self.sublayers_with_given_global
         if given_BT is None and asking:
             raise UserError(
                 f"{asking[0]} needs to know which tokens are global: pass global_positions, a mask with the same shape "
@@ -511,7 +511,7 @@ class Encoder(Stack):
         documents = Documents(lengths, self.embed_dim, x_BTC.device)
         given = documents.split(global_positions_BT)
         documents.scores = [
-            self._scores(group.width, group.is_padding_DW, _unless_padding(given_DW, group.is_padding_DW))
+            self._scores(group.width, group.is_padding_DW, _mask_out_padding(given_DW, group.is_padding_DW))
             for group, given_DW in zip(documents.groups, given, strict=True)
         ]
         return Context(Scores(), self.back_end(), documents=documents)
@@ -527,13 +527,13 @@ class Encoder(Stack):
         return shape.with_given(global_positions_BT)
 
 
-def _unless_padding(given: Optional[Tensor], is_padding: Optional[Tensor]) -> Optional[Tensor]:
+def _mask_out_padding(given: Optional[Tensor], is_padding: Optional[Tensor]) -> Optional[Tensor]:
     if given is None or is_padding is None:
         return given
     return given & ~is_padding
 
 
-def leave_out_first_norm(sublayers: Iterable[nn.Module], normalize_before: bool) -> None:
+def remove_first_norm(sublayers: Iterable[nn.Module], normalize_before: bool) -> None:
     """Remove the norm of the first sublayer that has one, because the embeddings are normalized instead.
 
     Raises:
@@ -567,15 +567,15 @@ def init_bert_weights(module: nn.Module) -> None:
     if isinstance(module, RelativePositionBias):
         nn.init.zeros_(module.table)
     if isinstance(module, AttentionSublayer):
-        module.start_copies()
+        module.initialize_copies()
 
 
-LOCAL = (-1, 1, -2, 2)  # distance to the key that each of the first four heads favors
-FAVOUR = 6.0  # added to the favored key's score, which multiplies its weight by 403
+LOCAL_HEAD_DISTANCES = (-1, 1, -2, 2)  # distance to the key that each of the first four heads favors
+LOCAL_HEAD_BIAS = 6.0  # added to the favored key's score, which multiplies its weight by 403
 
 
 @torch.no_grad()
-def start_as_asked(encoder: Encoder, local_heads: bool, zero_last_maps: bool) -> None:
+def apply_optional_init(encoder: Encoder, local_heads: bool, zero_last_maps: bool) -> None:
     """Apply optional initialization schemes after :func:`init_bert_weights`.
 
     Args:
@@ -593,11 +593,11 @@ def start_as_asked(encoder: Encoder, local_heads: bool, zero_last_maps: bool) ->
     """
     if local_heads:
         bias = encoder.relative_position_bias
-        distances = torch.tensor(LOCAL[: encoder.num_heads])
-        if bias is None or bias.num_buckets // 4 <= max(LOCAL):
+        distances = torch.tensor(LOCAL_HEAD_DISTANCES[: encoder.num_heads])
+        if bias is None or bias.num_buckets // 4 <= max(LOCAL_HEAD_DISTANCES):
             raise UserError("--local-heads requires --relative-position-buckets 12 or more")
         buckets = relative_position_bucket(distances, bias.num_buckets, bias.max_distance)
-        bias.table[buckets, torch.arange(len(distances))] = FAVOUR
+        bias.table[buckets, torch.arange(len(distances))] = LOCAL_HEAD_BIAS
     if not zero_last_maps:
         return
     for sublayer in encoder.sublayers:

@@ -169,7 +169,7 @@ TAGS = "tags"
 HEADS = {**CLASSIFICATION_HEADS, SPAN: SpanHead, TAGS: TokenHead}  # all head types that a model can register by name
 
 
-def outputs_of(head: nn.Module) -> int:
+def num_logits(head: nn.Module) -> int:
     """Return the number of logits of a head in :data:`HEADS`, or 0 for other modules such as a pooler."""
     last = getattr(head, "out_proj", None)
     if last is not None:

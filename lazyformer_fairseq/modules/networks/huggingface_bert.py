@@ -14,7 +14,7 @@ from lazyformer_fairseq.options import LENGTH, PROPORTION, option
 
 STACKED = {"Wqkv": 3, "Wi": 2}  # ModernBERT's fused linear maps, with the number of maps that each combines
 # fairseq's ids of <s> and </s>. With the published ids, transformers warns if the vocabulary is too small for them.
-FRAME = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
+SPECIAL_TOKEN_IDS = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
 
 
 @dataclass
@@ -83,7 +83,7 @@ class HuggingFaceBert(nn.Module):
             pad_token_id=padding_idx,
             attn_implementation="sdpa",
             **dropouts,
-            **FRAME,
+            **SPECIAL_TOKEN_IDS,
         )
         self.bert = AutoModelForMaskedLM.from_config(config)
         for name, module in self.bert.named_modules():

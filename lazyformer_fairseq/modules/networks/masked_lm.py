@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.networks import heads
-from lazyformer_fairseq.modules.networks.encoder import Encoder, TokenInfo, init_bert_weights, start_as_asked
+from lazyformer_fairseq.modules.networks.encoder import Encoder, TokenInfo, init_bert_weights, apply_optional_init
 from lazyformer_fairseq.modules.networks.options import DROPOUTS, MaskedLMOptions, norms_and_biases
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 
@@ -45,7 +45,7 @@ class MaskedLM(nn.Module):
         self.encoder = _EncoderWithHead(options, vocab_size, padding_idx)
         self.classification_heads = nn.ModuleDict()
         self.apply(init_bert_weights)
-        start_as_asked(self.encoder.sentence_encoder, options.local_heads, options.zero_last_maps)
+        apply_optional_init(self.encoder.sentence_encoder, options.local_heads, options.zero_last_maps)
 
     def forward(  # noqa: PLR0913, PLR0917 - by name, as fairseq's tasks pass them
         self,
@@ -103,10 +103,10 @@ class MaskedLM(nn.Module):
             global_positions_BT=global_positions,
             token_types_BT=token_types,
             documents=documents,
-            positions_begin_anew=positions_begin_anew,
+            restart_positions=positions_begin_anew,
             positions_BT=positions,
             turns_B3T=turns,
-            wanted_M=wanted,
+            selected_M=wanted,
         )
         output, extra = self.encoder(
             src_tokens,
@@ -156,14 +156,14 @@ class MaskedLM(nn.Module):
         """
         previous = dict(self.classification_heads.items()).get(name)
         if previous is not None:
-            if type(previous) is heads.HEADS[head_type] and heads.outputs_of(previous) == num_classes:
+            if type(previous) is heads.HEADS[head_type] and heads.num_logits(previous) == num_classes:
                 return
             logger.warning(
                 "classification head %s: replaced by a newly initialized head with %d outputs (%s); it had %d outputs",
                 name,
                 num_classes,
                 head_type,
-                heads.outputs_of(previous),
+                heads.num_logits(previous),
             )
         head = heads.HEADS[head_type](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
         self.classification_heads[name] = head.apply(init_bert_weights)

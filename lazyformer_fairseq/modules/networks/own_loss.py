@@ -7,10 +7,10 @@ from torch import Tensor
 
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_variants.span import SPANS
-from lazyformer_fairseq.modules.sublayers.feed_forward import EXPERTS, Told
+from lazyformer_fairseq.modules.sublayers.feed_forward import EXPERTS, ExpertOutputs
 
 
-def take_told(network: Stack) -> Optional[Told]:
+def pop_expert_outputs(network: Stack) -> Optional[ExpertOutputs]:
     """Sum the auxiliary outputs of all experts from the last training forward pass, and clear them.
 
     The loss is multiplied by the network's weight `experts_loss`. Returns None if there are no experts or no outputs.
@@ -20,13 +20,13 @@ def take_told(network: Stack) -> Optional[Told]:
     if not told:
         return None
     loss, dropped, wanted = (torch.stack(each).sum() for each in zip(*told, strict=True))
-    return Told(network.experts_loss * loss, dropped, wanted)
+    return ExpertOutputs(network.experts_loss * loss, dropped, wanted)
 
 
-def own_loss(network: Stack) -> Union[Tensor, float]:
+def auxiliary_loss(network: Stack) -> Union[Tensor, float]:
     """Return the auxiliary loss per token, in nats, of learned spans and of the last forward pass's experts."""
     loss = sum(span.penalty() for span in network.options.common.get(SPANS, ()))
-    told = take_told(network)
+    told = pop_expert_outputs(network)
     if told is not None:
         loss = loss + told.loss
     return loss

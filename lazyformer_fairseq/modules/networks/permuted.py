@@ -18,7 +18,7 @@ from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.processor import has_numbers
 
 
-def sees(turns_B3T: Tensor) -> Tensor:
+def visibility_mask(turns_B3T: Tensor) -> Tensor:
     """Compute a visibility mask (B, T, T), True where the row's token sees the column's, from (at, from, until)."""
     at, first, end = turns_B3T.unbind(1)
     return (first[:, None, :] <= at[..., None]) & (at[..., None] < end[:, None, :])

@@ -19,7 +19,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, StackOutput
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, producer_indices
 from lazyformer_fairseq.patterns.kinds import ENCODER
 
 
@@ -61,7 +61,7 @@ def units_of(
 
 def runs_of(sublayers: Sequence[PlannedSublayer]) -> list[list[int]]:
     """Split a plan into the shortest runs such that no run reads from another; return each run's sublayer indices."""
-    read = places_read(sublayers)
+    read = producer_indices(sublayers)
     last_reader = {giver: place for place, giver in enumerate(read) if giver is not None}
     found: list[list[int]] = []
     end = -1  # the last index of the current run
@@ -111,7 +111,7 @@ def run_checkpointed(
     run: Callable[..., StackOutput],
     return_all: bool,
     checkpoint: Callable[..., StackOutput],
-    writes_once: bool,
+    keeps_cache: bool,
 ) -> StackOutput:
     """Run units under gradient checkpointing: autograd keeps only their inputs.
 
@@ -125,14 +125,14 @@ def run_checkpointed(
         writes_once: whether to keep values that sublayers cache in the context until the backward pass. If False, each
             unit computes them again, which compiled graphs require.
     """
-    if writes_once:
-        shared = unwritten(shared)
+    if keeps_cache:
+        shared = with_empty_cache(shared)
         of_documents = () if shared.documents is None else shared.documents.scores
         for scores in (shared.scores, *of_documents):
             scores.outlasts_checkpoints = True
 
     def run_unit(unit: Unit, x_BTC: Tensor) -> StackOutput:
-        return run(unit.sublayers, unit.past, x_BTC, shared if writes_once else unwritten(shared), return_all)
+        return run(unit.sublayers, unit.past, x_BTC, shared if keeps_cache else with_empty_cache(shared), return_all)
 
     states = [x_BTC] if return_all else []
     attended = []
@@ -144,7 +144,7 @@ def run_checkpointed(
     return StackOutput(x_BTC, states, attended)
 
 
-def unwritten(shared: Context) -> Context:
+def with_empty_cache(shared: Context) -> Context:
     """Return a copy of the context without the values that sublayers have cached in it during this forward pass."""
     documents = shared.documents
     if documents is not None:
@@ -153,7 +153,7 @@ def unwritten(shared: Context) -> Context:
     return shared._replace(scores=replace(shared.scores), documents=documents)
 
 
-def add_up(unit: Unit, x_BTC: Tensor, shared: Context) -> tuple[Tensor, list[Tensor]]:
+def residual_update(unit: Unit, x_BTC: Tensor, shared: Context) -> tuple[Tensor, list[Tensor]]:
     """Return a unit's residual update (B, T, C), summed over its sublayers, and the input of each sublayer."""
     added: Optional[Tensor] = None
     below: SharedState = {}
@@ -200,9 +200,9 @@ def run_reversible(
         return_all: whether to also return the input of each sublayer and the output. Autograd then keeps all
             activations.
     """
-    branch = add_up
+    branch = residual_update
     if is_compiled:
-        branch = compiled(add_up)
+        branch = compiled(residual_update)
     start = x_BTC.to(torch.promote_types(x_BTC.dtype, torch.float32))
     streams = (start, start)
     inputs: list[Tensor] = []
@@ -271,7 +271,7 @@ class _Reversible(torch.autograd.Function):
         first, second, *leaves = ctx.saved_tensors
         gradients: list[Optional[Tensor]] = [None] * len(leaves)
         for unit, chance in zip(reversed(ctx.units), reversed(ctx.chances), strict=True):
-            with _same_chance(*chance), torch.autocast(*ctx.autocast):
+            with _restored_rng_state(*chance), torch.autocast(*ctx.autocast):
                 added, x, _ = _with_graph(ctx.branch, unit, first, ctx.dtype, ctx.shared)
             d_x, *found = torch.autograd.grad(added, [x, *leaves], d_second.to(added.dtype), allow_unused=True)
             first, second = second - added.detach(), first
@@ -298,7 +298,7 @@ def _with_graph(
     """
     with torch.enable_grad():
         x = stream.detach().to(dtype).requires_grad_()
-        added, inputs = branch(unit, x, unwritten(shared))
+        added, inputs = branch(unit, x, with_empty_cache(shared))
     return added, x, inputs
 
 
@@ -311,7 +311,7 @@ def _sum(one: Optional[Tensor], other: Optional[Tensor]) -> Optional[Tensor]:
 
 
 @contextmanager
-def _same_chance(of_processor: Tensor, devices: list[int], of_devices: list[Tensor]) -> Iterator[None]:
+def _restored_rng_state(of_processor: Tensor, devices: list[int], of_devices: list[Tensor]) -> Iterator[None]:
     """Restore saved random number generator states inside a ``with`` block, and the current states after it.
 
     Args:

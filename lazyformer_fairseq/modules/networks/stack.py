@@ -141,7 +141,7 @@ class Stack(nn.Module):
         Raises:
             UserError: If the sublayer's settings do not support a term that this network adds to all scores.
         """
-        refuse_features(planned, self.features)
+        check_score_features(planned, self.features)
         inner = build_sublayer(planned.kind.module(self.direction), self.options, planned)
         if not inner.is_residual:
             return inner
@@ -257,7 +257,7 @@ class Stack(nn.Module):
                 run=run,
                 return_all=return_all,
                 checkpoint=self.checkpoint,
-                writes_once=not self.compiles,
+                keeps_cache=not self.compiles,
             )
         return run(sublayers, past, x_BTC, shared, return_all)
 
@@ -266,7 +266,7 @@ class Stack(nn.Module):
         return checkpoint(function, *arguments, use_reentrant=False)
 
 
-def refuse_features(planned: PlannedSublayer, features: Iterable[str], prefix: str = "") -> None:
+def check_score_features(planned: PlannedSublayer, features: Iterable[str], prefix: str = "") -> None:
     """Raise a UserError if one of a sublayer's attention variants does not support one of these score features.
 
     Args:

@@ -81,7 +81,7 @@ class AttentionSublayer(Sublayer):
     attends = takes_documents = takes_permuted = True
     projections: ClassVar[Projections]
     choices: nn.ModuleDict
-    value_makers: nn.ModuleDict
+    value_transforms: nn.ModuleDict
     query_makers: nn.ModuleDict
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
@@ -140,7 +140,7 @@ class AttentionSublayer(Sublayer):
         return found
 
     @torch.no_grad()
-    def start_copies(self) -> None:
+    def initialize_copies(self) -> None:
         """Initialize linear layers that start as copies of the projections.
 
         Initialization functions call this method after they have initialized the projections.
@@ -152,7 +152,7 @@ class AttentionSublayer(Sublayer):
     def make_values(self, x_BKC: Tensor, v_BKC: Tensor) -> Any:
         """Split projected values (B, K, C) into heads, and transform them as the attention variants require."""
         values = split_heads(v_BKC, self.num_heads)
-        for maker in self.value_makers.values():
+        for maker in self.value_transforms.values():
             values = maker(values, x_BKC)
         return values
 
@@ -227,7 +227,7 @@ class ChoosingAttention(AttentionSublayer):
         # Masks and learned scores depend on a token's index in its sequence.
         goes_by_index = any(row.choice in (MASK, SCORES) for row in chosen_variants(planned.values))
         self.takes_permuted = self.takes_documents and not goes_by_index
-        self.value_makers = build_values(options)
+        self.value_transforms = build_values(options)
         self.query_makers = nn.ModuleDict()
         self.key_makers = nn.ModuleDict()
         if self.has_queries:
@@ -259,7 +259,7 @@ class SelfAttention(ChoosingAttention):
         self.qkv_proj = Linear(options.embed_dim, blocks * options.embed_dim)
         self.qkv_proj.blocks = blocks
         self.out_proj = Linear(options.embed_dim, options.embed_dim)
-        self.start_copies()
+        self.initialize_copies()
 
     @classmethod
     @override
@@ -362,7 +362,7 @@ class RelativeAttention(ChoosingAttention):
         if self.has_queries and self.has_keys and self.has_scores:
             self.position_proj = Linear(embed_dim, embed_dim, bias=False)
         self.out_proj = Linear(embed_dim, embed_dim, bias=False)
-        self.start_copies()
+        self.initialize_copies()
 
     @override
     def forward(
@@ -455,8 +455,8 @@ class LazyAttention(AttentionSublayer):
         has_bias = not options.is_causal
         self.v_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
         self.out_proj = Linear(options.embed_dim, options.embed_dim, has_bias)
-        self.value_makers = build_values(replace(options, values=_values_below(planned)))
-        self.start_copies()
+        self.value_transforms = build_values(replace(options, values=_values_below(planned)))
+        self.initialize_copies()
 
     @override
     def forward(
@@ -474,7 +474,7 @@ class LazyAttention(AttentionSublayer):
             one = distribution[0]
         makes_values = hasattr(one, "project")
         input_of_makers = None
-        if makes_values or self.value_makers:
+        if makes_values or self.value_transforms:
             input_of_makers = x_BKC
         v_BKC = None
         if not makes_values:

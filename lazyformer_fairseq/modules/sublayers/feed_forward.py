@@ -152,7 +152,7 @@ class Assignment(NamedTuple):
     wanted: Tensor
 
 
-class Told(NamedTuple):
+class ExpertOutputs(NamedTuple):
     """Auxiliary outputs of a mixture of experts, from a forward pass in training.
 
     Attributes:
@@ -231,12 +231,12 @@ class Experts(Sublayer):
         self.gate = nn.Linear(embed_dim, self.count, bias=False)
         self.experts = nn.ModuleDict({str(number): expert for number, expert in enumerate(feed_forwards)})
         self.exchange: Optional[Callable[[Callable, Tensor, Tensor], Tensor]] = None
-        self.told: Optional[Told] = None
+        self.told: Optional[ExpertOutputs] = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "told": None}  # tensors with a graph cannot be copied or pickled
 
-    def take_told(self) -> Optional[Told]:
+    def take_told(self) -> Optional[ExpertOutputs]:
         """Return the auxiliary outputs of the last forward pass in training, and reset them."""
         told = self.told
         self.told = None
@@ -260,7 +260,7 @@ class Experts(Sublayer):
         assigned = self.assign(gates_SE, texts)
         self.told = None
         if self.training:
-            self.told = Told(
+            self.told = ExpertOutputs(
                 loss=self._balance(gates_SE, texts),
                 dropped=assigned.wanted - assigned.counts_E.sum(),
                 wanted=assigned.wanted,

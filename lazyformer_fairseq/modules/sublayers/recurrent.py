@@ -366,7 +366,7 @@ def _backward(
                 first = torch.zeros_like(states[:1])
             before = torch.cat([first, states[part][:-1]])
             by_before, by_enters, by_gates = _derivatives(x_TSBG[part], before, weight)
-            g, handed = _hand_back(d_TSBH[part], handed, by_before, by_gates, weight)
+            g, handed = _backward_block(d_TSBH[part], handed, by_before, by_gates, weight)
             d_gates = by_gates * g[..., None, :]
             torch.cat([d_gates.flatten(-2), by_enters * g], -1, out=d_x[part])
             if d_weight is None:
@@ -420,7 +420,7 @@ def _derivatives(
     return by_before, by_enters, by_gates
 
 
-def _hand_back(
+def _backward_block(
     d_TSBH: Tensor,
     handed: Tensor,
     by_before: Tensor,

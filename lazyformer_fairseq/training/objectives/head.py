@@ -106,7 +106,7 @@ class HeadObjective(Objective):
         if self.longest is None:
             self.longest = model.max_positions()
         self.has_token_types = model.cfg.token_types > 1
-        self.marks_first_text = bool(model.encoder.sentence_encoder.asking)
+        self.marks_first_text = bool(model.encoder.sentence_encoder.sublayers_with_given_global)
 
     def dataset_options(self, split: str) -> dict[str, Any]:
         """Return the keyword arguments shared by all datasets of this objective."""

@@ -22,7 +22,7 @@ from lazyformer_fairseq.data.datasets.token_streams import (
 )
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.modules import losses
-from lazyformer_fairseq.modules.networks.carried_memory import CHECKPOINT_KEY, CarriedMemory, Shape, with_memory
+from lazyformer_fairseq.modules.networks.carried_memory import CHECKPOINT_KEY, CarriedMemory, RunSettings, with_memory
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
 from lazyformer_fairseq.storage.indexed_format import check_items
 from lazyformer_fairseq.training.objectives.interface import (
@@ -174,7 +174,7 @@ class StreamLMObjective(Objective):
             self.memory.restore(self._saved, self._shape(self._streams), self._streams.own_rows)
             self._saved = None
 
-    def _shape(self, streams: TokenStreams) -> Shape:
+    def _shape(self, streams: TokenStreams) -> RunSettings:
         return shape_of(streams, self.mem_len, self.options)
 
 

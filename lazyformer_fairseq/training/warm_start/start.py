@@ -21,7 +21,7 @@ from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.convolution import Convolution
 from lazyformer_fairseq.modules.sublayers.feed_forward import Experts, FeedForward, ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.recurrent import Recurrent
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, producer_indices, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import write_text
@@ -160,7 +160,7 @@ def start_from(
     if not cfg.encoder_normalize_before:
         weights |= carry_norms(old.weights, weights, alignment, old.plan, new_plan)
     _keep_ties(weights, model)
-    reads = places_read(new_plan)
+    reads = producer_indices(new_plan)
     sublayers = [
         {
             "sublayer": planned.text,
@@ -217,7 +217,7 @@ def _old(index: int, old: Trained) -> Old:
     """Return an old sublayer and the sublayer that it reads from, if any."""
     prefix = f"{SUBLAYERS}{index}."
     weights = {name.removeprefix(prefix): weight for name, weight in old.weights.items() if name.startswith(prefix)}
-    producer = places_read(old.plan)[index]
+    producer = producer_indices(old.plan)[index]
     return Old(old.plan[index], weights, None if producer is None else _old(producer, old))
 
 

@@ -57,7 +57,7 @@ def test_an_encoder_with_its_head(pattern):
         head = MaskedLMHead(12, encoder.embed_tokens, F.gelu, encoder.norm, linear_bias=False)
     assert costs.count_parameters(pattern, encoder.sizes) == parameters_of(encoder, head)
     assert seen_by_torch(lambda: head(encoder(tokens)[0])) == costs.count_flops(pattern, encoder.sizes, 9, batch=2)
-    wanted = TokenInfo(wanted_M=torch.tensor([0, 9]))
+    wanted = TokenInfo(selected_M=torch.tensor([0, 9]))
     found = seen_by_torch(lambda: head(encoder(tokens, info=wanted)[0]))
     assert found == costs.count_flops(pattern, encoder.sizes, 9, batch=2, predicted=1)
     assert seen_by_torch(lambda: encoder(tokens)) == costs.count_flops(pattern, encoder.sizes, 9, batch=2, predicted=0)
@@ -67,7 +67,7 @@ def test_a_reversible_encoder_computes_all_tokens():
     given = {"normalize_before": True, "reversible": True, "attention_backend": "eager"}
     encoder = Encoder("s f f", 17, 12, 20, 3, 11, relative_position_buckets=0, **given)
     head, tokens = MaskedLMHead(12, encoder.embed_tokens), torch.randint(2, 17, (2, 9))
-    wanted = TokenInfo(wanted_M=torch.tensor([0, 9]))
+    wanted = TokenInfo(selected_M=torch.tensor([0, 9]))
     with torch.no_grad():
         found = seen_by_torch(lambda: head(encoder(tokens, info=wanted)[0]))
     assert found == costs.count_flops("s f f", encoder.sizes, 9, batch=2, predicted=1)

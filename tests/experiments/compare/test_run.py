@@ -25,7 +25,7 @@ from lazyformer_fairseq.experiments.compare.report import write_report
 from lazyformer_fairseq.experiments.compare.results import read_folder
 from lazyformer_fairseq.experiments.compare.run import compare
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings, find_task
-from lazyformer_fairseq.experiments.folder import kept
+from lazyformer_fairseq.experiments.folder import load_or_create
 from lazyformer_fairseq.experiments.prose import write_prose
 from lazyformer_fairseq.extras import has_fairseq
 from lazyformer_fairseq.storage import checkpoint_file
@@ -216,7 +216,7 @@ def test_a_budget_or_a_share_of_the_baselines_seconds_becomes_updates_once(data_
     compared, path = settings.row.load(settings), tmp_path / "lengths.json"
     for seconds in ({"bert": 0.5, "mine": 0.25}, {"bert": 0.1, "mine": 0.1}):
         slow_trial(monkeypatch, **seconds)
-        found = kept(path, lambda: comparison_run.find_lengths(compared, settings.specs))["entries"]
+        found = load_or_create(path, lambda: comparison_run.find_lengths(compared, settings.specs))["entries"]
         assert found == {"bert": ["bert", 6], "mine": ["mine", 12]}
     slow_trial(monkeypatch, bert=0.5, mine=0.25)
     settings = tiny(data_folder, models=TWO, updates=10, shares=(1.0, 0.5))
@@ -279,7 +279,7 @@ def test_a_process_that_dies_names_its_log(data_folder, tmp_path, monkeypatch):
 def test_a_process_has_as_many_threads_as_were_asked_for(asked, workers, given, monkeypatch):
     monkeypatch.setattr(trainings, "processors_here", lambda: 8)
     monkeypatch.setattr(trainings.torch, "get_num_threads", lambda: asked)
-    assert trainings.threads_of_each(workers) == given
+    assert trainings.threads_per_run(workers) == given
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

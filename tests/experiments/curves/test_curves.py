@@ -55,7 +55,7 @@ def test_the_record_of_our_own_loop_tells_the_same(tmp_path):
         recorder.valid(updates, 36 * updates, 8.0)
     ours, fairseqs = (read_history([folder]) for folder in (tmp_path / "ours", write_record(tmp_path / "f", [8, 8])))
     assert (ours.measure, ours.losses) == (fairseqs.measure, fairseqs.losses)
-    assert ours.spent == fairseqs.spent
+    assert ours.cumulative_costs == fairseqs.cumulative_costs
 
 
 def test_runs_in_one_picture_with_their_numbers_beside(tmp_path):

@@ -10,7 +10,7 @@ from in_process import invoke, refusal
 from local_mean import LOCAL_MEAN, registered
 
 from lazyformer_fairseq.evaluation.loading import model_of
-from lazyformer_fairseq.experiments.pattern.look import SEEN, Seen, build_network, look, text_picture
+from lazyformer_fairseq.experiments.pattern.look import SEEN, AttendedTokens, build_network, find_attended_tokens, text_picture
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
@@ -20,8 +20,8 @@ def show(*arguments: object) -> str:
     return invoke("pattern", "show", *arguments)
 
 
-def seen_of(pattern: str, direction: str, tokens: int, memory: int = 0, heads: int = 2) -> list[Seen]:
-    return look(build_network(pattern, direction, heads, tokens, memory), tokens, memory)
+def seen_of(pattern: str, direction: str, tokens: int, memory: int = 0, heads: int = 2) -> list[AttendedTokens]:
+    return find_attended_tokens(build_network(pattern, direction, heads, tokens, memory), tokens, memory)
 
 
 def test_an_encoders_window_is_what_brute_force_sees():
@@ -47,7 +47,7 @@ def test_a_kind_without_heads_is_asked_like_any_other_and_heads_that_differ_have
     with registered(LOCAL_MEAN):
         (seen,) = seen_of("m", ENCODER, 4)
     assert text_picture(seen).splitlines() == ["m", "■ ■ · ·", "■ ■ ■ ·", "· ■ ■ ■", "· · ■ ■"]
-    seen = Seen("s", ((range(2), torch.ones(1, 2)), (range(2, 3), torch.tensor([[1.0, 0.4, 0.0]]))))
+    seen = AttendedTokens("s", ((range(2), torch.ones(1, 2)), (range(2, 3), torch.tensor([[1.0, 0.4, 0.0]]))))
     assert text_picture(seen).splitlines() == ["s, heads 1 to 2", "■ ■", "", "s, head 3", "■ □ ·"]
 
 

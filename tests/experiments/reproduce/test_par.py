@@ -73,7 +73,7 @@ def test_trainings_are_the_papers(raw, tmp_path, name, size, updates, lengths):
     cfg = settings_of(*step.command[2:], "--gpus", "1", "--max-restarts", "0")
     assert cfg.model.sublayer_pattern == CAUSAL_ARCHITECTURES[arch].sublayer_pattern
     assert cfg.optimization.max_update == updates
-    assert step.makes.name == f"checkpoint_update_{cfg.optimization.max_update}.pt"
+    assert step.output.name == f"checkpoint_update_{cfg.optimization.max_update}.pt"
     evaluation = found[f"{'valid' if 'longer' in name else 'test'}_{name}"].command
     assert evaluation[evaluation.index("--lengths") + 1] == lengths if size is PAPER else "--tgt-len" in evaluation
     assert f"test_{name}" in found or "longer" in name

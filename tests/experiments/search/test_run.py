@@ -15,7 +15,7 @@ from in_process import invoke, refusal
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search import latency, material, supernet_objective, training
-from lazyformer_fairseq.experiments.search.halving import Trainings
+from lazyformer_fairseq.experiments.search.halving import HalvingRuns
 from lazyformer_fairseq.experiments.search.latency import latency_of
 from lazyformer_fairseq.experiments.search.run import supernet_job
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
@@ -124,7 +124,7 @@ def test_what_goes_on_is_to_the_bit_what_it_would_be_from_scratch(finished, data
     settings = SearchSettings(
         str(data_folder), "masked-lm", "bert_tiny", "sfsf", ("s", "l", "f", "identity"), **more, fairseq_options=given
     )
-    trainings, bands = Trainings(material.Material(settings), tmp_path), [[], []]
+    trainings, bands = HalvingRuns(material.SearchContext(settings), tmp_path), [[], []]
     highest = 0.6 * latency_of(PRICES, "sfsf") * 1.0001
     for each in result["trained"]:
         if each["losses"][0] is not None:
@@ -227,7 +227,7 @@ def test_by_the_recipe_laptop_a_supernet_of_one_pattern_learns_as_that_pattern_d
     settings = SearchSettings(
         str(data_folder), "masked-lm", "bert_tiny", "sfsf", names, **how, fairseq_options=SMALL.split()
     )
-    given = material.Material(settings)
+    given = material.SearchContext(settings)
     rows = torch.eye(4)[[names.index(name) for name in chosen]]
 
     def supernet_training() -> training.SupernetTraining:
@@ -263,7 +263,7 @@ def test_by_the_recipe_laptop_a_supernet_of_one_pattern_learns_as_that_pattern_d
         torch.testing.assert_close(own, learned, atol=1e-4, rtol=1e-3)
 
 
-def of_weights(given: material.Material, pattern: str) -> MaskedLMObjective:
+def of_weights(given: material.SearchContext, pattern: str) -> MaskedLMObjective:
     """The objective of one pattern on the text of a supernet's weights."""
     side = given.supernet_objective().sides[WEIGHTS]
     return replace(side, network=replace(side.network, options=replace(given.options, sublayer_pattern=pattern)))
@@ -282,7 +282,7 @@ def test_an_update_in_chunks_reads_as_much_as_the_whole_and_keeps_its_memory(lm_
             update_freq=chunks,
             fairseq_options=OF_TEXT,
         )
-        job = supernet_job(material.Material(settings), tmp_path / str(chunks))
+        job = supernet_job(material.SearchContext(settings), tmp_path / str(chunks))
         trained = training.SupernetTraining(settings, job)
         read.append([trained.update() for _ in range(2)])
         memory = job.objective.sides[WEIGHTS].memory.memory
@@ -340,11 +340,11 @@ def test_a_recipe_sets_options_of_models_and_text_where_the_task_has_it(budgets,
     words = ("--task", "language-model", "--arch", "transformer_xl_tiny", "--recipe", "laptop", *OF_TEXT, *budgets)
     assert "--recipe laptop: not for --task language-model" in refusal("search", lm_data, tmp_path / "out", *words)
     more = {"budgets": (1.0,), "recipe": "laptop", "fairseq_options": ("--dropout", "0.3")}
-    given = material.Material(SearchSettings(str(data_folder), "masked-lm", "bert_tiny", "sfsf", **more))
+    given = material.SearchContext(SearchSettings(str(data_folder), "masked-lm", "bert_tiny", "sfsf", **more))
     options = given.options
     assert options.local_heads and options.encoder_normalize_before and given.predicted_share == 0.3
     assert options.dropout == 0.3 and options.attention_dropout == 0.0, "words win"
-    trainings = Trainings(given, tmp_path)
+    trainings = HalvingRuns(given, tmp_path)
     optimization = trainings.optimization(50_000)
     assert (optimization.optimizer, optimization.rate, optimization.schedule) == ("muon", 0.005, "wsd")
     assert (

@@ -10,7 +10,7 @@ from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.material import Material
+from lazyformer_fairseq.experiments.search.material import SearchContext
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet_objective import (
     ARCHITECTURE,
@@ -81,7 +81,7 @@ OF_TEXT = ("--tgt-len", "8", "--mem-len", "8", "--adaptive-softmax-cutoff", "")
 
 def objective_on(data, batch_size=2, options=OF_TEXT):
     how = {"batch_size": batch_size, **SIZES, "fairseq_options": options}
-    return Material(
+    return SearchContext(
         SearchSettings(str(data), "language-model", "transformer_xl_tiny", "sfsf", **how)
     ).supernet_objective()
 

@@ -53,7 +53,7 @@ from lazyformer_fairseq.finetuning.results import read_results
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 from lazyformer_fairseq.language_modeling import images
 from lazyformer_fairseq.language_modeling.commands import read_lengths
-from lazyformer_fairseq.modules.timing import TimedSelector
+from lazyformer_fairseq.modules.timing import Autotuner
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.indexed_format import check_items
@@ -289,7 +289,7 @@ class Targets(dict[str, Target]):
 
         def load_choices(path: Path) -> None:
             with suppress(ValueError, RecursionError):
-                TimedSelector().load_state_dict(json.loads(path.read_bytes()))
+                Autotuner().load_state_dict(json.loads(path.read_bytes()))
 
         self.add("choices of a checkpoint", load_choices, 1_000, json.dumps({"m": {"shape": "eager"}}).encode())
 

@@ -99,14 +99,14 @@ def test_a_resumed_run_takes_the_back_ends_that_were_chosen(data_folder, tmp_pat
     monkeypatch.setattr(selection, "WORTH_IT", 1)
     monkeypatch.setattr(timing.SELECTOR, "known", {})
     clear = timing.Measurement("fused", is_clear=True, granted=1.0)
-    monkeypatch.setattr(timing.TimedSelector, "_measure_in_thread", lambda *_: clear)
+    monkeypatch.setattr(timing.Autotuner, "_measure_in_thread", lambda *_: clear)
     options = f"{TINY} --attention-dropout 0 --disable-validation"
     state = fairseq_train(data_folder, f"{options} --max-update 3", tmp_path / "run")
     ((here, chosen),) = state["extra_state"]["attention_back_ends"].items()
     assert here == timing.machine("cpu") and set(chosen.values()) == {"fused"}
     (tmp_path / "cache" / timing.FILE).unlink()
     monkeypatch.setattr(timing.SELECTOR, "known", {})
-    monkeypatch.setattr(timing.TimedSelector, "_measure_in_thread", lambda *_: pytest.fail("timed again"))
+    monkeypatch.setattr(timing.Autotuner, "_measure_in_thread", lambda *_: pytest.fail("timed again"))
     assert updates_of(tmp_path / "run" / "checkpoint_last.pt") == 3
     fairseq_train(data_folder, f"{options} --max-update 5", tmp_path / "run")
     assert timing.SELECTOR.known[here] == chosen

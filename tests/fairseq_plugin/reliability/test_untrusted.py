@@ -35,7 +35,7 @@ from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.material import Material
+from lazyformer_fairseq.experiments.search.material import SearchContext
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.training import SupernetOptimization
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import read_setting
@@ -147,7 +147,7 @@ def test_every_entry_refuses(tmp_path, victim, trained, data_folder, fairseq_tra
     evil = folder / "model.pt"
     train = f"{TINY} --max-update 2"
     tuning = f"--arch lazyformer_m2x6_s_tiny --criterion glue --batch-size 4 --finetune-from-model {evil}"
-    search = Material(SearchSettings(str(data_folder), "masked-lm", "bert_tiny", "sf", batch_size=2))
+    search = SearchContext(SearchSettings(str(data_folder), "masked-lm", "bert_tiny", "sf", batch_size=2))
     for entry in (
         lambda: fairseq_train(data_folder, f"{train} --restore-file {evil}", tmp_path / "restored"),
         lambda: fairseq_train(data_folder, f"{train} --finetune-from-model {evil}", tmp_path / "tuned"),

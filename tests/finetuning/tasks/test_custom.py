@@ -28,7 +28,7 @@ from lazyformer_fairseq.finetuning.grid import Run
 from lazyformer_fairseq.finetuning.held_out import with_dev_file
 from lazyformer_fairseq.finetuning.launch import choose_benchmark, grid_and_executor
 from lazyformer_fairseq.finetuning.settings import GridSettings
-from lazyformer_fairseq.finetuning.tasks.custom import in_words
+from lazyformer_fairseq.finetuning.tasks.custom import describe_in_words
 from lazyformer_fairseq.finetuning.training import fine_tune
 from lazyformer_fairseq.storage.atomic import unfinished_name
 
@@ -389,8 +389,8 @@ def test_labels_are_whole_numbers_or_scores_and_the_command_says_which(tmp_path,
     for name in ("train", "dev"):
         write(tmp_path / "numbers" / f"{name}.tsv", header, *rows)
     benchmark = choose_benchmark(None, settings_of(tmp_path, tmp_path / "numbers", **options))
-    assert benchmark.row.labels == (classes or ()) and said in in_words(benchmark.row)
-    assert in_words(benchmark.row).endswith("; texts in column 'text', labels in 'label'")
+    assert benchmark.row.labels == (classes or ()) and said in describe_in_words(benchmark.row)
+    assert describe_in_words(benchmark.row).endswith("; texts in column 'text', labels in 'label'")
     targets = [example.target for example in read_split(benchmark.row, tmp_path / "numbers", "valid").examples]
     wanted = [float(word) if classes is None else classes.index(class_name(word)) for _, word in rows]
     assert targets == wanted

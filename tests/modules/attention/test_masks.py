@@ -17,7 +17,7 @@ from lazyformer_fairseq.modules.attention.masks import (
     Columns,
     blocks_of,
     count_pairs,
-    count_share,
+    visible_fraction,
 )
 from lazyformer_fairseq.modules.attention.scores import Scores
 
@@ -61,7 +61,7 @@ def test_the_share_of_long_texts_is_estimated(part):
     mask = AttentionMask(((3, (part,)), (1, (Band(9, 9),))))
     for time, keys in ((1000, 1000), (2048, 4096)):
         pairs = count_pairs(mask, time, keys, True)
-        assert count_share(mask, time, keys, True) == pytest.approx(pairs / (4 * time * keys), rel=0.03)
+        assert visible_fraction(mask, time, keys, True) == pytest.approx(pairs / (4 * time * keys), rel=0.03)
 
 
 def dense_mask(mask, time, tokens, extra, is_causal):
@@ -92,7 +92,7 @@ def test_what_a_pass_keeps_is_not_kept_by_a_function(back_end):
     scores = Scores(mask=AttentionMask(((2, (Band(1, 1),)),)))
     q, k, v = torch.randn(3, 1, 2, 4, 8)
     attend(AttentionInputs(q, k, v, scores, consumers=0), back_end)
-    (key,) = scores._written
+    (key,) = scores._cache
     assert not any(callable(part) for part in key)
 
 

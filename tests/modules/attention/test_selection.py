@@ -11,7 +11,7 @@ from lazyformer_fairseq.modules.attention import AttentionInputs, attend, interf
 from lazyformer_fairseq.modules.attention.interface import AttentionCall
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.attention.selection import AUTO, BackEndSelector, Workload, check_back_end, fixed_order
-from lazyformer_fairseq.modules.timing import TimedSelector, difference
+from lazyformer_fairseq.modules.timing import Autotuner, difference
 
 PLAIN = AttentionCall(batch=1, heads=12, time=512, keys=512, consumers=1)
 CPU = Workload(PLAIN, "cpu", torch.float32, attentions=6)
@@ -23,7 +23,7 @@ WIDE = AttentionMask(((12, (Band(200, 200),)),))
 def selector(monkeypatch, tmp_path):
     """Nothing is known yet, here or in the cache folder."""
     monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path))
-    monkeypatch.setattr(selection, "SELECTOR", made := TimedSelector())
+    monkeypatch.setattr(selection, "SELECTOR", made := Autotuner())
     return made
 
 
@@ -85,7 +85,7 @@ def test_what_does_not_fit_into_memory_is_not_selected(monkeypatch):
         return [name for name in fixed_order(workload) if selection._fits(name, workload)]
 
     assert fitting(batch=10_000) == ["fused", "recompute"]
-    batch = int(selection.SHARE_OF_MEMORY * 2**36 / (12 * 512 * 512 * 4) / 2)
+    batch = int(selection.MEMORY_FRACTION * 2**36 / (12 * 512 * 512 * 4) / 2)
     assert "materialize" not in fitting(batch=batch)
     assert "materialize" in fitting(batch=batch, is_training=False), "there one distribution is gone before the next"
     assert "materialize" in fitting(batch=batch, mask=NARROW), "of which it keeps what the mask shows"

@@ -43,7 +43,7 @@ class Block(Case):
             self.d_table = found[-1]
         scores = self.q.double() @ self.k.double().transpose(-1, -2) / math.sqrt(self.q.size(-1))
         added = self.scores.with_own(table_KN=None if self.table is None else self.table.double())
-        added._written = {}
+        added._cache = {}
         added = added.dense(self.q.size(-2), self.k.size(-2), scores)
         self.lse = (scores if added is None else scores + added).logsumexp(-1)
         sums = [(d.double() * output).sum(-1) for d, output in zip(self.d_outputs, self.outputs, strict=True)]

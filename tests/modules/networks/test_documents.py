@@ -33,7 +33,7 @@ def test_each_document_alone_has_the_same_states(pattern):
     encoder = loud(build(ENCODER, pattern, relative_position_buckets=buckets, token_types=2), 0.3)
     ids, types = tokens(3), tokens(3) % 2
     torch.manual_seed(3)
-    info = TokenInfo(token_types_BT=types, documents=LENGTHS, positions_begin_anew=True)
+    info = TokenInfo(token_types_BT=types, documents=LENGTHS, restart_positions=True)
     _, states = encoder(ids, IS_PADDING, return_all=True, info=info)
     for row, is_padding in enumerate(IS_PADDING):
         text, of_text = ids[row][~is_padding], types[row][~is_padding]
@@ -50,7 +50,7 @@ def test_each_document_alone_has_the_same_states(pattern):
 def test_given_global_tokens_are_those_of_their_document():
     encoder, ids = build(ENCODER, "s[window=1,global=given]flf"), tokens(1)
     given = torch.arange(12)[None] % 5 == 1  # 1, 6 and 11
-    found, _ = encoder(ids, info=TokenInfo(given, documents=[[4, 8]], positions_begin_anew=True))
+    found, _ = encoder(ids, info=TokenInfo(given, documents=[[4, 8]], restart_positions=True))
     for part in (slice(0, 4), slice(4, 12)):
         assert_same(found[:, part], encoder(ids[:, part], info=TokenInfo(given[:, part]))[0])
 
@@ -92,11 +92,11 @@ def test_positions_go_on_unless_they_begin_anew():
     encoder, ids = build(ENCODER, "f"), tokens(1)
     whole = run(encoder, ids)
     assert_same(encoder(ids, info=TokenInfo(documents=[[5, 7]]))[0], whole)
-    anew, _ = encoder(ids, info=TokenInfo(documents=[[5, 7]], positions_begin_anew=True))
+    anew, _ = encoder(ids, info=TokenInfo(documents=[[5, 7]], restart_positions=True))
     assert_same(anew[:, :5], whole[:, :5])
     assert (anew[:, 5:] - whole[:, 5:]).abs().amin(-1).gt(1e-6).all()
     longer = tokens(1, 20)
-    encoder(longer, info=TokenInfo(documents=[[12, 8]], positions_begin_anew=True))
+    encoder(longer, info=TokenInfo(documents=[[12, 8]], restart_positions=True))
     with pytest.raises(ValueError, match="a sequence of 20 tokens is longer than the model's 12 positions"):
         encoder(longer, info=TokenInfo(documents=[[12, 8]]))
 

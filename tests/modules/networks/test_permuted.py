@@ -16,7 +16,7 @@ from lazyformer_fairseq.data.batches import pad_right
 from lazyformer_fairseq.data.datasets.permuted_blocks import permute
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.encoder import TokenInfo
-from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted, sees
+from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted, visibility_mask
 
 MASK, PAD = 16, 1
 BACK_ENDS = ("eager", "materialize", "recompute", "fused")
@@ -39,7 +39,7 @@ def batch_of(*texts: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 def shown(sample: dict[str, Tensor], number: int, predicted: int) -> list[str]:
     """What a prediction sees in each place of the text, from the first on: a token, a mask (M), both or nothing."""
-    of_row = sees(sample["turns"][None])[0, number - predicted]
+    of_row = visibility_mask(sample["turns"][None])[0, number - predicted]
     found = [""] * (int(sample["positions"].max()) + 1)
     for token, place, is_seen in zip(sample["source"].tolist(), sample["positions"].tolist(), of_row, strict=True):
         found[place] += ("M" if token == MASK else str(token)) * bool(is_seen)
@@ -55,7 +55,7 @@ def test_predictions_see_what_figure_2_and_the_table_of_inputs_show():
     by_number = [["1", "M", "3", "M", "5", "M"], ["1", "M", "3", "4", "5", "M"], ["1", "M", "3", "4", "5", "6"]]
     assert [shown(sample, number, 3) for number in range(3)] == by_number
     # Content: what is not predicted sees itself and masks; what is, itself and what came before, and masks of the rest.
-    content = sees(sample["turns"][None])[0, :9].int().tolist()
+    content = visibility_mask(sample["turns"][None])[0, :9].int().tolist()
     whole = [1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0]
     late = [[1, 1, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 0], [1] * 6 + [0] * 6]
     assert content == [*[whole] * 3, *late, *[whole] * 3]
@@ -75,7 +75,7 @@ def test_a_state_changes_with_a_token_just_where_it_may(pattern, back_end, permu
     texts = text([0, 4, 2, 5, 3, 1], 3, permuted_only), text([1, 3, 2, 0], 1, permuted_only, first=9)
     tokens, positions, turns = batch_of(*texts)
     assert torch.equal(tokens.eq(PAD).any(-1), torch.tensor([False, True]))
-    visible = sees(turns)
+    visible = visibility_mask(turns)
     _, states = encoder(tokens, None, True, info=TokenInfo(positions_BT=positions, turns_B3T=turns))
     for changed in range(tokens.size(1)):
         others = tokens.clone()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lazyformer_fairseq.evaluation.costs.flops import count_sublayer_parameters
-from lazyformer_fairseq.experiments.pattern.look import build_network, look
+from lazyformer_fairseq.experiments.pattern.look import build_network, find_attended_tokens
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
@@ -80,7 +80,7 @@ def test_a_plan_counts_its_weights_and_its_picture_is_its_filter():
     of_heads, own = plan("c[form=lightweight] c")
     sizes = EncoderSizes(10, 8, 16, 2)
     assert count_sublayer_parameters(own, sizes) - count_sublayer_parameters(of_heads, sizes) == (8 - 2) * 7
-    (seen,) = look(build_network("c[width=4]", "encoder", 2, 5), 5)
+    (seen,) = find_attended_tokens(build_network("c[width=4]", "encoder", 2, 5), 5)
     ((_, weights),) = seen.by_heads
     distance = torch.arange(5) - torch.arange(5)[:, None]
     assert torch.equal(weights > 0, (distance >= -2) & (distance <= 1))

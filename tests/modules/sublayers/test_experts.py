@@ -23,7 +23,7 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.encoder import TokenInfo
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
-from lazyformer_fairseq.modules.networks.own_loss import take_told
+from lazyformer_fairseq.modules.networks.own_loss import pop_expert_outputs
 from lazyformer_fairseq.modules.sublayers.feed_forward import Experts, FeedForward
 from lazyformer_fairseq.modules.sublayers.interface import Context, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import plan
@@ -143,7 +143,7 @@ def test_a_document_is_a_text_wherever_it_stands(is_training):
     network = build(ENCODER, "sf[experts=4,top=1,capacity=0.5]").train(is_training)
     ids = tokens(2)
     lengths = ((12,), (5, 7))
-    found = network(ids, None, info=TokenInfo(documents=lengths, positions_begin_anew=True))[0]
+    found = network(ids, None, info=TokenInfo(documents=lengths, restart_positions=True))[0]
     assert_alike(found[0], network(ids[:1])[0][0])
     short = ids.new_ones(1, 12)
     short[:, :7] = ids[1, 5:]
@@ -238,8 +238,8 @@ def test_a_search_mixes_experts_and_takes_their_loss_of_what_ran():
     network = build(ENCODER, supernet_pattern(candidates, 2))
     supernet = Supernet(network, network, Architecture(2, candidates)).double().train()
     supernet(tokens())[0].square().sum().backward()
-    told = take_told(network)
-    assert told.wanted > 0 and told.loss >= 2 * network.experts_loss * 0.9 and take_told(network) is None
+    told = pop_expert_outputs(network)
+    assert told.wanted > 0 and told.loss >= 2 * network.experts_loss * 0.9 and pop_expert_outputs(network) is None
     assert supernet.architecture.logits.grad.abs().sum() > 0
 
 
@@ -281,14 +281,14 @@ def two_processes() -> None:
     from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 
-    from lazyformer_fairseq.modules.shared_experts import share_out
+    from lazyformer_fairseq.modules.shared_experts import distribute_experts
 
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     torch.manual_seed(1)
     model = MaskedLM(options(), WORDS).double()
     before = copy.deepcopy(model.state_dict())
-    shared = share_out(model)
+    shared = distribute_experts(model)
     assert sum("experts" in name for name in shared.own) == 2 * 4 == len(model.state_dict()) - len(before) + 16
     parallel = DistributedDataParallel(model, find_unused_parameters=True)  # there are heads
     optimizer = torch.optim.Adam(weights := list(model.parameters()))

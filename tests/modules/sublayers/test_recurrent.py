@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_sublayer_flops, count_sublayer_parameters
-from lazyformer_fairseq.experiments.pattern.look import build_network, look
+from lazyformer_fairseq.experiments.pattern.look import build_network, find_attended_tokens
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
@@ -128,7 +128,7 @@ def test_a_plan_counts_its_weights_and_products_and_draws_what_it_sees(cell):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             compute(module, x, **({"memory_BMC": memories} if before else {}))
         assert counter.get_total_flops() == count_sublayer_flops(planned, sizes, time, before, batch)
-        (seen,) = look(build_network(f"r[cell={cell}]", direction, 2, time, before), time, before)
+        (seen,) = find_attended_tokens(build_network(f"r[cell={cell}]", direction, 2, time, before), time, before)
         ((_, weights),) = seen.by_heads
         is_future = torch.ones(time, time + before).triu(before + 1).bool()
         assert torch.equal(weights > 0, ~is_future if direction == CAUSAL else torch.ones(time, time).bool())

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.compress.candidates import ByPlace, Candidates
+from lazyformer_fairseq.experiments.search.compress.candidates import Positions, Candidates
 from lazyformer_fairseq.experiments.search.compress.selection import Scores, Scoring, list_scorings, scores_of, select
 from lazyformer_fairseq.experiments.search.latency import READ, REST, Prices, latency_of
 from lazyformer_fairseq.progress import Progress
@@ -73,17 +73,17 @@ class Losses:
         """The trained model's own losses, measured on first use."""
         return self.by_block(self.candidates.original)
 
-    def __getitem__(self, by_place: ByPlace) -> Measured:
+    def __getitem__(self, by_place: Positions) -> Measured:
         return self.known[by_place]
 
-    def measure(self, patterns: Iterable[ByPlace], description: str) -> None:
+    def measure(self, patterns: Iterable[Positions], description: str) -> None:
         """Measure the patterns that have not been measured yet."""
         missing = [each for each in dict.fromkeys(patterns) if each not in self.known]
         for by_place in Progress(missing, desc=description, unit=" patterns"):
             self.known[by_place] = compare(self.by_block(by_place), self.original)
             self._write()
 
-    def by_block(self, by_place: ByPlace) -> BlockLosses:
+    def by_block(self, by_place: Positions) -> BlockLosses:
         """Measure a pattern's loss on each block of the text."""
         return losses_of(self.scorer, self.candidates, by_place)
 
@@ -92,17 +92,17 @@ class Losses:
         write_checked_json(self.path, {"patterns": patterns})
 
 
-def losses_of(scorer: Scorer, candidates: Candidates, by_place: ByPlace) -> BlockLosses:
+def losses_of(scorer: Scorer, candidates: Candidates, by_place: Positions) -> BlockLosses:
     """Measure the loss on each block of text for a pattern that starts from the trained model's weights."""
     return scorer.by_block(candidates.pattern(by_place), candidates.origins(by_place))
 
 
 def measure_on_other_text(
-    patterns: Iterable[ByPlace],
+    patterns: Iterable[Positions],
     candidates: Candidates,
     scorer: Scorer,
     used: Batches,
-) -> dict[ByPlace, Measured]:
+) -> dict[Positions, Measured]:
     """Measure selected patterns on text that was not used to select them.
 
     Args:
@@ -120,7 +120,7 @@ def measure_on_other_text(
     if not is_other.any():
         return {}
 
-    def on_other(by_place: ByPlace) -> BlockLosses:
+    def on_other(by_place: Positions) -> BlockLosses:
         found = losses_of(scorer, candidates, by_place)
         return BlockLosses(found.nats[is_other], found.words[is_other])
 
@@ -170,14 +170,14 @@ class Budgets:
     ticks: Mapping[str, int]
     limits: Sequence[int]
     scores: Scores = field(default_factory=dict)
-    searched: dict[ByPlace, None] = field(default_factory=dict)
+    searched: dict[Positions, None] = field(default_factory=dict)
 
     @cached_property
     def scorings(self) -> list[Scoring]:
         """The patterns to measure for the scores of single changes."""
         return list_scorings(self.candidates)
 
-    def latency(self, by_place: ByPlace) -> int:
+    def latency(self, by_place: Positions) -> int:
         """Predict a pattern's latency in ticks."""
         return int(latency_of(self.ticks, self.candidates.pattern(by_place)))
 
@@ -216,16 +216,16 @@ class Budgets:
             selected += select(self.candidates, scores, self.ticks, [limit], top)[0]
         self._measure([each.by_place for each in selected], "measuring combinations")
 
-    def best(self, limit: int) -> ByPlace:
+    def best(self, limit: int) -> Positions:
         """Return the measured pattern with the lowest loss within a limit in ticks."""
         fitting = [each for each in self.searched if self.latency(each) <= limit]
         return min(fitting, key=lambda each: self.losses[each].above)
 
-    def _measure(self, patterns: Sequence[ByPlace], description: str) -> None:
+    def _measure(self, patterns: Sequence[Positions], description: str) -> None:
         self.searched |= dict.fromkeys(patterns)
         self.losses.measure(patterns, description)
 
-    def _undone(self, by_place: ByPlace) -> dict[int, ByPlace]:
+    def _undone(self, by_place: Positions) -> dict[int, Positions]:
         """Return the valid patterns that undo one change of a pattern, by the position of the change."""
         found = {}
         for place, original in enumerate(self.candidates.original):

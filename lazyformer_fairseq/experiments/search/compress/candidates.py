@@ -11,11 +11,11 @@ from typing import NamedTuple, Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.settings import read_sublayers
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, is_possible, places_read
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, is_possible, producer_indices
 from lazyformer_fairseq.patterns.kinds import ENCODER, kinds
 from lazyformer_fairseq.training.warm_start.start import NONE, can_start_fresh, likeness
 
-ByPlace = tuple[str, ...]
+Positions = tuple[str, ...]
 WINDOW = "window"  # a setting that does not change the weights
 WINDOW_SHARES = (16, 8, 4)  # windows are the longest input divided by these
 
@@ -64,7 +64,7 @@ class Candidates:
         return cls(tuple(options))
 
     @cached_property
-    def original(self) -> ByPlace:
+    def original(self) -> Positions:
         """The trained model's pattern."""
         return tuple(options[0].text for options in self.options)
 
@@ -78,18 +78,18 @@ class Candidates:
         """The options at each position, by text."""
         return tuple({each.text: each for each in options} for options in self.options)
 
-    def kept(self, by_place: ByPlace) -> Iterator[tuple[int, PlannedSublayer]]:
+    def kept(self, by_place: Positions) -> Iterator[tuple[int, PlannedSublayer]]:
         """Yield a pattern's sublayers other than identity, with their positions."""
         for place, text in enumerate(by_place):
             planned = self.by_text[place][text]
             if not planned.kind.is_identity:
                 yield place, planned
 
-    def pattern(self, by_place: ByPlace) -> str:
+    def pattern(self, by_place: Positions) -> str:
         """Return the expanded pattern without removed sublayers."""
         return "".join(planned.text for _, planned in self.kept(by_place))
 
-    def origins(self, by_place: ByPlace) -> list[str]:
+    def origins(self, by_place: Positions) -> list[str]:
         """Return the old sublayer that each sublayer of a pattern starts from, in the form of ``--from-sublayers``."""
         origins = []
         for place, planned in self.kept(by_place):
@@ -99,17 +99,17 @@ class Candidates:
                 origins.append(NONE)
         return origins
 
-    def is_possible(self, by_place: ByPlace) -> bool:
+    def is_possible(self, by_place: Positions) -> bool:
         """Return whether a pattern is valid for an encoder.
 
         It must not be empty, and each sublayer that reads from another one must have such a sublayer below it.
         """
         return is_possible(self.pattern(by_place), ENCODER)
 
-    def placed(self, by_place: ByPlace) -> list[Placed]:
+    def placed(self, by_place: Positions) -> list[Placed]:
         """Return the sublayers of a valid pattern at all positions, including removed ones."""
         kept = list(self.kept(by_place))
-        read_from = places_read([planned for _, planned in kept])
+        read_from = producer_indices([planned for _, planned in kept])
         producers = {}
         for (place, _), at in zip(kept, read_from, strict=True):
             if at is not None:

@@ -27,7 +27,7 @@ from lazyformer_fairseq.experiments.search.compress.budgets import (
     in_ticks,
     measure_on_other_text,
 )
-from lazyformer_fairseq.experiments.search.compress.candidates import ByPlace, Candidates, read_encoder_candidates
+from lazyformer_fairseq.experiments.search.compress.candidates import Positions, Candidates, read_encoder_candidates
 from lazyformer_fairseq.experiments.search.compress.report import write_report
 from lazyformer_fairseq.experiments.search.compress.selection import summed
 from lazyformer_fairseq.experiments.search.run import search_in
@@ -155,8 +155,8 @@ def _patterns(
     budgets: Budgets,
     prices: latency.Prices,
     original: Original,
-    found: Mapping[float, ByPlace],
-    on_other_text: Mapping[ByPlace, Measured],
+    found: Mapping[float, Positions],
+    on_other_text: Mapping[Positions, Measured],
 ) -> dict[str, Any]:
     """Return the result's entries on patterns: the selected ones and all measured ones."""
     candidates = budgets.candidates
@@ -164,7 +164,7 @@ def _patterns(
     own = candidates.pattern(candidates.original)
     milliseconds = latency.measure_models(original, [own, *map(candidates.pattern, found.values())])
 
-    def describe(by_place: ByPlace) -> dict[str, Any]:
+    def describe(by_place: Positions) -> dict[str, Any]:
         pattern = candidates.pattern(by_place)
         predicted = latency.latency_of(prices, pattern)
         return {
@@ -176,7 +176,7 @@ def _patterns(
             **asdict(budgets.losses[by_place]),
         }
 
-    def describe_timed(by_place: ByPlace) -> dict[str, Any]:
+    def describe_timed(by_place: Positions) -> dict[str, Any]:
         measured = milliseconds[candidates.pattern(by_place)]
         other = None
         if by_place in on_other_text:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
-from lazyformer_fairseq.experiments.search.compress.candidates import ByPlace, Candidates, Placed
+from lazyformer_fairseq.experiments.search.compress.candidates import Positions, Candidates, Placed
 from lazyformer_fairseq.experiments.search.latency import READ, REST
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
@@ -32,7 +32,7 @@ class Scoring:
     """
 
     placed: Placed
-    by_place: ByPlace
+    by_place: Positions
 
 
 def list_scorings(candidates: Candidates, reach: int = REACH) -> list[Scoring]:
@@ -54,7 +54,7 @@ def list_scorings(candidates: Candidates, reach: int = REACH) -> list[Scoring]:
         for option in options:
             producers: list[Optional[int]] = [None]
             if option.kind.reads is not None:
-                below = [each for each in range(place) if _handing_on(candidates, each, option.kind.reads)]
+                below = [each for each in range(place) if _first_producer(candidates, each, option.kind.reads)]
                 producers = below[-reach:]
             for producer in producers:
                 by_place = _pattern(candidates, place, option, producer)
@@ -63,12 +63,12 @@ def list_scorings(candidates: Candidates, reach: int = REACH) -> list[Scoring]:
     return found
 
 
-def _handing_on(candidates: Candidates, place: int, what: str) -> Optional[str]:
+def _first_producer(candidates: Candidates, place: int, what: str) -> Optional[str]:
     """Return the first option at a position that passes on `what`, or None if there is none."""
     return next((each.text for each in candidates.options[place] if what in each.kind.hands_on), None)
 
 
-def _pattern(candidates: Candidates, place: int, option: PlannedSublayer, producer: Optional[int]) -> Optional[ByPlace]:
+def _pattern(candidates: Candidates, place: int, option: PlannedSublayer, producer: Optional[int]) -> Optional[Positions]:
     """Return the trained model's pattern with one option swapped in that reads from the position `producer`.
 
     It is None if the option cannot read from there.
@@ -77,7 +77,7 @@ def _pattern(candidates: Candidates, place: int, option: PlannedSublayer, produc
     by_place[place] = option.text
     if producer is None:
         return tuple(by_place)
-    by_place[producer] = _handing_on(candidates, producer, option.kind.reads)
+    by_place[producer] = _first_producer(candidates, producer, option.kind.reads)
     for between in range(producer + 1, place):
         if option.kind.reads not in candidates.options[between][0].kind.hands_on:
             continue
@@ -92,7 +92,7 @@ def _pattern(candidates: Candidates, place: int, option: PlannedSublayer, produc
 def scores_of(
     candidates: Candidates,
     scorings: Sequence[Scoring],
-    above: Mapping[ByPlace, float],
+    above: Mapping[Positions, float],
 ) -> dict[Placed, float]:
     """Compute the scores of sublayers from the measured losses of patterns.
 
@@ -114,7 +114,7 @@ def scores_of(
     return scores
 
 
-def summed(candidates: Candidates, scores: Scores, by_place: ByPlace) -> Optional[float]:
+def summed(candidates: Candidates, scores: Scores, by_place: Positions) -> Optional[float]:
     """Return the total score of a valid pattern, or None if a sublayer has no score."""
     placed = candidates.placed(by_place)
     if not all(each in scores for each in placed):
@@ -150,7 +150,7 @@ class Selected(NamedTuple):
         ticks: the pattern's latency in ticks.
     """
 
-    by_place: ByPlace
+    by_place: Positions
     score: float
     ticks: int
 

@@ -152,7 +152,7 @@ class VectorMaker(Protocol):
     ) -> Tensor:
         """Transform the vectors of tokens; for the arguments see :func:`make_vectors`."""
 
-    def without_place(self, x_NMD: Tensor) -> Tensor:
+    def without_position(self, x_NMD: Tensor) -> Tensor:
         """Transform keys without a token or position, such as persistent keys."""
 
 

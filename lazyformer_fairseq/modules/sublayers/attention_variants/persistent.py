@@ -51,7 +51,7 @@ class Persistent(VariantModule):
         keys_NMD = self.keys * math.sqrt(self.keys.size(-1))
         _, makers_of_keys = attention.makers
         for maker in makers_of_keys.values():
-            keys_NMD = cast(VectorMaker, maker).without_place(keys_NMD)
+            keys_NMD = cast(VectorMaker, maker).without_position(keys_NMD)
         beside = attention.k_BNKD.size(-1) - keys_NMD.size(-1)  # dimensions of a synthesizer; zero for learned keys
         k_BNKD = _append(attention.k_BNKD, F.pad(keys_NMD, (0, beside)))
         attention = replace(attention, k_BNKD=k_BNKD)

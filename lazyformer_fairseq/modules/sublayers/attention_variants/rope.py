@@ -27,7 +27,7 @@ class Rope(VariantModule):
     Positions are counted from the first key of the memory. T5's bias can be used in addition.
 
     Persistent keys have no position, so their dot products use the unrotated queries. Reformer hashes unrotated
-    vectors. In both cases a :class:`Turn` appends the unrotated vectors to the rotated ones.
+    vectors. In both cases a :class:`Rotation` appends the unrotated vectors to the rotated ones.
 
     Raises:
         UserError: the head size is odd.
@@ -44,7 +44,7 @@ class Rope(VariantModule):
 
     @classmethod
     @override
-    def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> "Turn":
+    def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> "Rotation":
         """Build the rotation for queries or keys."""
         values = options.values
         behind = NOTHING
@@ -54,7 +54,7 @@ class Rope(VariantModule):
             behind = ZEROS
         elif values.get("persistent"):
             behind = UNTURNED
-        return Turn(values["rope"], behind)
+        return Rotation(values["rope"], behind)
 
 
 # Values appended to the D rotated dimensions of a vector. The dot product of a query (R q, q) with a token's key
@@ -64,7 +64,7 @@ UNTURNED = "the vector before the turn"
 ZEROS = "zeros"
 
 
-class Turn(nn.Module):
+class Rotation(nn.Module):
     """The rotation of queries or keys by their positions; angles are computed in single precision or better.
 
     Args:
@@ -118,7 +118,7 @@ class Turn(nn.Module):
         # number of keys.
         is_shared = places_AG is None and not torch.compiler.is_compiling()
         if is_shared:
-            turns = scores.once((self.base, keys, x_BNTD.dtype), make)
+            turns = scores.cached((self.base, keys, x_BNTD.dtype), make)
         else:
             turns = make()
         time, size = x_BNTD.shape[-2:]

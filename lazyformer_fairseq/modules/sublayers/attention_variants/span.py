@@ -70,7 +70,7 @@ class Span(VariantModule):
         return self.penalty_weight * self.spans.mean()
 
     def set_longest(self, share: float) -> None:
-        """Set `longest` from the largest value in `shares`."""
+        """Set `longest` from the largest value in `span_fractions`."""
         share = min(max(share, 0.0), 1.0)
         seen = math.ceil(share * self.limit) + self.ramp
         seen_in_steps = math.ceil(seen / STEP) * STEP
@@ -146,6 +146,6 @@ class _Bounded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (shares,) = ctx.saved_tensors
-        leads_out = ((shares <= 0) & (gradient > 0)) | ((shares >= 1) & (gradient < 0))
+        (span_fractions,) = ctx.saved_tensors
+        leads_out = ((span_fractions <= 0) & (gradient > 0)) | ((span_fractions >= 1) & (gradient < 0))
         return gradient.masked_fill(leads_out, 0)

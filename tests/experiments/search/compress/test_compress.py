@@ -22,7 +22,7 @@ from lazyformer_fairseq.experiments.search.compress import candidates as compres
 from lazyformer_fairseq.experiments.search.compress import selection
 from lazyformer_fairseq.experiments.search.compress.budgets import Budgets, Losses, Measured, compare
 from lazyformer_fairseq.experiments.search.latency import latency_of
-from lazyformer_fairseq.patterns.grammar import expand, places_read, plan
+from lazyformer_fairseq.patterns.grammar import expand, producer_indices, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.training.warm_start.losses import BlockLosses, masked_lm_bits, read_text
 from lazyformer_fairseq.training.warm_start.start import Trained, start_from
@@ -67,7 +67,7 @@ def test_every_pattern_that_is_scored_starts_from_the_weights(pattern):
         pattern = candidates.pattern(scoring.by_place)
         made = [each for each in candidates.placed(scoring.by_place) if each.text != "-"]
         start = start_from(old, {"sublayer_pattern": pattern}, candidates.origins(scoring.by_place))
-        reads = [None if at is None else made[at].place for at in places_read(start.new.plan)]
+        reads = [None if at is None else made[at].place for at in producer_indices(start.new.plan)]
         assert [each.producer for each in made] == reads
         assert pattern == expand(start.new.cfg.sublayer_pattern)
 
@@ -148,7 +148,7 @@ def by_force(candidates: compress.Candidates, scores, ticks, limit: int) -> list
             planned = plan("".join(texts[place] for place in stay), ENCODER)
         except UserError:
             continue
-        reads = {stay[n]: None if at is None else stay[at] for n, at in enumerate(places_read(planned))}
+        reads = {stay[n]: None if at is None else stay[at] for n, at in enumerate(producer_indices(planned))}
         keys = [compress.Placed(place, text, reads.get(place)) for place, text in enumerate(texts)]
         latency = latency_of(ticks, "".join(texts).replace("-", ""))
         if latency <= limit and all(key in scores for key in keys):

@@ -37,7 +37,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_flops, count_parameters, flops_by_operator
-from lazyformer_fairseq.experiments.pattern.look import build_network, look
+from lazyformer_fairseq.experiments.pattern.look import build_network, find_attended_tokens
 from lazyformer_fairseq.modules.attention import counted
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
@@ -87,7 +87,7 @@ def test_counted_flops_are_those_that_torch_sees(direction, s, monkeypatch):
 def test_a_masks_products_are_those_of_the_pairs_that_it_shows(direction, s):
     planned, *_ = plan(s, direction)
     narrow = build_network(s, direction, HEADS, TOKENS)
-    (seen,) = look(narrow, TOKENS)
+    (seen,) = find_attended_tokens(narrow, TOKENS)
     pairs = sum(len(heads) * int((weights > 0).sum()) for heads, weights in seen.by_heads)
     flops = flops_by_operator(planned, narrow.sizes, TOKENS)
     assert flops[counted.COMPARE] == flops[counted.WEIGH] == 2 * pairs * narrow.embed_dim // HEADS

@@ -16,7 +16,7 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_variants import rope
-from lazyformer_fairseq.modules.sublayers.attention_variants.rope import Turn
+from lazyformer_fairseq.modules.sublayers.attention_variants.rope import Rotation
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
 BASE = 100
@@ -172,7 +172,7 @@ def test_global_tokens_are_turned_by_their_own_places(direction):
 def test_in_half_precision_angles_are_in_single(precision):
     """At place 4,095 half precision has no angle: its numbers are whole there, or further apart."""
     x, scores = torch.randn(1, 1, 4096, 8).to(precision), Scores()
-    found, exact = Turn(10000)(x, scores, 4096), Turn(10000)(x.double(), scores, 4096)
+    found, exact = Rotation(10000)(x, scores, 4096), Rotation(10000)(x.double(), scores, 4096)
     assert found.dtype == precision
     torch.testing.assert_close(found.double(), exact, atol=0.001, rtol=2 * torch.finfo(precision).eps)
 

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.options import split_at_commas, flag_named
+from lazyformer_fairseq.options import flag_named, split_at_commas
 
 PACKAGE_FOLDER = Path(__file__).absolute().parent
 CONFIGS = next(path / "configs" for path in (PACKAGE_FOLDER, PACKAGE_FOLDER.parent) if (path / "configs").is_dir())

@@ -46,6 +46,7 @@ def needs_package(package: str, extra: str, what: str) -> None:
 
 
 def missing_packages_message(missing: list[str], extra: str, what: str) -> str:
+    """Return the message for missing packages, with the command that installs them."""
     return (
         f"{what} needs {', '.join(missing)}, not installed here: pip install '{PACKAGE}[{extra}]', or in a checkout "
         f"pip install '.[{extra}]'"

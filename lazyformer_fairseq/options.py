@@ -1,7 +1,7 @@
 """Command-line options as fields of settings dataclasses, so that each option is defined only once.
 
-A field defines an option's name, type, default, bounds and help. :func:`with_options_from` derives the click option and its
-``--help`` from the field, and :func:`check` validates values from command lines, files and Python. All commands use
+A field defines an option's name, type, default, bounds and help. :func:`with_options_from` derives the click option and
+its ``--help`` from the field, and :func:`check` validates values from command lines, files and Python. All commands use
 :class:`Command` and :class:`Group`.
 """
 
@@ -103,7 +103,7 @@ class Option:
     parse: Optional[Callable[[str], Any]] = None
     metavar: Optional[str] = None
     section: str = "Options"
-    default_text: str = ""
+    shown: str = ""
 
 
 def option(default: Any, help: str, *flags: str, **more: Any) -> Any:
@@ -399,7 +399,7 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
         "help": described.help,
         "default": default,
         "required": one.default is MISSING and one.default_factory is MISSING,
-        "show_default": described.default_text or not (default is False or default in (None, (), "")),
+        "show_default": described.shown or not (default is False or default in (None, (), "")),
     }
     if value_type is bool:
         is_plain = "/" in flag or (default is False and not is_optional)
@@ -411,7 +411,7 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
         words = ",".join(map(str, default or ()))
         how["multiple"] = True
         how["default"] = (words,) if words else ()
-        how["show_default"] = described.default_text or bool(words)
+        how["show_default"] = described.shown or bool(words)
         how["callback"] = _list_callback(described, value_type, is_optional)
     elif described.parse is not None:
         how["callback"] = lambda _ctx, _param, given: _read(given, described, value_type)

@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_parameters
-from lazyformer_fairseq.evaluation.costs.latency import matrix_peak, matrix_products, measure
+from lazyformer_fairseq.evaluation.costs.latency import measure, peak_matmul_flops, square_matmuls
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.evaluation.planning.job import job_of_arch
 from lazyformer_fairseq.modules.networks.encoder import Encoder
@@ -50,9 +50,9 @@ def main() -> None:
     optimizer = MuonAndAdam(config, weights).optimizer
     matrices = [weight for weight in weights if blocks_of(weight)]
     flops = sum(n * count_flops(each.size(0) // n, each.size(1)) for each in matrices for n in [blocks_of(each)])
-    things = {"step": optimizer.step, **matrix_products(device, PRECISIONS[given.precision])}
+    things = {"step": optimizer.step, **square_matmuls(device, PRECISIONS[given.precision])}
     timings = measure(things, rounds=given.rounds, device=device)
-    step, peak = timings["step"].median, matrix_peak(timings)
+    step, peak = timings["step"].median, peak_matmul_flops(timings)
     row = {
         "arch": given.arch,
         "parameters, million": f"{count_parameters(job.pattern, sizes) / 1e6:.1f}",

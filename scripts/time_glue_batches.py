@@ -21,9 +21,9 @@ from lazyformer_fairseq.finetuning.benchmark import head_settings
 from lazyformer_fairseq.finetuning.grid import Grid, load_start_models
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK
 from lazyformer_fairseq.storage.json_files import write_json
-from lazyformer_fairseq.training.loop import moved
+from lazyformer_fairseq.training.loop import to_device
 
-BATCH_SIZE = BENCHMARK.usual.batch_size
+BATCH_SIZE = BENCHMARK.default_protocol.batch_size
 
 
 def batches(dataset, order: np.ndarray, count: int) -> list[dict]:
@@ -53,7 +53,7 @@ def main() -> None:
         seeds=[1],
         epochs={name: 1},
         batch_size=BATCH_SIZE,
-        warmup_ratio=BENCHMARK.usual.warmup_ratio,
+        warmup_ratio=BENCHMARK.default_protocol.warmup_ratio,
         extra=head_settings(None),
     )
     objective = BENCHMARK.objective(grid.runs[0])
@@ -65,12 +65,12 @@ def main() -> None:
     orders = {"by length": dataset.ordered_indices(), "random": np.random.default_rng(1).permutation(len(dataset))}
     drawn: dict[tuple[str, bool], list[dict]] = {}
     for name, order in orders.items():
-        for dataset.in_a_row in (False, True):
-            drawn[name, dataset.in_a_row] = batches(dataset, order, given.updates)
+        for dataset.concatenates_texts in (False, True):
+            drawn[name, dataset.concatenates_texts] = batches(dataset, order, given.updates)
     seconds = dict.fromkeys(drawn, 0.0)
     for number in range(-2, given.updates):  # two updates for warm-up
         for name in drawn:
-            batch = moved(drawn[name][max(number, 0)], device)
+            batch = to_device(drawn[name][max(number, 0)], device)
             start = time.perf_counter()
             loss, _, _ = objective.loss(model, batch)
             loss.backward()

@@ -129,7 +129,7 @@ class Attending:
 
     def attend(self, probabilities: Tensor, values: Tensor, sublayer: nn.Module, x_BKC: Tensor) -> Tensor:
         """(B, N, T, D)."""
-        assert not sublayer.value_makers
+        assert not sublayer.value_transforms
         return torch.einsum("bntk,bnkd->bntd", probabilities, values)
 
     def with_gradients(self, outputs: list[Tensor]) -> dict[str, Tensor]:

@@ -63,7 +63,9 @@ def test_a_checkpoint_of_any_arch_fine_tunes(glue, tmp_path, fairseq_train, pret
 def test_without_padding_a_run_learns_the_same(glue, tmp_path, fairseq_train, pretrained):
     start = f"{TINY} {FINETUNING} --finetune-from-model {pretrained(TINY)} --max-update 6 --dropout 0 --lr 1e-2"
     padded = fairseq_train(glue / "CoLA", start, tmp_path / "padded", task="glue")
-    with mock.patch.object(documents.PackedTokens, "take", autospec=True, side_effect=documents.PackedTokens.take) as taken:
+    with mock.patch.object(
+        documents.PackedTokens, "take", autospec=True, side_effect=documents.PackedTokens.take
+    ) as taken:
         in_a_row = fairseq_train(glue / "CoLA", f"{start} --no-padding", tmp_path / "row", task="glue")
     assert taken.call_count >= 6
     for name, weight in padded["model"].items():
@@ -150,9 +152,9 @@ def test_a_longformer_starts_from_a_checkpoint_without_global_tokens(glue, tmp_p
         inner = f"{SUBLAYERS}{layer}.inner."
         assert torch.equal(state[f"{inner}choices.window.q_proj.weight"], q)
         assert torch.equal(state[f"{inner}choices.window.k_proj.weight"], k)
-        assert torch.equal(state[f"{inner}value_makers.window.v_proj.weight"], v)
+        assert torch.equal(state[f"{inner}value_transforms.window.v_proj.weight"], v)
         lazy = f"{SUBLAYERS}{layer + 2}.inner."
-        assert torch.equal(state[f"{lazy}value_makers.window.v_proj.weight"], short[f"{lazy}v_proj.weight"])
+        assert torch.equal(state[f"{lazy}value_transforms.window.v_proj.weight"], short[f"{lazy}v_proj.weight"])
     assert "--copy-positions repeats them up to 80" in caplog.text
     assert "15 more): they are initialized as copies" in caplog.text
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.options import Group, check, split_at_commas, duration, option, with_options_from
+from lazyformer_fairseq.options import Group, check, duration, option, split_at_commas, with_options_from
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs import latency, memory
 from lazyformer_fairseq.evaluation.planning import job as job_module
-from lazyformer_fairseq.evaluation.planning.fit import USABLE, Place, fit, possible_back_ends
+from lazyformer_fairseq.evaluation.planning.fit import USABLE, Hardware, fit, possible_back_ends
 from lazyformer_fairseq.evaluation.planning.job import (
     Job,
     job_of_arch,
@@ -29,7 +29,7 @@ from lazyformer_fairseq.fairseq_plugin.launcher.launch import Launch
 from lazyformer_fairseq.options import read_size
 
 LONG = "bert_base --gpus 8x6GB --tokens-per-sample 4096"
-V100 = Place(8, 16 * 10**9, "fp16")
+V100 = Hardware(8, 16 * 10**9, "fp16")
 
 
 MEASURED = {}
@@ -65,7 +65,7 @@ def short_job(arch: str, pattern: str) -> Job:
 
 def test_it_fits_and_the_next_larger_batch_does_not():
     job = short_job("lazyformer_small", "M2")
-    found = fit(job, Place(1, 4 * 10**9, "fp16"), "recompute")
+    found = fit(job, Hardware(1, 4 * 10**9, "fp16"), "recompute")
     assert 0 < found.batch < 256 and found.batch * found.update_freq == 256
     assert found.memory.peak <= USABLE * 4e9
     larger = next(size for size in range(found.batch + 1, 257) if 256 % size == 0)
@@ -75,10 +75,10 @@ def test_it_fits_and_the_next_larger_batch_does_not():
 def test_an_update_stays_what_it_is_on_any_number_of_gpus_that_it_divides_among():
     job = short_job("bert_small", "M1")
     for processes in (1, 64):
-        found = fit(job, Place(processes, 4 * 10**9, "fp16"))
+        found = fit(job, Hardware(processes, 4 * 10**9, "fp16"))
         assert processes * found.batch * found.update_freq == 256
     with pytest.raises(UserError, match="256 sequences cannot be split equally among 7 GPUs"):
-        fit(job, Place(7, 16 * 10**9, "fp16"))
+        fit(job, Hardware(7, 16 * 10**9, "fp16"))
 
 
 def test_auto_plans_for_the_hungriest_that_it_may_take():

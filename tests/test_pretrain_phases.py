@@ -116,8 +116,8 @@ def start(tmp_path, monkeypatch):
         return train_step(trainer, samples, *more)
 
     monkeypatch.setattr(Trainer, "train_step", train_step_or_die)
-    monkeypatch.setattr(Launch, "_become", become)
-    monkeypatch.setattr("lazyformer_fairseq.fairseq_plugin.launcher.phases.run_to_its_end", as_a_process)
+    monkeypatch.setattr(Launch, "_exec", become)
+    monkeypatch.setattr("lazyformer_fairseq.fairseq_plugin.launcher.phases.run_forwarding_signals", as_a_process)
 
     def run(data: Path, *more: str, phase1: str = PHASE1, phase2: str = PHASE2, out: str = "out"):
         started.clear()
@@ -207,7 +207,7 @@ def test_a_finished_pretraining_makes_no_more_updates(start, data_folder):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_in_the_last_update_of_a_phase_starts_no_other(monkeypatch, tmp_path, number, code):
     run = Mock(return_value=CommandResult(0, (number,)))
-    monkeypatch.setattr("lazyformer_fairseq.fairseq_plugin.launcher.phases.run_to_its_end", run)
+    monkeypatch.setattr("lazyformer_fairseq.fairseq_plugin.launcher.phases.run_forwarding_signals", run)
     (tmp_path / "dict.txt").touch()
     words = ["pretrain", "bert_base", str(tmp_path), "--recipe", "phases", "--save-dir", str(tmp_path / "out")]
     done = CliRunner().invoke(main, words)
@@ -266,8 +266,8 @@ def test_a_killed_parent_ends_its_command(tmp_path):
         "signal.sigwait({signal.SIGTERM}); print('heard', flush=True)"
     )
     program = (
-        "import sys; from lazyformer_fairseq.child_process import run_to_its_end\n"
-        f"run_to_its_end([sys.executable, '-c', {child!r}])"
+        "import sys; from lazyformer_fairseq.child_process import run_forwarding_signals\n"
+        f"run_forwarding_signals([sys.executable, '-c', {child!r}])"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout.readline() == "ready\n"
@@ -407,7 +407,7 @@ def test_a_phase_warms_up_as_its_schedule_counts(start, lm_data, monkeypatch, sc
     """In updates or as a share; for one phase alone, too."""
     commands = []
     end = Mock(side_effect=lambda command: commands.append(options_by_name(command)) or CommandResult(0))
-    monkeypatch.setattr("lazyformer_fairseq.fairseq_plugin.launcher.phases.run_to_its_end", end)
+    monkeypatch.setattr("lazyformer_fairseq.fairseq_plugin.launcher.phases.run_forwarding_signals", end)
     words = "--tgt-len 8 --lr 1e-3 --max-update 30 --recipe longformer --dry-run"
     for more in (["--lr-scheduler", schedule], ["--phase1", f"--lr-scheduler {schedule}"]):
         commands.clear()

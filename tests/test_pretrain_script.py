@@ -235,7 +235,7 @@ def test_an_optimizer_or_a_schedule_in_place_of_the_recipes_comes_without_its_op
 
 
 def test_a_machine_without_a_gpu_is_told_of_the_recipe(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Launch, "_become", lambda *_: None)
+    monkeypatch.setattr(Launch, "_exec", lambda *_: None)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dict.txt").touch()
     for words, count in (((), 1), (("--recipe", "laptop"), 0), (("--recipe", "table5"), 0)):

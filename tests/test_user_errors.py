@@ -47,7 +47,7 @@ from lazyformer_fairseq.finetuning.tasks.custom import columns_of
 from lazyformer_fairseq.options import OUTPUTS, Command, read_gpus
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.storage.atomic import write_text
-from lazyformer_fairseq.training.warm_start.start import given_alignment
+from lazyformer_fairseq.training.warm_start.start import parse_alignment
 
 TINY = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --max-update 1"
@@ -114,7 +114,7 @@ def test_a_whole_number_is_ascii_digits_and_no_more(digits, tmp_path):
         "GPUs": lambda: read_gpus(digits),
         "master": lambda: Launch(master=f"host:{digits}"),
         "listed updates": lambda: listed_updates(digits),
-        "alignment": lambda: given_alignment([digits], plan("s"), plan("s")),
+        "alignment": lambda: parse_alignment([digits], plan("s"), plan("s")),
         "longformer": lambda: longformer_phases("s[window=4]f", {"max_update": digits}),
         "longformer's rate": lambda: longformer_phases("s[window=4]f", {"lr": digits + "²"}),
         "size of a model": lambda: read_models({"a": f"sf; ffn={digits}"}, find_task("masked-lm"), {}),

@@ -20,7 +20,7 @@ from lazyformer_fairseq.corpus.steps import BAD_RECORD, DAMAGED_FILE, EXAMPLES, 
 from lazyformer_fairseq.corpus.vocabulary import load_unigrams
 from lazyformer_fairseq.corpus.words import NOTES_FILE
 from lazyformer_fairseq.data.count_model import NEIGHBOURS, CountModel, read_tokens
-from lazyformer_fairseq.data.frequencies import cost_in_bits, log_frequencies
+from lazyformer_fairseq.data.frequencies import log_frequencies, unigram_loss_bits
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.report.numbers import duration, number
 from lazyformer_fairseq.storage.atomic import write_text
@@ -194,7 +194,7 @@ def _split_totals(job: Job, split: str, token_counts: np.ndarray, logarithms: np
     sums["frequencies_bits"] = None
     if sums["tokens"]:
         sums["unknown_share"] = unknown / sums["tokens"]
-        sums["frequencies_bits"] = cost_in_bits(logarithms, token_counts)
+        sums["frequencies_bits"] = unigram_loss_bits(logarithms, token_counts)
     return sums
 
 

@@ -20,10 +20,10 @@ from lazyformer_fairseq.corpus.stages import (
     STAGES,
     Job,
     WorkPaths,
-    worker_lock,
     cut_one,
     run_task,
     wait_for_workers,
+    worker_lock,
 )
 from lazyformer_fairseq.data.count_model import MOST_COUNTED
 from lazyformer_fairseq.errors import UserError

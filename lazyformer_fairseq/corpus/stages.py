@@ -292,7 +292,9 @@ def worker_lock(tasks: Path) -> AbstractContextManager[None]:
     return file_lock(tasks / WORKERS_LOCK, shared=True)
 
 
-def _run_on_executor(run: Callable[[int], int], ranks: Sequence[int], executor: Executor, begins_in: str) -> Iterator[int]:
+def _run_on_executor(
+    run: Callable[[int], int], ranks: Sequence[int], executor: Executor, begins_in: str
+) -> Iterator[int]:
     """Run the tasks with the given ranks on an executor, and yield each rank when its task has finished."""
     rank_of = {Call(run, (rank,), begins_in): rank for rank in ranks}
     for ended in run_calls(list(rank_of), executor):

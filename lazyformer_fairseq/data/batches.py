@@ -100,7 +100,7 @@ class EpochBatches:
         shuffle: whether to shuffle the batches, differently in each epoch. Set it to False for validation; every pass
             is then the first epoch.
         workers: number of worker processes that prefetch batches; ``--num-workers``.
-        part: indices of the samples to read; None for all.
+        sample_range: indices of the samples to read; None for all.
 
     Attributes:
         epoch: epoch of the next pass, from 1.
@@ -115,7 +115,7 @@ class EpochBatches:
     seed: int = 1
     shuffle: bool = True
     workers: int = 0
-    part: Optional[range] = None
+    sample_range: Optional[range] = None
 
     def __post_init__(self) -> None:
         if not (self.batch_size or self.max_tokens):
@@ -132,8 +132,8 @@ class EpochBatches:
         if self._batches[0] != self.epoch:
             self.dataset.set_epoch(self.epoch)
             order = self.dataset.ordered_indices()
-            if self.part is not None:
-                order = order[(order >= self.part.start) & (order < self.part.stop)]
+            if self.sample_range is not None:
+                order = order[(order >= self.sample_range.start) & (order < self.sample_range.stop)]
             batches = self.dataset.batch_by_size(order, self.max_tokens, self.batch_size)
             if self.shuffle:  # equals np.random.seed followed by np.random.shuffle, as in fairseq
                 np.random.RandomState(self.seed + self.epoch).shuffle(batches)
@@ -145,7 +145,7 @@ class EpochBatches:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        rest = [batch.tolist() for batch in self._dealt(self.indices[self.done :])]
+        rest = [batch.tolist() for batch in self._batches_of_this_process(self.indices[self.done :])]
         loader: DataLoader[dict[str, Any]] = DataLoader(
             cast(Dataset, self.dataset),  # a protocol cannot extend Dataset
             batch_sampler=rest,
@@ -154,23 +154,23 @@ class EpochBatches:
             pin_memory=torch.cuda.is_available(),
         )
         for batch in loader:
-            self.done = min(self.done + self._consumed(), len(self))
+            self.done = min(self.done + self._batches_per_step(), len(self))
             yield batch
         while self.done < len(self):  # other processes have one more batch
             self.done = len(self)
             yield {}
-        self.epoch = self._after()
+        self.epoch = self._next_epoch()
         self.done = 0
 
-    def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
+    def _batches_of_this_process(self, batches: list[np.ndarray]) -> list[np.ndarray]:
         """Return the remaining batches that this process reads."""
         return batches[self.shard :: self.shards]
 
-    def _consumed(self) -> int:
+    def _batches_per_step(self) -> int:
         """Return the number of batches that all processes together consume per step."""
         return self.shards
 
-    def _after(self) -> int:
+    def _next_epoch(self) -> int:
         """Return the next epoch."""
         if self.shuffle:
             return self.epoch + 1
@@ -182,8 +182,8 @@ class EpochBatches:
         `consumed` counts batches over all processes, so it does not depend on their number.
         """
         if self.done and self.done == len(self):
-            return {"epoch": self._after(), "iterations_in_epoch": 0}
-        rounds = -(-self.done // self._consumed())
+            return {"epoch": self._next_epoch(), "iterations_in_epoch": 0}
+        rounds = -(-self.done // self._batches_per_step())
         return {"epoch": self.epoch, "iterations_in_epoch": rounds, "consumed": self.done}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

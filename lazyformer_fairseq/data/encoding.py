@@ -10,7 +10,13 @@ import numpy as np
 from lazyformer_fairseq.data.datasets.labelled_texts import sizes_of
 from lazyformer_fairseq.data.labelled_files import SplitFile, TaskDescription, read_split
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, load_prepared, targets_of
-from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, told_cut, told_unknown
+from lazyformer_fairseq.data.text.interface import (
+    TextTokenizer,
+    cut_input,
+    lacks_text,
+    truncation_message,
+    unknown_text_message,
+)
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 
@@ -37,7 +43,7 @@ def read_examples(
         examples = load_prepared(data).read(split, longest, tokenizer.special.eos)
         most = int(sizes_of(examples.inputs).max())
         logger.info("%s/%s: %d examples of up to %d tokens", data, split, len(examples.inputs), most)
-        _warn_of_cuts(examples, most, f"{data}/{split}")
+        _warn_about_truncation(examples, most, f"{data}/{split}")
         return examples
     file = read_split(task, data, split)
     for oddity in file.oddities():
@@ -50,14 +56,14 @@ def read_examples(
         100 * counts["unknown_token_share"],
     )
     examples = EncodedExamples(inputs, targets_of(task, file.examples), int(counts["truncated"]))
-    _warn_of_cuts(examples, longest, file.path)
+    _warn_about_truncation(examples, longest, file.path)
     return examples
 
 
-def _warn_of_cuts(examples: EncodedExamples, longest: Optional[int], source: Union[str, Path]) -> None:
+def _warn_about_truncation(examples: EncodedExamples, longest: Optional[int], source: Union[str, Path]) -> None:
     """Log how many of a split's inputs were truncated to `longest` tokens, if any."""
     if examples.cut and longest is not None:
-        logger.warning("%s", told_cut(examples.cut, len(examples.inputs), longest, f"rows of {source}"))
+        logger.warning("%s", truncation_message(examples.cut, len(examples.inputs), longest, f"rows of {source}"))
 
 
 def encode_split(
@@ -83,12 +89,14 @@ def encode_split(
     """
     bar = Progress(split.examples, desc=f"encode {split.path}", unit=" rows", delay=2, leave=False)
     whole = [np.array(tokenizer.build_input(*example.texts), dtype=np.int32) for example in bar]
-    _refuse_texts_without_tokens(tokenizer, split, whole)
+    _check_texts_have_tokens(tokenizer, split, whole)
     unknown_lines = [
-        example.line for example, ids in zip(split.examples, whole, strict=True) if tokenizer.knows_nothing_of(ids)
+        example.line
+        for example, ids in zip(split.examples, whole, strict=True)
+        if tokenizer.has_only_unknown_tokens(ids)
     ]
     if unknown_lines:
-        logger.warning("%s: %s", split.path, told_unknown(len(unknown_lines), len(whole), unknown_lines[0]))
+        logger.warning("%s: %s", split.path, unknown_text_message(len(unknown_lines), len(whole), unknown_lines[0]))
     ids = np.concatenate(whole)
     is_unknown = ids == tokenizer.special.unk
     word = np.cumsum(tokenizer.starts_of_words(ids))
@@ -109,7 +117,7 @@ def encode_split(
     return [cut_input(each, max_length, tokenizer.special.eos) for each in whole], counts
 
 
-def _refuse_texts_without_tokens(tokenizer: TextTokenizer, split: SplitFile, inputs: Sequence[np.ndarray]) -> None:
+def _check_texts_have_tokens(tokenizer: TextTokenizer, split: SplitFile, inputs: Sequence[np.ndarray]) -> None:
     for example, ids in zip(split.examples, inputs, strict=True):
         # Empty texts have already been handled by the file's reader.
         if example.target is not None and all(map(str.strip, example.texts)) and lacks_text(ids, tokenizer.special.eos):

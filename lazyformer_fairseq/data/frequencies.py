@@ -15,7 +15,7 @@ from lazyformer_fairseq.progress import Progress
 AT_ONCE = 1 << 22  # number of ids to read and count per chunk
 
 
-def count_pieces(texts: Iterable[np.ndarray], symbols: int) -> np.ndarray:
+def count_tokens(texts: Iterable[np.ndarray], symbols: int) -> np.ndarray:
     """Count the occurrences of each id in texts, which may be memory-mapped; int64 (V,), where V is `symbols`."""
     parts = [text[start : start + AT_ONCE] for text in texts for start in range(0, len(text), AT_ONCE)]
     counts = np.zeros(symbols, np.int64)
@@ -44,6 +44,6 @@ def log_frequencies(counts: np.ndarray, never: Collection[int] = ()) -> np.ndarr
     return np.log(np.maximum(smoothed, 1) / total)
 
 
-def cost_in_bits(logarithms: np.ndarray, counts: np.ndarray) -> float:
+def unigram_loss_bits(logarithms: np.ndarray, counts: np.ndarray) -> float:
     """Return the loss in bits per token, given the log frequencies (V,) and the target count of each id (V,)."""
     return float(-(logarithms * counts).sum() / counts.sum() / math.log(2))

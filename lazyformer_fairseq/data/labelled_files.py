@@ -47,7 +47,7 @@ def class_name(word: str) -> str:
     return word
 
 
-def listed_labels(word: str) -> Optional[list[str]]:
+def parse_label_list(word: str) -> Optional[list[str]]:
     """Parse a label column's `word` as a JSON list of labels, such as ``["anger", "joy"]``; None if it is not one."""
     if not word.lstrip().startswith("["):
         return None
@@ -198,7 +198,7 @@ class TaskDescription:
         """
         if not self.is_multi_label:
             return self._class_or_score(word)
-        listed = listed_labels(word)
+        listed = parse_label_list(word)
         if listed is None:
             raise UserError(f'label {word!r} is not a list such as ["joy"], but other rows have lists')
         found = tuple(map(self._class_or_score, listed))
@@ -233,7 +233,7 @@ class TaskDescription:
                 raise UserError(
                     f"the label {word!r} contains a tab or a line break, which are used to separate labels in files"
                 )
-            if listed_labels(word) is not None:
+            if parse_label_list(word) is not None:
                 raise UserError(f"the label {word[:40]} is a list; use lists in either all rows or none")
         if self.is_regression:
             return self._score(word)
@@ -380,15 +380,15 @@ class RowReader:
                     "all but the one that should be used"
                 )
 
-        def place_of(column: Column) -> int:
+        def column_index(column: Column) -> int:
             if isinstance(column, int):
                 return column
             return first.index(column)
 
         place_of_label = None
         if label is not None:
-            place_of_label = place_of(label)
-        return cls(path, first, tuple(map(place_of, texts)), place_of_label, templates)
+            place_of_label = column_index(label)
+        return cls(path, first, tuple(map(column_index, texts)), place_of_label, templates)
 
     def texts_of(self, row: FileRow) -> tuple[str, ...]:
         """Return a row's texts, which may be empty.

@@ -28,7 +28,7 @@ from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictio
 from lazyformer_fairseq.data.text.interface import SpecialIds, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.options import LENGTH, PROPORTION_OR_ALL, parse_masking_rates, option
+from lazyformer_fairseq.options import LENGTH, PROPORTION_OR_ALL, option, parse_masking_rates
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 
@@ -90,7 +90,7 @@ OPTIONS = {
 }
 
 
-def lengths_of(given: str, longest: int) -> list[tuple[int, float]]:
+def parse_length_schedule(given: str, longest: int) -> list[tuple[int, float]]:
     """Parse a length schedule such as ``64:0.3,128:0.8`` into lengths and the fractions of the updates at their ends.
 
     Args:
@@ -192,7 +192,7 @@ class MaskedText:
         )
         self.special = SpecialIds(*ends, mask_index_of(dictionary))
         first, last = parse_masking_rates(options.mask_prob)
-        self.lengths = lengths_of(options.length_schedule, options.tokens_per_sample)
+        self.lengths = parse_length_schedule(options.length_schedule, options.tokens_per_sample)
         for flag, changes in (
             ("mask_prob", first != last),
             ("length_schedule", self.lengths),
@@ -242,7 +242,7 @@ class MaskedText:
     def log_frequencies(self) -> np.ndarray:
         """The log frequency of each id in the training text, (V,)."""
         texts = (MappedItems(Path(folder) / "train").ids for folder in self.folders)
-        counts = frequencies.count_pieces(texts, len(self.dictionary))
+        counts = frequencies.count_tokens(texts, len(self.dictionary))
         return frequencies.log_frequencies(counts, self.special)
 
     def cost_of_frequencies(self, batches: Iterable[dict[str, Any]]) -> float:
@@ -252,7 +252,7 @@ class MaskedText:
             targets[targets.ne(self.special.pad)].numpy(),
             minlength=len(self.dictionary),
         )
-        return frequencies.cost_in_bits(self.log_frequencies, counts)
+        return frequencies.unigram_loss_bits(self.log_frequencies, counts)
 
     @cached_property
     def neighbour_counts(self) -> CountModel:
@@ -269,7 +269,7 @@ class MaskedText:
     def _counted(self) -> np.ndarray:
         return read_tokens(Path(folder) / "train" for folder in self.folders)
 
-    def cost_of_neighbours(self, batches: Iterable[dict[str, Any]]) -> float:
+    def count_model_loss(self, batches: Iterable[dict[str, Any]]) -> float:
         """Return the loss of the table of counts on masked batches, in bits per target."""
         nats = []
         for batch in batches:
@@ -371,7 +371,7 @@ class MaskedText:
         length = self.length_at(update)
         if masking.last is not None:
             share = masking.probability + done * (masking.last - masking.probability)
-            batch = masked_blocks.at_share(batch, share, masking.pad_index)
+            batch = masked_blocks.apply_masking_rate(batch, share, masking.pad_index)
         if length is None:
             return batch
         return masked_blocks.cut(batch, length, masking.pad_index)

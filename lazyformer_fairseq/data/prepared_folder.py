@@ -23,7 +23,7 @@ import numpy as np
 
 from lazyformer_fairseq.data.glue import PUBLISHED
 from lazyformer_fairseq.data.labelled_files import Example, TaskDescription
-from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, told_cut
+from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, truncation_message
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.storage.arrays import map_array
@@ -81,7 +81,7 @@ class SplitFacts:
         said = []
         if self.cut:
             said.append(
-                told_cut(
+                truncation_message(
                     self.cut,
                     self.rows_in_file,
                     self.longest,
@@ -330,7 +330,7 @@ class PreparedTask(PreparedFolder):
     TABLE: ClassVar[Mapping[str, TaskDescription]] = PUBLISHED
 
     @classmethod
-    def row_of(cls, manifest: dict[str, Any]) -> TaskDescription:
+    def task_from_manifest(cls, manifest: dict[str, Any]) -> TaskDescription:
         """Return the task named in a manifest; raise a UserError if there is no such task."""
         if manifest["task"] not in cls.TABLE:
             raise UserError(f"there is no task called {manifest['task'][:40]!r}")
@@ -339,14 +339,14 @@ class PreparedTask(PreparedFolder):
     @classmethod
     def check(cls, manifest: dict[str, Any]) -> None:
         """Check that all splits belong to the task, because their names become file names."""
-        strange = set(manifest["splits"]) - set(cls.row_of(manifest).splits)
+        strange = set(manifest["splits"]) - set(cls.task_from_manifest(manifest).splits)
         if strange:
             raise UserError(f"the task has no split {min(strange)[:40]!r}")
 
     @cached_property
     def task(self) -> TaskDescription:
         """The task's description."""
-        return self.row_of(self.manifest)
+        return self.task_from_manifest(self.manifest)
 
     def read(self, split: str, longest: Optional[int], eos: int) -> EncodedExamples:
         """Memory-map a split.
@@ -424,7 +424,7 @@ class PreparedTask(PreparedFolder):
         if examples.targets is None:
             return None
         if split == "train":
-            examples = draw_rows(examples, rows)
+            examples = sample_examples(examples, rows)
         targets: Any = examples.targets
         if self.task.tags_words:
             targets = np.concatenate([places_and_tags[1::2] for places_and_tags in targets])
@@ -498,11 +498,11 @@ def targets_of(task: TaskDescription, examples: list[Example]) -> Optional[np.nd
     )
 
 
-def draw_rows(examples: EncodedExamples, count: int) -> EncodedExamples:
+def sample_examples(examples: EncodedExamples, count: int) -> EncodedExamples:
     """Sample at most `count` examples, preserving their order; the result does not depend on a run's seed."""
     if count >= len(examples.inputs):
         return examples
-    chosen = drawn_rows(len(examples.inputs), count)
+    chosen = sample_row_indices(len(examples.inputs), count)
     targets = examples.targets
     if isinstance(targets, MappedItems):
         targets = [targets[index] for index in chosen]
@@ -511,7 +511,7 @@ def draw_rows(examples: EncodedExamples, count: int) -> EncodedExamples:
     return EncodedExamples([examples.inputs[index] for index in chosen], targets, examples.cut)
 
 
-def drawn_rows(total: int, count: int) -> np.ndarray:
+def sample_row_indices(total: int, count: int) -> np.ndarray:
     """Sample the sorted indices of at most `count` of `total` rows."""
     if count >= total:
         return np.arange(total)

@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_map_only
 
 from lazyformer_fairseq.data.datasets import question_windows
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset, token_types_of
-from lazyformer_fairseq.data.datasets.question_windows import USUAL_ANSWERS, FoundAnswer, QuestionWindowsDataset
+from lazyformer_fairseq.data.datasets.question_windows import DEFAULT_N_BEST, FoundAnswer, QuestionWindowsDataset
 from lazyformer_fairseq.data.datasets.tagged_words import first_tokens
 from lazyformer_fairseq.data.labelled_files import OUTSIDE, TaskDescription, words_of
 from lazyformer_fairseq.data.squad import Paragraph, Question, SquadFile
-from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, told_cut
+from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, truncation_message
 from lazyformer_fairseq.data.text.normalisation import MASK
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import match
@@ -201,7 +201,7 @@ class TrainedModel(nn.Module):
         for number, answer in zip(filled, found, strict=True):
             answers[number] = answer
         return [
-            answer._replace(is_cut=cut, is_unknown=self.tokenizer.knows_nothing_of(ids))
+            answer._replace(is_cut=cut, is_unknown=self.tokenizer.has_only_unknown_tokens(ids))
             for answer, cut, ids in zip(answers, is_cut, inputs, strict=True)
         ]
 
@@ -253,9 +253,9 @@ class TrainedModel(nn.Module):
     def _unlabelled(self, inputs: Sequence[np.ndarray]) -> LabelledTextsDataset:
         """Wrap inputs without labels as a dataset in the model's input format."""
         marks = None
-        if self.model.encoder.sentence_encoder.asking:
+        if self.model.encoder.sentence_encoder.sublayers_with_given_global:
             marks = self.tokenizer.special.eos
-        return LabelledTextsDataset(inputs, None, marks_before=marks, **self._fed)
+        return LabelledTextsDataset(inputs, None, global_attention_eos=marks, **self._dataset_options)
 
     def _in_unit_of_files(self, head: str, logits: Any) -> Any:
         """Convert a regression head's standardized outputs to the unit in the task's files."""
@@ -271,7 +271,7 @@ class TrainedModel(nn.Module):
             self.tasks = {**self.tasks, head: replace(self.tasks[head], standard=(0.0, 1.0))}
 
     @property
-    def _fed(self) -> dict[str, Any]:
+    def _dataset_options(self) -> dict[str, Any]:
         """The dataset settings for padding, order and token types."""
         special = self.tokenizer.special
         types_after = None
@@ -375,9 +375,12 @@ class TrainedModel(nn.Module):
         windows = question_windows.make_windows(self.tokenizer, file, settings)
         if windows.cut_questions:
             _warn_of_cuts([True], longest_question, "questions")
-        how = {"marks_questions": bool(self.model.encoder.sentence_encoder.asking), **self._fed}
+        how = {
+            "marks_questions": bool(self.model.encoder.sentence_encoder.sublayers_with_given_global),
+            **self._dataset_options,
+        }
         dataset = QuestionWindowsDataset(file, windows, "", longest_answer, **how)
-        (answers,) = find_answers(self.model, head, dataset, max(n_best, USUAL_ANSWERS))
+        (answers,) = find_answers(self.model, head, dataset, max(n_best, DEFAULT_N_BEST))
         return answers[:n_best]
 
 
@@ -396,14 +399,14 @@ def _named_or_only(name: Optional[str], known: Sequence[str], what: str) -> str:
 def _warn_of_cuts(is_cut: Sequence[bool], longest: int, what: str = "texts") -> None:
     """Warn the caller of a :class:`TrainedModel` method if texts were truncated."""
     if any(is_cut):
-        warnings.warn(told_cut(sum(is_cut), len(is_cut), longest, what), stacklevel=3)
+        warnings.warn(truncation_message(sum(is_cut), len(is_cut), longest, what), stacklevel=3)
 
 
 def find_answers(
     model: nn.Module,
     head: str,
     dataset: QuestionWindowsDataset,
-    n_best: int = USUAL_ANSWERS,
+    n_best: int = DEFAULT_N_BEST,
     **how: Any,
 ) -> list[list[FoundAnswer]]:
     """Return the `n_best` answers to each question in a dataset, best first, as spans of the context.

@@ -63,11 +63,13 @@ def load(
         UserError: a file is missing, damaged or unsafe, or does not match the other files.
     """
     checkpoint = checkpoint_at(Path(folder))
-    tokenizer = tokenizer_beside(checkpoint)  # checked first, because a missing tokenizer is the more likely mistake
+    tokenizer = load_tokenizer_beside(
+        checkpoint
+    )  # checked first, because a missing tokenizer is the more likely mistake
     return load_state(read(checkpoint), checkpoint, tokenizer, make)
 
 
-def tokenizer_beside(checkpoint: Path, folder: Optional[Path] = None) -> TextTokenizer:
+def load_tokenizer_beside(checkpoint: Path, folder: Optional[Path] = None) -> TextTokenizer:
     """Load the tokenizer from a folder, by default the one next to a checkpoint; raise a UserError if it is missing."""
     folder = folder or checkpoint.parent / "tokenizer"
     if not folder.is_dir():

@@ -18,7 +18,9 @@ logger = logging.getLogger(__name__)
 PREFIX = "classification_heads."
 TO_CLASSES = ".out_proj.weight"  # a head's last linear map
 TO_TOKENS = {f".{SpanHead.MAP}.weight": SPAN, f".{TokenHead.MAP}.weight": TAGS}  # the only map of a token-level head
-PER_POSITION = "encoder.sentence_encoder.embed_positions.weight"  # the encoder's weight with one row per position
+POSITION_EMBEDDINGS = (
+    "encoder.sentence_encoder.embed_positions.weight"  # the encoder's weight with one row per position
+)
 LM_HEAD = "encoder.lm_head."
 
 
@@ -82,7 +84,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     weights = dict(weights)
     positions = (model.cfg.max_positions, model.cfg.copy_positions)
     match_classification_heads(weights, model.classification_heads)
-    match_positions(weights, model.state_dict(), PER_POSITION, *positions)
+    match_positions(weights, model.state_dict(), POSITION_EMBEDDINGS, *positions)
     copy_projections(weights, model)
     check_same_weights(weights, model.state_dict(), model.per_word)
     model.load_state_dict(weights)

@@ -20,7 +20,7 @@ def arch_named(name: str) -> str:
     return name
 
 
-def usual_symbols(options: Mapping[str, Any]) -> int:
+def default_vocab_size(options: Mapping[str, Any]) -> int:
     """Return the vocabulary size to assume for a model with these options when there is no data.
 
     For encoders it is our tokenizers' default vocabulary size. For causal models it is the vocabulary of WikiText-103

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Optional, Union
 
 from lazyformer_fairseq.child_process import end_with_parent, interrupts_held_back
-from lazyformer_fairseq.executors.interface import LOOK_EVERY, Call, JobResult, Executor, LostError, error_of
+from lazyformer_fairseq.executors.interface import LOOK_EVERY, Call, Executor, JobResult, LostError, error_of
 
 
 def processors_here() -> int:

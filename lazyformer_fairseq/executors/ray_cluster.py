@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.executors.interface import LOOK_EVERY, Call, JobResult, Executor, LostError, error_of
+from lazyformer_fairseq.executors.interface import LOOK_EVERY, Call, Executor, JobResult, LostError, error_of
 from lazyformer_fairseq.extras import refuse_without_extra
 
 ADDRESS = "RAY_ADDRESS"

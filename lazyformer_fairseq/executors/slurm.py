@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError, whole_number
-from lazyformer_fairseq.executors.interface import LOOK_EVERY, UNLIMITED, Call, JobResult, Executor, LostError, error_of
+from lazyformer_fairseq.executors.interface import LOOK_EVERY, UNLIMITED, Call, Executor, JobResult, LostError, error_of
 from lazyformer_fairseq.extras import refuse_without_extra
 
 TYPICAL = {"timeout_min": 24 * 60}

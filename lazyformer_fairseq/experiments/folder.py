@@ -22,7 +22,7 @@ def experiment(
     settings: Mapping[str, Any],
     of_what: str,
     begun: str,
-    dependent_files: Iterable[str] = (),
+    stale_files: Iterable[str] = (),
 ) -> Iterator[None]:
     """Create and lock an experiment's folder and store its settings, which may change until work has begun.
 
@@ -31,7 +31,7 @@ def experiment(
         settings: everything that determines the results, including :func:`hashes_as_settings` of the data.
         of_what: the kind of experiment as an error message names it, such as "a comparison".
         begun: a glob pattern; work has begun once a file in the folder matches it.
-        made_by_them: names of files that depend on the settings and are removed when the settings change.
+        stale_files: names of files that depend on the settings and are removed when the settings change.
 
     Raises:
         UserError: the folder cannot be written, another process is using it, or work has begun with different settings.
@@ -39,7 +39,7 @@ def experiment(
     """
     with run_lock(folder):
         remove_leftovers(folder, deep=True)
-        made = [folder / name for name in dependent_files]
+        made = [folder / name for name in stale_files]
         keep_settings(folder / SETTINGS, settings, of_what, any(folder.glob(begun)), made)
         yield
 

@@ -53,4 +53,4 @@ class Yardsticks:
 def yardsticks_of(text: MaskedText, batches: Iterable[Mapping[str, Any]]) -> Yardsticks:
     """Compute the yardsticks for the masked tokens in `batches` from counts on the training text."""
     batches = list(batches)
-    return Yardsticks(text.cost_of_frequencies(batches), text.cost_of_neighbours(batches), NEIGHBOURS)
+    return Yardsticks(text.cost_of_frequencies(batches), text.count_model_loss(batches), NEIGHBOURS)

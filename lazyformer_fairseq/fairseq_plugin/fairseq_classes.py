@@ -22,7 +22,7 @@ def fairseq_class(plain: type) -> type:
     """
     base = Dictionary if issubclass(plain, dictionary_file.Dictionary) else FairseqDataset
     members = {"__doc__": plain.__doc__, "__module__": plain.__module__}
-    return type(plain.__name__, (plain, base), {**members, "__reduce__": lambda self: (_again, (plain, vars(self)))})
+    return type(plain.__name__, (plain, base), {**members, "__reduce__": lambda self: (_unpickle, (plain, vars(self)))})
 
 
 def as_fairseq(thing: Plain) -> Plain:
@@ -36,7 +36,7 @@ def as_fairseq(thing: Plain) -> Plain:
     return thing
 
 
-def _again(plain: type, attributes: dict[str, Any]) -> Any:
+def _unpickle(plain: type, attributes: dict[str, Any]) -> Any:
     thing = fairseq_class(plain).__new__(fairseq_class(plain))
     vars(thing).update(attributes)
     return thing

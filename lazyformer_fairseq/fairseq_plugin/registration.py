@@ -40,7 +40,7 @@ def register() -> None:
         return
     _watcher.is_done = True  # set first, because the modules imported below call this function again
     try:
-        with _logging_left_alone():
+        with _preserved_logging():
             importlib.import_module("fairseq")
             for name in REGISTERED:
                 importlib.import_module(f"{PACKAGE}.{name}")
@@ -70,12 +70,12 @@ class ImportWatcher:
 
     Args:
         watches: returns whether to watch the module with a given name.
-        heard: the callback, which runs whenever a watched module has been imported and no other is being imported.
+        on_import: the callback, which runs whenever a watched module has been imported and no other is being imported.
     """
 
     def __init__(self, watches: Callable[[str], bool], heard: Callable[[], Any]):
         self.watches = watches
-        self.heard = heard
+        self.on_import = heard
         self.loading = 0
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
@@ -90,16 +90,16 @@ class ImportWatcher:
 
     def _execute(self, loader: Any, module: ModuleType) -> None:
         del loader.exec_module  # restores the method of the loader's class
-        with self.around(module.__name__):
+        with self.execution_context(module.__name__):
             self.loading += 1
             try:
                 loader.exec_module(module)
             finally:
                 self.loading -= 1
         if not self.loading:
-            self.heard()
+            self.on_import()
 
-    def around(self, name: str) -> AbstractContextManager[Any]:
+    def execution_context(self, name: str) -> AbstractContextManager[Any]:
         """Return the context manager that wraps a module's execution."""
         return nullcontext()
 
@@ -125,12 +125,12 @@ class _Watcher(ImportWatcher):
     def around(self, name: str) -> AbstractContextManager[Any]:
         """Return a context manager that preserves the logging configuration if one of our modules imports fairseq."""
         if name == "fairseq" and self.loading:
-            return _logging_left_alone()
+            return _preserved_logging()
         return nullcontext()
 
 
 @contextmanager
-def _logging_left_alone() -> Iterator[None]:
+def _preserved_logging() -> Iterator[None]:
     """Undo what importing fairseq does to logging: it lowers every library's log level and asks for tensorboardX."""
     root = logging.getLogger()
     speech = logging.getLogger("fairseq.tasks.text_to_speech")

@@ -41,9 +41,9 @@ class Stage(Enum):
 class How(Enum):
     """The way our function or class replaces the target."""
 
-    AROUND = "is called instead of the target, with the target as an additional first argument"
-    INSTEAD = "replaces the target"
-    MAKES = "is called once with the target, and its result replaces the target"
+    WRAP = "is called instead of the target, with the target as an additional first argument"
+    REPLACE = "replaces the target"
+    FACTORY = "is called once with the target, and its result replaces the target"
     SUBCLASS = "is constructed instead of the target class if its `serves` accepts the arguments"
 
 
@@ -64,7 +64,7 @@ class Replacement:
     target: str
     ours: str
     why: str
-    how: How = How.AROUND
+    how: How = How.WRAP
     copies: tuple[str, ...] = ()
 
 
@@ -89,7 +89,7 @@ REPLACEMENTS = (
         "fairseq.models:ARCH_MODEL_NAME_REGISTRY",
         "models.config:without_bert_base",
         "fairseq's legacy masked_lm model has a preset named bert_base, which would prevent registering ours",
-        How.MAKES,
+        How.FACTORY,
     ),
     # Detecting commands that run one of our tasks.
     Replacement(
@@ -143,7 +143,7 @@ REPLACEMENTS = (
             f"{module}:eval",
             "reliability.checkpoints:read_setting",
             "settings in a checkpoint are run as code; a module-level eval takes precedence over the built-in one",
-            How.INSTEAD,
+            How.REPLACE,
         )
         for module in EVALUATING_MODULES
     ),
@@ -165,7 +165,7 @@ REPLACEMENTS = (
         "fairseq.optim:FP16Optimizer",
         "optim.half_precision:FP16Optimizer",
         "fp16 and bf16 checkpoints contain only the rounded weights, and gradients are summed in half precision",
-        How.INSTEAD,
+        How.REPLACE,
     ),
     # fairseq writes a checkpoint under its first name atomically, but copies it to the others in place. It verifies no
     # file, and stops if the disk is full.
@@ -186,7 +186,7 @@ REPLACEMENTS = (
         "fairseq.checkpoint_utils:verify_checkpoint_directory",
         "reliability.checkpoints:check_writable_folder",
         "an unwritable folder ends in a traceback, and a user's file named dummy in the folder is removed",
-        How.INSTEAD,
+        How.REPLACE,
     ),
     Replacement(
         Stage.RUN,
@@ -199,7 +199,7 @@ REPLACEMENTS = (
         "fairseq.checkpoint_utils:os",
         "reliability.checkpoints:CarefulOs",
         "--keep-interval-updates, --keep-last-epochs and --keep-best-checkpoints may remove the last intact checkpoint",
-        How.MAKES,
+        How.FACTORY,
     ),
     # Tasks and fairseq_cli.train look up both iterators in this module.
     Replacement(
@@ -207,14 +207,14 @@ REPLACEMENTS = (
         "fairseq.data.iterators:EpochBatchIterator",
         "reliability.data:ExactEpochBatchIterator",
         "its position in an epoch is valid only for the same number of processes and the same batch size",
-        How.INSTEAD,
+        How.REPLACE,
     ),
     Replacement(
         Stage.RUN,
         "fairseq.data.iterators:GroupedIterator",
         "reliability.data:ExactGroupedIterator",
         "an epoch resumed at a batch number that is not a multiple of --update-freq loses its last update",
-        How.INSTEAD,
+        How.REPLACE,
     ),
     Replacement(
         Stage.RUN,
@@ -227,7 +227,7 @@ REPLACEMENTS = (
         "sys:excepthook",
         "reliability.command_line:printing_user_errors",
         "a user's mistake or Ctrl-C prints a traceback instead of one line",
-        How.MAKES,
+        How.FACTORY,
     ),
 )
 
@@ -250,7 +250,7 @@ def install(*stages: Stage, strict: bool = False) -> list[Replacement]:
         UserError: a target is missing, and `strict` is true.
     """
     missing = [row for row in REPLACEMENTS if row.stage in stages and row not in _before]
-    misfits = {row: misfit for row in missing if (misfit := find_misfit(row))}
+    misfits = {row: misfit for row in missing if (misfit := find_missing_target(row))}
     if misfits:
         listed = "\n  ".join(misfits.values())
         message = f"the plugin requires {WRITTEN_FOR}; install that version; these targets are missing\n  {listed}"
@@ -259,7 +259,7 @@ def install(*stages: Stage, strict: bool = False) -> list[Replacement]:
         logger.warning(message)
     fresh = [row for row in missing if row not in misfits]
     for row in fresh:
-        _put(row)
+        _install_row(row)
     return fresh
 
 
@@ -282,7 +282,7 @@ def protect_loads() -> None:
     install(Stage.LOADING, strict=True)
 
 
-def find_misfit(row: Replacement) -> Optional[str]:
+def find_missing_target(row: Replacement) -> Optional[str]:
     """Return an error message if a row's target is missing; None if it exists."""
     try:
         _, name, standing = _find(row.target)
@@ -309,7 +309,7 @@ def _find(target: str) -> tuple[Any, str, Any]:
     return owner, name, inspect.getattr_static(owner, name, _ABSENT)
 
 
-def _put(row: Replacement) -> None:
+def _install_row(row: Replacement) -> None:
     module, _, attribute = row.ours.partition(":")
     ours = getattr(importlib.import_module(f"{PACKAGE}.fairseq_plugin.{module}"), attribute)
     if row in _before:  # importing our module installed the row
@@ -319,9 +319,9 @@ def _put(row: Replacement) -> None:
     if row.how is How.SUBCLASS:
         standing.__new__ = _making(standing, ours)
         return
-    if row.how is How.MAKES:
+    if row.how is How.FACTORY:
         ours = ours(standing)
-    elif row.how is How.AROUND:
+    elif row.how is How.WRAP:
         ours = _around(getattr(standing, "__func__", standing), ours)
     if isinstance(standing, (staticmethod, classmethod)):
         ours = type(standing)(ours)

@@ -80,11 +80,11 @@ class Screen:
             logger.info("%-7s %s", what, said)
         self._began = self._said = time.monotonic()
 
-    def say_nothing_is_left(self, why: str) -> None:
+    def report_finished(self, why: str) -> None:
         """Report that the run was already finished before this start, even without ``--log-seconds``."""
         logger.info("nothing is left to do: %s", why)
 
-    def tell(self, made: int, of: int) -> None:
+    def show_progress(self, made: int, of: int) -> None:
         """Print a progress line if enough seconds have passed since the last one.
 
         Args:

@@ -23,10 +23,10 @@ from fairseq.logging import metrics
 from fairseq.models.ema import EMA
 from typing_extensions import override
 
-from lazyformer_fairseq.data.datasets.masked_blocks import CHANGING
+from lazyformer_fairseq.data.datasets.masked_blocks import UPDATE_DEPENDENT_KEYS
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
-from lazyformer_fairseq.fairseq_plugin.optim.schedules import tell_updates_per_epoch
+from lazyformer_fairseq.fairseq_plugin.optim.schedules import set_updates_per_epoch
 from lazyformer_fairseq.fairseq_plugin.record import RunRecorder
 from lazyformer_fairseq.fairseq_plugin.reliability import out_of_memory
 from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import TrainerGuard, can_be_guarded
@@ -38,7 +38,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import (
     save_whole,
 )
 from lazyformer_fairseq.fairseq_plugin.reliability.options import is_task_of_ours, listed_updates
-from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption, UpdateGivenUp
+from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption, UpdateAbandoned
 from lazyformer_fairseq.fairseq_plugin.reliability.words import refuse_beyond_budget, word_counter
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.fairseq_plugin.screen import Screen
@@ -105,7 +105,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
     def get_train_iterator(self, epoch, *args, **kwargs):
         """Set the epoch length in the learning-rate schedule, which is built before the data is loaded."""
         self.epoch_iterator = super().get_train_iterator(epoch, *args, **kwargs)
-        tell_updates_per_epoch(self, epoch)
+        set_updates_per_epoch(self, epoch)
         return self.epoch_iterator
 
     @override
@@ -154,7 +154,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
                 if self.get_num_updates() == before + 1:
                     self._share_back_ends()
                     self._save_for_good()
-        except UpdateGivenUp:
+        except UpdateAbandoned:
             self.epoch_iterator._cur_epoch_itr.n -= len(samples)
             if bring_memory_back:
                 bring_memory_back()
@@ -194,11 +194,11 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
         fairseq calls this before each pass of an update.
         """
-        if sample and not CHANGING.isdisjoint(sample) and not is_dummy:
+        if sample and not UPDATE_DEPENDENT_KEYS.isdisjoint(sample) and not is_dummy:
             sample = self.task.at_update(sample, self.get_num_updates())
         if self._passes and not is_dummy:
             made, of = self._passes
-            self.screen.tell(made, of)
+            self.screen.show_progress(made, of)
             if not self.cuda:
                 self.preemption.give_up_if_interrupted()
             self._passes = (made + 1, of)
@@ -350,7 +350,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
             UserError: the checkpoint belongs to another model, optimizer or criterion, or is damaged.
         """
         resets = (reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
-        with _named_where_it_does_not_fit(filename):
+        with _checkpoint_errors_named(filename):
             wall = metrics.get_meter("default", "wall")
             extra_state = super().load_checkpoint(filename, *resets)
             loaded_wall = metrics.get_meter("default", "wall")
@@ -450,7 +450,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         if checkpoint.absolute().parent != Path(self.cfg.checkpoint.save_dir).absolute():
             raise UserError(f"{limit}: {made} already, so nothing is left to train; set a higher limit")
         if self.is_data_parallel_master:
-            self.screen.say_nothing_is_left(f"{made}, and {limit} ends the run; to continue, set a higher limit")
+            self.screen.report_finished(f"{made}, and {limit} ends the run; to continue, set a higher limit")
         self.cfg.optimization.max_epoch = -1  # fairseq checks this next, and treats 0 as no limit
         return True
 
@@ -493,7 +493,7 @@ def _resume_early_stopping(saved: Any) -> None:
 
 
 @contextmanager
-def _named_where_it_does_not_fit(filename: str) -> Iterator[None]:
+def _checkpoint_errors_named(filename: str) -> Iterator[None]:
     """Convert fairseq and torch errors about a damaged or incompatible checkpoint to a UserError that names the file.
 
     Communication and out-of-memory errors propagate unchanged, because they are not about the file.

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Optional
 import numpy as np
 
 from lazyformer_fairseq.data.labelled_files import TaskDescription
-from lazyformer_fairseq.data.prepared_folder import PreparedFolder, PreparedTask, drawn_rows
+from lazyformer_fairseq.data.prepared_folder import PreparedFolder, PreparedTask, sample_row_indices
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.metrics import METRICS, Metric
 from lazyformer_fairseq.finetuning.grid import Run
@@ -94,10 +94,10 @@ class Benchmark(ABC):
         rows_worth_resuming: minimum number of training rows, over all epochs, for a run to be resumable. A shorter run
             takes only minutes and starts over after it was killed. A longer run saves its optimizer state, which is
             twice the size of the model, after each epoch and resumes from there.
-        prepared_in: the grid's subfolder that contains the prepared data.
+        prepared_subfolder: the grid's subfolder that contains the prepared data.
         scores: the scores in the report's table.
         average: whether the table includes their mean.
-        averages_some: whether the table includes the mean of the available scores if some tasks are missing.
+        averages_available: whether the table includes the mean of the available scores if some tasks are missing.
         baseline_name: the name of the baseline in the table.
     """
 
@@ -232,7 +232,7 @@ class TextsBenchmark(Benchmark):
 
     Attributes:
         prepared: the class that represents a task's prepared folder.
-        TEXTS: an example name of a file to label, for messages.
+        EXAMPLE_FILE: an example name of a file to label, for messages.
     """
 
     prepared: ClassVar[type[PreparedTask]] = PreparedTask
@@ -290,7 +290,7 @@ class TextsBenchmark(Benchmark):
         """Return the metrics of a constant prediction derived from the training labels."""
         task: TaskDescription = run.data.task
         seen = run.data.read("train", None, 0).targets
-        seen = seen[drawn_rows(len(seen), run.train_rows)]
+        seen = seen[sample_row_indices(len(seen), run.train_rows)]
         targets = run.data.read(split, None, 0).targets
         if task.is_regression:
             constant = seen.mean()

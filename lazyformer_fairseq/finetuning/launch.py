@@ -82,7 +82,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
     if not is_official:
         reject_non_defaults(given, PREPARING, "applies only if --data contains official files")
 
-    protocol = benchmark.usual
+    protocol = benchmark.default_protocol
     if given.protocol:
         if given.protocol not in benchmark.protocols:
             raise UserError(
@@ -90,7 +90,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
             )
         protocol = benchmark.protocols[given.protocol]
     names = benchmark.choose_tasks(given.tasks or protocol.tasks)
-    left_out = benchmark.untrainable_tasks(names, given.data or given.output / benchmark.prepared_in)
+    left_out = benchmark.untrainable_tasks(names, given.data or given.output / benchmark.prepared_subfolder)
     for reason in left_out.values():
         click.echo(f"note: {reason}")
     names = [name for name in names if name not in left_out]
@@ -111,9 +111,9 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         wanted = replace(given, tokenizer=tokenizer, tasks=tuple(names))
         refuse_short_models(models, benchmark.longest_input(wanted))
         click.echo(benchmark.prepare(wanted, [model.options.max_positions for model in models]))
-        prepared = benchmark.load(given.output / benchmark.prepared_in, names)
+        prepared = benchmark.load(given.output / benchmark.prepared_subfolder, names)
     else:
-        prepared = benchmark.load(given.data or given.output / benchmark.prepared_in, names)
+        prepared = benchmark.load(given.data or given.output / benchmark.prepared_subfolder, names)
         first = next(iter(prepared.values()))
         models = load_start_models(checkpoints, first.tokenizer_folder)
         refuse_short_models(models, benchmark.longest_input(given, first))
@@ -202,7 +202,7 @@ def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
         output = grid.output / "report"
         click.echo(f"\n{write_report(grid.output, output)}\nwritten to {output}")
         if isinstance(benchmark, CustomTask) and given.keep_checkpoints != "none":
-            click.echo(f"to use the model: lazyformer predict {grid.output} {benchmark.TEXTS}")
+            click.echo(f"to use the model: lazyformer predict {grid.output} {benchmark.EXAMPLE_FILE}")
     sys.exit(1 if queue.failed else 0)
 
 

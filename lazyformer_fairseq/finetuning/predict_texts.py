@@ -30,7 +30,7 @@ from lazyformer_fairseq.data.labelled_files import (
     target_of_row,
     words_of,
 )
-from lazyformer_fairseq.data.text.interface import told_cut, told_unknown
+from lazyformer_fairseq.data.text.interface import truncation_message, unknown_text_message
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, inference, loading
 from lazyformer_fairseq.evaluation.metrics import count_tags
@@ -65,7 +65,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
             file and line), or `output` exists.
     """
     checkpoint = checkpoint_at(model)
-    tokenizer = loading.tokenizer_beside(checkpoint, wanted.tokenizer)
+    tokenizer = loading.load_tokenizer_beside(checkpoint, wanted.tokenizer)
     loaded = loading.load_state(checkpoints.load(checkpoint), checkpoint, tokenizer)
     head = loaded.choose_head(wanted.head)
     task = loaded.tasks[head]
@@ -429,9 +429,9 @@ class Tally:
                 f"{self.without_text.first_line}{self.fields_in_place()}"
             )
         if self.unknown.count:
-            said.append(told_unknown(self.unknown.count, self.rows, self.unknown.first_line))
+            said.append(unknown_text_message(self.unknown.count, self.rows, self.unknown.first_line))
         if self.cut.count:
-            cut = told_cut(self.cut.count, self.rows, self.longest, "rows")
+            cut = truncation_message(self.cut.count, self.rows, self.longest, "rows")
             said.append(f"{cut}, first in line {self.cut.first_line}")
         if self.cut_words:
             said.append(

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from lazyformer_fairseq.executors.interface import Call, JobResult, Executor, LostError, reason, run_calls
+from lazyformer_fairseq.executors.interface import Call, Executor, JobResult, LostError, reason, run_calls
 from lazyformer_fairseq.finetuning import results
 from lazyformer_fairseq.finetuning.grid import Grid, Run
 from lazyformer_fairseq.finetuning.results import BEST, FAILED, LOG
@@ -130,7 +130,9 @@ class RunQueue:
 
     def _is_best(self, run: Run) -> bool:
         """Return True if a run is the best finished run of its model and task; among ties the first run wins."""
-        finished = [self.results[each.folder] for each in run.runs_of_same_model_and_task if each.folder in self.results]
+        finished = [
+            self.results[each.folder] for each in run.runs_of_same_model_and_task if each.folder in self.results
+        ]
         best = results.TaskResults(run.task, finished, failed=[], missing=[]).best
         return bool(best) and best[0].folder == run.folder
 

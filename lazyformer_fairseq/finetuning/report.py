@@ -133,7 +133,7 @@ def _listed(keys: Sequence[RunKey]) -> str:
 def _setting_rows(results: Results, benchmark: Benchmark) -> Iterator[dict[str, str]]:
     """Yield a row per setting, with its values in these runs and in the benchmark's protocol."""
     runs = list(results.runs.values())
-    protocol = benchmark.usual
+    protocol = benchmark.default_protocol
     rows_of_task = {run.task: run.train_rows for run in runs}
     official = {task: benchmark.tasks[task].splits["train"].rows for task in rows_of_task}
     usual = {

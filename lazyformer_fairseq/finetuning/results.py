@@ -344,7 +344,9 @@ def read_results(folder: Path, benchmark: TaskFamily) -> Results:
                         f"{place / RESULT}: this is the result of {run.key.folder}; move it there or remove it"
                     )
                 undefined = [
-                    f"{metric} of {file}" for file, metric, value in _iterate_metrics(run.metrics) if not math.isfinite(value)
+                    f"{metric} of {file}"
+                    for file, metric, value in _iterate_metrics(run.metrics)
+                    if not math.isfinite(value)
                 ]
                 if undefined:
                     failures[key] = f"{place}: {undefined[0]} is not a number"

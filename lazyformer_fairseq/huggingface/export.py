@@ -95,7 +95,7 @@ def export_to_huggingface(
             card = causal_card(state, name, has_tokenizer)
             (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
         return CAUSAL
-    loaded = loading.load_state(state, path, loading.tokenizer_beside(path))
+    loaded = loading.load_state(state, path, loading.load_tokenizer_beside(path))
     chosen = choose_head(state["model"], head, path, loaded.tasks)
     if chosen is not None:
         loaded.fold_unit(chosen.name)

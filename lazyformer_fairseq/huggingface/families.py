@@ -231,7 +231,7 @@ def fresh_head(shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Described:
+class ModelDescription:
     """A model as described by config.json.
 
     Attributes:
@@ -330,7 +330,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def describe(folder: Path) -> Described:
+def describe(folder: Path) -> ModelDescription:
     """Read and check a folder's config.json.
 
     Raises:
@@ -377,7 +377,7 @@ def describe(folder: Path) -> Described:
     architecture = ""
     if isinstance(names, list) and names and isinstance(names[0], str):
         architecture = names[0]
-    described = Described(
+    described = ModelDescription(
         family=family,
         options=options,
         pattern=pattern,

@@ -309,7 +309,7 @@ def write_causal(state: Mapping[str, Any], path: Path, folder: Path) -> None:
 # BERT
 
 
-def _why_not(source: Source, needed: Mapping[str, Any], name: str) -> str:
+def _difference_from(source: Source, needed: Mapping[str, Any], name: str) -> str:
     """Return a message about an option that differs from `needed`, a transformers model's options; "" if none does."""
     for option, value in needed.items():
         ours = getattr(source.cfg, option)
@@ -327,7 +327,7 @@ def why_not_bert(source: Source) -> str:
     if source.head is not None and source.head.type == "linear":
         return f"its classification head {source.head.name} is {source.head.type}, whereas BERT's is dense (a pooler)"
     needed = {**BERT_OPTIONS, "head_activation_fn": source.cfg.activation_fn}
-    return _why_not(source, needed, "BERT")
+    return _difference_from(source, needed, "BERT")
 
 
 def write_bert(source: Source, folder: Path) -> type:
@@ -392,7 +392,7 @@ def why_not_modernbert(source: Source) -> str:
         return f"its pattern is {source.cfg.sublayer_pattern}, whereas ModernBERT's consists of {wanted}"
     if source.head is not None:
         return f"ModernBERT has no counterpart of its head {source.head.name}"
-    return _why_not(source, MODERN_OPTIONS, "ModernBERT")
+    return _difference_from(source, MODERN_OPTIONS, "ModernBERT")
 
 
 def _modern_layers(pattern: str) -> list[tuple[str, str, str]]:

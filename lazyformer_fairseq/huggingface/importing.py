@@ -248,7 +248,7 @@ class Conversion:
         UserError: A weight is missing or has no counterpart in our models.
     """
 
-    def __init__(self, folder: Path, described: families.Described, head_name: Optional[str]):
+    def __init__(self, folder: Path, described: families.ModelDescription, head_name: Optional[str]):
         self.folder = folder
         self.described = described
         family = described.family

@@ -84,7 +84,7 @@ class MaskedTextCollator:
         """Return the model inputs for a batch from the dataset's collater."""
         given = batch["net_input"]
         target = batch["target"]
-        documents = {name: given[name] for name in ("documents", "positions_begin_anew") if name in given}
+        documents = {name: given[name] for name in ("documents", "restart_positions") if name in given}
         labels = target.masked_fill(target == self.pad, IGNORED)
         return {"input_ids": given["src_tokens"], "labels": labels, **documents}
 

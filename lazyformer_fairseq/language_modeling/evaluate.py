@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lazyformer_fairseq.data.batches import pad_right
-from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, check_memory_fits, cut_tokens, item_length
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, check_memory_fits, item_length, make_streams
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, loading
@@ -180,7 +180,7 @@ def token_losses(  # noqa: PLR0917  every length of the evaluation
     check_same_length_has_memory(same_length, mem_len)
     if item:
         tokens = tokens[: len(tokens) - len(tokens) % item]
-    text = cut_tokens(tokens, tgt_len, item, rows=1, eos=eos, pad=model.padding_idx, keeps_rest=True)
+    text = make_streams(tokens, tgt_len, item, rows=1, eos=eos, pad=model.padding_idx, keeps_rest=True)
     if item:
         check_memory_fits(mem_len, text)
     attending = sum(sublayer.attends for sublayer in model.decoder.sublayers)

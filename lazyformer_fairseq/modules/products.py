@@ -35,7 +35,7 @@ def has_onednn() -> bool:
 def onednn_wins(what: str, is_training: bool, prepare: Prepare) -> bool:
     """Return True if oneDNN is faster than MKL, according to an earlier measurement or a new one.
 
-    :meth:`TimedSelector.is_worth_timing` determines whether to measure.
+    :meth:`Autotuner.is_worth_timing` determines whether to measure.
 
     Args:
         what: a description of the matmul.

@@ -27,7 +27,7 @@ from torch import Tensor
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.processor import device_key
 from lazyformer_fairseq.storage.checked import as_type
-from lazyformer_fairseq.storage.json_files import recall, remember
+from lazyformer_fairseq.storage.json_files import cache_get, cache_set
 
 logger = logging.getLogger(__name__)
 
@@ -149,12 +149,12 @@ class Autotuner:
             largest_error: the maximum relative difference from the first candidate's result; candidates that exceed it
                 are excluded.
         """
-        fastest = recall(FILE, machine(device), shape, is_valid=names.__contains__)
+        fastest = cache_get(FILE, machine(device), shape, is_valid=names.__contains__)
         if fastest is None:
             measurement = self._measure_in_thread(device, shape, names, prepare, largest_error)
             fastest = measurement.fastest or names[0]
             if measurement.is_lasting:
-                fastest = remember(FILE, machine(device), shape, fastest, is_valid=names.__contains__)
+                fastest = cache_set(FILE, machine(device), shape, fastest, is_valid=names.__contains__)
         self.known[machine(device)][shape] = fastest
         return fastest
 

@@ -139,7 +139,7 @@ class AttentionVariant:
             to mix them.
         has_own_scores: Whether each ``s`` has learned weights of its own that are added to its scores or determine how
             scores become weights.
-        why_keys_stay: A function that returns why a ``k`` cannot read the keys and values of the ``s``, or "".
+        why_keys_not_shared: A function that returns why a ``k`` cannot read the keys and values of the ``s``, or "".
         check: A function that also takes whether the model is causal (None if unknown). For each conflict among the
             settings, it returns the name of a setting and the reason.
     """
@@ -157,7 +157,7 @@ class AttentionVariant:
     projects: Callable[[Mapping[str, Value]], frozenset[str]] = lambda _: frozenset({QUERIES, KEYS})
     has_probabilities: bool = True
     has_own_scores: bool = False
-    why_keys_stay: Callable[[Mapping[str, Value]], str] = lambda _: ""
+    why_keys_not_shared: Callable[[Mapping[str, Value]], str] = lambda _: ""
     check: Callable[[Mapping[str, Value], Optional[bool]], Checks] = lambda *_: ()
 
     def __reduce__(self) -> tuple[Callable[[str], "AttentionVariant"], tuple[str]]:
@@ -287,7 +287,9 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             ),
         ),
         why_no_memory=_why_no_memory_before_global_tokens,
-        why_keys_stay=lambda values: "its global tokens have separate keys and values" if values["global"] else "",
+        why_keys_not_shared=lambda values: (
+            "its global tokens have separate keys and values" if values["global"] else ""
+        ),
         check=_check_window,
     ),
     AttentionVariant(
@@ -354,7 +356,7 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             _LENGTH,
         ),
         why_no_memory=lambda _: "a synthesizer has scores only for the positions of one segment",
-        why_keys_stay=lambda _: "its scores are computed for its own input, but a k has a different input",
+        why_keys_not_shared=lambda _: "its scores are computed for its own input, but a k has a different input",
         projects=_projected_beside_synthesizer,
         has_own_scores=True,
         excludes={"buckets": "hashing needs keys that are queries"},
@@ -416,7 +418,7 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             "bias": "it finds keys by their content, regardless of distance, before T5's bias has an effect: use "
             "--relative-position-buckets 0"
         },
-        why_keys_stay=lambda _: "they are also its queries",
+        why_keys_not_shared=lambda _: "they are also its queries",
         projects=lambda _: frozenset({KEYS}),
         has_probabilities=False,
         check=_check_buckets,
@@ -504,7 +506,7 @@ def _conflicts(
 def why_keys_not_shared(values: Mapping[str, Value]) -> str:
     """Return why a ``k`` cannot use the keys and values of an ``s`` with these settings, or "" if it can."""
     for row in chosen_variants(values):
-        if why := row.why_keys_stay(values):
+        if why := row.why_keys_not_shared(values):
             return f"{row.name} does not share its keys and values: {why}"
     return ""
 

@@ -116,8 +116,8 @@ def cache_file(name: str) -> Path:
     return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("lazyformer_fairseq")) / name
 
 
-def recall(name: str, machine: str, key: str, is_valid: Callable[[Any], bool] = lambda _: True) -> Any:
-    """Look up a value stored by :func:`remember`; return None if there is none or it is not valid.
+def cache_get(name: str, machine: str, key: str, is_valid: Callable[[Any], bool] = lambda _: True) -> Any:
+    """Look up a value stored by :func:`cache_set`; return None if there is none or it is not valid.
 
     Args:
         name: file name in the cache folder.
@@ -131,7 +131,7 @@ def recall(name: str, machine: str, key: str, is_valid: Callable[[Any], bool] = 
     return None
 
 
-def remember(name: str, machine: str, key: str, value: T, is_valid: Callable[[Any], bool] = lambda _: True) -> T:
+def cache_set(name: str, machine: str, key: str, value: T, is_valid: Callable[[Any], bool] = lambda _: True) -> T:
     """Store a JSON value for later processes unless a valid one exists, and return the stored value.
 
     If several processes measure at the same time, later ones use the first value written. If the cache folder cannot be
@@ -148,7 +148,7 @@ def remember(name: str, machine: str, key: str, value: T, is_valid: Callable[[An
     return first
 
 
-def remembered(
+def cached(
     name: str,
     machine: str,
     key: str,
@@ -156,9 +156,9 @@ def remembered(
     is_valid: Callable[[Any], bool] = lambda _: True,
 ) -> T:
     """Return the cached value, or call `measure` and cache its result."""
-    found = recall(name, machine, key, is_valid)
+    found = cache_get(name, machine, key, is_valid)
     if found is None:
-        return remember(name, machine, key, measure(), is_valid)
+        return cache_set(name, machine, key, measure(), is_valid)
     return found
 
 

@@ -103,7 +103,7 @@ def keep_settings(
     settings: Mapping[str, Any],
     of_what: str,
     begun: bool,
-    made_by_them: Iterable[Path] = (),
+    stale_files: Iterable[Path] = (),
 ) -> None:
     """Store a folder's settings in a file, or check that they match; they may change until work has started.
 
@@ -112,7 +112,7 @@ def keep_settings(
         settings: settings of this run.
         of_what: noun for the work, such as "a search", for messages.
         begun: whether work with the stored settings has started.
-        made_by_them: files to remove if the settings differ.
+        stale_files: files to remove if the settings differ.
 
     Raises:
         UserError: work has started with other settings; the message lists the differences.
@@ -127,7 +127,7 @@ def keep_settings(
                 f"{file.parent}: contains {of_what} with other settings ({odd}); use the same settings or another "
                 "folder"
             )
-    for path in made_by_them:
+    for path in stale_files:
         path.unlink(missing_ok=True)
     write_checked_json(file, settings)
 

@@ -223,7 +223,7 @@ class TrainingLoop:
         sizes = []
         for batch in filter(None, batches):
             of_update = self.objective.at_update(batch, self.updates)
-            loss, size, log = self.objective.loss(self.model, moved(of_update, self.device, self.half))
+            loss, size, log = self.objective.loss(self.model, to_device(of_update, self.device, self.half))
             self.weights.backward(loss)
             self.log = log
             logs.append(log)
@@ -295,7 +295,7 @@ class TrainingLoop:
     def evaluate(self, split: str = "valid") -> dict[str, float]:
         """Return the objective's metrics on a split. Every process evaluates the entire split."""
         self.model.eval()
-        batches = (moved(batch, self.device, self.half) for batch in self.objective.held_out(split))
+        batches = (to_device(batch, self.device, self.half) for batch in self.objective.held_out(split))
         logs = [self.objective.loss(self.model, batch)[2] for batch in batches]
         return self.objective.measures(logs)
 
@@ -459,7 +459,7 @@ class TrainingLoop:
         self.schedule.load_state_dict(state)
 
 
-def moved(batch: Batch, device: Union[str, torch.device], half: Optional[torch.dtype] = None) -> Batch:
+def to_device(batch: Batch, device: Union[str, torch.device], half: Optional[torch.dtype] = None) -> Batch:
     """Move a batch to a device, and cast float32 tensors to `half` if specified; float64 targets are left unchanged."""
 
     def move(tensor: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ from lazyformer_fairseq.training.optimizers import (
     MOMENTS,
     AdamLike,
     AdamOptions,
-    ByGroups,
+    GroupwiseOptimizer,
     buckets,
     gradients_of,
 )
@@ -54,7 +54,9 @@ SCALES = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
 }
 OVERRIDES = "optim_overrides"  # an attribute that fairseq also sets on its single-precision copies of weights
-ON_PROCESSOR = 2**22  # elements per batch on a CPU: beyond this, allocating the results costs more than batching saves
+CPU_BUCKET_SIZE = (
+    2**22
+)  # elements per batch on a CPU: beyond this, allocating the results costs more than batching saves
 DEFAULTS = {
     "lr": 0.02,
     "weight_decay": 0.0,
@@ -155,7 +157,7 @@ def _times(left: Tensor, right: Tensor) -> Tensor:
     return multiply(left, right)
 
 
-class Muon(ByGroups):
+class Muon(GroupwiseOptimizer):
     """Muon for parameter groups with ``by_muon`` (the default), and Adam with decoupled weight decay for the others.
 
     A weight in a Muon group is a matrix or a stack of :func:`blocks_of` matrices. Every group has the settings `lr` and
@@ -182,7 +184,7 @@ class Muon(ByGroups):
             rows, columns = _blocks(weight).shape[1:]
             alike[min(rows, columns), max(rows, columns)].append(weight)
         for same in alike.values():
-            for bucket in buckets(same, BUCKET if same[0].is_cuda else ON_PROCESSOR):
+            for bucket in buckets(same, BUCKET if same[0].is_cuda else CPU_BUCKET_SIZE):
                 self._step_by_muon(group, bucket)
 
     def _step_by_muon(self, group: dict[str, Any], weights: list[Tensor]) -> None:
@@ -194,7 +196,7 @@ class Muon(ByGroups):
             updates = list(torch._foreach_lerp(gradients, moments, group["momentum"]))
         else:
             updates = moments
-        stacked = torch.cat([_lying(_blocks(each, of)) for each, of in zip(updates, weights, strict=True)])
+        stacked = torch.cat([_as_wide(_blocks(each, of)) for each, of in zip(updates, weights, strict=True)])
         found = orthogonal(stacked, group["steps"], group["coefficients"], self.dtype)
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         sizes = [max(1, blocks_of(weight)) for weight in weights]
@@ -235,7 +237,7 @@ def _blocks(tensor: Tensor, weight: Optional[Tensor] = None) -> Tensor:
     return tensor.unflatten(0, (max(1, blocks_of(tensor if weight is None else weight)), -1))
 
 
-def _lying(x: Tensor) -> Tensor:
+def _as_wide(x: Tensor) -> Tensor:
     """Transpose matrices that have more rows than columns, and return all others unchanged."""
     if x.size(1) > x.size(2):
         return x.mT

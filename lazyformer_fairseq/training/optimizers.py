@@ -248,7 +248,7 @@ class FusedAdam(AdamLike):
 
 # Elements processed at once on a CPU. That many elements of each of the five tensors fit into its cache. In single
 # precision, the sum of that many squares is accurate to 1e-6, but the sum of 25 million squares only to 1e-3.
-PIECE = 2**18
+CHUNK_SIZE = 2**18
 # Elements per bucket on a GPU. All updates of a bucket are in memory at once. A larger tensor gets a separate bucket.
 BUCKET = 2**25
 DEFAULTS = {
@@ -262,7 +262,7 @@ DEFAULTS = {
 }
 
 
-class ByGroups(torch.optim.Optimizer):
+class GroupwiseOptimizer(torch.optim.Optimizer):
     """Base class for torch optimizers that process parameter groups one by one.
 
     The number of updates is stored in each group under ``step``.
@@ -292,7 +292,7 @@ class ByGroups(torch.optim.Optimizer):
         return [[self.state[weight][name] for weight in weights] for name in names]
 
 
-class Lamb(ByGroups):
+class Lamb(GroupwiseOptimizer):
     r"""LAMB with a per-tensor trust ratio that includes the weight decay; see the module docstring for the formulas.
 
     The state has the same layout as in apex's ``FusedLAMB``: ``step`` per parameter group, and ``exp_avg`` and
@@ -334,7 +334,7 @@ class Lamb(ByGroups):
         flat = [tensor.view(-1) for tensor in (weight, update, *tensors)]
         weight_square = 0.0
         update_square = 0.0
-        for w, u, g, m, v in zip(*(tensor.split(PIECE) for tensor in flat), strict=True):
+        for w, u, g, m, v in zip(*(tensor.split(CHUNK_SIZE) for tensor in flat), strict=True):
             torch.mul(w, -group["weight_decay"], out=u)
             _subtract_adams_update(group, [time], [u], [g], [m], [v])
             weight_square += torch.dot(w, w).item()

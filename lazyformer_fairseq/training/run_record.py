@@ -21,7 +21,7 @@ from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
 from lazyformer_fairseq.storage.checked import Amount, Count, PositiveCount, as_type, parse_json
 from lazyformer_fairseq.storage.in_place import own_file
-from lazyformer_fairseq.storage.json_files import read_as, remembered, sha256_of, write_json
+from lazyformer_fairseq.storage.json_files import cached, read_as, sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences
 from lazyformer_fairseq.training.trackers import Trackers
 
@@ -164,7 +164,7 @@ def _hash(path: Path) -> str:
     if status.st_size <= QUICKLY_HASHED:
         return sha256_of(path)
     key = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
-    return remembered("data_hashes.json", "sha256", key, lambda: sha256_of(path), lambda value: isinstance(value, str))
+    return cached("data_hashes.json", "sha256", key, lambda: sha256_of(path), lambda value: isinstance(value, str))
 
 
 class MetricsLog:

@@ -37,7 +37,7 @@ class StopRequest:
         for number in SIGNALS:
             if signal.getsignal(number) == signal.SIG_IGN:  # the parent process wants this signal ignored
                 continue
-            before = signal.signal(number, self._hear)
+            before = signal.signal(number, self._on_signal)
             earlier = getattr(before, "__self__", None)  # an earlier run in the same process may have set the handler
             self._handlers[number] = earlier._handlers[number] if isinstance(earlier, StopRequest) else before
 
@@ -56,7 +56,7 @@ class StopRequest:
         finally:
             self.restore()
 
-    def _hear(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: Any) -> None:
         if self.signal is not None:
             return
         self.signal = signal.Signals(number)

@@ -72,7 +72,7 @@ def count_model(corpus: Path, order: int) -> LanguageModel:
 
 def _load_own(checkpoint: Path, prepare: Prepare) -> LanguageModel:
     """Load a model of this package; causal models are given ``</s> sentence``, as after another text."""
-    tokenizer = loading.tokenizer_beside(checkpoint)
+    tokenizer = loading.load_tokenizer_beside(checkpoint)
     state = checkpoints.load(checkpoint)
     model = prepare(loading.build(state, tokenizer.dictionary, checkpoint))
     device = model.dictionary_sha256.device

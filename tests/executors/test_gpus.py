@@ -19,7 +19,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.machine import device_named
 from lazyformer_fairseq.executors import nvidia_smi, torch_builds
 from lazyformer_fairseq.executors.nvidia_smi import precision_here, precision_of, precision_on
-from lazyformer_fairseq.executors.torch_builds import BUILDS, torch_incompatibility, newest_for
+from lazyformer_fairseq.executors.torch_builds import BUILDS, newest_for, torch_incompatibility
 
 
 def read(capabilities: str) -> list[tuple[int, ...]]:

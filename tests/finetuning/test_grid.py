@@ -20,7 +20,7 @@ from toy_squad import START
 
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.executors.interface import Call, JobResult, Executor
+from lazyformer_fairseq.executors.interface import Call, Executor, JobResult
 from lazyformer_fairseq.executors.local import Local
 from lazyformer_fairseq.executors.options import ExecutorOptions, choose_executor, choose_gpus
 from lazyformer_fairseq.executors.slurm import Slurm

@@ -152,7 +152,7 @@ def test_gradient_checkpointing_leaves_gradients_and_spans_cost(monkeypatch):
 @torch.no_grad()
 def test_documents_do_not_see_each_other_and_embeddings_may_be_given():
     model, ids = tiny().eval(), some_ids()
-    apart = model(ids, documents=[[4, 7]] * 3, positions_begin_anew=True, output_hidden_states=True)
+    apart = model(ids, documents=[[4, 7]] * 3, restart_positions=True, output_hidden_states=True)
     assert_close(apart.logits[:, :4], model(ids[:, :4]).logits)
     assert_close(apart.logits[:, 4:], model(ids[:, 4:]).logits)
     assert len(apart.hidden_states) == 9

@@ -16,7 +16,7 @@ from in_process import invoke, refusal
 from PIL import EpsImagePlugin, Image
 from sklearn.datasets import load_digits
 
-from lazyformer_fairseq.data.datasets.token_streams import TokenItems, cut_tokens, item_length, open_tokens
+from lazyformer_fairseq.data.datasets.token_streams import TokenItems, item_length, make_streams, open_tokens
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.language_modeling import images
@@ -226,7 +226,7 @@ def test_few_images_and_palettes_of_words_are_refused(tmp_path, lm_data):
 def test_a_batch_has_whole_images_each_from_the_start_on():
     tokens = np.arange(10 * 4) + 4
     how = {"rows": 4, "tgt_len": 4, "eos": 2, "pad": 1, "item": 4}
-    batches = [cut_tokens(tokens, **how, shards=2, shard=shard) for shard in (0, 1)]
+    batches = [make_streams(tokens, **how, shards=2, shard=shard) for shard in (0, 1)]
     seen = [batches[shard][segment] for segment in range(len(batches[0])) for shard in (0, 1)]
     images = torch.cat([batch["target"] for batch in seen])
     assert images.shape == (8, 4) and len({int(image[0]) for image in images}) == 8
@@ -235,9 +235,9 @@ def test_a_batch_has_whole_images_each_from_the_start_on():
         source = batch["net_input"]["src_tokens"]
         assert (source[:, 0] == 2).all() and torch.equal(source[:, 1:], batch["target"][:, :-1])
     assert not torch.equal(images, images.sort(0).values)
-    later, same = (torch.cat([x["target"] for x in cut_tokens(tokens, **how, epoch=n)]) for n in (2, 1))
+    later, same = (torch.cat([x["target"] for x in make_streams(tokens, **how, epoch=n)]) for n in (2, 1))
     assert not torch.equal(images, later) and not torch.equal(later, same)
-    rest = cut_tokens(tokens, **how, keeps_rest=True)
+    rest = make_streams(tokens, **how, keeps_rest=True)
     assert type(rest) is TokenItems and torch.equal(rest[0]["target"].flatten(), torch.arange(4, 20))
     assert rest[2]["target"].tolist() == [[36, 37, 38, 39], [40, 41, 42, 43], [1] * 4, [1] * 4]
     assert rest[2]["ntokens"] == 8

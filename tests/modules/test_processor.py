@@ -5,7 +5,7 @@ import platform
 import pytest
 import torch
 
-from lazyformer_fairseq.evaluation.costs.machine import trade_name
+from lazyformer_fairseq.evaluation.costs.machine import short_device_name
 from lazyformer_fairseq.executors import cpuinfo as of_linux
 from lazyformer_fairseq.modules.processor import device_key
 
@@ -27,7 +27,7 @@ def test_linux_says_more_than_the_name_it_is_sold_by(tmp_path, monkeypatch):
         device_key.cache_clear()
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=capability: found)
         assert device_key("cpu") == f"A 7 @ 2 GHz: fast (AuthenticAMD family 25 model 1, {capability})"
-        assert trade_name(device_key("cpu")) == "A 7 @ 2 GHz: fast", "the title of a picture"
+        assert short_device_name(device_key("cpu")) == "A 7 @ 2 GHz: fast", "the title of a picture"
 
 
 def test_elsewhere_python_knows_the_family(tmp_path, monkeypatch):

@@ -172,7 +172,10 @@ def test_long_calls_and_a_long_preparation_leave_time_for_a_few_rounds(clock):
 def test_inference_times_when_that_is_a_twentieth_of_what_it_has_done(clock):
     selector = Autotuner()
     passes = 3 * TELLING_ROUNDS / 6 * 20  # a call of each is that of one attention of six
-    pays = [selector.is_worth_timing("a shape", is_training=False, candidates=3, uses=6) for _ in range(math.ceil(passes) + 1)]
+    pays = [
+        selector.is_worth_timing("a shape", is_training=False, candidates=3, uses=6)
+        for _ in range(math.ceil(passes) + 1)
+    ]
     assert pays.index(True) == math.floor(passes)
     at_once = Autotuner()
     at_once.time_at_once()

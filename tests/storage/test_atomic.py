@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage import atomic
 from lazyformer_fairseq.storage.atomic import UNFINISHED, atomic_file, atomic_folder, remove_leftovers, unfinished_name
-from lazyformer_fairseq.storage.json_files import cache_file, read_json, recall, remember, write_json
+from lazyformer_fairseq.storage.json_files import cache_file, cache_get, cache_set, read_json, write_json
 
 
 def test_a_failure_leaves_the_old_file_and_two_may_write_at_once(tmp_path):
@@ -186,17 +186,17 @@ def test_a_measurement_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("LAZYFORMER_CACHE", str(folder))
 
     def keep(key: str, value: object) -> object:
-        return remember("speeds.json", key, "a", value)
+        return cache_set("speeds.json", key, "a", value)
 
     assert keep("this", [1, 2]) == [1, 2] and keep("that", [3]) == [3]
-    assert recall("speeds.json", "this", "a") == [1, 2] and recall("speeds.json", "this", "b") is None
+    assert cache_get("speeds.json", "this", "a") == [1, 2] and cache_get("speeds.json", "this", "b") is None
     assert json.loads((folder / "speeds.json").read_text()) == {"this": {"a": [1, 2]}, "that": {"a": [3]}}
     assert keep("this", 5) == [1, 2], "the first decides"
     for damaged in ("{", "[]", '{"this": 5}', "[" * 100_000):  # no run ends for a cache
         (folder / "speeds.json").write_text(damaged)
-        assert recall("speeds.json", "this", "a") is None
+        assert cache_get("speeds.json", "this", "a") is None
         assert keep("this", 1) == 1 and json.loads((folder / "speeds.json").read_text()) == {"this": {"a": 1}}
-    assert remember("speeds.json", "this", "a", "x", is_valid=lambda value: value == "x") == "x"
+    assert cache_set("speeds.json", "this", "a", "x", is_valid=lambda value: value == "x") == "x"
     assert json.loads((folder / "speeds.json").read_text()) == {"this": {"a": "x"}}, (
         "a value that cannot be is replaced"
     )

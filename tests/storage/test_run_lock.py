@@ -75,9 +75,9 @@ def test_settings_may_change_until_work_has_begun(tmp_path):
     file, made = tmp_path / "settings.json", tmp_path / "made"
     keep_settings(file, {"seed": 1, "rates": (1, 2)}, "a search", begun=False)
     made.touch()
-    keep_settings(file, {"seed": 1, "rates": (1, 2)}, "a search", begun=True, made_by_them=[made])
+    keep_settings(file, {"seed": 1, "rates": (1, 2)}, "a search", begun=True, stale_files=[made])
     assert made.exists()
-    keep_settings(file, {"seed": 2, "rates": (1, 2)}, "a search", begun=False, made_by_them=[made])
+    keep_settings(file, {"seed": 2, "rates": (1, 2)}, "a search", begun=False, stale_files=[made])
     assert not made.exists()
     with pytest.raises(UserError, match=r"a search with other settings \(rates is \[1, 2\] there, \[3\] here\)"):
         keep_settings(file, {"seed": 2, "rates": (3,)}, "a search", begun=True)

@@ -82,7 +82,7 @@ def test_updates_are_those_of_the_equations(settings, ratio_without_decay):
 
 
 def test_a_tensor_of_several_pieces_has_one_ratio(monkeypatch):
-    monkeypatch.setattr(optimizers, "PIECE", 4)
+    monkeypatch.setattr(optimizers, "CHUNK_SIZE", 4)
     assert_follows(BERT, updates=3)
 
 

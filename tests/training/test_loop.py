@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from lazyformer_fairseq.arguments import to_arguments
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.planning.fit import Place, Plan
+from lazyformer_fairseq.evaluation.planning.fit import Hardware, Plan
 from lazyformer_fairseq.evaluation.planning.job import job_of_launch
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
 from lazyformer_fairseq.options import select_options
@@ -156,7 +156,7 @@ def test_a_checkpoint_is_as_large_as_is_planned_and_has_the_word_table_once(prec
     )
     ours = TrainingLoop(objective_of("masked", data), optimization, tmp_path / "ours")
     job = job_of_launch("bert_tiny", None, str(data), ["--max-positions", "32", "--tokens-per-sample", "32"])
-    planned = Plan(job, Place(1, 0, precision), [], None, 1.0, "", None).checkpoint_bytes
+    planned = Plan(job, Hardware(1, 0, precision), [], None, 1.0, "", None).checkpoint_bytes
     for training in (ours, theirs):
         training.update()
         training.save()

@@ -100,7 +100,7 @@ class Reference:
 )
 @pytest.mark.parametrize("at_once", [10, 2**22])  # elements: one weight, and all of a shape
 def test_an_update_is_that_of_plain_loops(settings, at_once, monkeypatch):
-    monkeypatch.setattr(muon, "ON_PROCESSOR", at_once)
+    monkeypatch.setattr(muon, "CPU_BUCKET_SIZE", at_once)
     weights = make_weights()
     optimizer, reference = Muon(weights, lr=0.05, **settings), Reference(weights, lr=0.05, **settings)
     for update in range(3):

@@ -133,9 +133,9 @@ class LabelledTextsDataset(SizedDataset):
         pad: id of ``<pad>``.
         shuffle: whether to form new batches in each epoch. If False, the batches are always the same, sorted by length.
         seed: determines the batches together with the epoch.
-        types_after: id of ``</s>`` for models with token types; None for others.
-        marks_before: id of ``</s>`` for models with global attention; None for others.
-        in_a_row: whether the model concatenates the texts of a batch into one row, without padding.
+        token_type_eos: id of ``</s>`` for models with token types; None for others.
+        global_attention_eos: id of ``</s>`` for models with global attention; None for others.
+        concatenates_texts: whether the model concatenates the texts of a batch into one row, without padding.
     """
 
     inputs: Sequence[np.ndarray]
@@ -143,9 +143,9 @@ class LabelledTextsDataset(SizedDataset):
     pad: int
     shuffle: bool
     seed: int = 1
-    types_after: Optional[int] = None
-    marks_before: Optional[int] = None
-    in_a_row: bool = False
+    token_type_eos: Optional[int] = None
+    global_attention_eos: Optional[int] = None
+    concatenates_texts: bool = False
 
     def __post_init__(self) -> None:
         self.sizes = sizes_of(self.inputs)
@@ -170,11 +170,11 @@ class LabelledTextsDataset(SizedDataset):
             return {}
         batch = collate_sources(samples, self.pad)
         net_input = batch["net_input"]
-        if self.types_after is not None:
-            net_input["token_types"] = token_types_of(net_input["src_tokens"], self.types_after, self.pad)
-        if self.marks_before is not None:
-            net_input["global_positions"] = first_text_of(net_input["src_tokens"], self.marks_before)
-        if self.in_a_row:
+        if self.token_type_eos is not None:
+            net_input["token_types"] = token_types_of(net_input["src_tokens"], self.token_type_eos, self.pad)
+        if self.global_attention_eos is not None:
+            net_input["global_positions"] = first_text_of(net_input["src_tokens"], self.global_attention_eos)
+        if self.concatenates_texts:
             net_input["documents"] = [[len(sample["source"])] for sample in samples]
         if self.targets is not None:
             batch |= self.collate_targets(samples, net_input["src_tokens"].size(1))

@@ -138,7 +138,7 @@ class Masking:
         probability: masking rate, the fraction of the other tokens to predict.
         keep: fraction of the tokens to predict that are left unchanged.
         random: fraction of the tokens to predict that are replaced with a random token; ``<mask>`` replaces the rest.
-        last: masking rate in the last update, if it changes over the run; see :func:`at_share`.
+        last: masking rate in the last update, if it changes over the run; see :func:`apply_masking_rate`.
         begins_word: mask of the ids that begin a word, bool (V,), for whole-word masking. A word also begins after
             ``</s>``.
 
@@ -246,7 +246,7 @@ class Masking:
         return shares[word]
 
 
-def at_share(batch: dict[str, Any], share: float, pad: int) -> dict[str, Any]:
+def apply_masking_rate(batch: dict[str, Any], share: float, pad: int) -> dict[str, Any]:
     """Reduce the masks of a :class:`MaskedBlocksDataset` batch to the masking rate `share`.
 
     This is used if the masking rate changes over the run. The masks of a larger rate include those of a smaller one,
@@ -269,7 +269,7 @@ def at_share(batch: dict[str, Any], share: float, pad: int) -> dict[str, Any]:
 
 
 # Keys of batches that depend on the update that reads them.
-CHANGING = {
+UPDATE_DEPENDENT_KEYS = {
     "mask_shares",
     "to_cut",
 }
@@ -369,7 +369,7 @@ class MaskedBlocksDataset(SizedDataset):
 
         The batch also has `masked_positions`, the indices of the targets among the B * T tokens, int64 (M,). Computing
         them here avoids a GPU synchronization. If the masking rate changes over the run, the batch has `mask_shares`
-        (M,); see :func:`at_share`.
+        (M,); see :func:`apply_masking_rate`.
         """
         if not samples:
             return {}
@@ -472,7 +472,7 @@ class FullSentencesDataset(MaskedBlocksDataset):
             lengths = [document_lengths(sample["source"].numpy(), self.eos) for sample in samples]
             batch["net_input"] |= {
                 "documents": lengths,
-                "positions_begin_anew": self.document_positions,
+                "restart_positions": self.document_positions,
             }
         return batch
 

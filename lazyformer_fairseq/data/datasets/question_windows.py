@@ -29,8 +29,8 @@ from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.arrays import refuse_packed
 
 NOT_HERE = 0  # position of <s>, used as start and end of an answer outside the window
-USUAL_ANSWERS = 20  # number of answers kept per question, as in run_squad.py
-USUAL_ANSWER = 30  # maximum number of tokens per answer, as in run_squad.py
+DEFAULT_N_BEST = 20  # number of answers kept per question, as in run_squad.py
+DEFAULT_MAX_ANSWER_TOKENS = 30  # maximum number of tokens per answer, as in run_squad.py
 
 
 @dataclass(frozen=True)
@@ -297,8 +297,8 @@ class SpanCollector:
 
     windows: Windows
     file: SquadFile
-    longest: int = USUAL_ANSWER
-    n_best: int = USUAL_ANSWERS
+    longest: int = DEFAULT_MAX_ANSWER_TOKENS
+    n_best: int = DEFAULT_N_BEST
 
     def __post_init__(self) -> None:
         self._found: dict[int, list[FoundAnswer]] = defaultdict(list)  # by question

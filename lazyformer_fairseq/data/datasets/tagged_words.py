@@ -10,14 +10,14 @@ from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.datasets.question_windows import tokens_of, without_spaces
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 
-NOWHERE = 1 << 30  # position of words without a token, larger than any input
+NO_TOKEN = 1 << 30  # position of words without a token, larger than any input
 
 
 def first_tokens(tokenizer: TextTokenizer, words: Sequence[str]) -> np.ndarray:
     """Return the position of each word's first token in the input ``<s> words </s>``, int64 (W,)."""
     text = " ".join(words)
     spans = without_spaces(tokenizer.encode_with_offsets(text)[1], text)
-    places = np.full(len(words), NOWHERE)
+    places = np.full(len(words), NO_TOKEN)
     start = 0
     for number, word in enumerate(words):
         end = start + len(word)

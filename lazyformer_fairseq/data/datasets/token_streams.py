@@ -193,7 +193,7 @@ class TokenItems(TokenStreams):
         return _batch(segment, source, target, self.pad)
 
 
-def cut_tokens(tokens: np.ndarray, tgt_len: int, item: int = 0, **how: Any) -> TokenStreams:
+def make_streams(tokens: np.ndarray, tgt_len: int, item: int = 0, **how: Any) -> TokenStreams:
     """Split tokens into the streams of a text or into batches of independent items.
 
     Args:
@@ -266,7 +266,7 @@ def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
         )
 
 
-def shape_of(streams: TokenStreams, mem_len: int, options: StreamOptions) -> dict[str, Union[int, str]]:
+def memory_settings(streams: TokenStreams, mem_len: int, options: StreamOptions) -> dict[str, Union[int, str]]:
     """Return the settings that a saved memory must match.
 
     These are the number of tokens in the text, the number of rows over all workers, the segment length, the memory

@@ -218,7 +218,7 @@ class TextTokenizer(ABC):
         lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found)) // array("i").itemsize
         return np.frombuffer(b"".join(found), dtype=np.intc).astype(np.int64), lengths
 
-    def knows_nothing_of(self, ids: np.ndarray) -> bool:
+    def has_only_unknown_tokens(self, ids: np.ndarray) -> bool:
         """Return True if a text in an input of :meth:`build_input` consists only of unknown tokens and spaces."""
         unk = self.special.unk
         if unk not in ids:
@@ -232,7 +232,7 @@ class TextTokenizer(ABC):
         """Encode ``<s> first </s>``, or a pair in the model's format, such as ``<s> first </s></s> second </s>``.
 
         Callers truncate inputs that exceed the model's maximum length with :func:`cut_input` and report this with
-        :func:`told_cut`.
+        :func:`truncation_message`.
         """
         bos, _, eos, *_ = self.special
         ids = [bos, *self.encode(first), eos]
@@ -274,7 +274,7 @@ def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
     return np.concatenate([ids[:1], first[: room - of_second], separators, second[:of_second], ids[-1:]])
 
 
-def told_cut(
+def truncation_message(
     count: int,
     total: int,
     longest: int,
@@ -313,11 +313,11 @@ def texts_of_input(ids: np.ndarray, eos: int) -> list[np.ndarray]:
     return texts
 
 
-def told_unknown(count: int, total: int, first_line: int) -> str:
+def unknown_text_message(count: int, total: int, first_line: int) -> str:
     """Return a message about rows with a text that has no known tokens.
 
     Args:
-        count: number of rows for which :meth:`TextTokenizer.knows_nothing_of` is true.
+        count: number of rows for which :meth:`TextTokenizer.has_only_unknown_tokens` is true.
         total: number of all rows.
         first_line: line number of the first of these rows.
     """

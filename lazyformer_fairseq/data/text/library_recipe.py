@@ -205,7 +205,7 @@ class Template:
 
 
 @dataclass(frozen=True)
-class Joining:
+class PairFormat:
     """A tokenizer's format for pairs of texts.
 
     Attributes:
@@ -217,11 +217,11 @@ class Joining:
     second_type: Literal[0, 1]
 
 
-BERT = Joining(separators=1, second_type=1)
-ROBERTA = Joining(separators=2, second_type=0)
+BERT = PairFormat(separators=1, second_type=1)
+ROBERTA = PairFormat(separators=2, second_type=0)
 
 
-def joining_of(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -> Joining:
+def parse_pair_format(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -> PairFormat:
     """Determine the pair format of a ``tokenizer.json`` post-processor without running it.
 
     Args:
@@ -257,7 +257,7 @@ def joining_of(values: Any, bos: str, eos: str, ids: Mapping[str, int]) -> Joini
     raise UserError(f"the post_processor adds no symbols to a text; {AROUND}")
 
 
-def _joining_of_template(template: Template, bos: str, eos: str, ids: Mapping[str, int]) -> Joining:
+def _joining_of_template(template: Template, bos: str, eos: str, ids: Mapping[str, int]) -> PairFormat:
     for symbol in (bos, eos):
         if template.special_tokens.get(symbol) != SpecialToken([ids[symbol]]):
             raise UserError(f"the post_processor's id of {symbol!r} differs from the vocabulary's, {ids[symbol]}")
@@ -272,8 +272,8 @@ def _joining_of_template(template: Template, bos: str, eos: str, ids: Mapping[st
             f"the post_processor formats a text as {single[:MOST_SHOWN]} and a pair as {pair[:MOST_SHOWN]}; {AROUND}"
         )
     if parts_of_pair[-2].type_id > 0:
-        return Joining(separators, second_type=1)
-    return Joining(separators, second_type=0)
+        return PairFormat(separators, second_type=1)
+    return PairFormat(separators, second_type=0)
 
 
 def ids_of(recipe: Mapping[str, Any]) -> dict[str, int]:
@@ -325,12 +325,12 @@ def library_from(values: Mapping[str, Any]) -> Tokenizer:
     Raises:
         UserError: the library rejects the values.
     """
-    with refusals_of_the_library():
+    with library_errors():
         return Tokenizer.from_str(json.dumps(values))
 
 
 @contextmanager
-def refusals_of_the_library() -> Iterator[None]:
+def library_errors() -> Iterator[None]:
     """Convert the library's errors and Rust panics to UserErrors."""
     try:
         yield

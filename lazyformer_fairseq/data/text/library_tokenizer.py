@@ -28,7 +28,7 @@ from lazyformer_fairseq.data.text.interface import (
     SpecialIds,
     refuse_surrogates,
 )
-from lazyformer_fairseq.data.text.library_recipe import check_recipe, ids_of, refusals_of_the_library
+from lazyformer_fairseq.data.text.library_recipe import check_recipe, ids_of, library_errors
 from lazyformer_fairseq.data.text.normalisation import COPY_AGAIN
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
@@ -196,7 +196,7 @@ class LibraryTokenizer(interface.TextTokenizer):
         bos = self._names["bos"]
         eos = self._names["eos"]
         library = library_recipe.build_library(self._recipe)
-        with refusals_of_the_library():  # for example, it rejects symbols with a colon
+        with library_errors():  # for example, it rejects symbols with a colon
             around = TemplateProcessing(
                 single=[bos, "$A", eos],
                 pair=[bos, "$A", *[eos] * self.separators, f"$B:{self.second_type}", f"{eos}:{self.second_type}"],
@@ -260,7 +260,7 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
         if recipe["model"]["type"] == "WordPiece":
             joining = library_recipe.BERT
         if values.get("post_processor") is not None:
-            joining = library_recipe.joining_of(values["post_processor"], special["bos"], special["eos"], ids)
+            joining = library_recipe.parse_pair_format(values["post_processor"], special["bos"], special["eos"], ids)
         if rows is None:
             rows = _optional_json(source / "config.json").get("vocab_size")
         if type(rows) is not int:

@@ -31,7 +31,7 @@ from lazyformer_fairseq.data.text.interface import (
     SpecialIds,
     refuse_surrogates,
 )
-from lazyformer_fairseq.data.text.library_recipe import refusals_of_the_library
+from lazyformer_fairseq.data.text.library_recipe import library_errors
 from lazyformer_fairseq.data.text.library_tokenizer import LIBRARY, LibraryTokenizer
 from lazyformer_fairseq.data.text.normalisation import (
     BOS,
@@ -271,7 +271,7 @@ class Tokenizer(interface.TextTokenizer):
         """
         from lazyformer_fairseq.data.text.fast_tokenizer import as_fast_tokenizer
 
-        with refusals_of_the_library():
+        with library_errors():
             return as_fast_tokenizer(self.folder / MODEL_FILE, self.symbols, self.settings)
 
     def _ids_of(self, words: list[str]) -> list[list[int]]:

@@ -8,7 +8,7 @@ import torch
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.bench.settings import AttentionSettings
-from lazyformer_fairseq.evaluation.costs.latency import Things, measure_in_turn, try_out
+from lazyformer_fairseq.evaluation.costs.latency import Things, measure_interleaved, run_once
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
 from lazyformer_fairseq.modules.attention.selection import AUTO
 from lazyformer_fairseq.modules.networks.encoder import Encoder
@@ -38,7 +38,7 @@ def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tu
     memory: dict[str, int] = {}
     measured: dict[str, dict[str, float]] = {}
 
-    def things_of(length: int) -> Things:
+    def make_callables(length: int) -> Things:
         things = {FULL: _sublayers("s", "recompute", length, heads, settings)}
         for pattern, back_end in product(settings.patterns, settings.back_ends):
             name = pattern if back_end == AUTO else f"{pattern} on {back_end}"
@@ -48,13 +48,13 @@ def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tu
                 if back_end == AUTO:
                     raise
                 logger.warning("%s is left out: %s", name, error)
-        tried = try_out(things, settings.device)
+        tried = run_once(things, settings.device)
         for name, reason in tried.left_out.items():
             logger.warning("%s at %d tokens is left out: %s", name, length, reason)
         memory.update(tried.memory)
         return tried.things
 
-    taken = measure_in_turn(settings.lengths, things_of, settings.device, settings.rounds, settings.budget)
+    taken = measure_interleaved(settings.lengths, make_callables, settings.device, settings.rounds, settings.budget)
     length = 0
     for length, timings in taken:
         full = timings.get(FULL)  # None if it does not fit into memory

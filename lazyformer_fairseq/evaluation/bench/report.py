@@ -9,7 +9,7 @@ from matplotlib.ticker import LogLocator
 
 from lazyformer_fairseq.evaluation.bench import models
 from lazyformer_fairseq.evaluation.bench.settings import WORKLOADS
-from lazyformer_fairseq.evaluation.costs.machine import trade_name
+from lazyformer_fairseq.evaluation.costs.machine import short_device_name
 from lazyformer_fairseq.modules.attention.selection import AUTO
 from lazyformer_fairseq.report.figures import handles, picture, styles
 from lazyformer_fairseq.report.numbers import noise_warning, with_spread
@@ -126,7 +126,7 @@ def draw_all(results: Mapping[str, Any], folder: Path) -> None:
     for work, same in itertools.groupby(sorted(cells, key=work_of), key=work_of):
         measured = list(same)
         if _baselines(measured):  # empty if no model fit into memory
-            title = f"{work}, {trade_name(results['machine']['device'])}"
+            title = f"{work}, {short_device_name(results['machine']['device'])}"
             draw_speedups(measured, title, folder / f"speedup_{work.replace(', ', '_')}.png")
 
 

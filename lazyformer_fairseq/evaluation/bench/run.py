@@ -83,15 +83,15 @@ def run_bench(settings: BenchSettings, build: Build = models.build_models) -> di
     """
     bench = _Bench(settings, build)
     results: dict[str, Any] = {"cells_planned": len(bench.cells), "cells": []}
-    measured = latency.measure_in_turn(
+    measured = latency.measure_interleaved(
         bench.cells,
-        bench.things_of,
+        bench.make_callables,
         device=settings.device,
         rounds=settings.rounds,
         budget=settings.budget,
     )
     for cell, timings in measured:
-        peak = latency.matrix_peak(timings)
+        peak = latency.peak_matmul_flops(timings)
         tried = bench.tried
         rows = [
             describe(each, cell, timings[each.name], tried.memory[each.name], peak)
@@ -117,7 +117,7 @@ class _Bench:
         self.build = build
         self.cells = [cell for precision in settings.precisions for cell in self._cells(precision)]
         self.models: list[models.OnBackEnd] = []
-        self.tried = latency.Tried({}, {}, {})
+        self.tried = latency.RunnableCallables({}, {}, {})
         self._built: tuple[str, bool] | None = None
 
     def _cells(self, precision: str) -> Iterator[Cell]:
@@ -132,9 +132,9 @@ class _Bench:
         if self.settings.causal_archs:
             yield Cell("causal", precision, SEGMENT, 1)
 
-    def things_of(self, cell: Cell) -> latency.Things:
+    def make_callables(self, cell: Cell) -> latency.Things:
         """Return a cell's calls, and matmuls to compare with; cells with the same precision must be consecutive."""
-        self.tried = latency.Tried({}, {}, {})  # frees the GPU memory of the previous cell
+        self.tried = latency.RunnableCallables({}, {}, {})  # frees the GPU memory of the previous cell
         is_causal = cell.workload == "causal"
         if (cell.precision, is_causal) != self._built:
             self.models = []
@@ -150,13 +150,13 @@ class _Bench:
         seconds = None
         if self.settings.budget:
             seconds = max(LEAST_TO_TRY, SHARE_TO_TRY * self.settings.budget / len(self.cells))
-        self.tried = latency.try_out(things, self.settings.device, seconds)
+        self.tried = latency.run_once(things, self.settings.device, seconds)
         for each in self.models:
             if each.name in self.tried.memory:
                 call = calls[each.model]
                 held = call.held_bytes() if isinstance(call, Update) else bytes_of(each.model.model.parameters())
                 self.tried.memory[each.name] += held
-        return self.tried.things | latency.matrix_products(self.settings.device, PRECISIONS[cell.precision])
+        return self.tried.things | latency.square_matmuls(self.settings.device, PRECISIONS[cell.precision])
 
 
 class Update:

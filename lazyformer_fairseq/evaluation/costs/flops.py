@@ -44,10 +44,10 @@ from lazyformer_fairseq.patterns.kinds import CAUSAL, CausalSizes, EncoderSizes,
 
 aten = torch.ops.aten
 META = torch.device("meta")
-_REMEMBERED = 2**14  # number of cached results, one per sublayer, sizes and length
+_CACHE_SIZE = 2**14  # number of cached results, one per sublayer, sizes and length
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_SIZE)
 def _plan(pattern: str, direction: str, _known: tuple[Kind, ...]) -> tuple[PlannedSublayer, ...]:
     return plan(pattern, direction)
 
@@ -129,9 +129,9 @@ def count_flops(
     return batch * (time * outside.flops_of_input + predicted * outside.flops_of_prediction) + within
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_SIZE)
 def _is_tokenwise(planned: PlannedSublayer, sizes: Sizes) -> bool:
-    with _WithoutNumbers():
+    with _SkipInit():
         return build_sublayer(planned.kind.module(sizes.direction), _options(sizes), planned).is_tokenwise
 
 
@@ -140,7 +140,7 @@ def count_sublayer_flops(planned: PlannedSublayer, sizes: Sizes, time: int, memo
     return flops_by_operator(planned, sizes, time, memory, batch).total()
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_SIZE)
 def flops_by_operator(
     planned: PlannedSublayer,
     sizes: Sizes,
@@ -156,7 +156,7 @@ def flops_by_operator(
     return _Pass(sizes, time, memory, batch).count(planned)
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_SIZE)
 def attention_calls(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0) -> tuple[AttentionCall, ...]:
     """Return a sublayer's attention calls as seen by back ends, without terms that the network adds to all scores."""
     found: list[AttentionCall] = []
@@ -214,7 +214,7 @@ class _Pass:
 
     def build(self, planned: PlannedSublayer) -> nn.Module:
         options = _options(self.sizes, self.x_BTC.size(1))
-        with _WithoutNumbers():
+        with _SkipInit():
             return build_sublayer(planned.kind.module(self.sizes.direction), options, planned)
 
     def handed_on(self, producer: PlannedSublayer, what: str) -> SharedState:
@@ -234,7 +234,7 @@ class _Pass:
         return handed_on, counter.by_operator
 
 
-class _WithoutNumbers(TorchFunctionMode):
+class _SkipInit(TorchFunctionMode):
     """A mode that skips random initialization on the meta device, for which torch would import its compiler."""
 
     def __torch_function__(
@@ -290,10 +290,10 @@ class _Parameters:
     experts: int
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_SIZE)
 def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> _Parameters:
     options = _options(sizes)
-    with _WithoutNumbers():
+    with _SkipInit():
         inner = build_sublayer(planned.kind.module(sizes.direction), options, planned)
         sublayer: nn.Module = inner
         if inner.is_residual:
@@ -315,7 +315,7 @@ def _count_numbers(weights: Iterable[Tensor]) -> int:
 
 
 @dataclass(frozen=True)
-class _Outside:
+class _OtherCosts:
     """Costs outside the sublayers: parameters, and FLOPs per input token and per predicted token."""
 
     parameters: int
@@ -323,12 +323,12 @@ class _Outside:
     flops_of_prediction: int
 
 
-def _outside(sizes: Sizes) -> _Outside:
+def _outside(sizes: Sizes) -> _OtherCosts:
     return _outside_of_any(replace(sizes, ffn_embed_dim=1))
 
 
 @lru_cache
-def _outside_of_any(sizes: Sizes) -> _Outside:
+def _outside_of_any(sizes: Sizes) -> _OtherCosts:
     """Count the costs on a network with one identity sublayer and a head; the feed-forward width does not matter."""
     how: dict[str, Any] = {
         "pattern": next(kind.letter for kind in kinds() if kind.is_identity),
@@ -343,7 +343,7 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
     token = _empty(1, 1, dtype=torch.long)
     features = _empty(1, sizes.embed_dim)
     if isinstance(sizes, CausalSizes):
-        with _WithoutNumbers():
+        with _SkipInit():
             decoder = CausalDecoder(
                 mem_len=0,
                 normalize_before=sizes.normalize_before,
@@ -360,7 +360,7 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
         parts: tuple[nn.Module, nn.Module] = (decoder, softmax)
     else:
         assert isinstance(sizes, EncoderSizes)
-        with _WithoutNumbers():
+        with _SkipInit():
             encoder = Encoder(
                 max_positions=sizes.max_positions,
                 padding_idx=None,  # type: ignore[arg-type]  # a one-token vocabulary has none
@@ -386,7 +386,7 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
     parameters = {
         parameter for part in parts for parameter in part.parameters()
     }  # a set, to count shared parameters once
-    return _Outside(_count_numbers(parameters), of_input, of_prediction)
+    return _OtherCosts(_count_numbers(parameters), of_input, of_prediction)
 
 
 class _Counter(TorchDispatchMode):

@@ -130,9 +130,9 @@ def wait_for(device: torch.device | str) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure_in_turn(
+def measure_interleaved(
     conditions: Sequence[Condition],
-    things_of: Callable[[Condition], Things],
+    make_callables: Callable[[Condition], Things],
     device: str,
     rounds: int,
     budget: Optional[float] = None,
@@ -144,7 +144,7 @@ def measure_in_turn(
 
     Args:
         conditions: the conditions; their ``str`` is the label in the progress bar.
-        things_of: a function that returns the callables to compare under a condition.
+        make_callables: a function that returns the callables to compare under a condition.
         device: the device that they run on.
         rounds: the number of samples per callable.
         budget: the time limit in seconds. One round of each callable always runs if it ends within :data:`GRACE`. None
@@ -160,7 +160,7 @@ def measure_in_turn(
             here = time.perf_counter()
             left = math.inf if budget is None else began + budget - here
             with _ending_after(left + GRACE):
-                things = things_of(condition)
+                things = make_callables(condition)
                 taken = time.perf_counter() - here
                 seconds = max(0.0, left / (len(conditions) - done) - taken)
                 warm_up = int(seconds != 0)  # the callables have been called before
@@ -179,10 +179,10 @@ def measure_in_turn(
         if isinstance(reason, TimeIsUp):
             logger.warning("the budget is used up; %d of %d conditions were measured", done, len(conditions))
         if isinstance(reason, Exception):
-            logger.error("the benchmark stopped early: %s", in_a_line(reason))
+            logger.error("the benchmark stopped early: %s", error_summary(reason))
 
 
-class Tried(NamedTuple):
+class RunnableCallables(NamedTuple):
     """Callables that run, their peak memory in bytes, and the reasons why other callables were skipped, by name."""
 
     things: dict[str, Callable[[], object]]
@@ -190,7 +190,7 @@ class Tried(NamedTuple):
     left_out: dict[str, str]
 
 
-def try_out(things: Things, device: str, seconds: Optional[float] = None) -> Tried:
+def run_once(things: Things, device: str, seconds: Optional[float] = None) -> RunnableCallables:
     """Call each callable once, which also warms it up: torch and Triton compile and tune their kernels.
 
     Args:
@@ -198,7 +198,7 @@ def try_out(things: Things, device: str, seconds: Optional[float] = None) -> Tri
         device: the device that they run on.
         seconds: the time after which no more callables are tried, except the first; None for no limit.
     """
-    found = Tried({}, {}, {})
+    found = RunnableCallables({}, {}, {})
     began = time.perf_counter()
     for name, call in Progress(things.items(), desc="trying out", leave=False):
         if seconds is not None and found.things and time.perf_counter() - began > seconds:
@@ -208,13 +208,13 @@ def try_out(things: Things, device: str, seconds: Optional[float] = None) -> Tri
             call()
             found.memory[name] = peak_memory(call, device)
         except Exception as error:  # kernels may fail in any way on a new GPU; keep the other results
-            found.left_out[name] = in_a_line(error)
+            found.left_out[name] = error_summary(error)
         else:
             found.things[name] = call
     return found
 
 
-def in_a_line(error: Exception) -> str:
+def error_summary(error: Exception) -> str:
     """Return the first line of an error message, preceded by the error's type unless it is a UserError."""
     if isinstance(error, torch.OutOfMemoryError):
         return "does not fit into memory"
@@ -256,7 +256,7 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
     return highest
 
 
-def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
+def square_matmuls(device: torch.device | str, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
     """Return square matmuls, one per size and library used by models, to measure alongside the models."""
     device_type = torch.device(device).type
     libraries: dict[str, Callable[..., Tensor]] = {"matrix product": torch.matmul}
@@ -271,8 +271,8 @@ def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str,
     return things
 
 
-def matrix_peak(timings: Mapping[str, Timing]) -> float:
-    """Return the FLOP/s of the fastest matmul among the `timings` with names from :func:`matrix_products`."""
+def peak_matmul_flops(timings: Mapping[str, Timing]) -> float:
+    """Return the FLOP/s of the fastest matmul among the `timings` with names from :func:`square_matmuls`."""
     sizes = {name: int(name.rpartition(" ")[2]) for name in timings if name.startswith("matrix product")}
     return max(2 * size**3 / timings[name].median for name, size in sizes.items())
 

@@ -26,13 +26,13 @@ def device_named(name: Optional[str]) -> str:
     if name == "cpu":
         return name
     has_gpu = torch.cuda.is_available()
-    misfit = torch_incompatibility()
+    torch_mismatch = torch_incompatibility()
     if name == "cuda" and not has_gpu:
-        raise UserError(f"--device cuda: torch finds no GPU here{(misfit and f': {misfit}') or ''}")
-    if has_gpu and misfit:
-        raise UserError(f"{misfit}. To use the CPU instead, pass --device cpu")
-    if misfit:
-        logger.warning("the CPU is used: %s", misfit)
+        raise UserError(f"--device cuda: torch finds no GPU here{(torch_mismatch and f': {torch_mismatch}') or ''}")
+    if has_gpu and torch_mismatch:
+        raise UserError(f"{torch_mismatch}. To use the CPU instead, pass --device cpu")
+    if torch_mismatch:
+        logger.warning("the CPU is used: %s", torch_mismatch)
     if has_gpu:
         return "cuda"
     return "cpu"
@@ -45,7 +45,7 @@ def describe_machine(device: torch.device | str) -> dict[str, str | int]:
     return {"device": device_key("cpu"), "threads": torch.get_num_threads()}
 
 
-def trade_name(device: str) -> str:
+def short_device_name(device: str) -> str:
     """Shorten a device name from :func:`describe_machine` for titles, omitting family, model and instruction sets."""
     return device.partition(" (")[0]
 

@@ -89,7 +89,7 @@ def measure_update_memory(
     device: str = "cpu",
     accumulates: bool = False,
     processes: int = 1,
-    single_moments: int = 0,
+    single_moment_parameters: int = 0,
     elsewhere: int = 0,
 ) -> UpdateMemory:
     """Measure the memory of an update: forward pass, loss, backward pass and a step of a fused optimizer.
@@ -102,7 +102,7 @@ def measure_update_memory(
         device: the device type, ``cuda`` or ``cpu``; the machine need not have such a device.
         accumulates: whether gradients from an earlier batch of the same update already exist.
         processes: the run's number of processes; with more than one, each stores a copy of its gradients for exchange.
-        single_moments: the number of parameters with one optimizer moment instead of two.
+        single_moment_parameters: the number of parameters with one optimizer moment instead of two.
         elsewhere: the number of expert parameters that are stored in other processes.
 
     Raises:
@@ -145,7 +145,7 @@ def measure_update_memory(
     weights = round(here * all_weights)
     sent = weights if processes > 1 else 0
     numbers_per_parameter = 2 if precision == "fp32" else 4
-    optimizer = round(here * SINGLE * numbers_per_parameter * parameters) - SINGLE * single_moments
+    optimizer = round(here * SINGLE * numbers_per_parameter * parameters) - SINGLE * single_moment_parameters
     activations = tracker.peak - tracker.gradients_at_peak - all_weights - carried
     gradients_at_peak = round(here * tracker.gradients_at_peak)
     constant = weights + sent + optimizer + carried

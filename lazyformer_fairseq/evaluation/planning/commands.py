@@ -121,7 +121,7 @@ def plan(archs: tuple[str, ...], asked: Planning) -> None:
 
 def _place(archs: Sequence[str], asked: Planning) -> Any:
     """Return the machine to plan for: this machine with the options' overrides."""
-    from lazyformer_fairseq.evaluation.planning.fit import Place
+    from lazyformer_fairseq.evaluation.planning.fit import Hardware
 
     there = count_gpus()
     given = asked.gpus or Gpus(0)
@@ -130,8 +130,8 @@ def _place(archs: Sequence[str], asked: Planning) -> Any:
         by_pretrain = "fp32"
         if has_bf16() and ARCHITECTURES.keys() >= set(archs):
             by_pretrain = "bf16"
-        return Place.of_processor(asked.precision or by_pretrain)
+        return Hardware.of_processor(asked.precision or by_pretrain)
     precision = asked.precision or (precision_here() if there and not memory else "fp16")
     if not (memory := memory or smallest_memory()):
         click.echo(NO_GPU, err=True)
-    return Place(given.count or there or 1, memory or V100_BYTES, precision)
+    return Hardware(given.count or there or 1, memory or V100_BYTES, precision)

@@ -11,7 +11,7 @@ import torch
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import attention_calls
-from lazyformer_fairseq.evaluation.costs.latency import matrix_peak, matrix_products, measure
+from lazyformer_fairseq.evaluation.costs.latency import measure, peak_matmul_flops, square_matmuls
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
 from lazyformer_fairseq.evaluation.costs.memory import SINGLE, UpdateMemory
 from lazyformer_fairseq.evaluation.planning import ON_PROCESSOR, PAPER_TERAFLOPS
@@ -37,7 +37,7 @@ MEASURED_AS = {"flex": RECOMPUTING}
 
 
 @dataclass(frozen=True)
-class Place:
+class Hardware:
     """The machine to train on.
 
     Attributes:
@@ -53,7 +53,7 @@ class Place:
     device: str = "cuda"
 
     @classmethod
-    def of_processor(cls, precision: str, processes: int = 1) -> "Place":
+    def of_processor(cls, precision: str, processes: int = 1) -> "Hardware":
         """Return a place for this machine's CPU, with the memory divided among the processes."""
         return cls(processes, memory_of("cpu") // processes, precision, "cpu")
 
@@ -90,7 +90,7 @@ class Fit:
     of_one: int
 
 
-def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
+def fit(job: Job, place: Hardware, back_end: str = AUTO) -> Fit:
     """Find the largest batch that fits in memory and evenly divides the process's part of an update.
 
     A first estimate comes from one sequence's activations. Starting there, neighboring batch sizes are measured until
@@ -125,7 +125,7 @@ def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
     return Fit(back_end, batch, share // batch, measured(batch), one.activations)
 
 
-def measure_on(job: Job, place: Place, back_end: str, share: int, batch: int) -> UpdateMemory:
+def measure_on(job: Job, place: Hardware, back_end: str, share: int, batch: int) -> UpdateMemory:
     """Measure a process's memory. With ``auto``, return the maximum over the back ends that it may select."""
     name = back_end
     if back_end == AUTO:
@@ -172,7 +172,7 @@ def computes_all(back_end: str, calls: Iterable[AttentionCall], device: str) -> 
     return all(BACK_ENDS[back_end].why_not(each, device, torch.float32) is None for each in calls)
 
 
-def batch_that_fits(job: Job, place: Place) -> tuple[int, str]:
+def batch_that_fits(job: Job, place: Hardware) -> tuple[int, str]:
     """Return the largest batch that fits and a message about it; if none fits, return 1 and a warning.
 
     Raises:
@@ -195,16 +195,16 @@ class Plan:
         fits: the fits for a back end that stores distributions, one that does not, and the chosen one.
         chosen: the fit for the back end that the run uses.
         teraflops: the training speed per GPU in TFLOP/s.
-        whose: the source of the speed, in words; empty if the user specified it.
+        speed_source: the source of the speed, in words; empty if the user specified it.
         data_bytes: the size of the data on disk in bytes; None if unknown.
     """
 
     job: Job
-    place: Place
+    place: Hardware
     fits: list[Fit]
     chosen: Fit
     teraflops: float
-    whose: str
+    speed_source: str
     data_bytes: Optional[int]
 
     @property
@@ -215,7 +215,7 @@ class Plan:
     @property
     def speed(self) -> str:
         """The speed in words, with its source."""
-        return f"--teraflops {self.teraflops:.3g}{self.whose}"
+        return f"--teraflops {self.teraflops:.3g}{self.speed_source}"
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -226,7 +226,7 @@ class Plan:
 
 def make_plan(
     job: Job,
-    place: Place,
+    place: Hardware,
     back_end: str,
     teraflops: Optional[float] = None,
     data_bytes: Optional[int] = None,
@@ -237,7 +237,7 @@ def make_plan(
         job: the run.
         place: the machine.
         back_end: the attention back end.
-        teraflops: the training speed per GPU in TFLOP/s; None for :func:`usual_speed`.
+        teraflops: the training speed per GPU in TFLOP/s; None for :func:`default_speed`.
         data_bytes: the size of the data on disk in bytes; None if unknown.
 
     Raises:
@@ -248,18 +248,18 @@ def make_plan(
     chosen = fits.get(back_end) or fit(job, place, back_end)
     if back_end != AUTO:
         fits[back_end] = chosen
-    speed, whose = (teraflops, "") if teraflops else usual_speed(place.device, place.precision)
+    speed, whose = (teraflops, "") if teraflops else default_speed(place.device, place.precision)
     return Plan(job, place, list(fits.values()), chosen, speed, whose, data_bytes)
 
 
 @cache
-def usual_speed(device: str, precision: str) -> tuple[float, str]:
+def default_speed(device: str, precision: str) -> tuple[float, str]:
     """Return a typical training speed in TFLOP/s and its source in words; on CPUs it is measured for about a second."""
     if device == "cuda":
         return PAPER_TERAFLOPS, ", like the paper's BERT on a V100"
-    things = matrix_products("cpu", PRECISIONS[precision])
+    things = square_matmuls("cpu", PRECISIONS[precision])
     products = measure(things, rounds=3, warm_up=1, description="speed of this CPU")
-    return matrix_peak(products) / TERA, ", the matmul speed of this CPU; training is slower"
+    return peak_matmul_flops(products) / TERA, ", the matmul speed of this CPU; training is slower"
 
 
 def as_text(plan: Plan) -> str:

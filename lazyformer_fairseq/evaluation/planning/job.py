@@ -17,7 +17,7 @@ from lazyformer_fairseq.evaluation.costs.flops import (
     count_parameters,
 )
 from lazyformer_fairseq.evaluation.costs.memory import Batch, UpdateMemory, measure_update_memory
-from lazyformer_fairseq.evaluation.usual_sizes import arch_named, usual_symbols
+from lazyformer_fairseq.evaluation.usual_sizes import arch_named, default_vocab_size
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
 from lazyformer_fairseq.options import (
     COUNT,
@@ -192,7 +192,7 @@ class Job:
             device=device,
             accumulates=accumulates,
             processes=processes,
-            single_moments=self.single_moments,
+            single_moment_parameters=self.single_moments,
             elsewhere=count_experts_elsewhere(self.pattern, self.sizes, processes),
         )
         return self._measured[key]
@@ -215,7 +215,7 @@ def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
         return Job(
             name=arch,
             config=config,
-            vocab_size=vocab_size or usual_symbols(vars(config)),
+            vocab_size=vocab_size or default_vocab_size(vars(config)),
             time=row.max_positions or 512,
             per_update=256,
             max_update=1_000_000,
@@ -227,7 +227,7 @@ def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
     return Job(
         name=arch,
         config=config,
-        vocab_size=vocab_size or usual_symbols(vars(config)),
+        vocab_size=vocab_size or default_vocab_size(vars(config)),
         time=row.tgt_len,
         per_update=row.rows,
         max_update=row.updates,
@@ -262,7 +262,7 @@ def job_of_yaml(path: Path, overrides: Sequence[str] = ()) -> Job:
     return Job(
         name=path.stem,
         config=config,
-        vocab_size=usual_symbols(vars(config)),
+        vocab_size=default_vocab_size(vars(config)),
         time=time,
         per_update=task.get("sequences_per_update") or given["dataset"].get("batch_size", 256),
         max_update=given["optimization"].get("max_update", 1_000_000),

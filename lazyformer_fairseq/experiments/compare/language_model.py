@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from lazyformer_fairseq.data.count_model import MOST_COUNTED, CountModel, ngram
-from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, cut_tokens, item_length, open_tokens
-from lazyformer_fairseq.data.frequencies import cost_in_bits, count_pieces, log_frequencies
+from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, item_length, make_streams, open_tokens
+from lazyformer_fairseq.data.frequencies import count_tokens, log_frequencies, unigram_loss_bits
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.evaluation.costs.latency import measure, next_segment
@@ -117,10 +117,10 @@ class LanguageModel(ComparedTask):
         train = open_tokens(folder / "train")
         valid = open_tokens(folder / "valid")[None].astype(np.int64)
         dictionary = load_dictionary(folder / "dict.txt")
-        logarithms = log_frequencies(count_pieces([train], len(dictionary)), (dictionary.bos(), dictionary.pad()))
+        logarithms = log_frequencies(count_tokens([train], len(dictionary)), (dictionary.bos(), dictionary.pad()))
         before = CountModel(ngram(5), len(dictionary), train[:MOST_COUNTED].astype(np.int64))
         yardsticks = Yardsticks(
-            unigram=cost_in_bits(logarithms, np.bincount(valid[0], minlength=len(dictionary))),
+            unigram=unigram_loss_bits(logarithms, np.bincount(valid[0], minlength=len(dictionary))),
             counts=before.bits(valid, np.ones(valid.shape, dtype=bool), valid[0]),
             context=BEFORE,
         )
@@ -149,7 +149,7 @@ class LanguageModel(ComparedTask):
         for name, job in jobs.items():
             model, symbols, _ = load_model(job.folder / CHECKPOINT, data, device, self.settings.precision)
             costs[name] = {"flops": count_flops(job.spec.pattern, model.decoder.sizes, tgt_len, mem_len)}
-            streams = cut_tokens(
+            streams = make_streams(
                 open_tokens(data / "test"),
                 tgt_len,
                 item_length(data),

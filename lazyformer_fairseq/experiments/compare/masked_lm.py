@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions, lengths_of, open_masked_text
+from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions, open_masked_text, parse_length_schedule
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
@@ -22,7 +22,7 @@ from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_op
 from lazyformer_fairseq.options import parse_masking_rates
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, PARTS
 from lazyformer_fairseq.patterns.kinds import EncoderSizes, sizes_of
-from lazyformer_fairseq.training.loop import TrainingLoop, moved
+from lazyformer_fairseq.training.loop import TrainingLoop, to_device
 from lazyformer_fairseq.training.objectives.interface import NOTHING_PREDICTED
 from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 from lazyformer_fairseq.training.objectives.network import Network
@@ -111,7 +111,7 @@ class MaskedLM(ComparedTask):
     def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
         """Return the lengths in the model's length schedule, each with the fraction of the updates at which it ends."""
         schedule = MaskedTextOptions(**self.training_text(spec)).length_schedule
-        return (*lengths_of(schedule, self.longest), (self.longest, 1.0))
+        return (*parse_length_schedule(schedule, self.longest), (self.longest, 1.0))
 
     def predicted(self, spec: ModelSpec, length: int) -> int:
         """Return the number of tokens per input that the head predicts at the start of training."""
@@ -133,7 +133,7 @@ class MaskedLM(ComparedTask):
         model.eval()
         with torch.inference_mode():
             for batch in self._batches:
-                sample = moved(batch, training.device)
+                sample = to_device(batch, training.device)
                 is_masked = sample["target"].ne(pad)
                 targets = sample["target"][is_masked]
                 # As in training, fairseq's own models take a mask; our models and transformers' take positions.

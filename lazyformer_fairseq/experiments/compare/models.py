@@ -91,7 +91,7 @@ def read_models(specs: Mapping[str, str], task: Any, sizes: Mapping[str, Any]) -
     first = next(iter(found.values()), None)
     for name, spec in specs.items():
         if name not in found:
-            if not task.takes_externals:
+            if not task.supports_external_models:
                 raise UserError(f"--model {name}={spec}: external models work only with --task masked-lm")
             found[name] = _read_external(name, spec, sizes, first)
     return {name: found[name] for name in specs}

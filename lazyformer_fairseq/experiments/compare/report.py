@@ -7,7 +7,7 @@ from typing import Optional
 import numpy as np
 from matplotlib.lines import Line2D
 
-from lazyformer_fairseq.evaluation.costs.machine import trade_name
+from lazyformer_fairseq.evaluation.costs.machine import short_device_name
 from lazyformer_fairseq.experiments.compare import results
 from lazyformer_fairseq.experiments.compare.settings import AXES
 from lazyformer_fairseq.experiments.yardsticks import Yardsticks
@@ -58,7 +58,7 @@ def describe(comparison: results.Comparison) -> str:
             parts.append(f"{label} {sizes[name]:,}")
     counts = sorted({len(model.runs) for model in comparison.models.values()})
     parts.append(f"seeds: {' to '.join(map(str, counts))}")
-    parts.append(trade_name(comparison.facts["machine"]["device"]))
+    parts.append(short_device_name(comparison.facts["machine"]["device"]))
     return "; ".join(parts)
 
 

@@ -23,7 +23,7 @@ from lazyformer_fairseq.evaluation.costs.machine import record
 from lazyformer_fairseq.executors.options import ExecutorOptions
 from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import COUNTED, CompareSettings
-from lazyformer_fairseq.experiments.compare.task import RecipeOverrides, ComparedTask, CompareJob
+from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob, RecipeOverrides
 from lazyformer_fairseq.experiments.folder import RESULTS, experiment, hashes_as_settings, load_or_create
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
 from lazyformer_fairseq.patterns.grammar import count_kinds

@@ -27,15 +27,15 @@ class Task:
         direction: the models' direction, ENCODER or CAUSAL.
         implementation: the task's `ComparedTask`, as ``MODULE:CLASS`` in this folder.
         measure: the name, unit and direction of the metric plotted in the curves.
-        holds: the name of a file that identifies a folder as data for this task.
-        prepares: the command that writes such a folder.
+        data_file: the name of a file that identifies a folder as data for this task.
+        prepared_by: the command that writes such a folder.
         presets: the default models to compare, by their number of sublayers; the baseline comes first.
         sizes: the default model and data sizes, by option name.
         rates: the default learning rate for each recipe.
         clip_norm: the maximum gradient norm, unless the recipe sets another one.
         updates: the default length of a run in updates; None if the default is a budget.
         budget: the default length of a run in seconds; None if the default is a number of updates.
-        takes_externals: whether fairseq's and transformers' models can be trained on the task.
+        supports_external_models: whether fairseq's and transformers' models can be trained on the task.
     """
 
     name: str

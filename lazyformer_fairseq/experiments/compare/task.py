@@ -18,7 +18,7 @@ from lazyformer_fairseq.executors.options import ExecutorOptions, choose_executo
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.trainings import PRELOAD, Job, Training, threads_per_run, train
-from lazyformer_fairseq.options import select_options, option, parse_arguments
+from lazyformer_fairseq.options import option, parse_arguments, select_options
 from lazyformer_fairseq.patterns.kinds import Sizes
 from lazyformer_fairseq.training.loop import TrainingLoop
 from lazyformer_fairseq.training.objectives.interface import Objective
@@ -239,7 +239,9 @@ class ComparedTask(ABC):
         schedule = by_flag.get("--lr-scheduler", recipe.schedule(0.0, 0)[0])
         optimizer_options = row_of("--optimizer", OPTIMIZERS, optimizer)[1]
         schedule_options = row_of("--lr-scheduler", SCHEDULES, schedule)[1]
-        return select_options(options_class, parse_arguments(words, *self.OPTIONS, RecipeOverrides, optimizer_options, schedule_options))
+        return select_options(
+            options_class, parse_arguments(words, *self.OPTIONS, RecipeOverrides, optimizer_options, schedule_options)
+        )
 
     @cached_property
     def words_per_token(self) -> float:

@@ -39,7 +39,7 @@ class History:
         splits: the losses on each held-out split.
         training: training losses, each averaged over the updates since the record's previous line.
         borders: the updates at which one phase ends and the next begins.
-        spent: for each axis, the cumulative amount spent at recorded updates.
+        cumulative_costs: for each axis, the cumulative amount spent at recorded updates.
         why_no_flops: the reason why a phase's FLOPs cannot be counted; empty if they can.
     """
 

@@ -7,7 +7,7 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.usual_sizes import arch_named, usual_symbols
+from lazyformer_fairseq.evaluation.usual_sizes import arch_named, default_vocab_size
 from lazyformer_fairseq.options import Group, option, with_options_from
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES, Architecture
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Sizes, sizes_of
@@ -141,7 +141,7 @@ def _sizes(arch: str, settings: ShowSettings) -> Sizes:
     given["relative_position_buckets"] = settings.relative_position_buckets
     given["max_positions"] = max(settings.length, settings.tokens, options.get("max_positions", 512))
     given = {name: value for name, value in given.items() if value is not None}
-    sizes = sizes_of(options | given, usual_symbols(options))
+    sizes = sizes_of(options | given, default_vocab_size(options))
     if sizes.embed_dim % sizes.num_heads:
         raise UserError(f"{sizes.num_heads} attention heads do not divide an embedding dimension of {sizes.embed_dim}")
     return sizes

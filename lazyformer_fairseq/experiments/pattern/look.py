@@ -22,7 +22,7 @@ from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
 from lazyformer_fairseq.patterns.attention_variants import chosen_variants
-from lazyformer_fairseq.patterns.grammar import producer_indices, plan
+from lazyformer_fairseq.patterns.grammar import plan, producer_indices
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER, Sizes
 from lazyformer_fairseq.report.tables import markdown_table
 
@@ -71,7 +71,7 @@ def build_network(
     memory: int = 0,
     bias_buckets: int = 0,
 ) -> Stack:
-    """Build a narrow network for :func:`find_attended_tokens` from a pattern, in double precision and with very small random weights.
+    """Build a narrow network from a pattern, in double precision and with very small random weights.
 
     Args:
         pattern: the pattern of the network's sublayers.

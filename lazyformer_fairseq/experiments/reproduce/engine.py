@@ -20,7 +20,7 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.child_process import run_forwarding_signals, exit_on_interrupt
+from lazyformer_fairseq.child_process import exit_on_interrupt, run_forwarding_signals
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions, device_named
 from lazyformer_fairseq.evaluation.planning.job import job_of_launch
@@ -58,10 +58,10 @@ class Step:
         name: the name of the step and its record.
         what: a description for the user.
         command: a module for ``python -m`` and its arguments. The command resumes if it is rerun after a stop.
-        makes: the file or folder that exists once the step is done.
+        output: the file or folder that exists once the step is done.
         needs: the names of the steps that this one depends on.
         checkpoints: the number of checkpoints that a training run keeps, for the plan.
-        starts_anew: whether the folder of an unfinished result is removed first, because the command would reject it.
+        removes_partial_output: whether an unfinished result is removed first, because the command would reject it.
     """
 
     name: str

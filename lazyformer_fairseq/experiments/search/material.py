@@ -27,7 +27,7 @@ from lazyformer_fairseq.experiments.search.supernet_objective import (
 )
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, Options, read_options
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.options import select_options, parse_masking_rates, parse_arguments
+from lazyformer_fairseq.options import parse_arguments, parse_masking_rates, select_options
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import Sizes
 from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective

@@ -59,7 +59,7 @@ def search_in(
     is_other = path.exists() and not (path / SETTINGS).exists()
     if is_other and (not path.is_dir() or any(entry.name[0] != "." for entry in path.iterdir())):
         raise UserError(f"{path}: already exists but contains no search; choose another folder")
-    with experiment(path, settings, "a search", begun, made_by_them=[latency.LATENCIES]):
+    with experiment(path, settings, "a search", begun, stale_files=[latency.LATENCIES]):
         if (path / RESULT).exists():
             print(f"{path}: this search is already finished; rewriting the report from its result.")
         result = load_or_create(path / RESULT, search)

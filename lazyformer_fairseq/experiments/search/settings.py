@@ -7,7 +7,7 @@ from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.settings import RECIPES
-from lazyformer_fairseq.options import check, split_at_commas, option
+from lazyformer_fairseq.options import check, option, split_at_commas
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, producers, read_sublayer, split_sublayers
 from lazyformer_fairseq.patterns.kinds import describe_letters, kinds
 from lazyformer_fairseq.training.laptop import LAPTOP

@@ -172,7 +172,7 @@ class Mixture(nn.Module):
         self.weights: Optional[Tensor] = None
         for name, sublayer in sublayers.items():
             if read_sublayer(name).kind.reads == DISTRIBUTION:
-                sublayer.inner.value_makers = nn.ModuleDict()
+                sublayer.inner.value_transforms = nn.ModuleDict()
 
     def forward(
         self,

@@ -20,7 +20,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import Architecture, Supernet
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.training.objectives.interface import Batch, Log, Number, Objective, Scalar, dealt
+from lazyformer_fairseq.training.objectives.interface import Batch, Log, Number, Objective, Scalar, shard_batches
 from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
 from lazyformer_fairseq.training.processes import ALONE, Processes
@@ -76,7 +76,7 @@ class BlocksPart(MaskedLMObjective):
         """Return this side's training batches."""
         blocks = self.texts.split("train").now
         part = part_of(self.side, len(blocks), "blocks")
-        return dealt(EpochBatches(blocks, self.batch_size, seed=self.seed, part=part), processes)
+        return shard_batches(EpochBatches(blocks, self.batch_size, seed=self.seed, sample_range=part), processes)
 
 
 @dataclass

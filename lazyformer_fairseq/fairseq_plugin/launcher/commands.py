@@ -8,11 +8,11 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq.arguments import (
-    to_arguments,
     find_config,
     options_by_name,
     refuse_missing,
     refuse_missing_folders,
+    to_arguments,
 )
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.evaluation.planning import ON_PROCESSOR
@@ -27,8 +27,8 @@ from lazyformer_fairseq.fairseq_plugin.launcher.recipes import (
     RECIPES,
     SAVES,
     causal_options,
+    drop_unsupported_options,
     longformer_phases,
-    without_replaced,
 )
 from lazyformer_fairseq.options import Command, option, refuse_out_of_bounds, with_options_from
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES, MASKED_LM
@@ -172,7 +172,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     if arch not in known and Path(arch).is_dir():
         warm = Path(arch)
     of_phases = {name: value for name, value in vars(run).items() if name.startswith("phase")}
-    _refuse_misfits(arch, data, run, warm, of_phases)
+    _check_option_combinations(arch, data, run, warm, of_phases)
     if arch.endswith(".yaml"):
         _from_yaml(arch, data, given, run)
         return
@@ -212,7 +212,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
         _pretrain_masked(arch, warm, data, given, run)
 
 
-def _refuse_misfits(
+def _check_option_combinations(
     arch: str,
     data: str,
     run: Pretraining,
@@ -244,7 +244,7 @@ def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[st
         of_recipe = [*to_arguments(laptop(run.without, wanted)), *SAVES.split()]
     elif not (run.recipe or warm or run.found or run.dry_run):
         click.echo(f"no GPU found; {LAPTOP_ARCH} with --recipe laptop shows progress within minutes", err=True)
-    of_recipe = without_replaced(of_recipe, wanted)
+    of_recipe = drop_unsupported_options(of_recipe, wanted)
     sequences = run.sequences_per_update or recipe.sequences
     run.refuse_uneven(sequences)
 
@@ -285,7 +285,7 @@ def _pretrain_causal(arch: str, data: str, given: tuple[str, ...], run: Pretrain
     known = CAUSAL_ARCHITECTURES[arch]
     rows = run.sequences_per_update or known.rows
     run.refuse_uneven(rows)
-    of_recipe = without_replaced(causal_options(known, run.recipe).split(), options_by_name(given))
+    of_recipe = drop_unsupported_options(causal_options(known, run.recipe).split(), options_by_name(given))
     job = (arch, None, data, (*of_recipe, *given), rows)
     run.show_plan(job)
     per_gpu = run.per_gpu or run.batch(job, -(-rows // 8) if run.found else ON_PROCESSOR)
@@ -306,11 +306,11 @@ def _from_yaml(name: str, data: str, given: tuple[str, ...], run: Pretraining) -
     config = find_config(name)
     per_gpu = run.per_gpu
     per_update = run.sequences_per_update
-    if run.world > 1:
+    if run.world_size > 1:
         from lazyformer_fairseq.evaluation.planning.job import compose_yaml  # imports torch
 
         per_update_there = compose_yaml(config, given)["task"].get("sequences_per_update")
-        run.refuse_uneven(per_update or per_update_there or run.world)
+        run.refuse_uneven(per_update or per_update_there or run.world_size)
     _refuse_missing(data, run)
     job = (None, config, data, given, per_update)
     run.show_plan(job)

@@ -83,7 +83,7 @@ class Launch:
             raise UserError(f"--gpus {self.processes}: this node has only {self.found}; use at most that many{others}")
 
     @cached_property
-    def supposed(self) -> Optional[Gpus]:
+    def described_gpus(self) -> Optional[Gpus]:
         """The GPUs of the other node that a dry run is for; None if it is for this node."""
         if not (self.dry_run and self.gpus) or (count_gpus() and not self.gpus.memory):
             return None
@@ -92,15 +92,15 @@ class Launch:
     @cached_property
     def found(self) -> int:
         """The node's number of GPUs."""
-        if self.supposed:
-            return self.supposed.count
+        if self.described_gpus:
+            return self.described_gpus.count
         return count_gpus()
 
     @property
     def memory(self) -> Optional[int]:
         """The memory of the node's smallest GPU in bytes; None if it is unknown."""
-        if self.supposed:
-            return self.supposed.memory
+        if self.described_gpus:
+            return self.described_gpus.memory
         return smallest_memory()
 
     @property
@@ -111,7 +111,7 @@ class Launch:
         return self.found or 1
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """The number of processes on all nodes."""
         return self.nodes * self.processes
 
@@ -120,7 +120,13 @@ class Launch:
 
         Nothing changes if the user has chosen a precision, or if the run in `save_dir` began in another precision.
         """
-        if self.precision or self.found or self.supposed or not has_bf16() or _began_in_another_precision(save_dir):
+        if (
+            self.precision
+            or self.found
+            or self.described_gpus
+            or not has_bf16()
+            or _began_in_another_precision(save_dir)
+        ):
             return self
         click.echo(
             "using bf16, which is about twice as fast as fp32 on this CPU; weights are updated in fp32 (to use fp32 "
@@ -131,9 +137,9 @@ class Launch:
 
     def refuse_uneven(self, per_update: int) -> None:
         """Raise a UserError if an update cannot be divided equally among the processes."""
-        if per_update % self.world:
+        if per_update % self.world_size:
             raise UserError(
-                f"{per_update} sequences per update cannot be divided equally among {self.world} processes; make "
+                f"{per_update} sequences per update cannot be divided equally among {self.world_size} processes; make "
                 "--sequences-per-update a multiple of the number of processes"
             )
 
@@ -147,11 +153,11 @@ class Launch:
         memory = self.memory if self.found and self.fit else None
         if memory is None:
             return otherwise
-        from lazyformer_fairseq.evaluation.planning.fit import Place, batch_that_fits
+        from lazyformer_fairseq.evaluation.planning.fit import Hardware, batch_that_fits
         from lazyformer_fairseq.evaluation.planning.job import job_of_launch
 
         try:
-            size, why = batch_that_fits(job_of_launch(*job), Place(self.world, memory, self._precision))
+            size, why = batch_that_fits(job_of_launch(*job), Hardware(self.world_size, memory, self._precision))
         except UserError as error:  # for example, an update that cannot be divided among the GPUs
             size = otherwise
             why = f"could not estimate the memory: {error}"
@@ -162,14 +168,14 @@ class Launch:
         """Print the plan to standard error if this is a ``--dry-run`` without ``--no-fit``."""
         if not (self.dry_run and self.fit):
             return
-        from lazyformer_fairseq.evaluation.planning.fit import Place, as_text, make_plan
+        from lazyformer_fairseq.evaluation.planning.fit import Hardware, as_text, make_plan
         from lazyformer_fairseq.evaluation.planning.job import job_of_launch
 
         made = job_of_launch(*job)
         if self.found:
-            place = Place(self.world, self.memory or V100_BYTES, self._precision)
+            place = Hardware(self.world_size, self.memory or V100_BYTES, self._precision)
         else:
-            place = Place.of_processor(self._precision, self.world)
+            place = Hardware.of_processor(self._precision, self.world_size)
         click.echo(as_text(make_plan(made, place, made.attention_backend)), err=True)
 
     def train(self, data: str, options: list[str], given: tuple[str, ...]) -> None:
@@ -186,13 +192,13 @@ class Launch:
         for name in (word.partition("=")[0] for word in given):
             if advice := OWN.get(name):
                 raise UserError(f"{name}: {advice}")
-        options = [*options, "--log-seconds", "60", "--distributed-world-size", str(self.world)]
+        options = [*options, "--log-seconds", "60", "--distributed-world-size", str(self.world_size)]
         if not self.found:
             options += to_arguments({"cpu": True, **GLOO})
         if self._precision != "fp32":
             options.append(f"--{self._precision}")
         words = [data, "--user-dir", str(PACKAGE_FOLDER), *options, *given]
-        self._become("lazyformer_fairseq.fairseq_plugin.launcher.train", words)
+        self._exec("lazyformer_fairseq.fairseq_plugin.launcher.train", words)
 
     def train_from_yaml(self, config: Path, settings: dict[str, Setting], given: tuple[str, ...]) -> None:
         """Replace this process with fairseq-hydra-train on a YAML file.
@@ -211,25 +217,25 @@ class Launch:
             "common.user_dir": str(PACKAGE_FOLDER),
             "common.cpu": not self.found,
             **{f"common.{half}": self._precision == half for half in ("fp16", "bf16")},
-            "distributed_training.distributed_world_size": self.world,
+            "distributed_training.distributed_world_size": self.world_size,
             "++task.log_seconds": 60,  # ++ because hydra does not know the task's options before it has read the file
         }
         if not self.found:
             settings |= {f"distributed_training.{name}": value for name, value in GLOO.items()}
-        words = [f"{name}={_in_hydras_words(value)}" for name, value in settings.items()]
+        words = [f"{name}={_as_hydra_override(value)}" for name, value in settings.items()]
         where = ["--config-dir", str(config.absolute().parent), "--config-name", config.stem]
-        self._become("lazyformer_fairseq.fairseq_plugin.launcher.hydra_train", [*where, *words, *given])
+        self._exec("lazyformer_fairseq.fairseq_plugin.launcher.hydra_train", [*where, *words, *given])
 
     @property
     def _precision(self) -> str:
-        return self.precision or ("fp16" if self.supposed else precision_here())
+        return self.precision or ("fp16" if self.described_gpus else precision_here())
 
     def _torchrun(self) -> list[str]:
         """Return the arguments that run torchrun; empty for a single process that is never restarted."""
         restarts = self.max_restarts
         if restarts is None:
-            restarts = 3 if self.world > 1 else 0
-        if self.world == 1 and not restarts:
+            restarts = 3 if self.world_size > 1 else 0
+        if self.world_size == 1 and not restarts:
             return []
         words = ["-m", "lazyformer_fairseq.fairseq_plugin.reliability.torchrun", "--nnodes", str(self.nodes)]
         words += ["--nproc-per-node", str(self.processes), "--rdzv-backend", "c10d"]
@@ -240,11 +246,11 @@ class Launch:
             words += ["--rdzv-conf", f"is_host={int(self.node_rank == 0)}"]
         return [*words, "--max-restarts", str(restarts)]
 
-    def _become(self, module: str, words: list[str]) -> None:
+    def _exec(self, module: str, words: list[str]) -> None:
         """Replace this process with the command, so that signals reach it; with ``--dry-run``, only print it."""
         command = [sys.executable, *self._torchrun(), "-m", module, *words]
         if self.dry_run:
-            if self.supposed and not self.gpus.memory:
+            if self.described_gpus and not self.gpus.memory:
                 click.echo(NO_GPU, err=True)
             click.echo(shlex.join(command))
             return
@@ -263,7 +269,7 @@ def _began_in_another_precision(save_dir: Path) -> bool:
     return not (save_dir / RUN).exists() or read_run(save_dir).precision != "bf16"
 
 
-def _in_hydras_words(value: Setting) -> str:
+def _as_hydra_override(value: Setting) -> str:
     if isinstance(value, str):
         return "'{}'".format(value.replace("\\", "\\\\").replace("'", "\\'"))
     return str(value).lower()

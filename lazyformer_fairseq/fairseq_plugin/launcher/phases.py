@@ -15,10 +15,10 @@ from pathlib import Path
 
 import click
 
-from lazyformer_fairseq.arguments import to_arguments, options_by_name, split_arguments
+from lazyformer_fairseq.arguments import options_by_name, split_arguments, to_arguments
 from lazyformer_fairseq.child_process import STOPPED, run_forwarding_signals
 from lazyformer_fairseq.errors import UserError, whole_number
-from lazyformer_fairseq.fairseq_plugin.launcher.recipes import PHASES, RECIPES, with_warmup_of
+from lazyformer_fairseq.fairseq_plugin.launcher.recipes import PHASES, RECIPES, convert_warmup
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings
@@ -135,7 +135,7 @@ def _words_of_phase(phase: Phase, given: list[str], is_first: bool) -> list[str]
     options = phase.options
     schedule = options_by_name([*given, *own_words]).get("lr_scheduler")
     if schedule is not None:
-        options = with_warmup_of(schedule, options)
+        options = convert_warmup(schedule, options)
     return [*given, *to_arguments(options), *own_words]
 
 

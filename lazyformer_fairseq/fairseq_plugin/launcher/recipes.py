@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from lazyformer_fairseq.arguments import to_arguments, options_by_name
+from lazyformer_fairseq.arguments import options_by_name, to_arguments
 from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.patterns.architectures import CausalArchitecture
 from lazyformer_fairseq.training.laptop import LAPTOP, LAPTOP_TOKENS
@@ -39,7 +39,7 @@ ADAM = """--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --w
     --save-interval-updates 5000 --keep-interval-updates 3 --log-interval 100"""
 
 
-def without_replaced(recipe: Sequence[str], given: Mapping[str, str]) -> list[str]:
+def drop_unsupported_options(recipe: Sequence[str], given: Mapping[str, str]) -> list[str]:
     """Return a recipe's options without those that the user's own optimizer or schedule does not support.
 
     Args:
@@ -48,14 +48,14 @@ def without_replaced(recipe: Sequence[str], given: Mapping[str, str]) -> list[st
     """
     found = options_by_name(recipe)
     for registry in given.keys() & {"optimizer", "lr_scheduler"}:
-        from lazyformer_fairseq.fairseq_plugin.optim.others import options_of_others  # imports fairseq
+        from lazyformer_fairseq.fairseq_plugin.optim.others import unsupported_options  # imports fairseq
 
-        lacking = options_of_others(registry, given[registry])
+        lacking = unsupported_options(registry, given[registry])
         found = {name: value for name, value in found.items() if name not in lacking}
     return to_arguments({name: value or True for name, value in found.items()})
 
 
-def with_warmup_of(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
+def convert_warmup(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
     """Return a phase's options with the warm-up converted to another schedule's unit.
 
     Depending on the schedule, the warm-up is a number of updates, a fraction of all updates, or not an option.
@@ -64,10 +64,10 @@ def with_warmup_of(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
         schedule: a value of ``--lr-scheduler``.
         options: the phase's options that differ from the recipe's, by name.
     """
-    from lazyformer_fairseq.fairseq_plugin.optim.others import options_of_others  # imports fairseq
+    from lazyformer_fairseq.fairseq_plugin.optim.others import unsupported_options  # imports fairseq
 
     found = dict(options)
-    lacking = options_of_others("lr_scheduler", schedule)
+    lacking = unsupported_options("lr_scheduler", schedule)
     if "warmup_updates" not in found or "warmup_updates" not in lacking:
         return found
     updates = int(found.pop("warmup_updates"))

@@ -14,7 +14,9 @@ from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedL
 from lazyformer_fairseq.patterns.architectures import Architecture
 
 
-def as_fairseq_reads(options: type, name: str, more: Sequence[tuple] = (), base: type = FairseqDataclass) -> type:
+def to_fairseq_dataclass(
+    options: type, name: str, extra_fields: Sequence[tuple] = (), base: type = FairseqDataclass
+) -> type:
     """Convert one of our options dataclasses to a fairseq dataclass.
 
     Fields with choices become fairseq enums.
@@ -22,7 +24,7 @@ def as_fairseq_reads(options: type, name: str, more: Sequence[tuple] = (), base:
     Args:
         options: the dataclass to convert.
         name: the name of the new class.
-        more: additional fields, as (name, type, default).
+        extra_fields: additional fields, as (name, type, default).
         base: the base class; its fields are not repeated.
     """
     found = []
@@ -36,11 +38,11 @@ def as_fairseq_reads(options: type, name: str, more: Sequence[tuple] = (), base:
         if said.flags:
             metadata["argparse_alias"] = said.flags[-1]
         found.append((each.name, value_type, field(default=each.default, metadata=metadata)))
-    return make_dataclass(name, [*found, *more], bases=(base,), namespace={"__module__": __name__})
+    return make_dataclass(name, [*found, *extra_fields], bases=(base,), namespace={"__module__": __name__})
 
 
-MaskedLMConfig = as_fairseq_reads(MaskedLMOptions, "MaskedLMConfig")
-CausalLMConfig = as_fairseq_reads(CausalLMOptions, "CausalLMConfig")
+MaskedLMConfig = to_fairseq_dataclass(MaskedLMOptions, "MaskedLMConfig")
+CausalLMConfig = to_fairseq_dataclass(CausalLMOptions, "CausalLMConfig")
 
 
 def register_presets(model: str, rows: Mapping[str, Architecture]) -> None:

@@ -4,10 +4,10 @@ from argparse import Namespace
 
 from fairseq.models import BaseFairseqModel, register_model
 
-from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
+from lazyformer_fairseq.fairseq_plugin.models.config import to_fairseq_dataclass
 from lazyformer_fairseq.modules.networks import huggingface_bert as plain
 
-HuggingFaceBertConfig = as_fairseq_reads(plain.HuggingFaceBertOptions, "HuggingFaceBertConfig")
+HuggingFaceBertConfig = to_fairseq_dataclass(plain.HuggingFaceBertOptions, "HuggingFaceBertConfig")
 
 
 @register_model("huggingface_bert", dataclass=HuggingFaceBertConfig)

@@ -81,7 +81,7 @@ class LazyFormerModel(MaskedLM, CheckedModel):
         super().upgrade_state_dict_named(state_dict, name)
         match.match_classification_heads(state_dict, self.classification_heads)
         positions = self.cfg.max_positions, self.cfg.copy_positions
-        match.match_positions(state_dict, self.state_dict(), match.PER_POSITION, *positions)
+        match.match_positions(state_dict, self.state_dict(), match.POSITION_EMBEDDINGS, *positions)
 
 
 config.register_presets("lazyformer", ARCHITECTURES)

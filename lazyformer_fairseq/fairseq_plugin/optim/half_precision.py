@@ -30,11 +30,11 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
     """fairseq's half-precision optimizer with a complete state dict and gradient accumulation in fp32.
 
     Attributes:
-        groups_of_sums: the process groups to average over while an update accumulates in fp32 (one group, or an empty
+        fp32_sum_groups: the process groups to average over while an update accumulates in fp32 (one group, or an empty
             sequence for a single process); None otherwise.
     """
 
-    groups_of_sums: Optional[Sequence[Any]] = None
+    fp32_sum_groups: Optional[Sequence[Any]] = None
 
     @classmethod
     @override
@@ -69,28 +69,28 @@ class FP16Optimizer(fp16_optimizer.FP16Optimizer):
         """Accumulate gradients in fp32 within a ``with`` block that spans one update of several batches.
 
         Args:
-            groups: the process groups to average over; see :attr:`groups_of_sums`.
+            groups: the process groups to average over; see :attr:`fp32_sum_groups`.
         """
-        self.groups_of_sums = groups
+        self.fp32_sum_groups = groups
         try:
             yield
         finally:
-            self.groups_of_sums = None
+            self.fp32_sum_groups = None
 
     @override
     def backward(self, loss: Tensor) -> None:
         """Add the previous batch's gradient to the sums, then compute this batch's gradient."""
-        if self.groups_of_sums is not None and self._needs_sync:
+        if self.fp32_sum_groups is not None and self._needs_sync:
             self._add()
         super().backward(loss)
 
     @override
     def _sync_fp16_grads_to_fp32(self) -> None:
         """Average the sums over processes and add the last batch; fairseq calls this after all batches."""
-        if self.groups_of_sums is None:
+        if self.fp32_sum_groups is None:
             super()._sync_fp16_grads_to_fp32()
         elif self._needs_sync:
-            for group in self.groups_of_sums:
+            for group in self.fp32_sum_groups:
                 self._average(group)
             self._add()
             self._needs_sync = False

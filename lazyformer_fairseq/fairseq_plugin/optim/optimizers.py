@@ -6,13 +6,13 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
+from lazyformer_fairseq.fairseq_plugin.models.config import to_fairseq_dataclass
 from lazyformer_fairseq.training import muon, optimizers
 
 RATE = (("lr", List[float], II("optimization.lr")),)  # noqa: UP006  omegaconf reads the annotation
-FusedAdamConfig = as_fairseq_reads(optimizers.AdamOptions, "FusedAdamConfig", RATE)
-NvLambConfig = as_fairseq_reads(optimizers.LambOptions, "NvLambConfig", RATE)
-MuonConfig = as_fairseq_reads(muon.MuonOptions, "MuonConfig", base=FusedAdamConfig)
+FusedAdamConfig = to_fairseq_dataclass(optimizers.AdamOptions, "FusedAdamConfig", RATE)
+NvLambConfig = to_fairseq_dataclass(optimizers.LambOptions, "NvLambConfig", RATE)
+MuonConfig = to_fairseq_dataclass(muon.MuonOptions, "MuonConfig", base=FusedAdamConfig)
 
 
 class AdamLikeOptimizer(FairseqOptimizer):

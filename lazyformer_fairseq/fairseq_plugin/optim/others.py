@@ -5,7 +5,7 @@ from dataclasses import fields
 from fairseq.registry import REGISTRIES
 
 
-def options_of_others(registry: str, name: str) -> set[str]:
+def unsupported_options(registry: str, name: str) -> set[str]:
     """Return the options of all registered optimizers or schedules that a given one does not support.
 
     Args:

@@ -6,7 +6,7 @@ from typing import List  # noqa: UP035
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
-from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
+from lazyformer_fairseq.fairseq_plugin.models.config import to_fairseq_dataclass
 from lazyformer_fairseq.training import schedules
 
 OF_THE_RUN = (
@@ -14,13 +14,13 @@ OF_THE_RUN = (
     ("max_epoch", int, II("optimization.max_epoch")),
     ("lr", List[float], II("optimization.lr")),  # noqa: UP006  omegaconf reads the annotation
 )
-WarmupConfig = as_fairseq_reads(schedules.WarmupOptions, "WarmupConfig", OF_THE_RUN)
-PolynomialWarmupConfig = as_fairseq_reads(
+WarmupConfig = to_fairseq_dataclass(schedules.WarmupOptions, "WarmupConfig", OF_THE_RUN)
+PolynomialWarmupConfig = to_fairseq_dataclass(
     schedules.PolynomialWarmupOptions,
     "PolynomialWarmupConfig",
     base=WarmupConfig,
 )
-WSDConfig = as_fairseq_reads(schedules.WSDOptions, "WSDConfig", base=WarmupConfig)
+WSDConfig = to_fairseq_dataclass(schedules.WSDOptions, "WSDConfig", base=WarmupConfig)
 
 
 @register_lr_scheduler("linear_warmup", dataclass=WarmupConfig)
@@ -38,7 +38,7 @@ class WSDSchedule(schedules.WSDSchedule, FairseqLRScheduler):
     """:class:`~lazyformer_fairseq.training.schedules.WSDSchedule` as fairseq's schedule."""
 
 
-def tell_updates_per_epoch(trainer, epoch: int) -> None:
+def set_updates_per_epoch(trainer, epoch: int) -> None:
     """Set the schedule's number of updates per epoch, because fairseq builds the schedule before it loads the data.
 
     Args:

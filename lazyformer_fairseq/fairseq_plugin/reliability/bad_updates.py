@@ -95,7 +95,7 @@ class TrainerGuard(UpdateGuard):
         before = trainer.get_num_updates()
         self.begin_update()
         try:
-            with _aggregators_left_behind():
+            with _restored_metric_contexts():
                 output = make()
         except BadUpdateError as bad:
             if trainer.cfg.common.amp:
@@ -297,7 +297,7 @@ def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
 
 
 @contextmanager
-def _aggregators_left_behind() -> Iterator[None]:
+def _restored_metric_contexts() -> Iterator[None]:
     """Close the contexts in which fairseq aggregates metrics, which an exception would leave open."""
     active = metrics._active_aggregators.copy()
     counts = metrics._active_aggregators_cnt.copy()

@@ -81,7 +81,7 @@ def save_whole(state: dict[str, Any], path: str) -> None:
         raise NotSavedError(_describe_failure(path, size, error)) from error
 
 
-def copying_atomically(_, src_path: str, dst_path: str, overwrite: bool = False):
+def copy_atomically(_, src_path: str, dst_path: str, overwrite: bool = False):
     """Replace ``PathManager.copy``, which fairseq uses to save a checkpoint under additional names.
 
     If the disk has no space for a copy, this creates a hard link instead.

@@ -30,7 +30,7 @@ BatchSize = dict[str, Optional[int]]  # keys: max_tokens and max_sentences, as i
 class ExactEpochBatchIterator(EpochBatchIterator):
     """fairseq's iterator, extended to resume with another number of processes or another batch size.
 
-    To resume with another batch size, the task must have called :meth:`tell_batch_size`.
+    To resume with another batch size, the task must have called :meth:`set_batching`.
 
     Attributes:
         batch_size: the batch size; None if the task has not set it.
@@ -45,7 +45,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         self._rest: Optional[Batches] = None
         self._start = 0  # number of rounds that stand for the batches consumed before resuming
 
-    def tell_batch_size(self, size: BatchSize, make: Callable[[BatchSize], Batches], cut: Callable) -> None:
+    def set_batching(self, size: BatchSize, make: Callable[[BatchSize], Batches], cut: Callable) -> None:
         """Set how the task makes batches.
 
         Args:

@@ -31,7 +31,7 @@ from lazyformer_fairseq.fairseq_plugin.option_bounds import BOUNDS
 from lazyformer_fairseq.fairseq_plugin.reliability.run_log import log_to
 from lazyformer_fairseq.fairseq_plugin.reliability.words import read_budget, read_words
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install, start_run
-from lazyformer_fairseq.options import split_at_commas, refuse_out_of_bounds
+from lazyformer_fairseq.options import refuse_out_of_bounds, split_at_commas
 from lazyformer_fairseq.storage.atomic import refuse_unwritable
 from lazyformer_fairseq.storage.run_lock import lock_for_process
 from lazyformer_fairseq.training.trackers import TRACKERS, refuse_missing_trackers
@@ -216,7 +216,7 @@ def settle_update_size(cfg: DictConfig) -> None:
     _say(f"an update is {per_update} sequences: {world} processes x {batch} sequences x update-freq {update_freq}")
 
 
-def settle_branch(cfg: DictConfig) -> None:
+def apply_decay_from(cfg: DictConfig) -> None:
     """Make the run's first start continue from the ``--decay-from`` checkpoint, with its complete state.
 
     Raises:
@@ -357,7 +357,7 @@ def starting_with_defaults(add_defaults, cfg):
         _refuse_unfit_torch(cfg.common, cfg.distributed_training)
         _claim_folder(cfg.checkpoint, cfg.distributed_training, cfg.task.get("log_seconds", 0))
         settle_update_size(cfg)
-        settle_branch(cfg)
+        apply_decay_from(cfg)
 
 
 def _keep_logging() -> None:

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 WORKER_SECONDS = 60  # how long a data worker continues after a SIGTERM
 
 
-class UpdateGivenUp(BaseException):
+class UpdateAbandoned(BaseException):
     """Ctrl-C during an update; not a subclass of Exception, because fairseq would save a crash.pt for it."""
 
 
@@ -85,7 +85,7 @@ class Preemption(StopRequest):
             signal.signal(number, self._handlers[number] or signal.SIG_DFL)
             signal.raise_signal(number)
         else:
-            super()._hear(number, frame)
+            super()._on_signal(number, frame)
 
     def _acknowledge(self) -> None:
         if self._trainer().is_data_parallel_master:
@@ -127,7 +127,7 @@ class Preemption(StopRequest):
         """Abandon the update before its next pass if Ctrl-C was pressed; all processes must call this.
 
         Raises:
-            UpdateGivenUp: Ctrl-C was pressed in any process.
+            UpdateAbandoned: Ctrl-C was pressed in any process.
         """
         asked = self.note()
         if self._trainer().data_parallel_world_size > 1:
@@ -136,7 +136,7 @@ class Preemption(StopRequest):
             asked = of_all.item()
         if asked >= MANY:
             self.agree(asked)
-            raise UpdateGivenUp
+            raise UpdateAbandoned
 
     def save_if_asked(self) -> None:
         """Write the checkpoint if a signal has requested it and it is not written yet.

@@ -86,7 +86,7 @@ class EncoderTask(FairseqTask):
             return dataset.batch_by_size(samples, **size)
 
         if isinstance(iterator, ExactEpochBatchIterator):  # always true in a run; only runs resume
-            iterator.tell_batch_size({"max_tokens": max_tokens, "max_sentences": max_sentences}, make, cut)
+            iterator.set_batching({"max_tokens": max_tokens, "max_sentences": max_sentences}, make, cut)
         return iterator
 
     def post_validate(self, model: Any, stats: Mapping[str, Any], agg: Any) -> None:

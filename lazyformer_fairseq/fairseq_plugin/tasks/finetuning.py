@@ -17,7 +17,12 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
-from lazyformer_fairseq.data.datasets.question_windows import USUAL, USUAL_ANSWER, WindowSettings, make_windows
+from lazyformer_fairseq.data.datasets.question_windows import (
+    DEFAULT_MAX_ANSWER_TOKENS,
+    USUAL,
+    WindowSettings,
+    make_windows,
+)
 from lazyformer_fairseq.data.glue import TASKS, find_task
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.prepared_folder import PreparedTask, load_prepared
@@ -245,7 +250,7 @@ class SquadConfig(FineTuningConfig):
         None,
         f"truncate questions to this many tokens; default: {USUAL.max_question_length}, or as prepared",
     )
-    max_answer_tokens: int = option(USUAL_ANSWER, "maximum number of tokens in a predicted answer")
+    max_answer_tokens: int = option(DEFAULT_MAX_ANSWER_TOKENS, "maximum number of tokens in a predicted answer")
     squad_head_name: str = option("squad", "name of the span head")
 
 

@@ -20,7 +20,7 @@ from lazyformer_fairseq.data.shards import data_folders, keep_tokenizer, tokeniz
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.fairseq_classes import as_fairseq
-from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
+from lazyformer_fairseq.fairseq_plugin.models.config import to_fairseq_dataclass
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks import encoder_task
 from lazyformer_fairseq.training.objectives.masked_lm import prepare_model
@@ -31,7 +31,7 @@ PAIRS_NEED = ("masked_lm_accuracy", "continued_masked_lm")  # the criterions tha
 
 
 @dataclass
-class FullSentencesMaskedLMConfig(as_fairseq_reads(MaskedTextOptions, "MaskedTextConfig"), ReliabilityConfig):
+class FullSentencesMaskedLMConfig(to_fairseq_dataclass(MaskedTextOptions, "MaskedTextConfig"), ReliabilityConfig):
     """Options of masked LM on blocks, and the fairseq options that the task reads."""
 
     data: str = option(MISSING, "folder written by lazyformer corpus, or binarized folders a:b:c, one per epoch")
@@ -160,7 +160,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         return self.cfg.tokens_per_sample
 
 
-MaskedPermutedLMConfig = as_fairseq_reads(
+MaskedPermutedLMConfig = to_fairseq_dataclass(
     masked_text.PermutedTextOptions,
     "MaskedPermutedLMConfig",
     base=FullSentencesMaskedLMConfig,

@@ -22,7 +22,7 @@ from omegaconf import II, MISSING
 
 from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, TokenStreams
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
+from lazyformer_fairseq.fairseq_plugin.models.config import to_fairseq_dataclass
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.modules.networks.carried_memory import CarriedMemory, with_memory
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class StreamLanguageModelingConfig(as_fairseq_reads(StreamOptions, "StreamConfig"), ReliabilityConfig):
+class StreamLanguageModelingConfig(to_fairseq_dataclass(StreamOptions, "StreamConfig"), ReliabilityConfig):
     """Options of streams, and the fairseq options that the task reads."""
 
     data: str = option(MISSING, "folder written by lazyformer lm prepare")

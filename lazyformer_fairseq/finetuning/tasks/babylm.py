@@ -33,7 +33,7 @@ class BabyLM(PublishedTasks):
     scores = tuple(
         Score(name.removeprefix(BABYLM_PREFIX), name, task.selecting_metric) for name, task in BABYLM_TASKS.items()
     )
-    averages_some = True
+    averages_available = True
 
     def left_out(self, names: Sequence[str], data: Path) -> dict[str, str]:
         """Return the tasks that lack a training file, each with a sentence for the user.

@@ -23,7 +23,7 @@ from lazyformer_fairseq.data.labelled_files import (
     Split,
     TaskDescription,
     class_name,
-    listed_labels,
+    parse_label_list,
     read_rows,
     read_split,
 )
@@ -87,7 +87,7 @@ class CustomTask(TextsBenchmark):
     def prepare(self, wanted: settings.GridSettings, positions: Collection[int] = ()) -> str:
         """Prepare the files, and return an overview that describes how they were interpreted."""
         decides = {**settings_of(wanted, self.row, wanted.data), "description": self.row.as_json()}
-        folder = wanted.output / self.prepared_in / self.name
+        folder = wanted.output / self.prepared_subfolder / self.name
         tokenizer = load_tokenizer(wanted.tokenizer)
         prepared = prepare_task(wanted.data, folder, self.row, decides, tokenizer)
         return f"{overview([prepared], positions)}\n{self.row.name}: {describe_in_words(self.row)}"
@@ -130,7 +130,7 @@ def describe_in_words(row: TaskDescription) -> str:
 
 def find_custom_task(given: settings.GridSettings) -> Optional[TaskDescription]:
     """Return the custom task, if any, whose files or prepared data are in --data or, without --data, in OUTPUT."""
-    folder = given.data or given.output / CustomTask.prepared_in
+    folder = given.data or given.output / CustomTask.prepared_subfolder
     for path in (folder / MANIFEST, *sorted(folder.glob(f"*/{MANIFEST}"))):
         if path.is_file() and read_json(path).get("format") == PreparedCustomTask.FORMAT:
             return PreparedCustomTask.load(path.parent).task
@@ -221,7 +221,7 @@ def _begins_with_list(row: TaskDescription, path: Path) -> bool:
     reader = RowReader.of(path, next(rows).fields, layout.texts, layout.label)
     full = (found for found in rows if len(found.fields) == len(reader.names))
     word = next(map(reader.label_of, full), None)
-    return word is not None and listed_labels(word) is not None
+    return word is not None and parse_label_list(word) is not None
 
 
 def files_of(folder: Path, split: str) -> list[str]:

@@ -21,7 +21,7 @@ from lazyformer_fairseq.data.prepared_folder import (
     targets_of,
     write_split,
 )
-from lazyformer_fairseq.data.text.interface import TextTokenizer, told_cut
+from lazyformer_fairseq.data.text.interface import TextTokenizer, truncation_message
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder, load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, inference, loading
@@ -49,7 +49,7 @@ class PublishedTasks(TextsBenchmark):
         Raises:
             UserError: a task is unknown, named twice, or cannot be trained.
         """
-        tasks = [find_task(name, self.tasks, self.name) for name in names or self.usual.tasks]
+        tasks = [find_task(name, self.tasks, self.name) for name in names or self.default_protocol.tasks]
         for number, task in enumerate(tasks):
             if task in tasks[:number]:
                 raise UserError(f"--tasks: {task.name} is specified twice")
@@ -117,7 +117,9 @@ class Glue(PublishedTasks):
             run = runs.get(task.model_of or task.name)
             if run is None or (chosen and task.name not in chosen):
                 continue
-            source = wanted.data or run.absolute().parents[3] / self.prepared_in  # OUT in OUT/runs/MODEL/TASK/RUN
+            source = (
+                wanted.data or run.absolute().parents[3] / self.prepared_subfolder
+            )  # OUT in OUT/runs/MODEL/TASK/RUN
             data = source / task.name
             if not PreparedTask.is_at(data):
                 data = source / task.folder
@@ -177,7 +179,7 @@ def prepare_tasks(
     prepared = []
     for task in Progress(tasks, desc="prepare", unit=" tasks"):
         source = wanted.data / task.folder
-        folder = wanted.output / Glue.prepared_in / task.name
+        folder = wanted.output / Glue.prepared_subfolder / task.name
         prepared.append(prepare_task(source, folder, task, settings_of(wanted, task, source), tokenizer))
     return prepared
 
@@ -407,7 +409,7 @@ def predict_task(task: TaskDescription, run: Path, data: Path, folder: Path, wan
             said += f", but the official test set has {official:,}; the leaderboard will reject the file"
         lines.append(said)
         if objective.cut[split]:
-            lines.append(f"{file}: {told_cut(objective.cut[split], len(dataset), objective.longest, 'rows')}")
+            lines.append(f"{file}: {truncation_message(objective.cut[split], len(dataset), objective.longest, 'rows')}")
     return lines
 
 

@@ -21,7 +21,7 @@ from lazyformer_fairseq.data.datasets import question_windows
 from lazyformer_fairseq.data.datasets.question_windows import USUAL
 from lazyformer_fairseq.data.prepared_squad import OFFICIAL_QUESTIONS, PreparedSplit, PreparedSquad
 from lazyformer_fairseq.data.squad import SPLITS, SquadFile, read_squad, score
-from lazyformer_fairseq.data.text.interface import told_cut
+from lazyformer_fairseq.data.text.interface import truncation_message
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder, load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, inference, loading
@@ -90,7 +90,7 @@ class Squad(Benchmark):
     }
     options = frozenset(("max_length", "skip_mistakes"))
     rows_worth_resuming = 20_000
-    prepared_in = "data"
+    prepared_subfolder = "data"
     scores = (Score("F1", SQUAD.name, "f1"), Score("exact match", SQUAD.name, "exact_match"))
     baseline_name = "sentence that shares the most words with the question"
 
@@ -99,7 +99,7 @@ class Squad(Benchmark):
         prepared = prepared_squad.prepare_squad(
             {split: wanted.data / name for split, name in SPLITS.items()},
             wanted.tokenizer,
-            wanted.output / self.prepared_in,
+            wanted.output / self.prepared_subfolder,
             prepared_squad.window_settings(wanted.max_length),
             wanted.skip_mistakes,
         )
@@ -187,7 +187,7 @@ class Squad(Benchmark):
             checkpoint = kept_checkpoint(run)
         file = wanted.data
         if file is None and len(run.absolute().parents) > 3:
-            file = run.absolute().parents[3] / self.prepared_in / "valid.json"  # OUT in OUT/runs/MODEL/TASK/RUN
+            file = run.absolute().parents[3] / self.prepared_subfolder / "valid.json"  # OUT in OUT/runs/MODEL/TASK/RUN
         if file is None or not file.is_file():
             raise UserError(f"{file}: no such file; pass the questions too, with --data dev-v1.1.json")
 
@@ -218,7 +218,7 @@ class Squad(Benchmark):
         lines = [", ".join(said)]
         if windows.cut_questions:
             what = f"questions of {file.name}"
-            lines.append(told_cut(windows.cut_questions, len(texts), settings.max_question_length, what))
+            lines.append(truncation_message(windows.cut_questions, len(texts), settings.max_question_length, what))
         return lines
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lazyformer_fairseq.data.labelled_files import CONLL, read_split, words_of
-from lazyformer_fairseq.data.prepared_folder import PreparedCustomTask, drawn_rows
+from lazyformer_fairseq.data.prepared_folder import PreparedCustomTask, sample_row_indices
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.metrics import count_tags
 from lazyformer_fairseq.finetuning.grid import Run
@@ -47,7 +47,7 @@ class TaggedWords(CustomTask):
         """
         tags_of: dict[str, Counter[int]] = defaultdict(Counter)
         examples = read_split(self.row, run.data.folder, "train").examples
-        for index in drawn_rows(len(examples), run.train_rows):
+        for index in sample_row_indices(len(examples), run.train_rows):
             example = examples[index]
             for word, tag in zip(words_of(example.texts[0]), example.target, strict=True):
                 tags_of[word][tag] += 1

@@ -276,7 +276,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         output_hidden_states: Optional[bool] = None,
         return_dict: Optional[bool] = None,
         documents: Optional[Sequence[Sequence[int]]] = None,
-        positions_begin_anew: bool = False,
+        restart_positions: bool = False,
     ) -> Union[tuple[Any, ...], BaseModelOutputWithPooling]:
         """Encode a batch.
 
@@ -293,7 +293,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             output_hidden_states: Whether to return the embeddings and all sublayers' outputs, the last one normalized.
             return_dict: Whether to return an object; False for a tuple.
             documents: Per sequence, the lengths of its documents, which do not attend to each other.
-            positions_begin_anew: Whether positions restart at each document.
+            restart_positions: Whether positions restart at each document.
 
         Raises:
             ValueError: A sequence is longer than the model's positions, or arguments contradict each other.
@@ -328,7 +328,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
                 global_positions_BT=marked,
                 token_types_BT=token_type_ids,
                 documents=documents,
-                restart_positions=positions_begin_anew,
+                restart_positions=restart_positions,
             ),
         }
         attentions = None

@@ -99,13 +99,13 @@ class TokenInfo:
         token_types_BT: the type of each token, int64, for models with token types; None for type 0 everywhere.
         documents: for each sequence, the lengths of its documents in tokens, without padding. A token then sees only
             its own document, and padding is not computed. None for one document per sequence.
-        positions_begin_anew: whether positions restart at 0 in each document instead of continuing through the
+        restart_positions: whether positions restart at 0 in each document instead of continuing through the
             sequence.
         positions_BT: the position of each permuted token in its text, int64; arbitrary at padding. T may exceed the
             model's `max_positions`.
         turns_B3T: the turns at which each permuted token sees and is seen (see :mod:`.permuted`), int64; padding is
             never seen.
-        wanted_M: the indices of the tokens to return features for, int64, into the flattened batch, without padding;
+        selected_M: the indices of the tokens to return features for, int64, into the flattened batch, without padding;
             None for all tokens. Computations that no other token depends on are then limited to these tokens.
     """
 
@@ -126,7 +126,7 @@ class TokenInfo:
         """
         moved = self
         if self.selected_M is not None:
-            moved = replace(moved, wanted_M=places_of(self.selected_M))
+            moved = replace(moved, selected_M=places_of(self.selected_M))
         if self.global_positions_BT is not None:
             moved = replace(moved, global_positions_BT=move(self.global_positions_BT))
         if self.token_types_BT is not None:
@@ -405,11 +405,11 @@ class Encoder(Stack):
         x_BTC: Tensor,
         shared: Context,
         return_all: bool,
-        wanted_M: Optional[Tensor],
+        selected_M: Optional[Tensor],
     ) -> tuple[Tensor, list[Tensor]]:
-        output = self.run(x_BTC, shared, return_all, wanted_M=wanted_M)
+        output = self.run(x_BTC, shared, return_all, selected_M=selected_M)
         x = output.x_BTC
-        if wanted_M is not None:
+        if selected_M is not None:
             x = x[0]
         if self.final_layer_norm is not None:
             x = self.final_layer_norm(x)

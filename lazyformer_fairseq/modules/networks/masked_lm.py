@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.networks import heads
-from lazyformer_fairseq.modules.networks.encoder import Encoder, TokenInfo, init_bert_weights, apply_optional_init
+from lazyformer_fairseq.modules.networks.encoder import Encoder, TokenInfo, apply_optional_init, init_bert_weights
 from lazyformer_fairseq.modules.networks.options import DROPOUTS, MaskedLMOptions, norms_and_biases
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 
@@ -59,7 +59,7 @@ class MaskedLM(nn.Module):
         global_positions: Optional[Tensor] = None,
         token_types: Optional[Tensor] = None,
         documents: Optional[Sequence[Sequence[int]]] = None,
-        positions_begin_anew: bool = False,
+        restart_positions: bool = False,
         positions: Optional[Tensor] = None,
         turns: Optional[Tensor] = None,
         **_more: Any,
@@ -81,7 +81,7 @@ class MaskedLM(nn.Module):
                 :class:`~lazyformer_fairseq.modules.networks.encoder.TokenInfo`.
             token_types: the type of each token (B, T).
             documents: for each sequence, the lengths of its documents.
-            positions_begin_anew: whether positions restart at 0 in each document.
+            restart_positions: whether positions restart at 0 in each document.
             positions: the positions of permuted tokens (B, T).
             turns: the turns of permuted tokens (B, 3, T).
 
@@ -103,7 +103,7 @@ class MaskedLM(nn.Module):
             global_positions_BT=global_positions,
             token_types_BT=token_types,
             documents=documents,
-            restart_positions=positions_begin_anew,
+            restart_positions=restart_positions,
             positions_BT=positions,
             turns_B3T=turns,
             selected_M=wanted,

@@ -15,7 +15,7 @@ def pop_expert_outputs(network: Stack) -> Optional[ExpertOutputs]:
 
     The loss is multiplied by the network's weight `experts_loss`. Returns None if there are no experts or no outputs.
     """
-    told = [experts.take_told() for experts in network.options.common.get(EXPERTS, ())]
+    told = [experts.pop_expert_outputs() for experts in network.options.common.get(EXPERTS, ())]
     told = [each for each in told if each is not None]
     if not told:
         return None

@@ -122,7 +122,7 @@ def run_checkpointed(
         run: :func:`~lazyformer_fairseq.modules.networks.stack.run_sublayers` or a compiled version of it.
         return_all: whether to also return the input and the outputs of all sublayers.
         checkpoint: a function that calls another function under checkpointing: (function, *arguments) -> its result.
-        writes_once: whether to keep values that sublayers cache in the context until the backward pass. If False, each
+        keeps_cache: whether to keep values that sublayers cache in the context until the backward pass. If False, each
             unit computes them again, which compiled graphs require.
     """
     if keeps_cache:

@@ -197,7 +197,7 @@ class Stack(nn.Module):
         shared: Context,
         return_all: bool = False,
         memory: Optional[StreamMemory] = None,
-        wanted_M: Optional[Tensor] = None,
+        selected_M: Optional[Tensor] = None,
     ) -> StackOutput:
         """Run all sublayers.
 
@@ -206,7 +206,7 @@ class Stack(nn.Module):
             shared: the context of the forward pass.
             return_all: whether to also return the input and the outputs of all sublayers.
             memory: the inputs of the attending sublayers in previous segments.
-            wanted_M: the tokens to return outputs for, as indices into the flattened batch; None for all tokens. The
+            selected_M: the tokens to return outputs for, as indices into the flattened batch; None for all tokens. The
                 output then has the shape (1, M, C). The tokenwise sublayers at the top are computed only for these
                 tokens, unless all outputs are returned or the network is reversible.
         """
@@ -215,12 +215,12 @@ class Stack(nn.Module):
             past = memory.by_sublayer([bool(sublayer.attends) for sublayer in self.sublayers])
         end = len(self.sublayers)
         tail = end
-        if wanted_M is not None and not return_all and not self.reversible:
+        if selected_M is not None and not return_all and not self.reversible:
             tail = tail_start(self.sublayers)
         output = self._run_part(slice(tail), past, x_BTC, shared, return_all)
-        if wanted_M is None:
+        if selected_M is None:
             return output
-        wanted_1MC = output.x_BTC.flatten(0, 1).index_select(0, wanted_M)[None]
+        wanted_1MC = output.x_BTC.flatten(0, 1).index_select(0, selected_M)[None]
         if tail == end:
             return output._replace(x_BTC=wanted_1MC)
         return self._run_part(slice(tail, end), None, wanted_1MC, shared._replace(documents=None), False)

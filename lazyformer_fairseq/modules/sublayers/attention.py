@@ -70,7 +70,7 @@ class AttentionSublayer(Sublayer):
     Attributes:
         consumers: the number of lazy sublayers above that reuse the attention distribution.
         choices: the attention variants' modules by name, outermost first.
-        value_makers: modules of attention variants that transform the values, by name.
+        value_transforms: modules of attention variants that transform the values, by name.
         query_makers: modules of attention variants that transform the queries, by name.
         projections: the layers that project queries, keys and values if the sublayer projects all of them.
 

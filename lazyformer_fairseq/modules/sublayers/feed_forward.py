@@ -236,7 +236,7 @@ class Experts(Sublayer):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "told": None}  # tensors with a graph cannot be copied or pickled
 
-    def take_told(self) -> Optional[ExpertOutputs]:
+    def pop_expert_outputs(self) -> Optional[ExpertOutputs]:
         """Return the auxiliary outputs of the last forward pass in training, and reset them."""
         told = self.told
         self.told = None

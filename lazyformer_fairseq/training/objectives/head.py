@@ -19,7 +19,7 @@ from lazyformer_fairseq.evaluation import checkpoints, match
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.networks.documents import check_takes_documents
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
-from lazyformer_fairseq.training.objectives.interface import Batch, Log, Objective, dealt
+from lazyformer_fairseq.training.objectives.interface import Batch, Log, Objective, shard_batches
 from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.processes import ALONE, Processes
 
@@ -120,7 +120,7 @@ class HeadObjective(Objective):
 
     def batches(self, processes: Processes = ALONE) -> EpochBatches:
         """Return this process's training batches."""
-        return dealt(EpochBatches(self.dataset("train"), self.batch_size, seed=self.seed), processes)
+        return shard_batches(EpochBatches(self.dataset("train"), self.batch_size, seed=self.seed), processes)
 
     def held_out(self, split: str) -> EpochBatches:
         """Return the batches of a held-out split, in order."""

@@ -132,7 +132,7 @@ class Objective(ABC):
         """Restore the state returned by :meth:`state_dict` from a checkpoint's extra state."""
 
 
-def dealt(batches: EpochBatches, processes: Processes) -> EpochBatches:
+def shard_batches(batches: EpochBatches, processes: Processes) -> EpochBatches:
     """Restrict batches to this process's shard, in place, and return them."""
     batches.shard = processes.rank
     batches.shards = processes.count

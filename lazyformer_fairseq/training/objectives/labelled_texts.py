@@ -15,7 +15,7 @@ from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.encoding import read_examples
 from lazyformer_fairseq.data.glue import find_task
 from lazyformer_fairseq.data.labelled_files import TaskDescription
-from lazyformer_fairseq.data.prepared_folder import PreparedTask, draw_rows, load_prepared
+from lazyformer_fairseq.data.prepared_folder import PreparedTask, load_prepared, sample_examples
 from lazyformer_fairseq.evaluation.metrics import METRICS
 from lazyformer_fairseq.training.objectives.head import HeadObjective
 from lazyformer_fairseq.training.objectives.interface import (
@@ -81,7 +81,7 @@ class LabelledTextsObjective(HeadObjective):
         examples = read_examples(self.description, self.data, split, self.tokenizer, self.longest)
         self.cut[split] = examples.cut
         if split == "train" and self.max_train_rows:
-            examples = draw_rows(examples, self.max_train_rows)
+            examples = sample_examples(examples, self.max_train_rows)
         if self.marks_first_text:
             marks_before = self.dictionary.eos()
         else:
@@ -89,7 +89,7 @@ class LabelledTextsObjective(HeadObjective):
         return self.DATASET(
             examples.inputs,
             examples.targets,
-            marks_before=marks_before,
+            global_attention_eos=marks_before,
             **self.dataset_options(split),
         )
 

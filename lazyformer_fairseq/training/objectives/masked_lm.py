@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.data.batches import EpochBatches
-from lazyformer_fairseq.data.datasets.masked_blocks import CHANGING
+from lazyformer_fairseq.data.datasets.masked_blocks import UPDATE_DEPENDENT_KEYS
 from lazyformer_fairseq.data.masked_text import MASKED, OPTIONS, MaskedText
 from lazyformer_fairseq.data.shards import data_folders, tokenizer_of
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
@@ -24,9 +24,9 @@ from lazyformer_fairseq.training.objectives.interface import (
     Log,
     Objective,
     Scalar,
-    dealt,
     in_bits,
     mean_per_prediction,
+    shard_batches,
     total,
 )
 from lazyformer_fairseq.training.objectives.network import Network
@@ -86,7 +86,7 @@ class MaskedLMObjective(Objective):
 
     def batches(self, processes: Processes = ALONE) -> EpochBatches:
         """Return this process's training batches."""
-        return dealt(EpochBatches(self.texts.split("train"), self.batch_size, seed=self.seed), processes)
+        return shard_batches(EpochBatches(self.texts.split("train"), self.batch_size, seed=self.seed), processes)
 
     def data_folders(self) -> list[Path]:
         """Return the data folders."""
@@ -94,7 +94,7 @@ class MaskedLMObjective(Objective):
 
     def at_update(self, batch: Batch, update: int) -> Batch:
         """Cut a batch to the update's block length, and mask it."""
-        if CHANGING.isdisjoint(batch):
+        if UPDATE_DEPENDENT_KEYS.isdisjoint(batch):
             return batch
         return self.texts.at_update(batch, update)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lazyformer_fairseq.data.datasets.question_windows import USUAL_ANSWER, QuestionWindowsDataset
+from lazyformer_fairseq.data.datasets.question_windows import DEFAULT_MAX_ANSWER_TOKENS, QuestionWindowsDataset
 from lazyformer_fairseq.data.prepared_squad import PreparedSplit
 from lazyformer_fairseq.data.squad import METRICS
 from lazyformer_fairseq.modules.networks.heads import SPAN
@@ -37,7 +37,7 @@ class SpansObjective(HeadObjective):
     read: Callable[[str], PreparedSplit]
     tokenizer_folder: Path
     task_settings: dict[str, Any]
-    longest_answer: int = USUAL_ANSWER
+    longest_answer: int = DEFAULT_MAX_ANSWER_TOKENS
     head_name: str = "squad"
     CRITERION: ClassVar[str] = "SquadCriterion"
 

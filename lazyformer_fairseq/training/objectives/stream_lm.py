@@ -15,10 +15,10 @@ from lazyformer_fairseq.data.datasets.token_streams import (
     StreamOptions,
     TokenStreams,
     check_memory_fits,
-    cut_tokens,
     item_length,
+    make_streams,
+    memory_settings,
     open_tokens,
-    shape_of,
 )
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.modules import losses
@@ -114,7 +114,7 @@ class StreamLMObjective(Objective):
         return self._cut(tokens, tgt_len, processes, keeps_rest=True)
 
     def _cut(self, tokens: np.ndarray, tgt_len: int, processes: Processes, **how: Any) -> TokenStreams:
-        return cut_tokens(
+        return make_streams(
             tokens,
             tgt_len,
             item_length(self.data),
@@ -175,7 +175,7 @@ class StreamLMObjective(Objective):
             self._saved = None
 
     def _shape(self, streams: TokenStreams) -> RunSettings:
-        return shape_of(streams, self.mem_len, self.options)
+        return memory_settings(streams, self.mem_len, self.options)
 
 
 def next_token_scalars(logs: Sequence[Log]) -> dict[str, Scalar]:

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.evaluation.loading import model_of
-from lazyformer_fairseq.evaluation.match import PER_POSITION
+from lazyformer_fairseq.evaluation.match import POSITION_EMBEDDINGS
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.convolution import Convolution
 from lazyformer_fairseq.modules.sublayers.feed_forward import Experts, FeedForward, ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.recurrent import Recurrent
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, producer_indices, plan
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan, producer_indices
 from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import write_text
@@ -146,7 +146,7 @@ def start_from(
     if from_sublayers is None:
         alignment = align(old.plan, new_plan)
     else:
-        alignment = given_alignment(from_sublayers, old.plan, new_plan)
+        alignment = parse_alignment(from_sublayers, old.plan, new_plan)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -235,13 +235,15 @@ def _last_map(module: type) -> Optional[str]:
 def _around(old: Trained, cfg: MaskedLMOptions) -> dict[str, Tensor]:
     """Return the weights outside the sublayers (embeddings, biases, norms, heads), repeating positions as needed."""
     weights = {name: weight.clone() for name, weight in old.weights.items() if not name.startswith(SUBLAYERS)}
-    if PER_POSITION not in weights:
+    if POSITION_EMBEDDINGS not in weights:
         return weights
-    found = weights[PER_POSITION].size(0)
+    found = weights[POSITION_EMBEDDINGS].size(0)
     own = cfg.max_positions
     if found > own:
         raise UserError(f"--max-positions {own}: the old model has {found}; use {found} or more")
-    weights[PER_POSITION] = weights[PER_POSITION].repeat(-(-own // found), 1)[:own]  # Longformer, section 5
+    weights[POSITION_EMBEDDINGS] = weights[POSITION_EMBEDDINGS].repeat(-(-own // found), 1)[
+        :own
+    ]  # Longformer, section 5
     return weights
 
 
@@ -302,7 +304,7 @@ def likeness(old: PlannedSublayer, new: PlannedSublayer) -> int:
     return int(all(issubclass(each.kind.module(ENCODER), AttentionSublayer) for each in (old, new)))
 
 
-def given_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
+def parse_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
     """Parse the value of ``--from-sublayers`` as an alignment.
 
     Args:

@@ -89,7 +89,7 @@ def test_a_batch_says_where_documents_end(sentences, most):
     """At the second of two </s>, which a sentence never has; whatever is masked."""
     dataset = dataset_of(sentences, most, within_documents=True, document_positions=True)
     net_input = dataset.collater([dataset[number] for number in range(len(dataset))])["net_input"]
-    assert net_input["positions_begin_anew"]
+    assert net_input["restart_positions"]
     for block, lengths in zip(blocks_of(dataset), net_input["documents"], strict=True):
         parts = np.split(block, np.cumsum(lengths)[:-1])
         assert all(len(part) > 1 and list(part[-2:]) == [EOS, EOS] for part in parts[:-1])
@@ -171,7 +171,7 @@ def test_a_share_that_changes_is_exact_at_each_update_and_its_masks_hold_those_o
     batch = dataset.collater([dataset[number] for number in range(400)])
     source, before = batch["net_input"]["src_tokens"], []
     for share in (0.15, 0.2, 0.25, 0.3):
-        found = masked_blocks.at_share(batch, share, PAD)
+        found = masked_blocks.apply_masking_rate(batch, share, PAD)
         target = found["target"]
         assert torch.equal(found["masked_positions"], target.flatten().ne(PAD).nonzero().squeeze(1))
         assert target.ne(PAD).sum() / 1e5 == pytest.approx(share, abs=3e-4 if begins is None else 2e-3)

@@ -253,12 +253,12 @@ def endless() -> None:
 def test_a_spent_budget_ends_what_is_under_way_and_tries_no_more(monkeypatch, caplog):
     monkeypatch.setattr(latency, "GRACE", 0.1)
     things = {"quick": {"a": int, "b": int}, "endless": {"a": int, "b": endless}}
-    (measured,) = latency.measure_in_turn(list(things), things.get, "cpu", 2, budget=0.1)
+    (measured,) = latency.measure_interleaved(list(things), things.get, "cpu", 2, budget=0.1)
     assert measured[0] == "quick" and [len(timing.samples) for timing in measured[1].values()] == [2, 2]
     assert "the budget is used up; 1 of 2 conditions were measured" in caplog.text
     with pytest.raises(UserError, match="--budget: 0.1 seconds plus 0.1 were not enough for one round"):
-        list(latency.measure_in_turn(["endless"], things.get, "cpu", 2, budget=0.1))
-    tried = latency.try_out({"a": int, "b": endless}, "cpu", seconds=0)
+        list(latency.measure_interleaved(["endless"], things.get, "cpu", 2, budget=0.1))
+    tried = latency.run_once({"a": int, "b": endless}, "cpu", seconds=0)
     assert list(tried.things) == ["a"] and tried.left_out["b"].startswith("no time left; use a longer --budget")
 
 

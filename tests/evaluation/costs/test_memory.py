@@ -128,7 +128,7 @@ def test_half_precision_keeps_weights_and_gradients_in_single_as_fairseq_does_an
     options = masked("f")
     parameters = sum(weight.numel() for weight in MaskedLM(options, VOCAB_SIZE).parameters())
     for precision, numbers in (("fp32", 2), ("bf16", 4)):
-        found = measure_update_memory(options, VOCAB_SIZE, BATCH, precision=precision, single_moments=1000)
+        found = measure_update_memory(options, VOCAB_SIZE, BATCH, precision=precision, single_moment_parameters=1000)
         assert found.optimizer == 4 * (numbers * parameters - 1000)
         assert found.weights == PRECISIONS[precision].itemsize * parameters
 

@@ -10,7 +10,13 @@ from in_process import invoke, refusal
 from local_mean import LOCAL_MEAN, registered
 
 from lazyformer_fairseq.evaluation.loading import model_of
-from lazyformer_fairseq.experiments.pattern.look import SEEN, AttendedTokens, build_network, find_attended_tokens, text_picture
+from lazyformer_fairseq.experiments.pattern.look import (
+    SEEN,
+    AttendedTokens,
+    build_network,
+    find_attended_tokens,
+    text_picture,
+)
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER

@@ -247,7 +247,7 @@ def test_what_a_command_would_refuse_is_cleared_first_but_only_where_the_step_sa
     [failed] = run(step("a", "refuses what is there"))
     assert failed.startswith("step a failed with exit code 1")
     assert Path("out/a/half").exists()
-    run(step("a", "refuses what is there", starts_anew=True))
+    run(step("a", "refuses what is there", removes_partial_output=True))
     assert os.listdir("out/a") == ["result"]
 
 

@@ -39,7 +39,9 @@ class Numbers(SizedDataset):
 
 
 def numbers_in_turn(constant_updates=3, per_update=1) -> BatchesInTurn:
-    sides = {side: EpochBatches(Numbers(23), 4, part=part_of(side, 23, "blocks")) for side in (WEIGHTS, ARCHITECTURE)}
+    sides = {
+        side: EpochBatches(Numbers(23), 4, sample_range=part_of(side, 23, "blocks")) for side in (WEIGHTS, ARCHITECTURE)
+    }
     return BatchesInTurn(sides, per_update, constant_updates)
 
 

@@ -9,7 +9,7 @@ from fairseq.data import Dictionary
 from helpers import dictionary_of
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.match import PER_POSITION, has_pooler
+from lazyformer_fairseq.evaluation.match import POSITION_EMBEDDINGS, has_pooler
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -77,7 +77,9 @@ def model(pattern: str, positions: int, copies: bool = False) -> LazyFormerModel
 def test_positions_are_repeated_but_no_weights_that_belong_to_them_and_none_are_left_out():
     short, long = model("s[window=2]f", 16), model("s[window=2]f", 40, copies=True)
     long.load_state_dict(short.state_dict())
-    assert torch.equal(long.state_dict()[PER_POSITION], torch.cat([short.state_dict()[PER_POSITION]] * 3)[:40])
+    assert torch.equal(
+        long.state_dict()[POSITION_EMBEDDINGS], torch.cat([short.state_dict()[POSITION_EMBEDDINGS]] * 3)[:40]
+    )
     for pattern, weight in (
         ("s[synthesizer=random]", "random_NLL"),
         ("s[synthesizer=dense+dot]", "dense.weight"),  # heads are as large as there are positions

@@ -57,7 +57,7 @@ from lazyformer_fairseq.modules.timing import Autotuner
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.indexed_format import check_items
-from lazyformer_fairseq.storage.json_files import read_as, recall
+from lazyformer_fairseq.storage.json_files import cache_get, read_as
 
 ALL_INPUTS = 100_000
 
@@ -283,7 +283,7 @@ class Targets(dict[str, Target]):
             shutil.copyfile(path, cache)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("LAZYFORMER_CACHE", str(cache.parent))
-                assert recall(cache.name, "m", "k", known.__contains__) in (None, *known)
+                assert cache_get(cache.name, "m", "k", known.__contains__) in (None, *known)
 
         self.add("cache", remember, 1_000, json.dumps({"m": {"k": "b"}}).encode())
 

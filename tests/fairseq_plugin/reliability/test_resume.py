@@ -96,7 +96,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(two_shards, tmp_path, fairseq_train, 
 def test_a_resumed_run_takes_the_back_ends_that_were_chosen(data_folder, tmp_path, fairseq_train, monkeypatch):
     """From the checkpoint, though the cache folder has forgotten them."""
     monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(selection, "WORTH_IT", 1)
+    monkeypatch.setattr(selection, "MIN_MULTIPLY_ADDS_TO_TIME", 1)
     monkeypatch.setattr(timing.SELECTOR, "known", {})
     clear = timing.Measurement("fused", is_clear=True, granted=1.0)
     monkeypatch.setattr(timing.Autotuner, "_measure_in_thread", lambda *_: clear)

@@ -125,7 +125,7 @@ def test_what_cannot_be_trained_is_refused(toy_babylm, tmp_path):
 
 
 def test_the_protocol_is_the_pipeline_s():
-    usual = BENCHMARK.usual
+    usual = BENCHMARK.default_protocol
     assert (usual.lrs, usual.seeds, usual.epochs, usual.batch_size) == ((5e-5,), (42,), 10, 32)
     assert [score.name for score in BENCHMARK.scores] == list(ROWS)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from in_process import invoke, refusal
 from toy_squad import START
 
-from lazyformer_fairseq.data.labelled_files import TaskDescription, listed_labels
+from lazyformer_fairseq.data.labelled_files import TaskDescription, parse_label_list
 from lazyformer_fairseq.evaluation.metrics import METRICS
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.finetuning.benchmark import _best_constant_list
@@ -127,12 +127,12 @@ def test_the_baseline_is_the_best_constant_list():
 
 @for_all(st.lists(st.text(), max_size=4))
 def test_a_list_of_json_is_read_as_it_was_written(labels):
-    assert listed_labels(json.dumps(labels)) == labels
+    assert parse_label_list(json.dumps(labels)) == labels
 
 
 @for_all(st.text())
 def test_any_other_word_is_no_list_or_one_of_json(word):
-    found = listed_labels(word)
+    found = parse_label_list(word)
     assert found is None or isinstance(json.loads(word), list)
 
 

@@ -101,7 +101,7 @@ def test_a_selection_holds_for_sizes_near_its_own():
 
 
 def test_a_pass_takes_what_is_fastest_and_computes_it_alike_when_it_computes_it_again(selector, monkeypatch):
-    monkeypatch.setattr(selection, "WORTH_IT", 1)
+    monkeypatch.setattr(selection, "MIN_MULTIPLY_ADDS_TO_TIME", 1)
     selector.seconds = 60.0
     case = Case(parts={"bias", "right"}, consumers=2)
     given = AttentionInputs(case.q, case.k, case.values[0], case.scores, consumers=2)
@@ -118,7 +118,7 @@ def test_a_pass_takes_what_is_fastest_and_computes_it_alike_when_it_computes_it_
 @pytest.mark.parametrize("is_training", [True, False])
 def test_an_attention_is_timed_without_a_trace(direction, s, is_training, monkeypatch, selector):
     """On all back ends that can compute it: outputs and gradients agree, and no number of the run changes."""
-    monkeypatch.setattr(selection, "WORTH_IT", 1)
+    monkeypatch.setattr(selection, "MIN_MULTIPLY_ADDS_TO_TIME", 1)
     selector.time_at_once()
     asked = []
 

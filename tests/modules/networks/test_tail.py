@@ -162,7 +162,7 @@ def test_masked_tokens_and_classes_at_once(padding, has_padding):
 def test_the_tail_of_documents_in_a_row(begins_anew):
     model = make("s f f")
     tokens = texts("right")
-    given = {"documents": [[4, 5], [5], [2, 5, 1]], "positions_begin_anew": begins_anew}
+    given = {"documents": [[4, 5], [5], [2, 5, 1]], "restart_positions": begins_anew}
     masked = masked_in(tokens)
     computed = tokens_of_feed_forwards(model)
     found = results(model, model(tokens, masked_tokens=masked, has_padding=True, **given)[0])

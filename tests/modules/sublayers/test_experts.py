@@ -81,7 +81,7 @@ def test_training_is_algorithm_1_of_each_text(settings, lengths):
     x_BTC.requires_grad_()
     torch.manual_seed(3)
     y_BTC = module(x_BTC, {}, context)[0]
-    told = module.take_told()
+    told = module.pop_expert_outputs()
     torch.manual_seed(3)
     draws_BT = torch.rand(3 * TIME, 1, dtype=torch.float64).view(3, TIME)
     of_texts = zip(x_BTC, draws_BT, lengths or 3 * (TIME,), strict=True)
@@ -102,7 +102,7 @@ def test_slots_are_the_ceiling_and_a_token_that_no_expert_takes_passes_by_the_re
     assert make("f[experts=8,capacity=1.1]").slots(torch.tensor([40])).tolist() == [11]  # not 12 by rounding
     module = make("f[experts=2,top=1,capacity=0.125]")  # a slot of each expert, for 16 tokens
     y_BTC = module(texts(1)[0], {}, CONTEXT)[0]
-    told = module.take_told()
+    told = module.pop_expert_outputs()
     assert told.wanted == 16 and told.dropped in (14, 15)
     assert (y_BTC == 0).all(-1).sum() == told.dropped
 
@@ -112,7 +112,7 @@ def test_features_do_not_depend_on_the_batch_and_nothing_is_drawn(settings):
     module = make(f"f[{settings}]").eval()
     (x_BTC, padded), state = texts(3, (16, 7, 5)), torch.get_rng_state()
     y_BTC = module(x_BTC, {}, padded)[0]
-    assert torch.equal(torch.get_rng_state(), state) and module.take_told() is None
+    assert torch.equal(torch.get_rng_state(), state) and module.pop_expert_outputs() is None
     for x, y, length in zip(x_BTC, y_BTC, (16, 7, 5), strict=True):
         assert_alike(y[:length], module(x[None, :length], {}, CONTEXT)[0][0])
     weights_SK, experts_SK = module.gates(x_BTC[0]).topk(module.top)

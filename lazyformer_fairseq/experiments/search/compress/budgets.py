@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.compress.candidates import Positions, Candidates
+from lazyformer_fairseq.experiments.search.compress.candidates import Candidates, Positions
 from lazyformer_fairseq.experiments.search.compress.selection import Scores, Scoring, list_scorings, scores_of, select
 from lazyformer_fairseq.experiments.search.latency import READ, REST, Prices, latency_of
 from lazyformer_fairseq.progress import Progress

@@ -27,7 +27,7 @@ from lazyformer_fairseq.experiments.search.compress.budgets import (
     in_ticks,
     measure_on_other_text,
 )
-from lazyformer_fairseq.experiments.search.compress.candidates import Positions, Candidates, read_encoder_candidates
+from lazyformer_fairseq.experiments.search.compress.candidates import Candidates, Positions, read_encoder_candidates
 from lazyformer_fairseq.experiments.search.compress.report import write_report
 from lazyformer_fairseq.experiments.search.compress.selection import summed
 from lazyformer_fairseq.experiments.search.run import search_in

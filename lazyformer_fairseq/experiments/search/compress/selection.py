@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
-from lazyformer_fairseq.experiments.search.compress.candidates import Positions, Candidates, Placed
+from lazyformer_fairseq.experiments.search.compress.candidates import Candidates, Placed, Positions
 from lazyformer_fairseq.experiments.search.latency import READ, REST
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
@@ -68,7 +68,9 @@ def _first_producer(candidates: Candidates, place: int, what: str) -> Optional[s
     return next((each.text for each in candidates.options[place] if what in each.kind.hands_on), None)
 
 
-def _pattern(candidates: Candidates, place: int, option: PlannedSublayer, producer: Optional[int]) -> Optional[Positions]:
+def _pattern(
+    candidates: Candidates, place: int, option: PlannedSublayer, producer: Optional[int]
+) -> Optional[Positions]:
     """Return the trained model's pattern with one option swapped in that reads from the position `producer`.
 
     It is None if the option cannot read from there.

@@ -45,7 +45,7 @@ class HeadNorm(nn.RMSNorm):
         normalised = super().forward(x_BNTD.to(self.weight.dtype))
         return normalised.to(x_BNTD.dtype)
 
-    def without_place(self, x_NMD: Tensor) -> Tensor:
+    def without_position(self, x_NMD: Tensor) -> Tensor:
         """Normalize keys without a token, such as persistent keys."""
         if x_NMD.is_meta:
             return x_NMD

@@ -97,7 +97,7 @@ class Rotation(nn.Module):
             return F.pad(turned_BNTD * math.sqrt(2), (0, x_BNTD.size(-1)))
         return turned_BNTD
 
-    def without_place(self, x_NMD: Tensor) -> Tensor:
+    def without_position(self, x_NMD: Tensor) -> Tensor:
         """Pad keys without a token so that their dot products use the unrotated queries."""
         return F.pad(x_NMD * math.sqrt(2), (x_NMD.size(-1), 0))
 

@@ -35,7 +35,7 @@ class Span(VariantModule):
     With entmax, the logarithm is added to the scores in the same way.
 
     Attributes:
-        shares: z / S for each head (N,), initialized to 0 as in the published code.
+        span_fractions: z / S for each head (N,), initialized to 0 as in the published code.
         longest: the number of positions on one side within the longest span, including the query's own, rounded up to a
             multiple of STEP. Keys farther away are skipped. :func:`measure_spans` keeps this number up to date.
     """

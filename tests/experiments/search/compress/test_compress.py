@@ -22,7 +22,7 @@ from lazyformer_fairseq.experiments.search.compress import candidates as compres
 from lazyformer_fairseq.experiments.search.compress import selection
 from lazyformer_fairseq.experiments.search.compress.budgets import Budgets, Losses, Measured, compare
 from lazyformer_fairseq.experiments.search.latency import latency_of
-from lazyformer_fairseq.patterns.grammar import expand, producer_indices, plan
+from lazyformer_fairseq.patterns.grammar import expand, plan, producer_indices
 from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.training.warm_start.losses import BlockLosses, masked_lm_bits, read_text
 from lazyformer_fairseq.training.warm_start.start import Trained, start_from

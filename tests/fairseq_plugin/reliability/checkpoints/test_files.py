@@ -162,7 +162,7 @@ def test_the_file_is_synced_before_it_gets_its_name_and_the_folder_after(tmp_pat
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(os, "replace", replace)
     save(STATE, tmp_path / "saved.pt")
-    checkpoints.copying_atomically(None, str(tmp_path / "source"), str(tmp_path / "copy.pt"))
+    checkpoints.copy_atomically(None, str(tmp_path / "source"), str(tmp_path / "copy.pt"))
     assert happened == [
         *(f"sync file of {(tmp_path / 'saved.pt').stat().st_size} bytes", "rename to saved.pt", "sync folder"),
         *("sync file of 5 bytes", "rename to copy.pt", "sync folder"),
@@ -207,7 +207,7 @@ def test_where_there_is_no_room_the_old_file_stays_and_a_copy_is_another_name(tm
             save(larger, path)
         assert path.read_bytes() == saved
     with largest_file(1000):
-        checkpoints.copying_atomically(None, str(tmp_path / "larger.pt"), str(path))
+        checkpoints.copy_atomically(None, str(tmp_path / "larger.pt"), str(path))
     assert path.samefile(tmp_path / "larger.pt")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint.pt", "larger.pt"]
 

@@ -104,7 +104,7 @@ def assert_an_l_reuses_all(direction: str, s: str) -> None:
             source.bias[-WIDTH:].normal_()
             lazy.v_proj.bias.copy_(source.bias[-WIDTH:])
         lazy.out_proj.load_state_dict(attention.out_proj.state_dict())
-        lazy.value_makers.load_state_dict(attention.value_makers.state_dict())
+        lazy.value_transforms.load_state_dict(attention.value_transforms.state_dict())
     x_BTC = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     shared = network.context(x_BTC)
     given, handed_on = attention(x_BTC, {}, shared)

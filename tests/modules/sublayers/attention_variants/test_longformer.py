@@ -21,7 +21,7 @@ from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, EncoderSizes
 
 def with_copies(wide: nn.Module, plain: nn.Module) -> tuple[nn.Module, nn.Module]:
     """With copied projections; and the same weights without global tokens."""
-    wide.train().apply(lambda module: module.start_copies() if hasattr(module, "start_copies") else None)
+    wide.train().apply(lambda module: module.initialize_copies() if hasattr(module, "initialize_copies") else None)
     plain.load_state_dict({name: weight for name, weight in wide.state_dict().items() if "window" not in name})
     return wide, plain
 
@@ -79,10 +79,10 @@ def test_projections_of_global_tokens_start_as_copies(causal):
             network.apply(draw)
         attention, lazy = network.sublayers[0].inner, network.sublayers[1].inner
         plain = torch.cat([attention.q_proj.weight, attention.kv_proj.weight]) if causal else attention.qkv_proj.weight
-        choice, makers = attention.choices["window"], attention.value_makers["window"]
+        choice, makers = attention.choices["window"], attention.value_transforms["window"]
         own = torch.cat([choice.q_proj.weight, choice.k_proj.weight, makers.v_proj.weight])
         assert torch.equal(own, plain) and own.data_ptr() != plain.data_ptr()
-        assert torch.equal(lazy.value_makers["window"].v_proj.weight, lazy.v_proj.weight)
+        assert torch.equal(lazy.value_transforms["window"].v_proj.weight, lazy.v_proj.weight)
         assert not torch.equal(lazy.v_proj.weight, makers.v_proj.weight)
 
 

@@ -25,7 +25,7 @@ class WithVectors(Attending):
         return torch.cat([scores, to_vectors], -1).softmax(-1)
 
     def attend(self, probabilities: Tensor, values: Tensor, sublayer: nn.Module, x_BKC: Tensor) -> Tensor:
-        vectors = sublayer.value_makers["persistent"].values * math.sqrt(VECTORS)
+        vectors = sublayer.value_transforms["persistent"].values * math.sqrt(VECTORS)
         return torch.einsum("bntk,bnkd->bntd", probabilities, torch.cat([values, vectors.expand(BATCH, -1, -1, -1)], 2))
 
 
@@ -54,11 +54,11 @@ def test_keys_and_values_of_vectors_start_with_a_variance_of_one_and_an_l_has_it
     """As in the published code: the weights are smaller, and multiplied by the root of D or m."""
     torch.manual_seed(1)
     attention, lazy = (sublayer.inner for sublayer in Encoder("s[persistent=512] l", None, 256, 8, 8).sublayers)
-    keys, values = attention.choices["persistent"].keys, attention.value_makers["persistent"].values
+    keys, values = attention.choices["persistent"].keys, attention.value_transforms["persistent"].values
     assert keys.std().item() * math.sqrt(32) == pytest.approx(1, abs=0.02)
     assert values.std().item() * math.sqrt(512) == pytest.approx(1, abs=0.02)
     assert keys.shape == values.shape == (8, 512, 32)
-    assert lazy.value_makers["persistent"].values is not values
+    assert lazy.value_transforms["persistent"].values is not values
 
 
 def test_a_window_takes_keys_away_before_entmax():

@@ -70,7 +70,7 @@ class WithVectors(Attending):
         return torch.cat([scores, torch.einsum("bntd,nmd->bntm", q, keys) / math.sqrt(SIZE)], -1).softmax(-1)
 
     def attend(self, probabilities: Tensor, values: Tensor, sublayer: nn.Module, x_BKC: Tensor) -> Tensor:
-        vectors = sublayer.value_makers["persistent"].values
+        vectors = sublayer.value_transforms["persistent"].values
         vectors = (vectors * math.sqrt(vectors.size(1))).expand(BATCH, -1, -1, -1)
         return torch.einsum("bntk,bnkd->bntd", probabilities, torch.cat([values, vectors], 2))
 
@@ -163,7 +163,7 @@ def test_global_tokens_are_turned_by_their_own_places(direction):
         loud(build(direction, s)) for s in ("s[qk_norm,rope=100]", "s[window=99,global=3,qk_norm,rope=100]")
     )
     with_global.load_state_dict(plain.state_dict(), strict=False)
-    with_global.sublayers[0].inner.start_copies()
+    with_global.sublayers[0].inner.initialize_copies()
     padding = (torch.arange(TOKENS) < torch.tensor([[0], [4]]),) if direction == ENCODER else ()
     assert_alike(*(run(each, tokens(), *padding) for each in (plain, with_global)))
 

@@ -87,7 +87,7 @@ class Masked(Attending):
             return output
         choice = self.s.choices["window"]  # rows of global tokens come from their own projections
         q, k = (split(projection(self.x)) for projection in (choice.q_proj, choice.k_proj))
-        v = split(sublayer.value_makers["window"].v_proj(x_BKC))
+        v = split(sublayer.value_transforms["window"].v_proj(x_BKC))
         of_tokens = nn.functional.scaled_dot_product_attention(q[:, :, : self.tokens], k, v)
         return torch.cat([of_tokens, output[:, :, self.tokens :]], 2)
 

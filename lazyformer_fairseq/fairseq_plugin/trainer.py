@@ -68,7 +68,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         not_saved: the reason the last save failed; None if it succeeded.
         experts: the model's experts, distributed over processes; None if each process has all of them.
         back_ends: the back ends selected by ``--attention-backend auto``, in the form that all processes share.
-        words_read: the counter of words that the model has read.
+        word_counter: the counter of words that the model has read.
     """
 
     takes_signals = True
@@ -99,7 +99,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         task.after_validation = self.recorder.add_validation
         self._passes: Optional[tuple[int, int]] = None  # begun and total passes in the current update
         self._tokens = 0  # tokens in the current update: first this process's, then the sum over processes
-        self.words_read = word_counter(cfg)
+        self.word_counter = word_counter(cfg)
 
     @override
     def get_train_iterator(self, epoch, *args, **kwargs):
@@ -327,7 +327,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
             **extra_state,
             "attention_back_ends": self.back_ends,
             "early_stopping": dict(_early_stopping()),
-            "tokens_read": self.words_read.tokens,
+            "tokens_read": self.word_counter.tokens,
         }
         if self.guard is not None:
             state["extra_state"]["bad_updates"] = self.guard.state_dict()
@@ -363,7 +363,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
             self._began = time.monotonic()
             self.recorder.rewind(self.get_num_updates())
             self.back_ends = SELECTOR.load_state_dict(extra_state.get("attention_back_ends", {}))
-            self.words_read.tokens = _count_of_tokens(extra_state.get("tokens_read"))
+            self.word_counter.tokens = _count_of_tokens(extra_state.get("tokens_read"))
             if not (reset_optimizer or reset_meters):
                 _resume_early_stopping(extra_state.get("early_stopping"))
             self.task.take_from_checkpoint(extra_state)  # fairseq sends the state to all processes, but not to the task
@@ -379,7 +379,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     def _save_for_good(self) -> None:
         """Save the ``--keep-updates-list`` and ``--checkpoint-words`` checkpoints that are due after this update."""
-        due = self.words_read.add(self._tokens)
+        due = self.word_counter.add(self._tokens)
         if self.cfg.checkpoint.no_save:
             return
         suffix = self.checkpoint_suffix
@@ -540,7 +540,7 @@ def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
         extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
     is_over = extra_state is not None and trainer.ends_here(epoch_itr, chosen or Path(cfg.save_dir) / LAST)
     if not is_over:
-        refuse_beyond_budget(trainer.cfg, trainer.get_num_updates(), trainer.words_read)
+        refuse_beyond_budget(trainer.cfg, trainer.get_num_updates(), trainer.word_counter)
         with out_of_memory.explained(partial(out_of_memory.in_training, trainer, [trainer._dummy_batch])):
             trainer.screen.introduce()  # also times a pass, which may run out of memory
         trainer.recorder.begin()

@@ -17,7 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.export import AUTO, CARD_FILE, export_to_huggingface
-from lazyformer_fairseq.training.words_read import checkpoints_by_words
+from lazyformer_fairseq.training.word_counter import checkpoints_by_words
 
 MAIN = "main"
 

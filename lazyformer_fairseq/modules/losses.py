@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.compiled import compiled
+from lazyformer_fairseq.modules.networks.auxiliary_loss import pop_expert_outputs
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, as_positions
-from lazyformer_fairseq.modules.networks.own_loss import pop_expert_outputs
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_variants.span import SPANS
 

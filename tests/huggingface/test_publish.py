@@ -13,7 +13,7 @@ from in_process import invoke, refusal
 
 from lazyformer_fairseq.huggingface import publish
 from lazyformer_fairseq.huggingface.models.heads import LazyFormerForMaskedLM
-from lazyformer_fairseq.training.words_read import WordCounter, checkpoints_by_words
+from lazyformer_fairseq.training.word_counter import WordCounter, checkpoints_by_words
 
 ENCODER = ROOT / "tests/fixtures/checkpoints/encoder"
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lazyformer_fairseq.evaluation.bench.settings import REMEMBERED, BenchSettings
 from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
-from lazyformer_fairseq.evaluation.usual_sizes import PIECES, WORDS
+from lazyformer_fairseq.evaluation.default_vocab_sizes import PIECES, WORDS
 from lazyformer_fairseq.extras import has_fairseq
 from lazyformer_fairseq.modules.attention.selection import AUTO
 from lazyformer_fairseq.modules.networks import named

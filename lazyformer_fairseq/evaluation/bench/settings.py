@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError, whole_number
-from lazyformer_fairseq.evaluation.usual_sizes import arch_named
+from lazyformer_fairseq.evaluation.default_vocab_sizes import arch_named
 from lazyformer_fairseq.options import DEVICE, LONGEST, PRECISION, duration, option
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand, split_sublayers

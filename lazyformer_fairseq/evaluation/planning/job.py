@@ -17,7 +17,7 @@ from lazyformer_fairseq.evaluation.costs.flops import (
     count_parameters,
 )
 from lazyformer_fairseq.evaluation.costs.memory import Batch, UpdateMemory, measure_update_memory
-from lazyformer_fairseq.evaluation.usual_sizes import arch_named, default_vocab_size
+from lazyformer_fairseq.evaluation.default_vocab_sizes import arch_named, default_vocab_size
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
 from lazyformer_fairseq.options import (
     COUNT,

@@ -15,7 +15,7 @@ from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.evaluation.costs.latency import measure, next_segment
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
-from lazyformer_fairseq.experiments.trainings import Training
+from lazyformer_fairseq.experiments.training_runs import Training
 from lazyformer_fairseq.experiments.yardsticks import BEFORE, Yardsticks
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
 from lazyformer_fairseq.language_modeling.prepare import read_manifest

@@ -17,7 +17,7 @@ from lazyformer_fairseq.executors.nvidia_smi import visible_gpus
 from lazyformer_fairseq.executors.options import ExecutorOptions, choose_executor
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
-from lazyformer_fairseq.experiments.trainings import PRELOAD, Job, Training, threads_per_run, train
+from lazyformer_fairseq.experiments.training_runs import PRELOAD, Job, Training, threads_per_run, train
 from lazyformer_fairseq.options import option, parse_arguments, select_options
 from lazyformer_fairseq.patterns.kinds import Sizes
 from lazyformer_fairseq.training.loop import TrainingLoop
@@ -25,7 +25,7 @@ from lazyformer_fairseq.training.objectives.interface import Objective
 from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.optimization import OPTIMIZERS, SCHEDULES, OptimizationConfig, row_of
 from lazyformer_fairseq.training.run_record import hash_data
-from lazyformer_fairseq.training.words_read import WordCounter, refuse_too_many_words
+from lazyformer_fairseq.training.word_counter import WordCounter, refuse_too_many_words
 
 DATA_FILES = ("dict.txt", "train.", "valid.", "test.")
 POINTS = 10  # of a curve
@@ -300,10 +300,10 @@ class ComparedTraining(Training):
         if job.is_try:
             count = POINTS_OF_TRY
         self.points = frozenset(points(job.updates, count))
-        self.words_read = WordCounter(sum(self.tokens))
+        self.word_counter = WordCounter(sum(self.tokens))
         marks = compared.settings.checkpoint_words
         if marks and not job.is_try:
-            self.words_read = WordCounter(sum(self.tokens), marks, compared.words_per_token)
+            self.word_counter = WordCounter(sum(self.tokens), marks, compared.words_per_token)
         symbols = len(self.objective.dictionary)
         phases = compared.phases(job.spec, job.updates)
         self.flops = [(compared.flops_of_update(job.spec, symbols, length), updates) for length, updates in phases]
@@ -319,7 +319,7 @@ class ComparedTraining(Training):
     def update(self) -> int:
         """Train on one batch, and save the model if it has just reached one of the requested word counts."""
         tokens = super().update()
-        for name in self.words_read.add(tokens):
+        for name in self.word_counter.add(tokens):
             self.save(with_optimizer=False, name=f"{name}.pt")
         return tokens
 

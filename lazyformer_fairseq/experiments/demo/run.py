@@ -23,7 +23,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 from lazyformer_fairseq.experiments.folder import experiment, load_or_create
 from lazyformer_fairseq.experiments.prose import write_acceptability_task, write_prose
-from lazyformer_fairseq.experiments.trainings import Job, Training, train
+from lazyformer_fairseq.experiments.training_runs import Job, Training, train
 from lazyformer_fairseq.experiments.yardsticks import Yardsticks, yardsticks_of
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
 from lazyformer_fairseq.options import select_options

@@ -7,7 +7,7 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.usual_sizes import arch_named, default_vocab_size
+from lazyformer_fairseq.evaluation.default_vocab_sizes import arch_named, default_vocab_size
 from lazyformer_fairseq.options import Group, option, with_options_from
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES, Architecture
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Sizes, sizes_of

@@ -16,7 +16,7 @@ from lazyformer_fairseq.experiments.compare.task import ComparedTask
 from lazyformer_fairseq.experiments.search.latency import rank_correlations
 from lazyformer_fairseq.experiments.search.material import SearchContext
 from lazyformer_fairseq.experiments.search.space import compact
-from lazyformer_fairseq.experiments.trainings import Job, Training
+from lazyformer_fairseq.experiments.training_runs import Job, Training
 from lazyformer_fairseq.storage.atomic import copy_file
 from lazyformer_fairseq.training.loop import CHECKPOINT
 from lazyformer_fairseq.training.optimization import OptimizationConfig

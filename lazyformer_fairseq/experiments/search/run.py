@@ -28,7 +28,7 @@ from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.space import Space, bands_of, by_layer, compact, letters, most_probable
 from lazyformer_fairseq.experiments.search.supernet_objective import ARCHITECTURE, WEIGHTS, side_at
 from lazyformer_fairseq.experiments.search.training import SupernetOptimization, SupernetTraining
-from lazyformer_fairseq.experiments.trainings import Job, train
+from lazyformer_fairseq.experiments.training_runs import Job, train
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 
 RESULT = "result.json"

@@ -9,7 +9,7 @@ from torch import nn
 
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet_objective import ARCHITECTURE, side_at
-from lazyformer_fairseq.experiments.trainings import Job, Training
+from lazyformer_fairseq.experiments.training_runs import Job, Training
 from lazyformer_fairseq.training.laptop import LAPTOP
 from lazyformer_fairseq.training.objectives.interface import Batch
 from lazyformer_fairseq.training.optimization import OptimizationConfig

@@ -5,7 +5,7 @@ from typing import Any, Optional
 from lazyformer_fairseq.data.shards import read_word_counts
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.options import read_count
-from lazyformer_fairseq.training.words_read import WordCounter, refuse_too_many_words
+from lazyformer_fairseq.training.word_counter import WordCounter, refuse_too_many_words
 
 
 def read_words(settings: Any, name: str) -> tuple[int, ...]:

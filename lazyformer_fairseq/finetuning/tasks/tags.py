@@ -21,7 +21,7 @@ class TaggedWords(CustomTask):
 
     options = frozenset(("max_length", "max_train_rows", "glue_head", "metric", "dev_share"))
     baseline_name = "most frequent tag of each word"
-    TEXTS = f"texts{CONLL}"
+    EXAMPLE_FILE = f"texts{CONLL}"
 
     def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedCustomTask]) -> dict[str, Any]:
         """Return the head's dropout and the task's description.

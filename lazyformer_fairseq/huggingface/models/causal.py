@@ -18,10 +18,10 @@ from lazyformer_fairseq.huggingface.models.encoder import wants_dict
 from lazyformer_fairseq.huggingface.models.heads import IGNORED, at_least_one
 from lazyformer_fairseq.huggingface.settings import options_of, settings_of
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding
+from lazyformer_fairseq.modules.networks.auxiliary_loss import auxiliary_loss
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.causal_lm import decoder_arguments, softmax_of
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
-from lazyformer_fairseq.modules.networks.own_loss import auxiliary_loss
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory, WholeMemory
 from lazyformer_fairseq.modules.sublayers.interface import Context, StackOutput
 from lazyformer_fairseq.patterns.grammar import plan

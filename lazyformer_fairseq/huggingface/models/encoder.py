@@ -20,9 +20,9 @@ from lazyformer_fairseq.huggingface.activations import ACTIVATIONS
 from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
 from lazyformer_fairseq.huggingface.models.saved_weights import check_weights, hash_weights, other_heads
 from lazyformer_fairseq.modules.attention import BACK_ENDS, AttentionCall, AttentionInputs
+from lazyformer_fairseq.modules.networks.auxiliary_loss import auxiliary_loss
 from lazyformer_fairseq.modules.networks.encoder import Encoder, PaddingPermutation, TokenInfo, is_padded_right
 from lazyformer_fairseq.modules.networks.heads import Pooler
-from lazyformer_fairseq.modules.networks.own_loss import auxiliary_loss
 from lazyformer_fairseq.modules.sublayers import feed_forward
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.attention_variants.span import SPANS

@@ -17,7 +17,7 @@ from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset
 from lazyformer_fairseq.experiments.search import supernet_objective, training
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import supernet_pattern
-from lazyformer_fairseq.experiments.trainings import Job, train
+from lazyformer_fairseq.experiments.training_runs import Job, train
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.training.objectives.interface import Objective, Scalar, mean_per_prediction, total
 from lazyformer_fairseq.training.processes import ALONE, Processes

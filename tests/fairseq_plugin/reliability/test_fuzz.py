@@ -46,7 +46,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.planning.job import job_of_yaml
 from lazyformer_fairseq.experiments.compare.results import read_folder
 from lazyformer_fairseq.experiments.search.latency import read_price_list
-from lazyformer_fairseq.experiments.trainings import Finished
+from lazyformer_fairseq.experiments.training_runs import Finished
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import read_setting
 from lazyformer_fairseq.finetuning.results import read_results

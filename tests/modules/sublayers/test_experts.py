@@ -20,10 +20,10 @@ from lazyformer_fairseq.evaluation.costs.flops import count_parameters, count_su
 from lazyformer_fairseq.experiments.search.supernet import Architecture, Supernet, supernet_pattern
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.networks.auxiliary_loss import pop_expert_outputs
 from lazyformer_fairseq.modules.networks.encoder import TokenInfo
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
-from lazyformer_fairseq.modules.networks.own_loss import pop_expert_outputs
 from lazyformer_fairseq.modules.sublayers.feed_forward import Experts, FeedForward
 from lazyformer_fairseq.modules.sublayers.interface import Context, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import plan

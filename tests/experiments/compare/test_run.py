@@ -276,9 +276,9 @@ def test_a_process_that_dies_names_its_log(data_folder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("asked", "workers", "given"), [(3, 2, 3), (8, 2, 4), (1, 8, 1), (3, None, 3)])
 def test_a_process_has_as_many_threads_as_were_asked_for(asked, workers, given, monkeypatch):
-    monkeypatch.setattr(trainings, "processors_here", lambda: 8)
-    monkeypatch.setattr(trainings.torch, "get_num_threads", lambda: asked)
-    assert trainings.threads_per_run(workers) == given
+    monkeypatch.setattr(training_runs, "processors_here", lambda: 8)
+    monkeypatch.setattr(training_runs.torch, "get_num_threads", lambda: asked)
+    assert training_runs.threads_per_run(workers) == given
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

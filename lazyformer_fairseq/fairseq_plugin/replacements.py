@@ -191,7 +191,7 @@ REPLACEMENTS = (
     Replacement(
         Stage.RUN,
         "fairseq.file_io:PathManager.copy",
-        "reliability.checkpoints:copying_atomically",
+        "reliability.checkpoints:copy_atomically",
         "a checkpoint's copies under other names are written in place, so a kill may leave them incomplete",
     ),
     Replacement(

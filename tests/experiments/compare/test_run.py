@@ -18,6 +18,7 @@ from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments import training_runs
 from lazyformer_fairseq.experiments.compare import run as comparison_run
 from lazyformer_fairseq.experiments.compare import task
 from lazyformer_fairseq.experiments.compare.report import write_report

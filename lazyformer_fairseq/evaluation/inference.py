@@ -277,7 +277,7 @@ class TrainedModel(nn.Module):
         types_after = None
         if self.model.cfg.token_types > 1:
             types_after = special.eos
-        return {"pad": special.pad, "shuffle": False, "types_after": types_after}
+        return {"pad": special.pad, "shuffle": False, "token_type_eos": types_after}
 
     @torch.no_grad()
     def follows(self, first: str, second: str) -> float:

@@ -114,8 +114,8 @@ class HeadObjective(Objective):
             "pad": self.dictionary.pad(),
             "shuffle": split == "train",
             "seed": self.seed,
-            "types_after": self.dictionary.eos() if self.has_token_types else None,
-            "in_a_row": self.no_padding,
+            "token_type_eos": self.dictionary.eos() if self.has_token_types else None,
+            "concatenates_texts": self.no_padding,
         }
 
     def batches(self, processes: Processes = ALONE) -> EpochBatches:

@@ -231,7 +231,7 @@ def test_a_folder_of_something_else_and_two_runs_at_once(raw, tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
     work = tmp_path / ".out.unfinished"
     work.mkdir()
-    with run_lock(work), pytest.raises(UserError, match="another run is at work"):
+    with run_lock(work), pytest.raises(UserError, match="another run is using this folder"):
         build_corpus([str(raw / "plain.txt")], tmp_path / "out", SETTINGS)
 
 

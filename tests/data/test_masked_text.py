@@ -130,13 +130,13 @@ def test_counts_of_neighbours_are_of_all_shards_and_see_the_masked_input(three_s
     ids = [np.fromfile(path, np.uint16) for path in sorted(three_shards.glob("shard*/train.bin"))]
     assert text.neighbour_counts.tables[()].context_counts.tolist() == [sum(map(len, ids))]
     batch = text.split("valid").collater([text.split("valid")[number] for number in range(4)])
-    cost = text.cost_of_neighbours([batch])
+    cost = text.count_model_loss([batch])
     assert cost < text.cost_of_frequencies([batch])
     at = batch["target"].numpy() != text.special.pad
     source = batch["net_input"]["src_tokens"].numpy()
     assert cost == pytest.approx(text.neighbour_counts.bits(source, at, batch["target"].numpy()[at]))
     hidden = torch.full_like(batch["net_input"]["src_tokens"], text.special.mask)
-    assert text.cost_of_neighbours([{**batch, "net_input": {"src_tokens": hidden}}]) > cost
+    assert text.count_model_loss([{**batch, "net_input": {"src_tokens": hidden}}]) > cost
 
 
 def test_short_blocks_come_first_with_the_tokens_and_targets_of_whole_ones(three_shards):

@@ -19,8 +19,8 @@ def test_every_row_fits_the_fairseq_that_is_installed_and_says_why(warm_python):
     """In a fresh process: here all are in place already."""
     code = (
         "import fairseq\n"
-        "from lazyformer_fairseq.fairseq_plugin.replacements import REPLACEMENTS, find_misfit\n"
-        "print([misfit for row in REPLACEMENTS if (misfit := find_misfit(row))])"
+        "from lazyformer_fairseq.fairseq_plugin.replacements import REPLACEMENTS, find_missing_target\n"
+        "print([misfit for row in REPLACEMENTS if (misfit := find_missing_target(row))])"
     )
     run = subprocess.run([warm_python / "python", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert run.stdout == "[]\n", run.stdout + run.stderr

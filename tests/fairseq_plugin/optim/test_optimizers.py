@@ -273,7 +273,7 @@ def test_512_batches_add_up(optimizer):
         found, norm = sums(optimizer, gradients)
         torch.testing.assert_close(found, exact(gradients), rtol=1e-5, atol=0)
         assert norm == pytest.approx(float(exact(gradients).norm()), rel=1e-5)
-    assert optimizer.groups_of_sums is None
+    assert optimizer.fp32_sum_groups is None
 
 
 def test_a_weight_that_few_batches_use_has_their_sum(optimizer):
@@ -294,7 +294,7 @@ def test_a_sum_may_be_larger_than_fp16_but_no_batch_s_gradient(optimizer):
     gradients[5][1][0] = torch.inf
     with pytest.raises(OverflowError):
         sums(optimizer, gradients)
-    assert optimizer.scaler.loss_scale == 2 and optimizer.groups_of_sums is None
+    assert optimizer.scaler.loss_scale == 2 and optimizer.fp32_sum_groups is None
 
 
 LARGE, BY_LAMB = "--update-freq 9", "--optimizer nvlamb --lr 0.01 --lr-scheduler polynomial_warmup --warmup-ratio 0.3"

@@ -57,7 +57,7 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
         tokens[split] = load_unigrams(parts, vocabulary["size"])
     logarithms = log_frequencies(tokens["train"])
     totals = {split: _split_totals(job, split, counts, logarithms) for split, counts in tokens.items()}
-    totals["valid"]["neighbours_bits"] = _cost_of_neighbours(job)
+    totals["valid"]["neighbours_bits"] = _count_model_loss(job)
     kept = {split: of_split.pop("documents") for split, of_split in totals.items()}
 
     duplicates = stage_totals(paths.tasks / "duplicates")["duplicates"]
@@ -198,7 +198,7 @@ def _split_totals(job: Job, split: str, token_counts: np.ndarray, logarithms: np
     return sums
 
 
-def _cost_of_neighbours(job: Job) -> Optional[float]:
+def _count_model_loss(job: Job) -> Optional[float]:
     """Return the validation loss of the table of counts, in bits per token, with all neighboring tokens visible.
 
     Return None if there is no validation text. Sentence ends are visible but not predicted.

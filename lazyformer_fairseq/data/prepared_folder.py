@@ -449,7 +449,7 @@ class PreparedCustomTask(PreparedTask):
     CHECKED_FIELDS = CustomTaskManifest
 
     @classmethod
-    def row_of(cls, manifest: dict[str, Any]) -> TaskDescription:
+    def task_from_manifest(cls, manifest: dict[str, Any]) -> TaskDescription:
         """Return the task described in a manifest."""
         return TaskDescription.from_json(manifest["description"], MANIFEST)
 

@@ -144,7 +144,12 @@ def test_muon_keeps_one_moment_of_the_matrices(precision, tmp_path):
     by_options = job_of_launch("bert_base", None, "none", ["--optimizer", "muon"])
     by_hydra = job_of_launch(None, CONFIGS / "pretraining" / "bert_base.yaml", "none", ["optimizer._name=muon"])
     matrices = 12 * (4 * 768**2 + 2 * 768 * 3072)
-    assert by_options.single_moments == by_hydra.single_moments == job_of_yaml(path).single_moments == matrices
+    assert (
+        by_options.single_moment_parameters
+        == by_hydra.single_moment_parameters
+        == job_of_yaml(path).single_moment_parameters
+        == matrices
+    )
 
 
 def test_options_of_a_launch_count(tmp_path):

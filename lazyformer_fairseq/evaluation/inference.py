@@ -274,10 +274,10 @@ class TrainedModel(nn.Module):
     def _dataset_options(self) -> dict[str, Any]:
         """The dataset settings for padding, order and token types."""
         special = self.tokenizer.special
-        types_after = None
+        token_type_eos = None
         if self.model.cfg.token_types > 1:
-            types_after = special.eos
-        return {"pad": special.pad, "shuffle": False, "token_type_eos": types_after}
+            token_type_eos = special.eos
+        return {"pad": special.pad, "shuffle": False, "token_type_eos": token_type_eos}
 
     @torch.no_grad()
     def follows(self, first: str, second: str) -> float:

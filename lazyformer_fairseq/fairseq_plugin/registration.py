@@ -122,7 +122,7 @@ class _Watcher(ImportWatcher):
         if "fairseq" in sys.modules:
             register()
 
-    def around(self, name: str) -> AbstractContextManager[Any]:
+    def execution_context(self, name: str) -> AbstractContextManager[Any]:
         """Return a context manager that preserves the logging configuration if one of our modules imports fairseq."""
         if name == "fairseq" and self.loading:
             return _preserved_logging()

@@ -447,7 +447,7 @@ def test_a_tokenizer_of_ones_own(text, tmp_path):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
     for options, message in {
         f"{mine} --cased": "--cased: the tokenizer from --tokenizer determines",
-        f"--tokenizer {tmp_path / 'no'}": "is .* a tokenizer folder",
+        f"--tokenizer {tmp_path / 'no'}": "is .* a complete tokenizer folder",
     }.items():
         with pytest.raises(UserError, match=message):
             run(text, tmp_path / "third", options)

@@ -243,14 +243,14 @@ class EpochSegments(EpochBatches):
     def __init__(self, streams: TokenStreams):
         super().__init__(streams, batch_size=1, shuffle=False)
 
-    def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
+    def _batches_of_this_process(self, batches: list[np.ndarray]) -> list[np.ndarray]:
         """Return all segments, because each process reads separate streams."""
         return batches
 
-    def _consumed(self) -> int:
+    def _batches_per_step(self) -> int:
         return 1
 
-    def _after(self) -> int:
+    def _next_epoch(self) -> int:
         """Return the next epoch; although segments are in order, each epoch may split the streams differently."""
         return self.epoch + 1
 

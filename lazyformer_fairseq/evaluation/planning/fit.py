@@ -221,7 +221,7 @@ class Plan:
     def checkpoint_bytes(self) -> int:
         """The size of an fp32 checkpoint: the weights, the moments, and the optimizer's copy of the weights, if any."""
         copies = 3 if self.place.precision == "fp32" else 4
-        return SINGLE * (copies * self.job.parameters - self.job.single_moments)
+        return SINGLE * (copies * self.job.parameters - self.job.single_moment_parameters)
 
 
 def make_plan(

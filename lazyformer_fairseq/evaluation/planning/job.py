@@ -114,7 +114,7 @@ class Job:
         return count_parameters(self.pattern, self.sizes)
 
     @property
-    def single_moments(self) -> int:
+    def single_moment_parameters(self) -> int:
         """The number of parameters with one optimizer moment instead of two."""
         if self.optimizer == "muon":
             return count_matrix_parameters(self.pattern, self.sizes)
@@ -192,7 +192,7 @@ class Job:
             device=device,
             accumulates=accumulates,
             processes=processes,
-            single_moment_parameters=self.single_moments,
+            single_moment_parameters=self.single_moment_parameters,
             elsewhere=count_experts_elsewhere(self.pattern, self.sizes, processes),
         )
         return self._measured[key]

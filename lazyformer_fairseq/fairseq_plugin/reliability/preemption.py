@@ -78,7 +78,7 @@ class Preemption(StopRequest):
             get_temp_dir()
             super().listen()
 
-    def _hear(self, number: int, frame) -> None:
+    def _on_signal(self, number: int, frame) -> None:
         if self.signal is None:
             gc.collect()  # an unused trainer may still be part of a reference cycle
         if self._trainer() is None:  # training is over, so pass the signal to the previous handler

@@ -35,7 +35,7 @@ class BabyLM(PublishedTasks):
     )
     averages_available = True
 
-    def left_out(self, names: Sequence[str], data: Path) -> dict[str, str]:
+    def untrainable_tasks(self, names: Sequence[str], data: Path) -> dict[str, str]:
         """Return the tasks that lack a training file, each with a sentence for the user.
 
         Raises:

@@ -257,12 +257,12 @@ def test_a_batch_is_padded_on_the_right_and_has_targets_where_there_are_labels()
 
 
 def test_models_with_token_types_or_global_tokens_get_them():
-    batch = batch_of([[0, 5, 6, 2, 7, 2], [0, 8, 2]], types_after=2)
+    batch = batch_of([[0, 5, 6, 2, 7, 2], [0, 8, 2]], token_type_eos=2)
     assert batch["net_input"]["token_types"].tolist() == [[0, 0, 0, 0, 1, 1], [0] * 6]
     robertas = torch.tensor([[0, 5, 2, 2, 7, 2]])  # two ends between the texts
     assert token_types_of(robertas, eos=2, pad=PAD).tolist() == [[0, 0, 0, 1, 1, 1]]
     # The first text of a pair, and else the first token.
-    marked = batch_of([[0, 7, 8, 2, 2, 9, 2], [0, 7, 8, 2]], marks_before=2)["net_input"]["global_positions"]
+    marked = batch_of([[0, 7, 8, 2, 2, 9, 2], [0, 7, 8, 2]], global_attention_eos=2)["net_input"]["global_positions"]
     assert marked.dtype == torch.bool
     assert marked.int().tolist() == [[1, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0]]
 

@@ -56,7 +56,7 @@ class BabyLM(PublishedTasks):
     def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
         """Prepare the tasks that have a training file, and return an overview."""
         names = self.choose_tasks(wanted.tasks)
-        left_out = self.left_out(names, wanted.data)
+        left_out = self.untrainable_tasks(names, wanted.data)
         present = tuple(name for name in names if name not in left_out)
         overview = super().prepare(replace(wanted, tasks=present), positions)
         return "\n".join([*left_out.values(), overview])

@@ -179,10 +179,10 @@ def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
     for old, new in (("phase1", "phase3"), ("phase2", "phase1"), ("phase3", "phase2")):
         Path("swapped", old).rename(Path("swapped", new))
     said = str(start(data_folder, out="swapped").exception)
-    assert "swapped/phase1/checkpoint_last.pt: is not a checkpoint of phase1: its tokens_per_sample is 32, but" in said
+    assert "swapped/phase1/checkpoint_last.pt is not a checkpoint of phase1: its tokens_per_sample is 32, but" in said
     shutil.copytree("out", "forged")
     shutil.copy("forged/phase2/checkpoint_last.pt", "forged/phase1/checkpoint_last.pt")
-    assert "forged/phase1/checkpoint_last.pt: is not a checkpoint of phase1" in str(
+    assert "forged/phase1/checkpoint_last.pt is not a checkpoint of phase1" in str(
         start(data_folder, out="forged").exception
     )
     shutil.copy("out/phase1/checkpoint_1_2.pt", "forged/phase1/checkpoint_last.pt")
@@ -325,7 +325,7 @@ def test_it_is_a_tenth_of_pretraining_on_the_model_of_the_folder(without_gpus, f
         ("data data", "data/model.safetensors: no such file or folder"),
         ("warm nowhere", "nowhere is not a folder"),
         ("warm data --distill nowhere", "nowhere: no such file or folder"),
-        ("bert_base data --distill warm", "--distill: requires a trained model's folder, and bert_base is not one"),
+        ("bert_base data --distill warm", "--distill requires a trained model's folder, but bert_base is not one"),
         ("warm data --recipe phase1", "--recipe phase1: warm is a trained model's folder"),
         ("warm data --fp16", "--fp16: use --precision fp16"),
         ("warm data --bf16", "--bf16: use --precision bf16"),

@@ -284,7 +284,8 @@ def test_a_full_disk_is_said_in_a_line(capsys):
     error = RuntimeError("cannot save")
     error.__cause__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/file")
     printing_user_errors(None)(RuntimeError, error, None)
-    expected = "error: out/file: cannot be written (No space left on device); make room and run the same command again"
+    expected = "error: out/file: cannot be written (No space left on device); free up disk space and run the same "
+    expected += "command again"
     assert capsys.readouterr().err == f"{expected}\n"
 
 
@@ -345,9 +346,9 @@ def test_ctrl_c_saves_and_names_what_is_there(data_folder, tmp_path, warm_python
         ("--mask-prob 0", "mask_prob 0"),
         ("--relative-position-buckets 7", "7 buckets"),
         ("--adam-betas 5", "--adam-betas"),
-        ("--arch lazyformer_m2x6s", "--arch lazyformer_m2x6s: no such name; did you mean lazyformer_m2x6_s,"),
+        ("--arch lazyformer_m2x6s", "--arch lazyformer_m2x6s: unknown name; did you mean lazyformer_m2x6_s,"),
         ("--criterion=masked_accuracy", "did you mean masked_lm_accuracy?"),
-        ("--warmup-rati 0.1", "--warmup-rati: no such option here; did you mean --warmup-ratio?"),
+        ("--warmup-rati 0.1", "unknown option --warmup-rati; did you mean --warmup-ratio?"),
         ("--seed one", "argument --seed: invalid int value: 'one'"),
         ("--user-dir /nowhere/lazyformer_fairseq", "--user-dir /nowhere/lazyformer_fairseq: no such folder"),
         ("--num-workers 1", "--num-workers 1: "),  # which the folder of temporary files is too long for

@@ -347,7 +347,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         """Also restore the additional state, the task's memory, and state that fairseq drops at the end of an epoch.
 
         Raises:
-            UserError: the checkpoint belongs to another model, optimizer or criterion, or is damaged.
+            UserError: the checkpoint is for a different model, optimizer or criterion, or is damaged.
         """
         resets = (reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
         with _checkpoint_errors_named(filename):
@@ -441,7 +441,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
             checkpoint: the loaded file.
 
         Raises:
-            UserError: the checkpoint belongs to another run, so this run would end without its own checkpoint.
+            UserError: the checkpoint was written by a different run, so this run would end without its own checkpoint.
         """
         limit = self.limit_reached(epoch_itr, self._previous_training_time)
         if not limit or not self.get_num_updates():  # fine-tuning starts with none
@@ -508,8 +508,8 @@ def _checkpoint_errors_named(filename: str) -> Iterator[None]:
             raise
         there, _, here = names.partition(" vs ")
         raise UserError(
-            f"{filename}: was trained with the {what.strip().lower()} {there}, not {here}: use the options that it "
-            "was trained with, another --save-dir, or --reset-optimizer to continue with a new optimizer state"
+            f"{filename} was trained with the {what.strip().lower()} {there}, not {here}: use the options that it was "
+            "trained with, a different --save-dir, or --reset-optimizer to continue with a new optimizer state"
         ) from None
     except Exception as error:
         if is_out_of_memory(error):
@@ -517,7 +517,7 @@ def _checkpoint_errors_named(filename: str) -> Iterator[None]:
         cause = error.__context__ or error  # fairseq's own error hides what is wrong with the weights
         raise UserError(
             f"{filename}: does not match this run, or is damaged ({type(cause).__name__}: {first_line(cause)}): use "
-            "the options that it was trained with, another --save-dir, or --reset-optimizer to continue with a new "
+            "the options that it was trained with, a different --save-dir, or --reset-optimizer to continue with a new "
             "optimizer state"
         ) from error
 
@@ -551,10 +551,10 @@ def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
     """Replace ``checkpoint_utils.save_checkpoint``: continue the run if the checkpoint cannot be written.
 
     All processes call this, although only the first one writes. If a file cannot be written, this logs a warning and
-    returns None, and the next save tries again.
+    returns None, and saving is retried at the next checkpoint.
 
     Raises:
-        UserError: the file cannot be written, and the run is at its end, so there is no next save.
+        UserError: the file cannot be written, and training has finished, so there is no later checkpoint.
     """
     if not isinstance(trainer, SafeTrainer):
         return save_checkpoint(cfg, trainer, epoch_itr, val_loss)
@@ -566,8 +566,8 @@ def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
     except NotSavedError as error:
         trainer.not_saved = str(error)
         if trainer.limit_reached(epoch_itr, trainer.cumulative_training_time()):
-            raise UserError(f"{error}\nThe run is at its end; free up disk space and run it again") from error
-        logger.warning("%s\nThe run continues, and the next save will try again", error)
+            raise UserError(f"{error}\nTraining has finished; free up disk space and run it again") from error
+        logger.warning("%s\nThe run continues, and saving is retried at the next checkpoint", error)
         return None
     finally:
         trainer.forget_gathered()

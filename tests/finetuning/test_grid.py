@@ -417,7 +417,7 @@ def test_a_long_run_goes_on_from_its_last_epoch(small, monkeypatch):
 def test_a_full_disk_is_said_in_a_sentence_and_leaves_no_half_file(small):
     (run,) = small("CoLA", seeds=(1,)).runs
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    said = f"{run.folder}/checkpoint_best.pt: cannot be written (No space left on device); make room and run the same"
+    said = f"{run.folder}/checkpoint_best.pt: cannot be written (No space left on device); free up disk space and"
     with mock.patch("torch.save", side_effect=full), pytest.raises(UserError, match=re.escape(said)):
         fine_tune(run)
     assert said in last_line(run.folder / "train.log")

@@ -208,7 +208,7 @@ def test_options_that_do_not_fit_are_refused_at_once(glue_config, toy_glue, argu
 @pytest.mark.parametrize("arch", ["roberta_base", "transformer_xl_tiny"])
 def test_other_models_are_refused(glue_config, toy_glue, arch):
     cfg = glue_config(toy_glue / "CoLA", "--arch", arch)
-    with pytest.raises(UserError, match=f"--arch {cfg.model._name}: is not one of this package's masked language "):
+    with pytest.raises(UserError, match=f"--arch {cfg.model._name} is not one of this package's masked language "):
         setup_task(cfg.task).build_model(cfg.model)
 
 

@@ -208,7 +208,7 @@ def test_an_option_that_would_change_nothing(tmp_path, config, flags):
     (tmp_path / "config.json").write_text(json.dumps(config))
     for name, value in flags.items():
         flag = f"--{name.removesuffix('_folder').replace('_', '-')}"
-        with pytest.raises(UserError, match=f"{flag} does not apply to .*; leave the option out"):
+        with pytest.raises(UserError, match=f"{flag} does not apply to .*; omit the option"):
             import_to(tmp_path, tmp_path / "out", **{name: value})
 
 

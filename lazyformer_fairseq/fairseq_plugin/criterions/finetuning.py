@@ -18,7 +18,7 @@ from lazyformer_fairseq.training.objectives.spans import SpansObjective
 
 
 class FineTuningCriterion(FairseqCriterion):
-    """The base class of the fine-tuning criterions, which report the head's loss and, in validation, task metrics.
+    """The base class of the fine-tuning criterions, which report the head's loss and, during validation, task metrics.
 
     The metrics are computed from the `rows` that the objective logs for all examples of the split.
 
@@ -46,7 +46,7 @@ class FineTuningCriterion(FairseqCriterion):
         """Compute the loss of one batch.
 
         Returns:
-            The summed loss, the number of examples, and the values to log. In validation these include `rows` and
+            The summed loss, the number of examples, and the values to log. During validation these include `rows` and
             `metrics`, the names of the metrics to compute from all rows.
 
         Raises:
@@ -75,7 +75,7 @@ class FineTuningCriterion(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the loss over all workers, plus the accuracy in training or the task's metrics in validation."""
+        """Log the loss over all workers, plus the accuracy during training or the task's metrics during validation."""
         scalars = cls.OBJECTIVE.scalars(logging_outputs)
         if "rows" not in logging_outputs[0]:
             log_scalars(scalars)
@@ -128,4 +128,4 @@ class SquadCriterion(FineTuningCriterion):
     def no_targets(self, sample: dict) -> str:
         """Return the error message for a batch without answers."""
         path = self.objective.dataset(sample["split"]).file.path
-        return f"{path}: contains questions without answers, which can be predicted but not used to train or validate"
+        return f"{path} contains questions without answers, which can be predicted but not used to train or validate"

@@ -121,7 +121,7 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
             )
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
-        """Compute the loss of one batch; in training it includes the KL divergences from the teacher."""
+        """Compute the loss of one batch; during training it includes the KL divergences from the teacher."""
         if not self.training or self.distillation is None:
             return super().forward(model, sample, reduce)
         return self.distillation.loss(model, sample, self.padding_idx)

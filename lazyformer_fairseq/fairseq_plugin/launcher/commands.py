@@ -62,11 +62,11 @@ class Pretraining(Launch):
     )
     recipe: Optional[str] = option(
         None,
-        "Training recipe, see above. The last five are for causal archs.",
+        "Training recipe; see above. The last five are for causal archs.",
         choices=(*MASKED_CHOICES, *CAUSAL_CHOICES),
         shown="table5, or the causal arch's own",
     )
-    without: tuple[str, ...] = option((), "Options of --recipe laptop to leave out.", metavar="NAME,...")
+    without: tuple[str, ...] = option((), "Options of --recipe laptop to omit.", metavar="NAME,...")
     phase1: str = option(
         "",
         "With --recipe phases or longformer: options for phase 1 only, such as '--max-update 9'.",
@@ -178,16 +178,16 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
         return
     if warm is None and arch not in known:
         raise UserError(
-            f"{arch}: no such arch or folder{nearest(arch, known)}; docs/patterns.md#named-models lists all archs, "
-            "and --sublayer-pattern takes a pattern"
+            f"{arch}: no such arch or folder{nearest(arch, known)}; docs/patterns.md#named-models lists all archs; to "
+            "train your own pattern, use --sublayer-pattern"
         )
 
     is_causal = arch in CAUSAL_ARCHITECTURES
     refuse_missing(run.distill)
     if run.recipe and warm:
         raise UserError(
-            f"--recipe {run.recipe}: {arch} is a trained model's folder, which continues with the table5 settings; "
-            "leave the option out"
+            f"--recipe {run.recipe}: {arch} is a trained model's folder, and its training always continues with the "
+            "table5 settings; omit the option"
         )
     choices = CAUSAL_CHOICES if is_causal else MASKED_CHOICES
     if run.recipe and run.recipe not in choices:
@@ -221,9 +221,9 @@ def _check_option_combinations(
 ) -> None:
     """Raise a UserError for options that need another recipe or type of ARCH, or if DATA is a model's name."""
     if data in (*ARCHITECTURES, *CAUSAL_ARCHITECTURES) and not Path(data).is_dir():
-        raise UserError(f"{data} is the name of a model; it comes first: lazyformer pretrain {data} {arch}")
+        raise UserError(f"{data} is the name of a model, which must come first: lazyformer pretrain {data} {arch}")
     if run.distill and not warm:
-        raise UserError(f"--distill: requires a trained model's folder, and {arch} is not one")
+        raise UserError(f"--distill requires a trained model's folder, but {arch} is not one")
     if run.without and run.recipe != "laptop":
         raise UserError(f"--without {','.join(run.without)}: works only with --recipe laptop")
     its_phases = {"phases": PHASES, LONGFORMER: of_phases}.get(run.recipe, ())

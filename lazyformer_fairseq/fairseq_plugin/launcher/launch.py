@@ -20,13 +20,13 @@ from lazyformer_fairseq.executors.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.options import PRECISION, Gpus, flag_of, option, read_gpus
 
 OWN = {  # options that the launcher sets itself, which the user therefore must not set
-    "--user-dir": "leave it out: this command sets it",
+    "--user-dir": "omit this option; the command sets it",
     "--distributed-world-size": "use --gpus and --nodes instead",
     "--update-freq": "is derived from --sequences-per-update; set that instead, or run fairseq-train yourself",
     "--fp16": "use --precision fp16 instead",
     "--bf16": "use --precision bf16 instead",
     "--max-tokens": "use --batch-size, in sequences, or run fairseq-train yourself",
-    "--tokenizer": "leave it out: the command uses the tokenizer that `lazyformer corpus` wrote beside DATA",
+    "--tokenizer": "omit this option; the command uses the tokenizer that `lazyformer corpus` wrote beside DATA",
 }
 Setting = Union[str, int, float, bool]
 Job = tuple[Any, ...]  # the arguments of evaluation.planning.job.job_of_launch, whose module imports torch
@@ -118,7 +118,7 @@ class Launch:
     def in_fast_precision(self, save_dir: Path) -> "Launch":
         """Return this launch, switched to bf16 if it runs on a CPU with native bf16.
 
-        Nothing changes if the user has chosen a precision, or if the run in `save_dir` began in another precision.
+        Nothing changes if the user has chosen a precision, or if the run in `save_dir` began in a different precision.
         """
         if (
             self.precision

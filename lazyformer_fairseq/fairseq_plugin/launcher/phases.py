@@ -27,7 +27,7 @@ from lazyformer_fairseq.training.stop_signals import EXIT_CODE
 LAST = "checkpoint_last.pt"
 FINISHED = "finished.json"
 OWN = {
-    "recipe": "each phase has its own; leave the option out",
+    "recipe": "each phase has its own; omit the option",
     "save_dir": "set it once for all phases; each phase gets a subfolder",
     "finetune_from_model": "each phase starts from the previous one; to start phase 1 from a model, set it in --phase1",
 }
@@ -72,8 +72,8 @@ def pretrain_in_phases(arch: str, data: str, given: list[str], phases: Sequence[
         is_dry: whether to only print the commands.
 
     Raises:
-        UserError: an option is not allowed here, the folder was begun with other settings, or it contains another
-            phase's checkpoint.
+        UserError: an option is not allowed here, the folder was begun with different settings, or it contains a
+            different phase's checkpoint.
         SystemExit: a phase was stopped or failed; the exit code is the phase's.
     """
     out = Path(options_by_name(given).get("save_dir", f"checkpoints/{arch}_phases"))
@@ -170,7 +170,7 @@ def _is_finished(phase: Phase, folder: Path, words: list[str]) -> bool:
     The answer is recorded in ``finished.json``, in case the checkpoint is lost.
 
     Raises:
-        UserError: the folder's checkpoint belongs to another phase.
+        UserError: the folder's checkpoint was written by a different phase.
     """
     record = folder / FINISHED
     last = folder / LAST
@@ -193,8 +193,8 @@ def _is_finished(phase: Phase, folder: Path, words: list[str]) -> bool:
             value = found.get(section, {}).get(name)
             if name in wanted and value is not None and str(value) != wanted[name]:
                 raise UserError(
-                    f"{last}: is not a checkpoint of {phase.name}: its {name} is {value}, but {phase.name} has "
-                    f"{wanted[name]}; restore the order of the phases' folders, or set another --save-dir"
+                    f"{last} is not a checkpoint of {phase.name}: its {name} is {value}, but {phase.name} has "
+                    f"{wanted[name]}; restore the order of the phases' folders, or set a different --save-dir"
                 )
 
     if whole_number(wanted["max_update"]) is None:

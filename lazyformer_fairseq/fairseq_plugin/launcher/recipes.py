@@ -40,7 +40,7 @@ ADAM = """--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --w
 
 
 def drop_unsupported_options(recipe: Sequence[str], given: Mapping[str, str]) -> list[str]:
-    """Return a recipe's options without those that the user's own optimizer or schedule does not support.
+    """Drop the options of a recipe that the user's own optimizer or schedule does not support.
 
     Args:
         recipe: the recipe's options as command-line arguments.
@@ -56,7 +56,7 @@ def drop_unsupported_options(recipe: Sequence[str], given: Mapping[str, str]) ->
 
 
 def convert_warmup(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return a phase's options with the warm-up converted to another schedule's unit.
+    """Return a phase's options with the warm-up converted to a different schedule's unit.
 
     Depending on the schedule, the warm-up is a number of updates, a fraction of all updates, or not an option.
 

@@ -37,7 +37,7 @@ class CheckedModel(BaseFairseqModel):
         Raises:
             UserError: the sizes are incompatible.
         """
-        if isinstance(cfg, Namespace):  # from fairseq.options.get_args, which leaves out options with default values
+        if isinstance(cfg, Namespace):  # from fairseq.options.get_args, which omits options with default values
             cfg = getattr(cls, "__dataclass").from_namespace(cfg)
         try:
             return cls(cfg, task.source_dictionary)
@@ -48,7 +48,7 @@ class CheckedModel(BaseFairseqModel):
         """Load weights.
 
         Raises:
-            UserError: weights have the wrong shape or belong to another dictionary; the message names them.
+            UserError: weights have the wrong shape or are for a different dictionary; the message names them.
         """
         self.upgrade_state_dict(state_dict)
         if (experts := getattr(self, "shared_experts", None)) is not None:

@@ -29,8 +29,8 @@ class AdamLikeOptimizer(FairseqOptimizer):
             UserError: always.
         """
         raise UserError(
-            f"--memory-efficient-fp16, --memory-efficient-bf16: --optimizer {self.NAME} needs weights in single "
-            "precision; leave the option out, or use --optimizer adam"
+            f"--memory-efficient-fp16, --memory-efficient-bf16: --optimizer {self.NAME} requires single-precision "
+            "weights; omit the option, or use --optimizer adam"
         )
 
 

@@ -167,7 +167,7 @@ class TrainerGuard(UpdateGuard):
         """
         losses = [log["loss"] for log in self.logs if "loss" in log]
         if self.spike and not losses:
-            raise UserError("--loss-spike: this --criterion logs no loss; leave the option out")
+            raise UserError("--loss-spike: this --criterion logs no loss; omit the option")
         every = ((log, name, value) for log in self.logs for name, value in log.items())
         logged = [(log, name) for log, name, value in every if torch.is_tensor(value) and value.numel() == 1]
         norm, loss, sample_size, *values = _on_host(
@@ -224,7 +224,7 @@ class TrainerGuard(UpdateGuard):
         reaction = self.skip(skipped)
         self._warn(
             f"update {update + 1} is skipped: {reason} (loss {skipped.loss} {self.unit}, gradient norm "
-            f"{self.gradient_norm}); {self.skipped_in_a_row} in a row, {self.skipped} in all"
+            f"{self.gradient_norm}); {self.skipped_in_a_row} in a row, {self.skipped} in total"
         )
         trainer.zero_grad()
         if getattr(trainer.optimizer, "_multiply_factor", None) is not None and trainer.optimizer.scaler is None:
@@ -248,7 +248,7 @@ class TrainerGuard(UpdateGuard):
         self.skipped_in_a_row = 0
         self._warn(
             f"{self.max_in_a_row} updates in a row were bad: the run rolls back to {path}, update "
-            f"{self.trainer.get_num_updates()}, and continues on other data; rollback {self.rollbacks} of "
+            f"{self.trainer.get_num_updates()}, and continues on different data; rollback {self.rollbacks} of "
             f"{self.max_rollbacks}"
         )
 

@@ -304,11 +304,11 @@ def choose(cfg: Any) -> Optional[Path]:
             continue
         if not (has_optimizer or cfg.no_save_optimizer_state):
             del updates[path]
-            damaged.append(f"{path}: contains no optimizer state, so runs cannot resume from it")
+            damaged.append(f"{path} contains no optimizer state, so runs cannot resume from it")
     if not updates:
         listed = "\n  ".join(damaged)
         raise UserError(
-            f"{cfg.save_dir}: contains no intact checkpoint; move these files away to start from scratch\n  {listed}"
+            f"{cfg.save_dir} contains no intact checkpoint; move these files away to start from scratch\n  {listed}"
         )
     path = max(updates, key=updates.get)
     said = "\n".join(damaged)
@@ -317,7 +317,7 @@ def choose(cfg: Any) -> Optional[Path]:
 
 
 def _names_of(cfg: Any) -> tuple[Path, Optional[str]]:
-    """Return the path of ``checkpoint_last.pt``, and of the file that fairseq loads while that one does not exist."""
+    """Return the paths of ``checkpoint_last.pt`` and of the file that fairseq loads if it does not exist."""
     last = Path(cfg.save_dir) / LAST.replace(".pt", f"{cfg.checkpoint_suffix}.pt")
     return last, cfg.continue_once or cfg.finetune_from_model
 

@@ -90,7 +90,9 @@ def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
             return _user_error_of_hydra(error)
         if isinstance(error, OSError) and error.errno in OUT_OF_SPACE:
             where = error.filename or "a file"
-            return UserError(f"{where}: cannot be written ({error.strerror}); make room and run the same command again")
+            return UserError(
+                f"{where}: cannot be written ({error.strerror}); free up disk space and run the same command again"
+            )
         if spawn and isinstance(error, spawn.ProcessRaisedException):
             return _user_error_in_text(str(error))
         error = error.__cause__ or error.__context__

@@ -28,9 +28,9 @@ BatchSize = dict[str, Optional[int]]  # keys: max_tokens and max_sentences, as i
 
 
 class ExactEpochBatchIterator(EpochBatchIterator):
-    """fairseq's iterator, extended to resume with another number of processes or another batch size.
+    """fairseq's iterator, extended to resume with a different number of processes or batch size.
 
-    To resume with another batch size, the task must have called :meth:`set_batching`.
+    To resume with a different batch size, the task must have called :meth:`set_batching`.
 
     Attributes:
         batch_size: the batch size; None if the task has not set it.
@@ -68,7 +68,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state, even one with another number of processes or batch size; with other data, restart the epoch.
+        """Load a state, even if the number of processes or batch size differs; if the data differs, restart the epoch.
 
         Raises:
             UserError: the state does not describe a position in this data.
@@ -88,8 +88,8 @@ class ExactEpochBatchIterator(EpochBatchIterator):
             return
         if state["samples"] != self._samples():
             logger.warning(
-                "the checkpoint is from the middle of an epoch of %d samples, but now there are %d (other data, or "
-                "another --tokens-per-sample): the epoch restarts, so some samples are read twice",
+                "the checkpoint is from the middle of an epoch of %d samples, but now there are %d (different data or "
+                "--tokens-per-sample): the epoch restarts, so some samples are read twice",
                 *(state["samples"], self._samples()),
             )
             super().load_state_dict({**state, "iterations_in_epoch": 0})

@@ -72,7 +72,9 @@ class ReliabilityConfig(FairseqDataclass):
         3,
         "maximum number of rollbacks to the last good checkpoint, after which the run stops with a report",
     )
-    loss_spike: float = option(0.0, "skip updates with a loss of more than this many times the recent median; 0: never")
+    loss_spike: float = option(
+        0.0, "skip an update if its loss is more than this many times the recent median; 0: never"
+    )
     sequences_per_update: Optional[int] = option(
         None,
         "sequences per update over all GPUs; sets --update-freq, and --batch-size becomes an upper bound",
@@ -81,7 +83,7 @@ class ReliabilityConfig(FairseqDataclass):
         0.0,
         "seconds between progress lines; other output except warnings and metrics goes only to train.log; 0: show all",
     )
-    report_to: Optional[str] = option(None, f"experiment trackers that receive metrics.jsonl: {', '.join(TRACKERS)}")
+    report_to: Optional[str] = option(None, f"experiment trackers to log metrics.jsonl to: {', '.join(TRACKERS)}")
 
 
 LONGEST_SOCKET = 107  # bytes in the path of a Unix socket on Linux (man 7 unix)
@@ -100,7 +102,7 @@ def refuse_impossible(*options: Any) -> None:
         if getattr(some, "write_checkpoints_asynchronously", False):
             raise UserError(
                 "--write-checkpoints-asynchronously: with this option fairseq may not write checkpoint_last.pt, and a "
-                "kill may leave an incomplete file; leave the option out"
+                "kill may leave an incomplete file; omit the option"
             )
         listed_updates(getattr(some, "keep_updates_list", None))
         read_words(some, "checkpoint_words")
@@ -209,7 +211,7 @@ def settle_update_size(cfg: DictConfig) -> None:
     if list(cfg.optimization.update_freq) not in ([1], [update_freq]):
         given = ",".join(map(str, cfg.optimization.update_freq))
         raise UserError(
-            f"--update-freq {given}: --sequences-per-update {per_update} already determines it; leave one of them out"
+            f"--update-freq {given}: --sequences-per-update {per_update} already determines it; omit one of them"
         )
     cfg.dataset.batch_size = batch
     cfg.optimization.update_freq = [update_freq]
@@ -225,11 +227,11 @@ def apply_decay_from(cfg: DictConfig) -> None:
     if (start := OmegaConf.select(cfg, "lr_scheduler.decay_from")) is None:
         return
     if Path(start).absolute().parent == Path(cfg.checkpoint.save_dir).absolute():
-        raise UserError(f"--decay-from {start}: is in --save-dir, where this run would resume; set a new --save-dir")
+        raise UserError(f"--decay-from {start} is in --save-dir, where this run would resume; set a new --save-dir")
     for name in ("restore_file", "continue_once", "reset_optimizer"):
         if cfg.checkpoint[name] not in (None, False, "checkpoint_last.pt", start):
             raise UserError(
-                f"--{name.replace('_', '-')}: the run continues from --decay-from {start}; leave one of them out"
+                f"--{name.replace('_', '-')}: the run continues from --decay-from {start}; omit one of them"
             )
     cfg.checkpoint.continue_once = start
 
@@ -283,13 +285,13 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
         parsed = parse_args_and_arch(parser, input_args, *args, **kwargs)
     except SyntaxError as error:  # fairseq parses lists of numbers as Python
         refuse_out_of_bounds(given, BOUNDS)
-        raise UserError(f"{error.text}: is not a list of numbers") from error
+        raise UserError(f"{error.text} is not a list of numbers") from error
     options = parsed[0] if isinstance(parsed, tuple) else parsed
     if not names_task_of_ours(options):
         data = Path(str(getattr(options, "data", None) or "."))
         if (data / "shard0").is_dir() and not list(data.glob("*.idx")):  # fairseq's own tasks do not support shards
             install(Stage.COMMAND_LINE)
-            raise UserError(f"{data}: is a sharded corpus; for --task {task} use {data / 'shard0'}")
+            raise UserError(f"{data} is a sharded corpus; for --task {task} use {data / 'shard0'}")
     else:
         start_run(command_line=input_args is None)
         if "--tpu" not in words:
@@ -313,11 +315,11 @@ def _refuse(parser: ArgumentParser, command_line: bool, message: str) -> None:
     if match := re.fullmatch(r"argument ([\w-]+)\S*: invalid choice: '(.*)' \(choose from (.*)\)", message):
         option, value, choices = match.groups()
         known = re.findall("'(.*?)'", choices)
-        message = f"{option} {value}: no such name{nearest(value, known)}"
+        message = f"{option} {value}: unknown name{nearest(value, known)}"
     elif message.startswith("unrecognized arguments: "):
         words = message.removeprefix("unrecognized arguments: ").split(" ")
         name = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
-        message = f"{name}: no such option here{nearest(name, parser._option_string_actions)}"
+        message = f"unknown option {name}{nearest(name, parser._option_string_actions)}"
     raise UserError(message.replace("<lambda> ", ""))
 
 

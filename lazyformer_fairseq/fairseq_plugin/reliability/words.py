@@ -48,9 +48,7 @@ def word_counter(cfg: Any) -> WordCounter:
     if not marks and read_budget(cfg.task) is None:
         return WordCounter()
     if cfg.optimization.use_bmuf:
-        raise UserError(
-            "--use-bmuf: words cannot be counted, because processes do not share updates; leave the option out"
-        )
+        raise UserError("--use-bmuf: words cannot be counted, because processes do not share updates; omit the option")
     return WordCounter(0, marks, read_word_counts(cfg.task.data).per_token)
 
 

@@ -1,4 +1,4 @@
-"""The base class of the fairseq tasks that train a model of this package."""
+"""The base class of the fairseq tasks that train this package's models."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -59,7 +59,7 @@ class EncoderTask(FairseqTask):
         disable_iterator_cache: bool = False,
         **others,
     ):
-        """Return fairseq's batch iterator, extended to finish an epoch that was begun with another batch size.
+        """Return fairseq's batch iterator, extended to finish an epoch that was begun with a different batch size.
 
         Args:
             dataset: the dataset to read.

@@ -50,7 +50,7 @@ TASKS_TO_TRAIN = [name for name, task in TASKS.items() if "train" in task.splits
 class FineTuningConfig(ReliabilityConfig):
     """Options that both tasks share, and the fairseq options that they read."""
 
-    data: str = option(MISSING, "folder of the official files or of prepared data")
+    data: str = option(MISSING, "folder containing the official files or prepared data")
     # Not named `tokenizer`, because fairseq has an option of that name, which would silently take precedence.
     tokenizer_folder: Optional[str] = option(
         None,
@@ -87,7 +87,7 @@ class FineTuningTask(EncoderTask):
         """
         if not issubclass(ARCH_MODEL_REGISTRY[cfg._name], MaskedLM):
             raise UserError(
-                f"--arch {cfg._name}: is not one of this package's masked language models, which --task "
+                f"--arch {cfg._name} is not one of this package's masked language models, which --task "
                 f"{self.cfg._name} requires; use one of them, such as bert_base"
             )
         model = super().build_model(cfg, from_checkpoint)
@@ -134,7 +134,7 @@ class FineTuningTask(EncoderTask):
 class GlueConfig(FineTuningConfig):
     """Options of ``--task glue``."""
 
-    data: str = option(MISSING, "folder of the task's official files (train.tsv and so on) or of prepared data")
+    data: str = option(MISSING, "folder containing the task's official files (train.tsv and so on) or prepared data")
     glue_task: Optional[str] = option(
         None, f"task name: {', '.join(TASKS_TO_TRAIN)}; default: the name of the data folder"
     )
@@ -213,10 +213,10 @@ def _named_task(cfg: GlueConfig) -> TaskDescription:
 def _check_glue_options(cfg: GlueConfig, description: TaskDescription) -> None:
     """Raise a UserError for options that would fail late, or would select the worst checkpoint."""
     if description.tags_words:
-        raise UserError(f"{cfg.data}: has per-word tags; only `lazyformer finetune` can train on tags")
+        raise UserError(f"{cfg.data} has per-word tags, which only `lazyformer finetune` can train on")
     check_options(cfg, description.name, description.metrics)
     if PreparedTask.is_at(cfg.data) and load_prepared(cfg.data).task != description:
-        raise UserError(f"{cfg.data}: contains {load_prepared(cfg.data).task.name}, not {description.name}")
+        raise UserError(f"{cfg.data} contains {load_prepared(cfg.data).task.name}, not {description.name}")
     for split in cfg.valid_subset.split(","):
         if split in description.splits and description.splits[split].label is None:
             raise UserError(f"--valid-subset {cfg.valid_subset}: {description.name}'s {split} split has no labels")
@@ -231,10 +231,10 @@ class SquadConfig(FineTuningConfig):
 
     data: str = option(
         MISSING,
-        f"folder of the official files {', '.join(SPLITS.values())}, or of prepared data",
+        f"folder containing the official files {', '.join(SPLITS.values())}, or prepared data",
     )
-    train_file: str = option(SPLITS["train"], "name of the training file among the official files")
-    valid_file: str = option(SPLITS["valid"], "name of the validation file among the official files")
+    train_file: str = option(SPLITS["train"], "name of the official training file")
+    valid_file: str = option(SPLITS["valid"], "name of the official validation file")
     skip_mistakes: bool = option(
         False,
         "skip invalid entries with a warning, such as answers that are not found at the stated position",
@@ -313,7 +313,7 @@ def _window_settings(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> Win
     wanted = replace(usual, **{name: size for name, size in given.items() if size is not None})
     if prepared and wanted != usual:
         raise UserError(
-            f"{cfg.data}: was prepared with {usual}, but the options request {wanted}; leave out --tokens-per-sample, "
+            f"{cfg.data} was prepared with {usual}, but the options request {wanted}; omit --tokens-per-sample, "
             "--doc-stride and --max-question-tokens, or prepare the data again"
         )
     return wanted
@@ -334,7 +334,7 @@ def check_options(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) -> N
         UserError: an option is invalid.
     """
     if not Path(cfg.data).is_dir():
-        raise UserError(f"{cfg.data}: no such folder; pass the folder of {what}'s official files")
+        raise UserError(f"{cfg.data}: no such folder; pass the folder containing {what}'s official files")
     if cfg.finetune_from_model and not Path(cfg.finetune_from_model).is_file():
         raise UserError(f"--finetune-from-model {cfg.finetune_from_model}: no such file; pass a checkpoint, *.pt")
     metric = cfg.best_checkpoint_metric
@@ -369,7 +369,7 @@ def find_tokenizer(cfg: FineTuningConfig, prepared: Optional[Path]) -> Path:
         if (given / SETTINGS_FILE).read_bytes() != (prepared / SETTINGS_FILE).read_bytes():
             raise UserError(
                 f"--tokenizer-folder {given}: {cfg.data} was prepared with a different tokenizer; prepare the data "
-                "with this one, or leave the option out"
+                "with this one, or omit the option"
             )
         return prepared
     if cfg.tokenizer_folder:

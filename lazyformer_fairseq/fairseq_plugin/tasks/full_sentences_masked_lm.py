@@ -98,7 +98,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         prepare_model(model, self.text, masked_text.PERMUTED, starts_fresh=not from_checkpoint)
         if self.cfg.next_sentence:
             if not hasattr(model, "register_next_sentence_head"):
-                raise UserError("--next-sentence: only this package's encoders support it; leave the option out")
+                raise UserError("--next-sentence: only this package's encoders support it; omit the option")
             model.register_next_sentence_head()
             self.has_token_types = getattr(cfg, "token_types", 0) > 1
             if not self.has_token_types:
@@ -118,7 +118,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
             )
         if self.cfg.next_sentence and getattr(cfg, "distill", None):
             raise UserError(
-                "--distill: a teacher does not predict next sentences; leave out either this option or --next-sentence"
+                "--distill: a teacher does not predict next sentences; omit either this option or --next-sentence"
             )
         is_apart = self.cfg.within_documents or self.text.is_permuted
         if is_apart and getattr(cfg, "distill", None) and cfg.distill_attention_weight:
@@ -133,7 +133,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         """Load an epoch's shard; for `train`, also copy the tokenizer to ``--save-dir``.
 
         Raises:
-            UserError: some epoch's file is missing, damaged or does not belong to the data (see ``--verify``).
+            UserError: some epoch's file is missing, damaged or does not match the data (see ``--verify``).
         """
         cfg = self.cfg
         text = self.text
@@ -192,5 +192,5 @@ class InputsMaskedLMTask(FullSentencesMaskedLMTask):
         for name in ("next_sentence", "within_documents"):
             if getattr(cfg, name):
                 option = f"--{name.replace('_', '-')}"
-                raise UserError(f"{option}: each of a task's inputs is one whole text; leave the option out")
+                raise UserError(f"{option}: each of a task's inputs is one whole text; omit the option")
         return super().setup_task(cfg, **kwargs)

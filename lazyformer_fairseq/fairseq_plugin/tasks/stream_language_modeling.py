@@ -78,7 +78,7 @@ class SegmentIterator(EpochBatchIterator):
         if position and segments != len(self):
             now = position * len(self) // segments
             logger.warning(
-                "the checkpoint is from segment %d of %d, but the streams now have %d (another batch size, number of "
+                "the checkpoint is from segment %d of %d, but the streams now have %d (different batch size, number of "
                 "processes or --tgt-len): continuing at segment %d, so some text is read twice and some not at all",
                 position,
                 segments,
@@ -135,7 +135,7 @@ class StreamLanguageModelingTask(EncoderTask):
         """Memory-map a split's tokens.
 
         Raises:
-            UserError: a file is missing, damaged or empty, or was written with another dictionary.
+            UserError: a file is missing, damaged or empty, or was written with a different dictionary.
         """
         tokens = self.objective.tokens(split)
         self.datasets[split] = _Text(split, tokens)

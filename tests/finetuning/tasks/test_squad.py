@@ -188,7 +188,7 @@ def test_options_that_do_not_fit_are_refused_at_once(config, arguments, message)
 
 
 def test_what_is_not_there_is_refused(config, folders, tmp_path):
-    with pytest.raises(UserError, match="nowhere: no such folder; pass the folder of SQuAD's official files"):
+    with pytest.raises(UserError, match="nowhere: no such folder; pass the folder containing SQuAD's official files"):
         setup_task(config(data="nowhere").task)
     task, model = load(config())
     with pytest.raises(UserError, match="no 'test' split"):
@@ -201,7 +201,7 @@ def test_what_is_not_there_is_refused(config, folders, tmp_path):
     objective.read = lambda split: prepared_squad.PreparedSplit(file, make_windows(objective.tokenizer, file))
     dataset = objective.dataset("valid")
     batch = dataset.collater([dataset[0]])
-    with pytest.raises(UserError, match="open.json: contains questions without answers"):
+    with pytest.raises(UserError, match="open.json contains questions without answers"):
         task.build_criterion(config().criterion)(model, batch)
     with pytest.raises(UserError, match="use --criterion squad"):
         task.build_criterion(config("--criterion", "cross_entropy").criterion)

@@ -329,7 +329,7 @@ def test_fairseqs_task_refuses_them(names, run_of_names, glue_config):
 
     folder = names / "out" / "tasks" / "names"
     cfg = glue_config(folder, "--tokenizer-folder", folder / "tokenizer", "--best-checkpoint-metric", "accuracy")
-    with pytest.raises(UserError, match="names: has per-word tags; only `lazyformer finetune` can train on tags"):
+    with pytest.raises(UserError, match="names has per-word tags, which only `lazyformer finetune` can train on"):
         setup_task(cfg.task)
 
 

@@ -250,7 +250,7 @@ def test_a_run_goes_on_without_saving_and_saves_when_there_is_room_again(
 @pytest.mark.slow
 def test_a_run_that_cannot_save_its_end_fails(data_folder, tmp_path, fairseq_train, full_disk):
     full_disk(3, 100)
-    with pytest.raises(UserError, match="not saved: File too large.*\nThe run is at its end"):
+    with pytest.raises(UserError, match="not saved: File too large.*\nTraining has finished"):
         fairseq_train(data_folder, f"{TINY} --max-update 6", tmp_path)
     assert look_into(tmp_path / "checkpoint_last.pt").updates == 2
     full_disk(100, 100)
@@ -268,5 +268,5 @@ def test_a_run_that_patience_ends_and_that_cannot_save_its_end_fails(
     of_its_own = FunctionType(training.__code__, training.__globals__)  # fairseq counts by attributes of the function
     monkeypatch.setattr(fairseq_cli.train, "should_stop_early", of_its_own)
     full_disk(3, 100)
-    with pytest.raises(UserError, match="checkpoint_1_4.pt: not saved: File too large.*\nThe run is at its end"):
+    with pytest.raises(UserError, match="checkpoint_1_4.pt: not saved: File too large.*\nTraining has finished"):
         fairseq_train(data_folder, options, tmp_path)

@@ -154,7 +154,7 @@ def test_the_second_process_hears_of_the_problem():
         data_parallel_rank=1, data_parallel_world_size=2, data_parallel_process_group=None, device=torch.device("cpu")
     )
     for told, seen, words in (
-        ((None, "run: contains no intact checkpoint"), [True, True], "run: contains no intact checkpoint"),
+        ((None, "run contains no intact checkpoint"), [True, True], "run contains no intact checkpoint"),
         ((Path("checkpoint_last.pt"), None), [True, False], r"processes \[1\] cannot read it; all nodes must share"),
     ):
         doubles = {"broadcast_object": lambda *_, told=told: told, "all_gather_list": lambda *_, seen=seen: seen}
@@ -217,7 +217,7 @@ def test_a_list_is_read_or_refused(data_folder, tmp_path, fairseq_train):
 
 def test_asynchronous_writing_and_folders_that_cannot_be_written_are_refused(data_folder, tmp_path, fairseq_train):
     for option in ("--write-checkpoints-asynchronously", "--save-async"):
-        with pytest.raises(UserError, match="--write-checkpoints-asynchronously: .*leave the option out"):
+        with pytest.raises(UserError, match="--write-checkpoints-asynchronously: .*omit the option"):
             fairseq_train(data_folder, f"{SMALL} {option}", tmp_path)
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "inside"):

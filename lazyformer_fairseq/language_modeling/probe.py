@@ -22,7 +22,7 @@ from lazyformer_fairseq.language_modeling.images import LABELS, palette_of, samp
 from lazyformer_fairseq.language_modeling.prepare import SPLITS
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.report.figures import COLOURS, picture
+from lazyformer_fairseq.report.figures import COLORS, picture
 from lazyformer_fairseq.report.tables import Table
 from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.json_files import write_json
@@ -153,10 +153,10 @@ def write(results: Mapping[str, Mapping[str, float]], folder: Path) -> None:
     write_json(folder / "probe.json", results)
     with picture(folder / "probe.png") as axes:
         axis = axes[0, 0]
-        for split, colour in zip(("valid", "test"), COLOURS, strict=False):
+        for split, color in zip(("valid", "test"), COLORS, strict=False):
             accuracies = [results[name][split] for name in layers]
-            axis.plot(layers, accuracies, "o-", color=colour, label=split)
-            axis.axhline(results[PIXELS][split], color=colour, linestyle=":", label=f"{split}, {PIXELS}")
+            axis.plot(layers, accuracies, "o-", color=color, label=split)
+            axis.axhline(results[PIXELS][split], color=color, linestyle=":", label=f"{split}, {PIXELS}")
         axis.set_xticks(range(len(layers)), [name.removeprefix("layer ") for name in layers])
         axis.set_xlabel("layer (input to its attention)")
         axis.set_ylabel("linear probe accuracy, %")

@@ -15,17 +15,18 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from lazyformer_fairseq.storage.atomic import atomic_file
 
 # The color-blind-safe palette of Okabe and Ito.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
-INCHES_A_COLUMN = 2.2  # width of a legend column
+INCHES_PER_COLUMN = 2.2  # width of a legend column
+MARKERS_PER_LINE = 12  # at most about this many: enough to tell the lines apart
 
 Style = Mapping[str, Any]  # matplotlib keyword arguments
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
     """Assign a color and a marker to each name, as matplotlib keyword arguments; the first 42 pairs are distinct."""
-    pairs = zip(itertools.cycle(COLOURS), itertools.cycle(MARKS), strict=False)
-    return {name: {"color": colour, "marker": mark} for name, (colour, mark) in zip(names, pairs, strict=False)}
+    pairs = zip(itertools.cycle(COLORS), itertools.cycle(MARKS), strict=False)
+    return {name: {"color": color, "marker": mark} for name, (color, mark) in zip(names, pairs, strict=False)}
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def picture(
     if title:
         figure.suptitle(title, fontsize=11)
     if legend:
-        columns_of_legend = min(len(legend), max(2, round(figure.get_figwidth() / INCHES_A_COLUMN)))
+        columns_of_legend = min(len(legend), max(2, round(figure.get_figwidth() / INCHES_PER_COLUMN)))
         figure.legend(
             handles=list(legend),
             loc="outside lower center",
@@ -91,7 +92,8 @@ def draw_band(axis: Axes, x: Sequence[float], values: np.ndarray, style: Style) 
         alpha=0.18,
         linewidth=0,
     )
-    axis.plot(x, np.median(values, axis=0), color=style["color"], linewidth=1.4)
+    every = max(1, len(x) // MARKERS_PER_LINE)
+    axis.plot(x, np.median(values, axis=0), linewidth=1.4, markersize=4, markevery=every, **style)
 
 
 def draw_spread(axis: Axes, x: float, values: Sequence[float], style: Style) -> None:
@@ -105,7 +107,7 @@ OF_COST = {
     "tokens": "training tokens",
     "flops": "training FLOPs",
     "hours": "training time, hours",
-    "seconds": "training time of the model, seconds",
+    "seconds": "training time, seconds",
 }
 SECONDS_OF = {"hours": 3600, "minutes": 60, "seconds": 1}
 

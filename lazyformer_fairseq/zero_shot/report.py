@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lazyformer_fairseq.report.figures import COLOURS, picture
+from lazyformer_fairseq.report.figures import COLORS, picture
 from lazyformer_fairseq.report.page import Notes, Picture, write_page
 from lazyformer_fairseq.report.tables import Table
 from lazyformer_fairseq.zero_shot.pairs import Paradigm, readable
@@ -113,7 +113,7 @@ def draw(answers: Sequence[Answers], by_phenomenon: dict[str, list[str]], path: 
                 values,
                 height,
                 xerr=errors,
-                color=COLOURS[number % len(COLOURS)],
+                color=COLORS[number % len(COLORS)],
                 error_kw={"linewidth": 0.8},
                 label=each.model,
             )

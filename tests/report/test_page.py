@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lazyformer_fairseq.report.figures import (
-    COLOURS,
+    COLORS,
     MARKS,
     draw_band,
     draw_spread,
@@ -53,8 +53,8 @@ def test_a_figure_is_written_when_its_block_ends_well_and_forty_two_names_look_d
     with pytest.raises(RuntimeError), picture(tmp_path / "b.png"):
         raise RuntimeError
     assert not (tmp_path / "b.png").exists()
-    found = styles(map(str, range(len(COLOURS) * len(MARKS))))
-    assert len({tuple(style.values()) for style in found.values()}) == len(COLOURS) * len(MARKS) == 42
+    found = styles(map(str, range(len(COLORS) * len(MARKS))))
+    assert len({tuple(style.values()) for style in found.values()}) == len(COLORS) * len(MARKS) == 42
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_figure_is_written_when_its_block_ends_well_and_forty_two_names_look_d
         ("hours", [0, 0.0175], "0 10 20 30 40 50 60", "training time, seconds"),
         ("hours", [0, 0.5], "0 5 10 15 20 25 30", "training time, minutes"),
         ("hours", [0, 60], "0 20 40 60", "training time, hours"),
-        ("seconds", [0, 3000], "0 10 20 30 40 50", "training time of the model, minutes"),
+        ("seconds", [0, 3000], "0 10 20 30 40 50", "training time, minutes"),
     ],
 )
 def test_ticks_of_a_cost_are_short_and_in_a_unit_that_fits(tmp_path, cost, values, ticks, label):

@@ -277,7 +277,8 @@ def draw_curves(
     style_of = styles(comparison.families)
     measure = comparison.measure
     targets = sorted({time.target for time in times})  # there can be several if folders were joined
-    legend = [*handles(style_of), Line2D([], [], label="target", **DASHED)]
+    values = ", ".join(f"{target:.2f}" for target in targets)
+    legend = [*handles(style_of), Line2D([], [], label=f"target: {values}", **DASHED)]
     if any(len(models) > 1 for models in comparison.families.values()):
         mark = {"marker": "o", "linestyle": "", "color": "0.4", "markersize": 6, **HOLLOW}
         legend.append(Line2D([], [], label="end of a shorter run", **mark))

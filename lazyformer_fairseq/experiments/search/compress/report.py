@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.experiments.search.space import compact
-from lazyformer_fairseq.report.figures import COLOURS, picture
+from lazyformer_fairseq.report.figures import COLORS, picture
 from lazyformer_fairseq.report.numbers import with_spread
 from lazyformer_fairseq.report.page import Block, write_page
 from lazyformer_fairseq.report.tables import markdown_table
@@ -89,15 +89,15 @@ def _draw_losses(result: Mapping[str, Any], path: Path) -> None:
     """Plot the losses of all measured patterns and of the selected ones, in bits above the original, by latency."""
     with picture(path, panel=(7, 4.5)) as ((axis,),):
         for is_scored, colour, label in (
-            (True, COLOURS[5], "single changes"),
-            (False, COLOURS[0], "promising combinations"),
+            (True, COLORS[5], "single changes"),
+            (False, COLORS[0], "promising combinations"),
         ):
             rows = [row for row in result["measured"] if row["is_scored"] == is_scored]
             axis.scatter(_percent(rows), [row["above"] for row in rows], s=8, color=colour, label=label, linewidths=0)
         rows = sorted((row["found"] for row in result["budgets"]), key=lambda row: row["predicted_ms"])
         above = [row["above"] for row in rows]
         error = [row["error"] for row in rows]
-        axis.errorbar(_percent(rows), above, yerr=error, color=COLOURS[1], marker="o", label="found")
+        axis.errorbar(_percent(rows), above, yerr=error, color=COLORS[1], marker="o", label="found")
         axis.scatter([100], [0], marker="*", s=130, color="black", label="original", zorder=3)
         axis.set_yscale("symlog", linthresh=LINEAR)
         axis.set(

@@ -1,4 +1,4 @@
-"""The code in an exported folder: modules of this package, converted to relative imports.
+"""The code in an exported folder: this package's modules, converted to relative imports.
 
 The collection starts from the models and the classes of the pattern's sublayers, and follows each module's imports. The
 folder is flat, because transformers finds files by relative imports and does not support subfolders:
@@ -142,7 +142,7 @@ def code_files(pattern: str) -> dict[str, str]:
 
 
 def _registering_module(row: Kind, cls: type) -> str:
-    """Return the module of another package that registers a row.
+    """Return the module in another package that registers a row.
 
     Raises:
         UserError: No module in the package that defines the row's class has the row as a global variable.
@@ -170,7 +170,7 @@ def follow_imports(modules: list[str], libraries: Collection[str] = LIBRARIES) -
         libraries: The libraries that the code may import.
 
     Raises:
-        UserError: Another package's module imports another library or uses relative imports.
+        UserError: A module from another package imports an unsupported library or uses relative imports.
     """
     packages = {name.partition(".")[0] for name in modules}
     files: dict[str, str] = {}

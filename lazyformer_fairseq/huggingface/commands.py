@@ -33,13 +33,13 @@ def import_model(
     tokenizer_folder: Optional[Path],
     warm: WarmOptions,
 ) -> None:
-    """Convert a BERT from the Hub to a checkpoint of this package, with the same or another pattern.
+    """Convert a BERT from the Hub to a lazyformer_fairseq checkpoint, with the same or a different pattern.
 
     The model may also be a RoBERTa, a DistilBERT, a ModernBERT or a LazyFormerForMaskedLM.
 
     BERT is the model's folder, which contains config.json, model.safetensors and the tokenizer files. It may also be a
-    checkpoint of this package, or a folder of checkpoints. No code in it is run. Without --sublayer-pattern the model's
-    outputs stay the same. With it, the weights initialize a model with another pattern.
+    lazyformer_fairseq checkpoint, or a folder of checkpoints. No code in it is run. Without --sublayer-pattern the
+    model's outputs stay the same. With it, the weights initialize a model with that pattern.
 
     The command writes model.safetensors, config.json and the tokenizer to OUT. If the model changed, it also writes
     warm_start.json and warm_start.md, which map the old sublayers to the new ones. lazyformer_fairseq.load reads the

@@ -327,7 +327,7 @@ This is a plain {model}, which transformers loads without custom code. Pad input
 mask, as the tokenizer does."""
 OWN_CODE = """\
 The `*.py` files contain all of the model's code and require torch, numpy and transformers. If lazyformer_fairseq is
-installed, you can `import lazyformer_fairseq.huggingface` first and leave out `trust_remote_code`."""
+installed, you can `import lazyformer_fairseq.huggingface` first and omit `trust_remote_code`."""
 
 
 def model_card(source: Source, form: str, name: str) -> str:

@@ -1,7 +1,7 @@
-"""``lazyformer import``: import of a model in any supported format as a checkpoint of this package.
+"""``lazyformer import``: import of a model in any supported format as a lazyformer_fairseq checkpoint.
 
-A BERT's weights are renamed to our model's names. Other tasks' heads are left out and listed; any other weight that our
-model does not have is an error.
+A BERT's weights are renamed to our model's names. Other tasks' heads are skipped and listed; any other weight without a
+counterpart in our model is an error.
 """
 
 import re
@@ -38,7 +38,7 @@ from lazyformer_fairseq.training.warm_start.start import Trained, write_record
 SPANS = "qa_outputs"
 FOLLOWS = "cls.seq_relationship"
 BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)")
-# Other tasks' heads, which are left out if our models have no counterpart.
+# Other tasks' heads, which are skipped if our models have no counterpart.
 OTHER_HEADS = re.compile(r"(cls\.seq_relationship|qa_outputs|classifier|pre_classifier|head)\.")
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 PRECISIONS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -54,8 +54,8 @@ def import_to(
     """Write the model at `path` to the folder `out`, either completely or not at all.
 
     Args:
-        path: A folder in the Hub's format, a checkpoint of this package, or a folder of checkpoints. No code in it is
-            run.
+        path: A folder in the Hub's format, a lazyformer_fairseq checkpoint, or a folder of checkpoints. No code in it
+            is run.
         out: The folder to write, which must not exist or must be empty.
         head_name: The name for the model's head; None for the default.
         warm: Changes to the model. If set, ``warm_start.json`` and ``warm_start.md`` map the old sublayers to the new
@@ -75,7 +75,7 @@ def import_to(
             f"hf download {path} --local-dir {path.name}"
         )
     if not ((path / families.CONFIG_FILE).is_file() or is_ours(path)):
-        raise UserError(f"{path}: contains neither {families.CONFIG_FILE} nor a checkpoint; pass a model's folder")
+        raise UserError(f"{path} contains neither {families.CONFIG_FILE} nor a checkpoint; pass a model's folder")
     _refuse_unused({"--head-name": head_name, "--tokenizer": tokenizer_folder}, path)
 
     notes: list[str] = []
@@ -113,18 +113,18 @@ def _refuse_unused(given: Mapping[str, Any], path: Path) -> None:
     what = "a model from the Hub"
     used: tuple[str, ...] = ("--head-name",)
     if is_ours(path):
-        what = "a checkpoint of this package"
+        what = "a lazyformer_fairseq checkpoint"
         used = ()
     elif is_saved_lazyformer(path):
         what = "a LazyFormer saved by transformers"
         used = ("--head-name", "--tokenizer")
     for flag, value in given.items():
         if value is not None and flag not in used:
-            raise UserError(f"{flag} does not apply to {path}, which is {what}; leave the option out")
+            raise UserError(f"{flag} does not apply to {path}, which is {what}; omit the option")
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a path looks like a checkpoint of this package or a folder of checkpoints."""
+    """Return whether a path looks like a lazyformer_fairseq checkpoint or a folder of checkpoints."""
     if path.is_file():
         return path.suffix == ".pt" or path.name == checkpoints.WEIGHTS_FILE
     config = path / families.CONFIG_FILE
@@ -184,7 +184,7 @@ def _read_hub(folder: Path, tokenizer_folder: Path, head_name: Optional[str]) ->
     """Read a folder in the Hub's format, and write its tokenizer to `tokenizer_folder`."""
     if not folder.is_dir():
         raise UserError(
-            f"{folder} is a file, but not a checkpoint of this package; pass the folder that contains "
+            f"{folder} is a file, but not a lazyformer_fairseq checkpoint; pass the folder that contains "
             f"{families.CONFIG_FILE}"
         )
     described = families.describe(folder)
@@ -324,7 +324,7 @@ class Conversion:
         if self.has_pooler:
             found.append(f"its pooler is kept as the head {POOLER!r}, which initializes new dense classification heads")
         if self._left_out:
-            found.append(f"left out: {', '.join(self._left_out)}")
+            found.append(f"not imported: {', '.join(self._left_out)}")
         return found
 
     def convert(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

@@ -66,9 +66,9 @@ def publish(
                 )
             yield branch
     except HFValidationError as error:
-        raise UserError(f"{repository}: is not the name of a repository on the Hub: {error}") from None
+        raise UserError(f"{repository} is not the name of a repository on the Hub: {error}") from None
     except LocalTokenNotFoundError:
-        raise UserError("the Hub needs a token that may write: run `hf auth login`, or set HF_TOKEN") from None
+        raise UserError("the Hub requires a token with write access: run `hf auth login`, or set HF_TOKEN") from None
     except (HTTPError, OSError) as error:
         raise UserError(f"{repository}: the upload failed: {error}; run the command again to continue") from None
 

@@ -94,7 +94,7 @@ def read_saved_lazyformer(folder: Path, tokenizer_folder: Optional[Path], head_n
     if (words, pad) != (len(dictionary), dictionary.pad()):
         raise UserError(
             f"{folder}: the model has {words} tokens and pads with id {pad}, whereas the tokenizer has "
-            f"{len(dictionary)} and {dictionary.pad()}; pass the tokenizer that it was trained with by --tokenizer"
+            f"{len(dictionary)} and {dictionary.pad()}; use --tokenizer to pass the tokenizer that it was trained with"
         )
 
     weights: dict[str, Tensor] = {}

@@ -136,7 +136,7 @@ class ShardTrainer(Trainer):
     ``data_seed`` from the arguments if it is set, otherwise ``seed``.
 
     Evaluation reports ``eval_loss`` in nats per predicted token, like Trainer, and also ``eval_bits``, the same loss in
-    bits, as in all other reports of this package, and ``eval_perplexity``.
+    bits, as in this package's other reports, and ``eval_perplexity``.
     """
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:

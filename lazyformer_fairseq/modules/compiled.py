@@ -42,8 +42,8 @@ def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile
         except TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"{asked_by}: torch cannot compile this here ({reason}); leave the option out or, if a compiler is "
-                "missing, install a C++ compiler such as g++ (for a GPU, triton too)"
+                f"{asked_by}: torch cannot compile this here ({reason}); omit the option or, if a compiler is missing, "
+                "install a C++ compiler such as g++ (for a GPU, triton too)"
             ) from error
 
     return call

@@ -134,8 +134,8 @@ class SharedExperts:
         Args:
             state: the state of this process's optimizer.
             groups: the parameter groups of this process's optimizer.
-            updated: the weights that the optimizer updates, in the order of the model: either the model's weights or
-                their single-precision copies.
+            updated: the weights that the optimizer updates, in model order: either the model's weights or their
+                single-precision copies.
         """
         local = self._names_of(groups, updated)
         numbers = chain.from_iterable(group["params"] for group in state["param_groups"])
@@ -163,10 +163,10 @@ class SharedExperts:
         Args:
             state: the complete model's optimizer state.
             groups: the parameter groups of this process's optimizer.
-            updated: the weights that the optimizer updates, in the order of the model.
+            updated: the weights that the optimizer updates, in model order.
 
         Raises:
-            UserError: the state belongs to other weights, or to weights concatenated into one vector.
+            UserError: the state is for different weights, or for weights concatenated into one vector.
         """
         local = self._names_of(groups, updated)
         names = self._whole_groups(local)

@@ -79,11 +79,11 @@ class Measurement:
 class Autotuner:
     """An autotuner that stores the fastest candidate by machine and shape, within a time budget.
 
-    In training, a shape is timed when it is first used. The budget for all timings is :data:`SECONDS` plus
-    :data:`SHARE_OF_TIME` times the time since the start; compilation for a GPU does not count. In inference, a shape is
-    timed once it has been used so often that timing takes only a twentieth of the total time. With several processes,
-    the first one times the candidates and sends the result to the others, which use the candidate listed first until
-    then.
+    During training, a shape is timed when it is first used. The budget for all timings is :data:`SECONDS` plus
+    :data:`SHARE_OF_TIME` times the time since the start; compilation for a GPU does not count. During inference, a
+    shape is timed once it has been used so often that timing takes only a twentieth of the total time. With several
+    processes, the first one times the candidates and sends the result to the others, which use the candidate listed
+    first until then.
 
     Attributes:
         known: the name of the fastest candidate by machine and shape.
@@ -365,7 +365,7 @@ SELECTOR = Autotuner()
 
 
 def machine(device: str) -> str:
-    """Return the machine key under which a selection is valid: CPU or GPU, torch version and number of threads."""
+    """Return the key that identifies this machine in stored selections: CPU or GPU, torch version and thread count."""
     threads = ""
     if device == "cpu":
         threads = f", {torch.get_num_threads()} threads"

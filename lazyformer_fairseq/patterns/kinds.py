@@ -94,14 +94,14 @@ class Kind:
 
     @property
     def kept_for_consumers(self) -> tuple[str, ...]:
-        """The outputs that are kept only for consumers, which excludes keys and values because they exist anyway."""
+        """The outputs that are kept only for consumers. Keys and values are excluded, because they exist anyway."""
         return tuple(what for what in self.hands_on if what != KEYS_AND_VALUES)
 
     def module(self, direction: str) -> Any:
         """Import and return the class for a direction. This imports torch.
 
         Raises:
-            UserError: If the kind belongs to another package and its class cannot be imported.
+            UserError: If the kind is from another package and its class cannot be imported.
         """
         module = self.modules[direction]
         try:
@@ -149,7 +149,7 @@ _mistakes: Optional[list[UserError]] = None  # errors in other packages' kinds; 
 
 
 def kinds() -> tuple[Kind, ...]:
-    """Return all rows in the order of tables and pictures, with other packages' rows last.
+    """Return all rows in the order used for tables and pictures, with other packages' rows last.
 
     Raises:
         UserError: If a module of another package cannot be imported or registers no valid kind. The message names the
@@ -314,7 +314,8 @@ for _kind in (
             Setting(
                 "capacity",
                 1.25,
-                "capacity factor: slots per expert in training, relative to an even distribution of a text's tokens",
+                "capacity factor: slots per expert during training, relative to an even distribution of a text's "
+                "tokens",
                 "factor",
                 low=0.01,
             ),
@@ -442,7 +443,7 @@ def sizes_of(options: Mapping[str, Any], vocab_size: int) -> Sizes:
         vocab_size: V, the number of tokens in the vocabulary.
 
     Raises:
-        KeyError, ValueError: If the options belong to another package's model.
+        KeyError, ValueError: If the options are for a model from another package.
         UserError: If the adaptive softmax cutoffs are invalid; see :func:`parse_cutoffs`.
     """
 

@@ -143,7 +143,7 @@ class Runs:
         ({"model": {}, "cfg": None, "args": Namespace(arch="roberta")}, "it has no settings and weights"),
         ([1], "it has no settings and weights"),
         ({"model": {}, "cfg": {"model": {"_name": "mine"}}}, "its model 'mine' is unknown"),
-        ({"model": {}, "cfg": {"model": {"layers": 3}}}, "or from a later version: there is no option layers"),
+        ({"model": {}, "cfg": {"model": {"layers": 3}}}, "or from a later version: unknown option layers"),
     ],
 )
 def test_what_is_no_checkpoint_of_ours_is_refused_and_not_run(content, said, tmp_path, monkeypatch):

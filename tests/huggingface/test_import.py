@@ -152,7 +152,7 @@ def test_tags_keep_their_names_and_texts_are_tagged_as_there(tmp_path):
 
     # A head with a map between is none of ours.
     save_tiny(tmp_path / "modern", "ModernBertForTokenClassification")
-    (note,) = [note for note in import_to(tmp_path / "modern", tmp_path / "modern_out") if "left out" in note]
+    (note,) = [note for note in import_to(tmp_path / "modern", tmp_path / "modern_out") if "not imported" in note]
     assert "classifier.weight" in note
 
 
@@ -386,13 +386,13 @@ def test_a_modernbert_is_fine_tuned_and_gives_its_head_away_where_that_is_a_clas
     )
     save_tiny(tmp_path / "in", "ModernBertForSequenceClassification")
     notes = "\n".join(import_to(tmp_path / "in", tmp_path / "out"))
-    assert "no masked-LM head" in notes and "left out: classifier.bias" in notes and "head.dense.weight" in notes
+    assert "no masked-LM head" in notes and "not imported: classifier.bias" in notes and "head.dense.weight" in notes
 
 
 def test_the_command_says_what_became_of_what(bert, tmp_path):
     output = invoke("import", bert / "in", tmp_path / "out")
     assert "its 2 token types are kept" in output and "its pooler is kept as the head 'pooler'" in output
-    assert "its cls.seq_relationship became the head 'next_sentence'" in output and "left out" not in output
+    assert "its cls.seq_relationship became the head 'next_sentence'" in output and "not imported" not in output
     assert output.endswith(f"written: {tmp_path / 'out'}\n")
 
 

@@ -70,7 +70,7 @@ class FineTuningCriterion(FairseqCriterion):
         raise NotImplementedError
 
     def logging_outputs_can_be_summed(self) -> bool:
-        """Return whether all logged values are numbers, which can be summed; in validation they also include rows."""
+        """Return whether all logged values are numbers, which can be summed; validation also logs rows."""
         return self.training
 
     @classmethod

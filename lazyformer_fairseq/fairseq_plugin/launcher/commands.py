@@ -225,11 +225,11 @@ def _check_option_combinations(
     if run.distill and not warm:
         raise UserError(f"--distill requires a trained model's folder, but {arch} is not one")
     if run.without and run.recipe != "laptop":
-        raise UserError(f"--without {','.join(run.without)}: works only with --recipe laptop")
+        raise UserError(f"--without {','.join(run.without)} works only with --recipe laptop")
     its_phases = {"phases": PHASES, LONGFORMER: of_phases}.get(run.recipe, ())
     for name, value in of_phases.items():
         if value and name not in its_phases:
-            raise UserError(f"--{name}: works only with --recipe {LONGFORMER}{' or phases' if name in PHASES else ''}")
+            raise UserError(f"--{name} works only with --recipe {LONGFORMER}{' or phases' if name in PHASES else ''}")
 
 
 def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[str, ...], run: Pretraining) -> None:

@@ -22,7 +22,7 @@ from lazyformer_fairseq.options import PRECISION, Gpus, flag_of, option, read_gp
 OWN = {  # options that the launcher sets itself, which the user therefore must not set
     "--user-dir": "omit this option; the command sets it",
     "--distributed-world-size": "use --gpus and --nodes instead",
-    "--update-freq": "is derived from --sequences-per-update; set that instead, or run fairseq-train yourself",
+    "--update-freq": "derived from --sequences-per-update; set that instead, or run fairseq-train yourself",
     "--fp16": "use --precision fp16 instead",
     "--bf16": "use --precision bf16 instead",
     "--max-tokens": "use --batch-size, in sequences, or run fairseq-train yourself",

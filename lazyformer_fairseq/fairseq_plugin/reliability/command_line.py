@@ -30,7 +30,7 @@ OF_THE_FILE_SYSTEM = (
     errno.EIO,
     errno.ESTALE,
 )
-USER_ERROR = "the user has to mend something"
+USER_ERROR = "the user must fix a setting or file"
 
 
 def printing_user_errors(excepthook: Callable) -> Callable:

@@ -169,7 +169,7 @@ class Preemption(StopRequest):
         level = logging.WARNING if trainer.is_data_parallel_master else logging.DEBUG
         logger.log(
             level,
-            f"{who}: {what} at {trainer.get_num_updates()} updates; before the next one the run ends with exit code "
+            f"{who}: {what} at {trainer.get_num_updates()} updates; the run ends before the next update with exit code "
             f"{self.agreed_code()}, and the same command resumes from {path}",
         )
 

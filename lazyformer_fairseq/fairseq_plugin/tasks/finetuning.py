@@ -148,7 +148,8 @@ class GlueConfig(FineTuningConfig):
     )
     glue_head: ChoiceEnum(list(CLASSIFICATION_HEADS)) = option(
         "dense",
-        "classification head on <s>: dense is RoBERTa's two linear layers, linear is one; uses --pooler-dropout",
+        "type of the classification head on <s>: dense (two linear layers, as in RoBERTa) or linear (one); uses "
+        "--pooler-dropout",
     )
     max_train_rows: Optional[int] = option(
         None, "number of training rows to use, sampled independently of the seed; default: all"

@@ -37,7 +37,7 @@ class FullSentencesMaskedLMConfig(to_fairseq_dataclass(MaskedTextOptions, "Maske
     data: str = option(MISSING, "folder written by lazyformer corpus, or binarized folders a:b:c, one per epoch")
     checkpoint_words: Optional[str] = option(
         None,
-        "word counts, such as 1M,2M,5M, at which the model is also saved permanently, without its optimizer",
+        "word counts, such as 1M,2M,5M, at which the model is also saved permanently, without the optimizer state",
     )
     word_budget: Optional[str] = option(
         None,

@@ -165,10 +165,10 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask: (B, T), 0 at padding. Padding must be on the right and cannot be combined with a memory.
             past_key_values: A :class:`LazyFormerMemory`, which these tokens are added to, or a StreamMemory, which
                 keeps the last `mem_len` tokens as during training.
-            cache: The same as `past_key_values`, under its name in other versions of transformers.
+            cache: The same as `past_key_values`, under the name used by other versions of transformers.
             inputs_embeds: Embeddings (B, T, C) instead of `input_ids`.
             labels: (B, T), equal to `input_ids`, or -100 at tokens that are not predicted. Each label is predicted at
-                the previous position. In training, `logits` is then None, because the logits of rare words are only
+                the previous position. During training, `logits` is then None, because the logits of rare words are only
                 computed where they are needed.
             use_cache: Whether to create a memory if none is passed, and to return it.
             logits_to_keep: The number of final positions to return logits for; 0 for all.

@@ -73,7 +73,7 @@ class LazyFormerConfig(PretrainedConfig):
         experts_loss: The weight of the load-balancing loss for experts.
         attention_backend: The back end that computes attention; ``attn_implementation="eager"`` takes precedence.
         sparse_prediction: Whether to compute masked-LM logits only at predicted tokens if there are labels. None does
-            so only in training.
+            so only during training.
         weights_sha256: The hashes of the weights, by model part and precision.
         **given: Settings of this class, BertConfig or PretrainedConfig; :data:`DEFAULTS` contains the default values.
 

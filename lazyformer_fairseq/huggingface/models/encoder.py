@@ -1,4 +1,4 @@
-"""The encoder of this package as a transformers model.
+"""This package's encoder as a transformers model.
 
 An export includes this file and everything it imports, so the same classes are used with and without the package.
 """
@@ -247,7 +247,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         self.post_init()
 
     def init_weights(self) -> None:
-        """Initialize the weights, unless the model is part of another one, which draws them all in fairseq's order."""
+        """Initialize the weights, unless the model is part of a larger one, which draws them all in fairseq's order."""
         if not self.is_part:
             super().init_weights()
 
@@ -430,7 +430,7 @@ def refuse_other_masks(sizes: torch.Size, **masks: Optional[Tensor]) -> None:
     Nothing is checked during tracing, because the graph must also work for other inputs.
 
     Raises:
-        ValueError: A mask has another shape or other values.
+        ValueError: A mask has a different shape or different values.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return

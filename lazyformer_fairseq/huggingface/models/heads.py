@@ -106,7 +106,7 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
         return self.with_penalty(self.loss(logits, labels), share), logits
 
     def with_penalty(self, loss: Tensor, share: Tensor) -> Tensor:
-        """Return the loss; in training, add the sublayers' own loss times `share`."""
+        """Return the loss; during training, add the sublayers' own loss times `share`."""
         if self.training:
             return loss + share * self.lazyformer.penalty()
         return loss
@@ -184,8 +184,8 @@ class MaskedLMHead(nn.Module):
 class LazyFormerForMaskedLM(LazyFormerWithHead):
     """A masked language model.
 
-    In training with `labels`, logits are computed only at predicted tokens: `logits` has the shape (M, V), in the order
-    of ``labels[labels != -100]``. Without labels, and in evaluation, it is (B, T, V), which Trainer passes to
+    During training with `labels`, logits are computed only at predicted tokens: `logits` has the shape (M, V), in the
+    order of ``labels[labels != -100]``. Without labels, and during evaluation, it is (B, T, V), which Trainer passes to
     ``compute_metrics``. As in ModernBERT, ``config.sparse_prediction`` makes it (M, V) always (True) or never (False).
     """
 

@@ -133,8 +133,8 @@ def _check_part(
     name = next((name for name, precision in PRECISIONS.items() if found == {precision}), "")
     if name not in hashes or not all(is_whole(weights[each]) for each in names):
         logger.warning(
-            "%s: cannot verify that the weights match the saved ones: some are not available, or have mixed or other "
-            "precisions",
+            "%s: cannot verify that the weights match the saved ones: some are unavailable, or have mixed or "
+            "unexpected precisions",
             source,
         )
     elif hash_part(weights, names, PRECISIONS[name]) != hashes[name]:

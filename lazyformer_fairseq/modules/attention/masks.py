@@ -133,7 +133,10 @@ class AttentionMask(NamedTuple):
 
 
 def groups_of(mask: Optional[AttentionMask]) -> tuple[tuple[int, tuple[Part, ...]], ...]:
-    """Return each group's number of heads and parts. If all heads have the same mask, one head represents them."""
+    """Return the number of heads and the mask parts of each group of heads.
+
+    If all heads have the same mask, a single head represents them, so the number is 1.
+    """
     if mask is None:
         everything = Band(None, None)
         return ((1, (everything,)),)

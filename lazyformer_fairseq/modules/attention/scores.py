@@ -48,8 +48,8 @@ class Scores:
         lengths_B: The number of keys before the padding, which is always on the right; None without padding.
         is_causal: Whether later keys are hidden from queries.
         position_queries_BNTD: (Q + v) / sqrt(D) for Transformer-XL's positions; None without these positions.
-        distances_NKD: The projected distances K - 1, ..., 0 and -1, (N, K + 1, D). The last one belongs to a future
-            key, which no query sees; with it, :func:`relative_shift` can return a view.
+        distances_NKD: The projected distances K - 1, ..., 0 and -1, (N, K + 1, D). The last one is for a future key,
+            which no query sees; with it, :func:`relative_shift` can return a view.
         mask: The keys that queries see; None for all keys. The output of a query that sees no key is zero.
         seen_BK: True at keys that every query sees regardless of the mask; None if there are none.
         extra: The number of keys at the end that are not tokens. Every query sees them, without bias or positions.

@@ -151,7 +151,7 @@ def check_back_end(name: str, attention_dropout: float) -> None:
     call = AttentionCall(dropout=attention_dropout)
     reasons = [BACK_ENDS[name].why_not(call, device, torch.float32) for device in DEVICES]
     if NO_DROPOUT in reasons:
-        raise UserError(f"--attention-backend {name}: {NO_DROPOUT}, or another back end")
+        raise UserError(f"--attention-backend {name}: {NO_DROPOUT}, or a different back end")
 
 
 def _select(workload: Workload, given: AttentionInputs) -> str:
@@ -276,7 +276,7 @@ def sequences_to_time(workload: Workload) -> int:
 def _prepare(workload: Workload, given: AttentionInputs) -> Callable[[str], Callable[[], Sequence[Tensor]]]:
     """Return a function that maps the name of a back end to the computation to time.
 
-    The computation is the forward pass and, in training, the backward pass of a block on the first sequences of the
+    The computation is the forward pass and, during training, the backward pass of a block on the first sequences of the
     batch.
     """
     call = workload.call

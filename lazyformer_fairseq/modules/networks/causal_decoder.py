@@ -39,7 +39,8 @@ class CausalDecoder(Stack):
         mem_len: the number of tokens that a StreamMemory keeps from one segment to the next.
         clamp_len: the maximum distance, to which longer distances are clamped; 0 or -1 for no limit.
         same_length: whether all queries see the same number of tokens, themselves and the `mem_len` tokens before them,
-            as in Transformer-XL's code. If False, a query sees the whole memory and its segment up to itself.
+            as in Transformer-XL's code. If False, a query sees the whole memory and its segment up to and including
+            itself.
         cutoffs: the first id of every embedding band except the first; empty for a single band.
         div_val: the factor by which the embedding width shrinks from band to band.
         activation: the activation function of the feed-forward sublayers.

@@ -173,7 +173,7 @@ class PaddingPermutation(NamedTuple):
     def pairs_back(self, x_BNTK: Tensor, tokens: int) -> Tensor:
         """Restore the original order of query-key pairs (B, N, T, K).
 
-        The first `tokens` keys are reordered; the remaining keys do not belong to tokens and stay where they are.
+        The first `tokens` keys are reordered; the remaining keys are not tokens and stay where they are.
         """
         of_tokens, others = _taken(x_BNTK, self.to_BT, 2).tensor_split((tokens,), -1)
         if tokens:

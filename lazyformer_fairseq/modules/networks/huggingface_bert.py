@@ -56,7 +56,9 @@ class HuggingFaceBert(nn.Module):
 
     def __init__(self, options: Any, vocab_size: int, padding_idx: int = 1):
         if not has_transformers():
-            raise UserError(f"--arch huggingface_bert needs transformers; install it: pip install '{PACKAGE}[bench]'")
+            raise UserError(
+                f"--arch huggingface_bert requires transformers; install it: pip install '{PACKAGE}[bench]'"
+            )
         if options.encoder_embed_dim % options.encoder_attention_heads:
             raise UserError(
                 f"--encoder-attention-heads {options.encoder_attention_heads} does not divide --encoder-embed-dim "

@@ -69,7 +69,9 @@ class MaskedLMOptions:
     )
     no_norm_bias: bool = option(False, "omit the biases of LayerNorms")
     no_linear_bias: bool = option(False, "omit the biases of sublayers and of the masked-LM head's dense layer")
-    embedding_norm: bool = option(False, "with pre-norm, normalize the embeddings, not the first sublayer's input")
+    embedding_norm: bool = option(
+        False, "with pre-norm, normalize the embeddings instead of the first sublayer's input"
+    )
     plain_lm_head: bool = option(False, "use only the output projection as the masked-LM head")
     untied_lm_head: bool = option(
         False,
@@ -187,7 +189,8 @@ class CausalLMOptions:
     )
     same_length: bool = option(
         False,
-        "let every query see the --mem-len tokens before it instead of the whole memory and its segment up to itself",
+        "let each query see itself and exactly the --mem-len tokens before it, instead of the whole memory and all "
+        "earlier tokens of its segment",
     )
     init_std: float = option(0.02, "standard deviation of the initial weights", bounds=AMOUNT)
     scaled_init: bool = option(
@@ -257,7 +260,7 @@ def read_options(cls: type[SomeOptions], given: Mapping[str, Any]) -> SomeOption
     given = dict(given)
     known = {each.name: each.default for each in fields(cls)}
     if unknown := sorted(map(str, given.keys() - known.keys())):
-        raise UserError(f"there is no option {', '.join(unknown)}{nearest(unknown[0], known)}")
+        raise UserError(f"unknown option {', '.join(unknown)}{nearest(unknown[0], known)}")
     for name, value in given.items():
         right = type(known[name])
         if right is float and type(value) is int:
@@ -283,4 +286,4 @@ def options_of_arch(arch: str, **given: Any) -> Options:
         return read_options(MaskedLMOptions, {**ARCHITECTURES[arch].options(), **given})
     if arch in CAUSAL_ARCHITECTURES:
         return read_options(CausalLMOptions, {**CAUSAL_ARCHITECTURES[arch].options(), **given})
-    raise UserError(f"there is no architecture {arch!r}{nearest(arch, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES])}")
+    raise UserError(f"unknown architecture {arch!r}{nearest(arch, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES])}")

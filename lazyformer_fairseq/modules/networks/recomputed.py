@@ -60,7 +60,7 @@ def units_of(
 
 
 def runs_of(sublayers: Sequence[PlannedSublayer]) -> list[list[int]]:
-    """Split a plan into the shortest runs such that no run reads from another; return each run's sublayer indices."""
+    """Split a plan into the shortest runs that do not read from each other; return each run's sublayer indices."""
     read = producer_indices(sublayers)
     last_reader = {giver: place for place, giver in enumerate(read) if giver is not None}
     found: list[list[int]] = []
@@ -98,9 +98,7 @@ def check_reversible(sublayers: Sequence[PlannedSublayer], direction: str, norma
         if not planned.kind.module(direction).is_residual:
             raise UserError(f"--reversible: {planned.text} has no residual connection; remove it from the pattern")
         if planned.values.get("experts"):
-            raise UserError(
-                f"--reversible: {planned.text} would not learn to balance its experts; omit either of the two"
-            )
+            raise UserError(f"--reversible: {planned.text} would not learn to balance its experts; omit one of the two")
 
 
 def run_checkpointed(

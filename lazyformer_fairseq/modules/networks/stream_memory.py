@@ -80,7 +80,7 @@ class WholeMemory(StreamMemory):
     """The memory for generating a continuation of a text; by default it keeps all tokens.
 
     Args:
-        longest: the number of tokens to keep, such as the `mem_len` used in training; None for all.
+        longest: the number of tokens to keep, such as the `mem_len` used during training; None for all.
 
     Attributes:
         seen: the number of tokens processed so far; the caller updates it.

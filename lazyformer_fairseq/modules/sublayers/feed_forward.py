@@ -135,7 +135,7 @@ EXPERTS = "experts"  # the key of the network's list of Experts in the `common` 
 
 
 class Assignment(NamedTuple):
-    """The P pairs of token and expert that received a slot, sorted by expert.
+    """The P token-expert pairs that received a slot, sorted by expert.
 
     Attributes:
         tokens_P: the index of each pair's token in the batch.
@@ -153,7 +153,7 @@ class Assignment(NamedTuple):
 
 
 class ExpertOutputs(NamedTuple):
-    """Auxiliary outputs of a mixture of experts, from a forward pass in training.
+    """Auxiliary outputs of a mixture of experts, from a training forward pass.
 
     Attributes:
         loss: the load-balancing loss.
@@ -185,14 +185,14 @@ class Experts(Sublayer):
 
     The gate is softmax(x W) in single precision. The output is the weighted sum of the selected experts' outputs. A
     single expert is weighted by its gate (Switch Transformer, 2021, equation 2); two experts are weighted by their
-    gates, normalized to sum to 1 (GShard, 2020, section 2.2, Algorithm 1). In evaluation no tokens are dropped.
+    gates, normalized to sum to 1 (GShard, 2020, section 2.2, Algorithm 1). During evaluation no tokens are dropped.
 
-    In training each text is a group, in which each expert has ceil(capacity * top * tokens / E) slots. Padding takes no
-    slots. Slots are assigned to the first choices of all tokens, in token order, and then to the second choices, each
-    of which is kept with a probability of twice its weight. As in the authors' code, discarded second choices take no
-    slot, whereas Algorithm 1 counts them. Choices without a slot are dropped. A token whose choices are all
-    dropped passes through the residual connection only. In causal models, slots are assigned to both choices of a token
-    before the next token, so that no slot depends on later tokens.
+    During training each text is a group, in which each expert has ceil(capacity * top * tokens / E) slots. Padding
+    takes no slots. Slots are assigned to the first choices of all tokens, in token order, and then to the second
+    choices, each of which is kept with a probability of twice its weight. As in the authors' code, discarded second
+    choices take no slot, whereas Algorithm 1 counts them. Choices without a slot are dropped. A token whose choices are
+    all dropped passes through the residual connection only. In causal models, slots are assigned to both choices of a
+    token before the next token, so that no slot depends on later tokens.
 
     The load-balancing loss is E^2 times that of Algorithm 1: E times the sum over experts of the fraction of first
     choices times the mean gate, averaged over texts. It is 1 if all experts are selected equally often.
@@ -210,7 +210,7 @@ class Experts(Sublayer):
             :class:`~lazyformer_fairseq.modules.shared_experts.SharedExperts` has distributed them.
         exchange: a function that sends inputs to the processes of their experts: (:meth:`compute`, inputs (P, C) sorted
             by expert, counts (E,)) -> outputs (P, C). None if this process has all experts.
-        told: the auxiliary outputs of the last forward pass in training.
+        told: the auxiliary outputs of the last training forward pass.
     """
 
     takes_documents = True
@@ -237,7 +237,7 @@ class Experts(Sublayer):
         return {**self.__dict__, "told": None}  # tensors with a graph cannot be copied or pickled
 
     def pop_expert_outputs(self) -> Optional[ExpertOutputs]:
-        """Return the auxiliary outputs of the last forward pass in training, and reset them."""
+        """Return the auxiliary outputs of the last training forward pass, and reset them."""
         told = self.told
         self.told = None
         return told
@@ -324,7 +324,7 @@ class Experts(Sublayer):
         return Texts(number_S, lengths_G - is_padding.sum(-1), is_padding.flatten())
 
     def assign(self, gates_SE: Tensor, texts: Texts) -> Assignment:
-        """Assign slots to pairs of token and expert; in training, second choices are sampled.
+        """Assign slots to token-expert pairs; during training, second choices are sampled.
 
         Args:
             gates_SE: the gate of each token and expert.

@@ -99,8 +99,8 @@ class Sublayer(nn.Module):
 
     Attributes:
         attends: whether the sublayer mixes tokens. Causal models then pass it the memory of previous segments.
-        is_tokenwise: whether each token's output depends only on that token, in training too. A subset of the tokens
-            can then be computed alone.
+        is_tokenwise: whether each token's output depends only on that token, even during training. A subset of the
+            tokens can then be computed separately.
         has_scores: for a sublayer that attends, whether it adds T5's bias or Transformer-XL's positions to its scores.
         is_residual: whether the network wraps the sublayer in a residual connection with LayerNorm.
         takes_documents: whether the input may contain several documents in one row, because the sublayer does not mix
@@ -133,8 +133,8 @@ class Sublayer(nn.Module):
         out_proj = getattr(self, "out_proj", None)
         if out_proj is None:
             raise UserError(
-                f"--zero-last-maps: {type(self).__name__} has no out_proj; override last_map in this class, "
-                "or leave the option out"
+                f"--zero-last-maps: {type(self).__name__} has no out_proj; override last_map in this class, or omit "
+                "the option"
             )
         return out_proj
 

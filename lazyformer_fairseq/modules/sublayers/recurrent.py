@@ -1,7 +1,7 @@
 """The ``r`` sublayer: a gated recurrence.
 
-Let x_t be the input at token t, U the input projections, * the elementwise product, and h_0 = 0. The state h_t for each
-type of cell is
+In the equations below, x_t is the input at token t, U stands for the input projections, * is the elementwise product,
+and h_0 = 0. Each type of cell computes the state h_t as follows:
 
 - brc (Vecoven et al., 2020, section 3.1): c * h_{t-1} + (1 - c) * tanh(U x_t + a * h_{t-1}), with
   a = 1 + tanh(U_a x_t + w_a * h_{t-1}) and c = sigmoid(U_c x_t + w_c * h_{t-1});
@@ -83,7 +83,7 @@ class Recurrent(Sublayer):
         if embed_dim % self.directions:
             raise UserError(
                 f"r[cell={cell}] splits the embedding dimension between two directions, so it must be even, not "
-                f"{embed_dim}; choose another embedding dimension"
+                f"{embed_dim}; choose a different embedding dimension"
             )
         size = embed_dim // self.directions
         parts = 3

@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_said(copy, tmp_path):
         ({"format_version": 2}, "config.json: format version 2 is not supported, only 1"),
         ({"format": "other"}, "config.json: not an exported model's config"),
         ({"architecture": "roberta"}, "must contain the architecture lazyformer"),
-        ({"model": {"layers": 3}}, "no option layers; did you mean layer_norm_eps"),
+        ({"model": {"layers": 3}}, "unknown option layers; did you mean layer_norm_eps"),
         ({"model": {"dropout": "much"}}, "option dropout is 'much', but must be of type float"),
         ({"model": {"encoder_embed_dim": True}}, "option encoder_embed_dim is True, but must be of type int"),
         ({"model": {"sublayer_pattern": "M3"}}, "sublayer_pattern is 'M2', but config.json says 'M3'"),
@@ -264,7 +264,7 @@ def changed(folder: Path, change: Callable[[dict], object]) -> Path:
         ),
         (lambda state: state["cfg"]["model"].update(_name="bert_huge"), "its model 'bert_huge' is unknown"),
         (lambda state: state["cfg"]["task"].update(_name="mine"), "its task 'mine' is unknown"),
-        (lambda state: state["cfg"]["model"].update(rotary=True, alibi=2), "no option alibi, rotary"),
+        (lambda state: state["cfg"]["model"].update(rotary=True, alibi=2), "unknown option alibi, rotary"),
     ],
 )
 def test_what_cannot_be_right_is_refused(tmp_path, spoil, words):

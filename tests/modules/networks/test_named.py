@@ -38,8 +38,8 @@ def test_a_network_is_the_model_that_fairseq_builds(arch):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"arch": "bert_bsae"}, "no architecture 'bert_bsae'; did you mean bert_base"),
-        ({"dropuot": 0.1}, "no option dropuot; did you mean dropout"),
+        ({"arch": "bert_bsae"}, "unknown architecture 'bert_bsae'; did you mean bert_base"),
+        ({"dropuot": 0.1}, "unknown option dropuot; did you mean dropout"),
         ({"max_positions": "many"}, "option max_positions is 'many', but must be of type int"),
         ({"norm": "batch"}, "--norm batch: must be one of layer, rms"),
         ({"encoder_attention_heads": 5}, "5 attention heads do not divide an embedding dimension of 32"),

@@ -126,7 +126,7 @@ class VariantModule(nn.Module):
         """Build a module that transforms plain values; None if the variant does not change them.
 
         The ``s`` and each ``l`` that reuses it get separate modules. The module is called as (values, x_BKC) -> values.
-        With several variants, their modules are called in the order of the table.
+        With several variants, their modules are called in table order.
         """
         return None
 
@@ -157,19 +157,19 @@ class VectorMaker(Protocol):
 
 
 def build_choices(options: SublayerOptions) -> nn.ModuleDict:
-    """Build the selected variants' modules by name, in the order of the table; the first one is the outermost."""
+    """Build the selected variants' modules by name, in table order; the first one is the outermost."""
     rows = chosen_variants(options.values)
     return nn.ModuleDict({row.name: row.load()(options) for row in rows})
 
 
 def build_values(options: SublayerOptions) -> nn.ModuleDict:
-    """Build the selected variants' modules that transform values, by name, in the order of the table."""
+    """Build the selected variants' modules that transform values, by name, in table order."""
     rows = chosen_variants(options.values)
     return _without_none({row.name: row.load().build_values(options) for row in rows})
 
 
 def build_vectors(options: SublayerOptions, are_keys: bool) -> nn.ModuleDict:
-    """Build the selected variants' modules that transform queries or keys, by name, in the order of the table."""
+    """Build the selected variants' modules that transform queries or keys, by name, in table order."""
     rows = chosen_variants(options.values)
     return _without_none({row.name: row.load().build_vectors(options, are_keys) for row in rows})
 

@@ -42,8 +42,8 @@ class Reformer(VariantModule):
 
     With rotary positions, vectors are hashed before rotation, so similar tokens share a bucket regardless of position.
 
-    The hash's random rotations are resampled in each forward pass. In training they use torch's generator, so a resumed
-    run draws the same ones. In evaluation they use a fixed seed, which makes results reproducible.
+    The hash's random rotations are resampled in each forward pass. During training they use torch's generator, so a
+    resumed run draws the same ones. During evaluation they use a fixed seed, which makes results reproducible.
 
     Texts that fit in one chunk are not hashed. As in the published code, all their tokens attend to each other; this
     does not depend on the other texts of the batch.

@@ -39,7 +39,7 @@ class Rope(VariantModule):
             raise UserError(
                 f"s[rope={options.values['rope']}] rotates pairs of dimensions, so the head size must be even, but "
                 f"{options.num_heads} heads with an embedding dimension of {options.embed_dim} have size "
-                f"{options.head_size}; choose another number of heads"
+                f"{options.head_size}; choose a different number of heads"
             )
 
     @classmethod

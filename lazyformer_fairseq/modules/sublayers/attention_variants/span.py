@@ -112,7 +112,7 @@ class Span(VariantModule):
 
 
 def measure_spans(spans: Iterable[Span]) -> None:
-    """Clamp spans to [0, S] before a forward pass in training, and update each module's `longest`.
+    """Clamp spans to [0, S] before a training forward pass, and update each module's `longest`.
 
     This synchronizes with the GPU once. The published code clamps at the same point; checkpoints therefore contain the
     spans as they were after the last update, not clamped.

@@ -385,7 +385,7 @@ def test_what_is_missing_is_named(data_folder, tmp_path, fairseq_train, task, cr
         ("--path nowhere.pt", "--batch-size: set"),
         ("--path nowhere.pt --batch-size 2", "--path nowhere.pt: no such checkpoint"),
         ("--max-tokens 64", "--path: pass"),
-        ("--lr 1", "--lr: no such option"),
+        ("--lr 1", "unknown option --lr"),
     ],
 )
 def test_fairseq_validate_says_what_it_lacks(tmp_path, given, message):

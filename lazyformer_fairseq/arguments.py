@@ -62,13 +62,13 @@ def checkpoint_at(path: Path) -> Path:
     """Return the checkpoint file at a path, which may also be a folder; raise a UserError if there is none."""
     if path.is_file():
         if path.suffix not in (".pt", ".safetensors"):
-            raise UserError(f"{path}: is not a checkpoint; pass a .pt or .safetensors file, or its folder")
+            raise UserError(f"{path} is not a checkpoint; pass a .pt or .safetensors file, or its folder")
         return path
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; pass a checkpoint or a folder of checkpoints")
     found = [path / name for name in CHECKPOINTS if (path / name).is_file()]
     if not found:
-        raise UserError(f"{path}: contains no {' or '.join(CHECKPOINTS)}; pass a checkpoint or a folder of checkpoints")
+        raise UserError(f"{path} contains no {' or '.join(CHECKPOINTS)}; pass a checkpoint or a folder of checkpoints")
     return found[0]
 
 
@@ -101,7 +101,7 @@ def refuse_missing_folders(data: str) -> None:
                 remedy = f"; {_if_raw_text(folder)}"
             raise UserError(f"{where}{folder or 'an empty name'} is not a folder{remedy}")
     if not any((Path(folders[0]) / name).is_file() for name in ("dict.txt", "shard0/dict.txt")):
-        raise UserError(f"{folders[0]}: contains no dict.txt, so it is not binarized; {_if_raw_text(folders[0])}")
+        raise UserError(f"{folders[0]} contains no dict.txt, so it is not binarized; {_if_raw_text(folders[0])}")
 
 
 def _if_raw_text(path: str) -> str:

@@ -107,11 +107,11 @@ def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
 
         checkpoints = best_run(checkpoints)
     if settings.private and settings.target != "hub":
-        raise UserError("--private needs --to hub")
+        raise UserError("--private requires --to hub")
     if settings.target == "safetensors":
         for name, value in (("--as", settings.form), ("--head", settings.head)):
             if value:
-                raise UserError(f"{name} needs --to huggingface or --to hub")
+                raise UserError(f"{name} requires --to huggingface or --to hub")
         from lazyformer_fairseq.evaluation.export import export as write
 
         write(checkpoints, out)

@@ -48,7 +48,7 @@ def needs_package(package: str, extra: str, what: str) -> None:
 def missing_packages_message(missing: list[str], extra: str, what: str) -> str:
     """Return the message for missing packages, with the command that installs them."""
     return (
-        f"{what} needs {', '.join(missing)}, not installed here: pip install '{PACKAGE}[{extra}]', or in a checkout "
+        f"{what} requires {', '.join(missing)} (not installed): pip install '{PACKAGE}[{extra}]', or in a checkout "
         f"pip install '.[{extra}]'"
     )
 
@@ -77,7 +77,7 @@ def missing_fairseq_message(what: str) -> str:
     mend = f"make setup, or pip install {FAIRSEQ}"
     if sys.version_info >= (3, 13):
         mend = "fairseq runs on Python 3.11 and 3.12: make setup PYTHON=python3.12 VENV=.venv-3.12"
-    return f"{what} needs fairseq, which this Python {platform.python_version()} lacks; {mend}"
+    return f"{what} requires fairseq, which is not installed in Python {platform.python_version()}; {mend}"
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:

@@ -372,7 +372,7 @@ def parse_arguments(words: Sequence[str], *settings: type) -> dict[str, Any]:
         context = known.make_context("options", list(words))
     except click.NoSuchOption as error:
         flags = [flag for one in known.params for flag in one.opts]
-        raise UserError(f"{error.option_name}: no such option here{nearest(error.option_name, flags)}") from None
+        raise UserError(f"unknown option {error.option_name}{nearest(error.option_name, flags)}") from None
     except click.UsageError as error:
         raise UserError(error.format_message()) from None
     source = click.core.ParameterSource.COMMANDLINE

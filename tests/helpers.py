@@ -290,7 +290,7 @@ def message_of(run: Callable[..., object], *arguments, **options) -> str:
 def lack_of_fairseq(error: Optional[BaseException]) -> Optional[str]:
     """Why a test cannot run where there is no fairseq; None where the package lacks it that should do without."""
     while error is not None and importlib.util.find_spec("fairseq") is None:
-        if "needs fairseq, which this Python" in str(error):
+        if "requires fairseq, which is not installed" in str(error):
             return "what it runs says that it needs fairseq"
         if isinstance(error, ModuleNotFoundError) and error.name in WITH_FAIRSEQ:
             *_, place = (

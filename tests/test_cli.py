@@ -117,10 +117,10 @@ REQUIRED = [
 @pytest.mark.parametrize(
     ("command", "missing"),
     [
-        ("corpus . out", "lazyformer corpus needs not-there, not_there.too, not installed here"),
-        ("demo", "lazyformer demo needs not-there, not_there.too"),
-        ("export . out --to huggingface", r"needs not-there-either.*lazyformer_fairseq\[huggingface\]"),
-        ("an executor", "--executor ray needs nor-this"),
+        ("corpus . out", r"lazyformer corpus requires not-there, not_there.too \(not installed\)"),
+        ("demo", "lazyformer demo requires not-there, not_there.too"),
+        ("export . out --to huggingface", r"requires not-there-either.*lazyformer_fairseq\[huggingface\]"),
+        ("an executor", "--executor ray requires nor-this"),
     ],
 )
 def test_a_command_says_what_it_lacks_and_help_needs_nothing(command, missing, tmp_path, monkeypatch):
@@ -140,9 +140,9 @@ def test_a_command_says_what_it_lacks_and_help_needs_nothing(command, missing, t
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("pretrain bert_base data", "lazyformer pretrain needs fairseq, which this Python 3.* lacks; *; without it: *"),
-        ("reproduce par demo out --tiny", "lazyformer reproduce needs fairseq, *; without it: *"),
-        ("-c 'import fairseq_cli.train'", "this needs fairseq, *"),
+        ("pretrain bert_base data", "lazyformer pretrain requires fairseq, which is not installed in Python 3.*; *; without it: *"),
+        ("reproduce par demo out --tiny", "lazyformer reproduce requires fairseq, *; without it: *"),
+        ("-c 'import fairseq_cli.train'", "this requires fairseq, *"),
     ],
 )
 def test_a_command_says_that_it_needs_fairseq(command, says, without_fairseq, tmp_path):
@@ -244,7 +244,7 @@ def test_a_wrong_path_is_found_before_anything_heavy_is_imported(run, command):
     assert output == "" and error.startswith("UserError: ") and "\n" not in error
     if lack_of_fairseq(ValueError(error)):
         pytest.skip(error)
-    taken = "UserError: tests: already exists; remove it or choose another folder"
+    taken = "UserError: tests already exists; remove it or choose another folder"
     assert "nowhere" in error if "nowhere" in command else error == taken
 
 

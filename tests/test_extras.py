@@ -112,7 +112,7 @@ def test_what_a_page_imports_is_what_readme_installs(page, site, tmp_path):
 def test_what_lacks_a_package_of_an_extra_names_both(package, site, tmp_path):
     link_environment(site, extras_of_readme(), without=(package,))
     run = run_there(tmp_path, site, "-c", "from lazyformer_fairseq.huggingface import ShardTrainer")
-    message = f"ShardTrainer needs {package}, not installed here: pip install 'lazyformer_fairseq[huggingface]'"
+    message = f"ShardTrainer requires {package} (not installed): pip install 'lazyformer_fairseq[huggingface]'"
     assert message in run.stderr.splitlines()[-1]
 
 

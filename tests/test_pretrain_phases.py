@@ -159,7 +159,7 @@ def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
         start.kill_at = None
         other = start(data_folder, phase1=PHASE1.replace("1e-2", "2e-2"), out=out)
         differs = "(phase1 --lr is '1e-2' there, '2e-2' here)"
-        assert f"{out}: contains a pre-training with other settings {differs}" in str(other.exception)
+        assert f"{out} contains a pre-training run with different settings {differs}" in str(other.exception)
         again = start(data_folder, "--log-interval", "3", out=out)  # which changes nothing of what is trained
         assert (again.exit_code, start.started) == (0, redone), again.output
         assert start.updates[0] == 2, "it resumes from what it saved at update 2"

@@ -285,7 +285,7 @@ def _planned(job: stages.Job, files: Sequence[InputFile], to_read: Sequence[Inpu
     """
     units = plan_units(to_read, job.unit_bytes)
     if not units:
-        raise UserError(f"{files[0].path}: is damaged from the start, and there is no other input; get a new copy")
+        raise UserError(f"{files[0].path} is damaged from the start, and there is no other input; get a new copy")
     shards = job.settings.shards or -(-sum(file.size for file in files) // GIGABYTE)
     if shards > len(units):
         raise UserError(
@@ -296,7 +296,7 @@ def _planned(job: stages.Job, files: Sequence[InputFile], to_read: Sequence[Inpu
 
 
 def _discard_stale_results(late: dict[str, Any], paths: stages.WorkPaths, remote: Optional[RemoteWork]) -> None:
-    """Keep the words of an unfinished corpus, but remove everything built from them if its late settings changed."""
+    """Keep an unfinished corpus's words, but remove everything built from them if later stages' settings changed."""
     chosen = paths.root / LATE_SETTINGS
     if chosen.exists() and read_json(chosen) == late:
         return
@@ -312,7 +312,7 @@ def _discard_stale_results(late: dict[str, Any], paths: stages.WorkPaths, remote
 
 
 def _report_inputs(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
-    """Report the format of each input, which may have been detected wrongly, and the files left out."""
+    """Report the format of each input, which may have been detected wrongly, and the skipped files."""
     for name, format in FORMATS.items():
         if sizes := [file.size for file in files if file.format == name]:
             what = f"{len(sizes):,} {'file' if len(sizes) == 1 else 'files'}, {sum(sizes) / MEGABYTE:,.1f} MB"
@@ -324,9 +324,9 @@ def _report_inputs(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
             f"are recognized only by their names in {len(TABLE)} languages"
         )
     for line in left_out[:MOST_LINES]:
-        _say(f"left out: {line}")
+        _say(f"skipped: {line}")
     if len(left_out) > MOST_LINES:
-        _say(f"left out: {len(left_out) - MOST_LINES:,} more, which are not listed")
+        _say(f"skipped: {len(left_out) - MOST_LINES:,} more, which are not listed")
 
 
 def _report_dropped(job: stages.Job, origins: dict[str, str]) -> None:
@@ -374,8 +374,8 @@ def _refuse_empty_split(paths: stages.WorkPaths, valid_share: float) -> None:
         if must_have and not counts[split]:
             raise UserError(
                 f"the {split} split is empty (documents in total: {counts['train'] + counts['valid']:,.0f}, "
-                f"--valid-share {valid_share}); use more documents, another --valid-share or another --seed; with "
-                "--valid-share 0, no documents are held out"
+                f"--valid-share {valid_share}); use more documents, a different --valid-share or a different --seed; "
+                "with --valid-share 0, no documents are held out"
             )
 
 
@@ -402,8 +402,8 @@ def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, 
     """Return the manifest of an existing corpus, or None if ``folder`` does not exist or is empty.
 
     Raises:
-        UserError: ``folder`` contains something else, or a corpus built with another ``plan``; the message names the
-            difference.
+        UserError: ``folder`` contains something else, or a corpus built with a different ``plan``; the message names
+            the difference.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir()) and not folder.is_mount()):
         return None
@@ -411,7 +411,7 @@ def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, 
         manifest = read_json(folder / MANIFEST)
         there = as_type(Plan, manifest, folder / MANIFEST, "remove it")
     except UserError:
-        raise UserError(f"{folder}: exists already; remove it or choose another folder") from None
+        raise UserError(f"{folder} already exists; remove it or choose another folder") from None
     _refuse_other_plan(there, plan, folder)
     return manifest
 
@@ -433,7 +433,7 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
     """Yield the work folder ``.NAME.unfinished`` next to ``folder``, as the last run with the same plan left it.
 
     Raises:
-        UserError: the work folder cannot be created, is in use by another run, or was started with another ``plan``.
+        UserError: the work folder cannot be created, is used by another run, or was started with a different ``plan``.
     """
     remove_published_work(folder)
     work = work_folder_of(folder)
@@ -475,15 +475,15 @@ class Plan:
 
 
 def _refuse_other_plan(there: Plan, plan: dict[str, Any], folder: Path) -> None:
-    remedy = "use the same as before, remove the folder, or choose another one"
+    remedy = "use the same ones as before, remove the folder, or choose another folder"
     settings = dict(there.settings)
     if settings.get("bad_input") == "stop":  # no finished task found bad input, so "skip" would not change any
         settings["bad_input"] = plan["settings"]["bad_input"]
     for name, found in (("settings", settings), ("versions", there.versions)):
         if differing := differences({key: found.get(key) for key in plan[name]}, plan[name]):
-            raise UserError(f"{folder} was started with other {name} ({differing}); {remedy}")
+            raise UserError(f"{folder} was started with different {name} ({differing}); {remedy}")
     now = [PlannedInput(each["path"], each["format"], each["sha256"]) for each in plan["inputs"]]
     if there.inputs != now:
         changed = sorted(each.path for each in {*there.inputs} ^ {*now})
         where = changed[0] if changed else "their order"
-        raise UserError(f"{folder} was started with other inputs ({where} differs); {remedy}")
+        raise UserError(f"{folder} was started with different inputs ({where} differs); {remedy}")

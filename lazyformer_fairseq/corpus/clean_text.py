@@ -285,11 +285,11 @@ class CleanText(DocumentStep):
     REASON``, while ``replaced: <url>``, ``removed: tags`` and the like count occurrences in the text.
 
     Words and characters are counted as in ``steps.py``, depending on the script. In formats with hand-selected text, no
-    line or document is dropped for its looks.
+    line or document is dropped because of its appearance.
 
     Args:
         min_line_words: a line with fewer words, such as a title, a caption or a list item, is dropped unless it ends
-            like a sentence.
+            in terminal punctuation.
         min_line_letters: a line is dropped if the fraction of letters and spaces among its characters is smaller.
         min_document_characters: a document with fewer characters left is dropped as too short. A document that lost
             more than half of its characters to lines with few letters is dropped for that reason.

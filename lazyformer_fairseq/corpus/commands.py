@@ -55,8 +55,8 @@ def corpus(
     Parquet files with one document per row are also supported. The format is detected from the content; to override
     it, write FORMAT:INPUT (mediawiki, wikiextractor, jsonl, text, wikitext, book, babylm, parquet). Use book:INPUT for
     plain-text books, one document per file. Use babylm:INPUT for text with hand-selected lines, such as BabyLM's: each
-    line is a paragraph, and no line is dropped. If documents are identical, only the first one, in the order of the
-    INPUTs, is kept.
+    line is a paragraph, and no line is dropped. If documents are identical, only the first one (in INPUT order) is
+    kept.
 
     You can stop the command at any time and rerun it to resume.
     """

@@ -59,7 +59,7 @@ def fingerprint(text: str) -> tuple[int, int]:
 
 
 def bands(text: str) -> list[int]:
-    """Return a text's LSH bands: BANDS 64-bit integers, such that similar texts are likely to share at least one.
+    """Return a text's LSH bands: BANDS 64-bit integers, at least one of which is likely to match for similar texts.
 
     Each is a hash of 14 MinHash values (Broder, 1997) of the text's set of 5-word shingles. Two texts whose sets have
     Jaccard similarity s share a band with probability 1 - (1 - s^14)^18: 1% at s = 0.6, 12% at 0.7, 55% at 0.8, 99% at
@@ -134,7 +134,7 @@ def find_duplicates(
     bands: Sequence[np.ndarray] = (),
     documents_at_once: int = DOCUMENTS_PER_PARTITION,
 ) -> list[np.ndarray]:
-    """Mark the documents to drop as duplicates of an earlier one, in the order of the units and their documents.
+    """Mark the documents to drop as duplicates of an earlier one, in unit and document order.
 
     A document is a DUPLICATE if an earlier one has the same fingerprint. Otherwise it is a NEAR_DUPLICATE if an earlier
     one, kept or not, has the same hash in the same band. A document is therefore kept if no identical or similar one

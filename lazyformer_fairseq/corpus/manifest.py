@@ -157,12 +157,12 @@ def _damaged_while_cut(job: Job) -> list[Path]:
 
 
 def bad_input_messages(manifest: dict[str, Any]) -> Iterator[str]:
-    """Yield a message for each kind of bad input that ``--bad-input skip`` left out, with its count and an example."""
+    """Yield a message for each kind of bad input that ``--bad-input skip`` skipped, with its count and an example."""
     numbers = {
         BAD_RECORD: manifest["documents"]["dropped"].get(BAD_RECORD, 0),
         DAMAGED_FILE: manifest["steps"][0]["counts"].get(f"{DAMAGED_FILE}s", 0),
     }
-    outcomes = {BAD_RECORD: " left out", DAMAGED_FILE: ", read up to the damage"}
+    outcomes = {BAD_RECORD: " skipped", DAMAGED_FILE: ", read up to the damage"}
     for name, several in numbers.items():
         if several:
             yield f"{plural(several, name)}{outcomes[name]}; the first: {manifest['dropped_names'][name][0]}"
@@ -270,7 +270,7 @@ def plural(several: int, noun: str) -> str:
 
 
 def short(value: Union[int, float]) -> str:
-    """Format a number compactly, such as 1,234 or 12.3 M, with three digits and a unit from one million on."""
+    """Format a number compactly, such as 1,234 or 12.3 M, with three digits and a unit for one million or more."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= 0.9995 * size:
             return f"{number(value / size)} {unit}"

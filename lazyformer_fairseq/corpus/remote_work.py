@@ -180,7 +180,7 @@ class RemoteWork:
                 return
             self.fetch([PLAN, LATE_SETTINGS, "tasks"], needed=False)
             if files.exists(top) and not (self.paths.root / PLAN).exists():
-                raise UserError(f"{self.url}: exists already; remove it or choose another folder")
+                raise UserError(f"{self.url} already exists; remove it or choose another folder")
 
     def publish(self) -> None:
         """Copy the result to its URL, file by file, with the manifest last."""
@@ -203,7 +203,7 @@ def remote_work(url: str) -> Iterator[RemoteWork]:
     url = url.rstrip("/")
     parent, _, name = url.rpartition("/")
     if not name or parent.endswith("/"):
-        raise UserError(f"{url}: is a whole bucket; use a folder in it, such as {url}/data")
+        raise UserError(f"{url} is a whole bucket; use a folder in it, such as {url}/data")
     work = RemoteWork(url, secrets.token_hex(8))
     try:
         with run_lock(work.home):

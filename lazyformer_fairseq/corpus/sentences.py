@@ -216,7 +216,7 @@ class SentenceSplitter:
                 f"spaCy model {spacy_model!r}: not installed; run `python -m spacy download {spacy_model}`"
             ) from None
         if not self._trained("A word.").has_annotation("SENT_START"):
-            raise UserError(f"spaCy model {spacy_model!r}: has no parser, senter or sentencizer; choose another")
+            raise UserError(f"spaCy model {spacy_model!r} has no parser, senter or sentencizer; choose another one")
 
     def __call__(self, paragraph: str) -> list[str]:
         """Return a paragraph's sentences in order, with surrounding spaces stripped."""

@@ -61,8 +61,8 @@ class CorpusSettings:
     )
     min_line_words: int = option(
         5,
-        "Drop lines with fewer words than this unless they end like a sentence; two Chinese, Japanese or Korean "
-        "characters count as a word.",
+        "Drop lines with fewer words than this unless they end in terminal punctuation; two Chinese, Japanese or "
+        "Korean characters count as a word.",
         low=0,
     )
     min_line_letters: float = option(

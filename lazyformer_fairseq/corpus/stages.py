@@ -234,7 +234,7 @@ def run_tasks(
 
     Args:
         task: a picklable function that returns its counts by step, or None if it counts nothing.
-        sizes: bytes of input per task, for the progress bar; 1 per task if there is no such size.
+        sizes: bytes of input per task, for the progress bar; 1 per task if the sizes are unknown.
         folder: receives the tasks' counts and the duration of the run in seconds.
         executor: runs tasks in parallel; None to run them sequentially in this process.
         keeps_counts: whether the task writes its counts itself and returns its rank; it then does not depend on the
@@ -269,8 +269,8 @@ def run_tasks(
         if error.errno not in OUT_OF_SPACE:
             raise
         raise UserError(
-            f"{error.filename or folder}: cannot be written ({error.strerror}). Finished work is kept; free some space "
-            "and run the same command again"
+            f"{error.filename or folder}: cannot be written ({error.strerror}). Finished work is kept; free up "
+            "disk space and run the same command again"
         ) from None
     finally:
         with open(folder / SECONDS_FILE, "a", opener=own_file) as file:  # one line per run

@@ -4,7 +4,7 @@ Each unit's counts are stored in a folder:
 
     COUNTS/hashes.npy      uint64 (words,): xxh3_64 of each distinct word in the unit, sorted
     COUNTS/counts.npy      uint64 (words,): number of occurrences of each word
-    COUNTS/vocabulary.bin  the words themselves, in the order of the hashes, as in a word store
+    COUNTS/vocabulary.bin  the words themselves, in hash order, stored as in a word store
 
 The counts of all units are merged by hash, which takes about 60 bytes of memory per distinct word. Two words with the
 same 64-bit hash would count as one word; the probability that 10 million words contain such a pair is 3 in a million.

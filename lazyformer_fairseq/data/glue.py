@@ -73,7 +73,7 @@ def _babylm(
     templates: tuple[str, ...] = (),
     labels: tuple[str, ...] = _BINARY,
 ) -> TaskDescription:
-    """Return a task of BabyLM's evaluation; its files are named after the task."""
+    """Return a task from BabyLM's evaluation; its files are named after the task."""
     splits = {
         split: Split(f"{name.lower()}.{split}.jsonl", columns, "label", count, templates)
         for split, count in zip(("train", "valid"), rows, strict=True)

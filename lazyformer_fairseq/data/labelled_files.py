@@ -95,7 +95,7 @@ class TaskDescription:
         name: name of the task, as spelled in papers.
         splits: files by split, under fairseq's split names (`train`, `valid`, `valid1`, `test`, `test1`).
         metrics: names in :data:`lazyformer_fairseq.evaluation.metrics.METRICS`; the first one selects the checkpoint.
-        labels: values of the label column, in the order of the class indices; empty for regression.
+        labels: values of the label column, in class-index order; empty for regression.
         score_range: lowest and highest regression target, if they are known.
         epochs: number of fine-tuning epochs.
         has_odd_rows: whether the official files are known to contain rows with too few fields, which are skipped, and
@@ -140,9 +140,9 @@ class TaskDescription:
         Raises:
             UserError: the JSON is not a task description; the message names the file.
         """
-        task = as_type(cls, found, f"{where}: contains no valid task description", "fine-tune again")
+        task = as_type(cls, found, f"{where}: not a valid task description", "fine-tune again")
         if not NAME.fullmatch(task.name):
-            raise UserError(f"{where}: contains no valid task description: the task is called {task.name[:40]!r}")
+            raise UserError(f"{where}: not a valid task description: the task is called {task.name[:40]!r}")
         return task
 
     @property
@@ -228,7 +228,7 @@ class TaskDescription:
             if not word:
                 raise UserError("the label is empty")
             if MISSING.fullmatch(word):
-                raise UserError(f"the label {word!r} denotes a missing label")
+                raise UserError(f"the label {word!r} looks like a placeholder for a missing value")
             if re.search(r"[\t\r\n]", word):
                 raise UserError(
                     f"the label {word!r} contains a tab or a line break, which are used to separate labels in files"

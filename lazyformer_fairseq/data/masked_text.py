@@ -283,7 +283,7 @@ class MaskedText:
         """Return the samples of a split after checking its files according to ``verify``.
 
         Raises:
-            UserError: a file of any epoch is missing, damaged or from other data.
+            UserError: a file of any epoch is missing, damaged or from different data.
         """
         self.check(name)
         return EpochShard(partial(self.dataset, name), len(self.folders) if name == "train" else 0)

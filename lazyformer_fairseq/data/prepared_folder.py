@@ -130,7 +130,7 @@ class PreparedFolder(ABC):
         """Load a prepared folder by reading its manifest.
 
         Raises:
-            UserError: the folder has no manifest, another format version or a damaged manifest.
+            UserError: the folder has no manifest, an unsupported format version or a damaged manifest.
         """
         folder = Path(folder)
         path = folder / MANIFEST
@@ -182,7 +182,7 @@ class PreparedFolder(ABC):
 
     @abstractmethod
     def count_cut(self, split: str, longest: int) -> int:
-        """Return the number of rows that are truncated, either already or for a model that reads `longest` tokens."""
+        """Return the number of rows truncated during preparation or by a model that reads `longest` tokens."""
 
     def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
         """Return the properties of a split that are needed to interpret scores on it.

@@ -103,8 +103,8 @@ class PreparedSquad(PreparedFolder):
         """
         if split not in self.manifest["splits"]:
             raise UserError(
-                f"{self.folder}: there is no split {split!r}, only {', '.join(self.manifest['splits'])}; prepare its "
-                "file in another folder"
+                f"{self.folder}: no split {split!r}, only {', '.join(self.manifest['splits'])}; prepare its "
+                "file in a different folder"
             )
         hashes = {
             "json": self.manifest["files"].get(split),
@@ -138,7 +138,7 @@ def prepare_squad(
         skip_mistakes: whether to skip questions with mistakes in the files.
 
     Raises:
-        UserError: a file is missing or invalid, or the folder was prepared with other settings.
+        UserError: a file is missing or invalid, or the folder was prepared with different settings.
     """
     for path in files.values():
         if not path.is_file():
@@ -217,7 +217,7 @@ def overview(prepared: PreparedSquad) -> str:
                 "file": file,
                 "paragraphs": f"{counts['paragraphs']:,}",
                 "questions": f"{questions:,}",
-                "left out": f"{len(counts['left_out']):,}",
+                "skipped": f"{len(counts['left_out']):,}",
                 "windows": f"{counts['windows']:,}",
                 "with the answer": f"{counts['windows_with_answer']:,}",
                 "questions cut": f"{counts['cut_questions']:,}",

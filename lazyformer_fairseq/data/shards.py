@@ -41,7 +41,7 @@ def check_data(
         tokenizer: folder of the tokenizer, if any; it must have the same dictionary.
 
     Raises:
-        UserError: a file is missing, damaged or from other data; the message names it and says what to do.
+        UserError: a file is missing, damaged or from different data; the message names it and says what to do.
     """
     if verify == "none":
         return

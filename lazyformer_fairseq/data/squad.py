@@ -122,7 +122,7 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
         needs_answers: whether a question without answers is a mistake; if False, answers are optional.
 
     Raises:
-        UserError: the file does not exist, is not JSON, has another format or version, or has no questions; or
+        UserError: the file does not exist, is not JSON, has an unsupported format or version, or has no questions; or
             questions have mistakes and are not skipped, in which case the message counts them and lists a few.
     """
     path = Path(path)
@@ -144,7 +144,7 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
             where = f"{place}, question {number} (id {question.id})"
             mistake = mistake_of(question, paragraph.context, needs_answers)
             if question.id in place_of_id:
-                mistake = f"has the same id as {place_of_id[question.id]}"
+                mistake = f"it has the same id as {place_of_id[question.id]}"
             if mistake:
                 mistakes.append(f"{where}: {mistake}")
             else:
@@ -162,7 +162,7 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
             if paragraph.context.strip():
                 paragraphs.append(replace(paragraph, qas=right_questions(paragraph, place)))
             else:
-                mistakes.append(f"{place}: has no context")
+                mistakes.append(f"{place}: the context is empty")
 
     if mistakes and not skip_mistakes:
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes):,} mistakes"
@@ -183,7 +183,7 @@ def mistake_of(question: Question, context: str, needs_answers: bool) -> str:
     if question.is_impossible:
         return "is_impossible is set: unanswerable questions belong to version 2.0"
     if needs_answers and not question.answers:
-        return "has no answer"
+        return "it has no answer"
     for answer in question.answers:
         if not answer.text.strip():
             return "an answer is empty"

@@ -126,7 +126,7 @@ def torch_incompatibility(processes: int = 1) -> Optional[str]:
         return f"{name} is a build without CUDA, but this machine has {visible} GPU(s): {_remedy(there, driver)}"
     if not can_run(driver, torch.version.cuda):
         least = LEAST_DRIVER[torch.version.cuda.partition(".")[0]]
-        needed = f"{name} is built with CUDA {torch.version.cuda}, which needs NVIDIA driver {least} or later"
+        needed = f"{name} is built with CUDA {torch.version.cuda}, which requires NVIDIA driver {least} or later"
         return f"{needed}, but this machine has {driver}: update the driver, or {_remedy(there, driver)}"
     compiled = (torch._C._cuda_getArchFlags() or "").split()
     lacking = [capability for capability in there if not has_kernels(capability, compiled)]
@@ -143,7 +143,7 @@ def _remedy(there: list[Capability], driver: Optional[int]) -> str:
     reason = why(there, driver)
     if build:
         return f"pip install torch==={build.version}, {reason}"
-    return "no torch from 2.6 on can use them"
+    return "no torch 2.6 or later can use them"
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def prepare_images(source: Path, out: Path, settings: Preparing) -> None:
 
     SOURCE is a folder of image files (PNG, JPEG, ...) or of .npy arrays of shape (N, height, width) or (N, height,
     width, 3), as uint8 or as numbers from 0 to 1. Classes for `lazyformer lm probe` are defined by one folder per
-    class, or by labels.npy with one label per image in the order of the files. Folders train, valid and test in SOURCE
+    class, or by labels.npy with one label per image in file order. Folders train, valid and test in SOURCE
     are the splits; without them, the splits are drawn at random.
 
     The palette is found by k-means on training pixels. If the images have few enough colors, the palette consists of
@@ -90,7 +90,7 @@ def prepare_images(source: Path, out: Path, settings: Preparing) -> None:
     click.echo(images.overview(images.prepare_images(source, out, settings)))
 
 
-TRAINING_S = "same as in training"
+TRAINING_S = "same as during training"
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class Reading:
     )
     same_length: Optional[bool] = option(
         None,
-        "Let every query attend to itself and exactly the --mem-len tokens before it, rather than to all earlier "
-        "tokens in the memory and the segment.",
+        "Make every query attend to itself and exactly the --mem-len tokens before it, instead of all earlier tokens "
+        "in the memory and the segment.",
         shown=TRAINING_S,
     )
     batch_size: int = option(
@@ -169,7 +169,7 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     large on WikiText-103          128      1600        1000
     24b on enwik8 and text8         80      2100         820
 
-    All of them use --same-length, as the authors' configurations do in evaluation but not in training.
+    All of them use --same-length, as the authors' configurations do during evaluation but not during training.
 
     \b
     lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 --lengths base
@@ -225,7 +225,7 @@ class Sampling:
     prompt: str = option("", "For texts: the prompt, as symbols from dict.txt separated by spaces.")
     length: int = option(100, "For texts: number of tokens per text, including the prompt.", low=1)
     temperature: float = option(1.0, "Sampling temperature; 0 always selects the most likely token.", low=0)
-    top_k: int = option(0, "Sample only from this many most likely colors or words; 0 for all.", low=0)
+    top_k: int = option(0, "Sample only from the N most likely colors or words (top-k); 0 for all.", low=0)
     seed: int = option(1, "Random seed for sampling.", low=0)
     device: Optional[str] = DEVICE()
 

@@ -86,7 +86,7 @@ def in_words(result: Evaluation, unit: str, split: str) -> str:
 
 
 class Loaded(NamedTuple):
-    """A language model, its data's dictionary, and the number of tokens per segment in training."""
+    """A language model, its data's dictionary, and the number of tokens per segment during training."""
 
     model: CausalLM
     dictionary: Dictionary
@@ -108,8 +108,8 @@ def load_model(
         precision: the model's numeric precision.
 
     Raises:
-        UserError: the checkpoint is missing or damaged, contains another type of model or has another dictionary, or
-            there is no such device.
+        UserError: the checkpoint is missing or damaged, contains a different type of model, or has a
+            different dictionary; or there is no such device.
     """
     device = device_named(device)
     state = checkpoints.load(checkpoint)

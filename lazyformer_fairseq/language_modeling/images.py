@@ -139,7 +139,7 @@ def find_images(folder: Path) -> Found:
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_image(path))
     if not files:
-        raise UserError(f"{folder}: contains neither images ({', '.join(sorted(PICTURES))}) nor arrays ({ARRAY})")
+        raise UserError(f"{folder} contains neither images ({', '.join(sorted(PICTURES))}) nor arrays ({ARRAY})")
     counts = [len(_images_of(path)) if path.suffix == ARRAY else 1 for path in files]
     labels = folder / LABELS
     in_folders = [path for path in files if path.parent != folder]
@@ -203,12 +203,12 @@ def _picture(path: Path) -> Iterator[Image.Image]:
             size = path.stat().st_size
             if width * height > min(MOST_PIXELS, max(USUAL_PIXELS, PIXELS_PER_BYTE * size)):
                 raise UserError(
-                    f"{path}: decodes to {width:,} x {height:,} pixels from {size:,} bytes; make it smaller, or leave "
-                    "it out"
+                    f"{path} decodes to {width:,} x {height:,} pixels from {size:,} bytes; make it smaller, or "
+                    "exclude it"
                 )
             if image.mode.startswith(("I", "F")):
                 raise UserError(
-                    f"{path}: has more than 8 bits per channel ({image.mode}); use an array of floats from 0 to 1"
+                    f"{path} has more than 8 bits per channel ({image.mode}); use an array of floats from 0 to 1"
                 )
             ImageOps.exif_transpose(image, in_place=True)  # turn it upright
             yield image if image.mode == "RGB" else image.convert("RGB")
@@ -309,7 +309,7 @@ def _dictionary(pixels: np.ndarray, images: np.ndarray, how: Preparing) -> Dicti
 
 
 def palette_of(dictionary: Dictionary) -> np.ndarray:
-    """Return a dictionary's palette, uint8 (colors, 3), for the ids from ``nspecial`` on.
+    """Return a dictionary's palette, uint8 (colors, 3), for ids ``nspecial`` and up.
 
     Raises:
         UserError: a symbol is not a color.

@@ -52,7 +52,7 @@ class WordsOfLines:
         self.files = {split: Path(folder) / f"wiki.{split}.tokens" for split in SPLITS}
         for path in self.files.values():
             if not path.is_file():
-                raise UserError(f"{path}: no such file; pass the folder of wiki.train, .valid and .test.tokens")
+                raise UserError(f"{path}: no such file; pass the folder containing wiki.train, .valid and .test.tokens")
             if not path.stat().st_size:
                 raise UserError(f"{path}: this file is empty; download it again")
 
@@ -147,7 +147,7 @@ class Characters:
             progress(len(block))
         if strange := set(np.flatnonzero(numbers).tolist()) - set(self.symbols):
             raise UserError(
-                f"{self.file}: has the byte {min(strange)}, but text8 has only a to z and spaces; download it again"
+                f"{self.file} contains the byte {min(strange)}, but text8 has only a to z and spaces; download it again"
             )
         return Counter({symbol: int(numbers[byte]) for byte, symbol in self.symbols.items() if numbers[byte]})
 
@@ -201,7 +201,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
 
     Args:
         corpus: ``wikitext``, ``enwik8`` or ``text8``.
-        source: the folder of WikiText's three files; for another corpus, its file or the folder of that file.
+        source: the folder containing WikiText's three files; for the other corpora, the file or its folder.
         out: a folder that does not exist yet or is empty.
         official: ``wikitext-2``, ``wikitext-103``, ``enwik8`` or ``text8``, to reject any other text.
 

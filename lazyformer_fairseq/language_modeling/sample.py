@@ -92,7 +92,7 @@ class Writer:
     def continued(self, given_BP: Tensor, length: int) -> Tensor:
         """Sample continuations of the token ids (B, P); return the ids including them, (B, `length`).
 
-        If the model's sublayers support a memory, it is as long as in training; otherwise the whole sequence is
+        If the model's sublayers support a memory, it is as long as during training; otherwise the whole sequence is
         recomputed for each token. fairseq's special symbols are never generated, except for line ends in texts.
 
         Raises:

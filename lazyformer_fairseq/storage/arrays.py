@@ -21,8 +21,8 @@ def map_array(path: Path, remedy: str, dtypes: str = "iu", ndim: Optional[int] =
         ndim: required number of dimensions; None for any.
 
     Raises:
-        UserError: the file is not a ``.npy`` file, is shorter than its header specifies, or has another type or number
-            of dimensions.
+        UserError: the file is not a ``.npy`` file, is shorter than its header specifies, or has an unsupported type or
+            number of dimensions.
     """
     try:
         with path.open("rb") as file:

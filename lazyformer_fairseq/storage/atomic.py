@@ -144,7 +144,7 @@ def refuse_filled_folder(folder: Union[str, Path]) -> None:
     if folder.is_symlink() and not folder.exists():
         raise UserError(f"{folder}: this is a dangling link; remove it or choose another folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir()) or folder.is_mount()):
-        raise UserError(f"{folder}: already exists; remove it or choose another folder")
+        raise UserError(f"{folder} already exists; remove it or choose another folder")
 
 
 def refuse_unwritable(path: Path) -> None:

@@ -129,7 +129,7 @@ def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
         said = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not a valid YAML settings file ({said}); {remedy}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: contains {type(content).__name__}, not lines such as `name: value`; {remedy}")
+        raise UserError(f"{path} contains {type(content).__name__}, not lines such as `name: value`; {remedy}")
     return content
 
 
@@ -158,7 +158,7 @@ def as_type(expected: type[T], content: Any, where: object, remedy: str) -> T:
         ValueError,
         RecursionError,
     ) as error:  # checkpoints may contain anything
-        raise UserError(f"{where}: contains values that JSON does not support ({error}); {remedy}") from None
+        raise UserError(f"{where}: it contains values that JSON does not support ({error}); {remedy}") from None
     try:
         return _adapter(expected).validate_json(text, strict=True)  # type: ignore[arg-type] # classes are hashable
     except ValidationError as error:
@@ -177,11 +177,11 @@ def _in_words(error: Any, expected: Any) -> str:
     # pydantic inserts union members, such as `list[str]`, between the field names.
     place = ".".join(str(part) for part in first["loc"] if not re.search(r"[\[(]", str(part)))[:SHOWN]
     if first["type"] == "json_invalid":
-        return "contains an unpaired surrogate, which is not valid text"
+        return "it contains an unpaired surrogate, which is not valid text"
     if first["type"] == "value_error":  # raised by the dataclass itself
         return str(first["ctx"]["error"])
     if first["type"] == "missing":
-        return f"has no field {place!r}"
+        return f"field {place!r} is missing"
     if first["type"] == "unexpected_keyword_argument":
         known = []
         if is_dataclass(expected):
@@ -192,5 +192,5 @@ def _in_words(error: Any, expected: Any) -> str:
         shown = f"{shown[:SHOWN]}..."
     must = first["msg"].replace("Input should be", "must be").replace("dictionary", "object")
     if not place:
-        return f"is {shown}, {must}"
-    return f"field {place!r} is {shown}, {must}"
+        return f"found {shown}, but it {must}"
+    return f"field {place!r} is {shown}, but {must}"

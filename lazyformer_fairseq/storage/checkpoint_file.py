@@ -219,7 +219,7 @@ def look_into(path: Union[str, Path]) -> Contents:
 
 @dataclass(frozen=True)
 class DataShard:
-    """A part of an epoch that was read with one batch size: the number of processes, and of batches consumed."""
+    """A part of an epoch during which the batch size was constant: the number of processes and of batches consumed."""
 
     shards: PositiveCount
     consumed: Count

@@ -92,7 +92,7 @@ def read_index(prefix: Prefix) -> Index:
     """Read the header of ``PREFIX.idx`` and memory-map the rest; the index may be empty.
 
     Raises:
-        UserError: one of the two files is missing, or the index is damaged or has another format.
+        UserError: one of the two files is missing, or the index is damaged or has an unsupported format.
     """
     path = Path(f"{prefix}.idx")
     data = Path(f"{prefix}.bin")
@@ -115,7 +115,7 @@ def read_index(prefix: Prefix) -> Index:
         raise UserError(f"{path}: {problem}: {bytes_found}; {WRITE_AGAIN}")
     dtype = np.dtype(TYPES.get(code, np.void))
     if dtype.kind not in "iu":
-        raise UserError(f"{path}: the ids have type {code}, which is not an integer; binarize the text again")
+        raise UserError(f"{path}: the ids have type {code}, which is not an integer type; binarize the text again")
     if not items:
         return Index(path, dtype, np.empty(0, np.int32), np.empty(0, np.int64))
     sizes = np.memmap(path, np.int32, "r", HEADER.size, (items,))
@@ -227,7 +227,7 @@ def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]]
 
     Args:
         stream: the file to write to.
-        read_sizes: function that returns the item sizes in arrays of any length; it is called three times.
+        read_sizes: function that yields the item sizes in arrays of any length; it is called three times.
         dtype: numpy type of the ids.
     """
     dtype = np.dtype(dtype)
@@ -265,8 +265,8 @@ def check_items(
         The number of ids in the dataset, excluding the last id of each item.
 
     Raises:
-        UserError: a file is missing, truncated or empty, or belongs to another format, dataset or dictionary; the
-            message names the file and says what to do.
+        UserError: a file is missing, truncated or empty, has an unsupported format, or does not match the other file
+            or the dictionary; the message names the file and says what to do.
     """
     index = read_index(prefix)
     if not len(index.sizes):
@@ -334,7 +334,7 @@ def _check_piece(
     sizes = index.sizes[first:last].astype(np.int64)
     if (sizes < 1).any():
         item = first + int(np.argmax(sizes < 1))
-        raise UserError(f"{index.path}: item {item:,} has {index.sizes[item]} ids: damaged; {WRITE_AGAIN}")
+        raise UserError(f"{index.path}: damaged: item {item:,} has {index.sizes[item]} ids; {WRITE_AGAIN}")
     start = int(index.pointers[first]) // index.dtype.itemsize
     width = index.dtype.itemsize
     ends = start + np.cumsum(sizes)
@@ -358,12 +358,12 @@ def _check_piece(
         item = first + int(np.searchsorted(ends, start + place, side="right"))
         raise UserError(
             f"{data}: id {piece[place]} in item {item:,}, but dict.txt has {vocab_size:,} symbols: one of the two is "
-            "from another corpus, or the file is damaged; use both from the same folder"
+            "from a different corpus, or the file is damaged; use both from the same folder"
         )
     unended = piece[ends - 1 - start] != eos
     if eos is not None and unended.any():
         item = first + int(np.argmax(unended))
         raise UserError(
-            f"{data}: item {item:,} does not end in </s>: the file is damaged, does not belong to {index.path.name}, "
+            f"{data}: item {item:,} does not end in </s>: the file is damaged, does not match {index.path.name}, "
             f"or was binarized without the end symbol; {WRITE_AGAIN}"
         )

@@ -35,7 +35,7 @@ def read_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error}); {remedy}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: contains {type(content).__name__}, not an object; {remedy}")
+        raise UserError(f"{path} contains {type(content).__name__}, not an object; {remedy}")
     return content
 
 
@@ -43,7 +43,7 @@ def read_as(expected: type[T], path: Path, remedy: str = AGAIN) -> T:
     """Read a JSON object as a dataclass or another type that pydantic supports.
 
     Raises:
-        UserError: the file is not a JSON object, or a field is missing or has another type; the message ends with the
+        UserError: the file is not a JSON object, or a field is missing or has the wrong type; the message ends with the
             remedy.
     """
     return checked.as_type(expected, read_json(path, remedy), path, remedy)

@@ -115,7 +115,7 @@ def keep_settings(
         stale_files: files to remove if the settings differ.
 
     Raises:
-        UserError: work has started with other settings; the message lists the differences.
+        UserError: work has started with different settings; the message lists the differences.
     """
     settings = json.loads(json.dumps(settings))  # as read from the file: tuples become lists
     if file.exists():
@@ -124,8 +124,8 @@ def keep_settings(
             return
         if begun:
             raise UserError(
-                f"{file.parent}: contains {of_what} with other settings ({odd}); use the same settings or another "
-                "folder"
+                f"{file.parent} contains {of_what} with different settings ({odd}); use the same settings or "
+                "another folder"
             )
     for path in stale_files:
         path.unlink(missing_ok=True)

@@ -41,8 +41,8 @@ def load_model(model: str, prepare: Prepare) -> LanguageModel:
     """Load a language model from a MODEL argument.
 
     Args:
-        model: a checkpoint of this package, its folder, an export, a folder that transformers can load, or the name of
-            a model on the Hugging Face Hub; optionally prefixed by ``NAME=``.
+        model: a checkpoint from this package, its folder, an export, a folder that transformers can load, or the name
+            of a model on the Hugging Face Hub; optionally prefixed by ``NAME=``.
         prepare: moves the model to its device and precision.
 
     Raises:
@@ -71,7 +71,7 @@ def count_model(corpus: Path, order: int) -> LanguageModel:
 
 
 def _load_own(checkpoint: Path, prepare: Prepare) -> LanguageModel:
-    """Load a model of this package; causal models are given ``</s> sentence``, as after another text."""
+    """Load one of this package's models; causal models are given ``</s> sentence``, as after another text."""
     tokenizer = loading.load_tokenizer_beside(checkpoint)
     state = checkpoints.load(checkpoint)
     model = prepare(loading.build(state, tokenizer.dictionary, checkpoint))

@@ -64,7 +64,7 @@ def read_paradigms(folder: Path, most_pairs: int = 0) -> list[Paradigm]:
     """
     files = sorted(folder.glob("*.jsonl"))
     if not files:
-        raise UserError(f"{folder}: contains no .jsonl file; {REMEDY}")
+        raise UserError(f"{folder} contains no .jsonl file; {REMEDY}")
     paradigms: dict[str, Paradigm] = {}
     for file in files:
         paradigm = _read_paradigm(file, most_pairs)

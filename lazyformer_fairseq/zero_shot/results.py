@@ -117,14 +117,14 @@ def load_or_compute(path: Path, identity: str, make: Callable[[], Answers]) -> A
     """Read the answers from a file, or compute and store them if the file does not exist.
 
     Raises:
-        UserError: the file is damaged, or contains answers with another `identity`.
+        UserError: the file is damaged, or contains answers with a different `identity`.
     """
     if path.exists():
         found = read_checked_as(Answers, path)
         if found.identity != identity:
             raise UserError(
-                f"{path}: contains answers of another model, with another scoring method, or on other pairs; remove "
-                "it, rename the model (NAME=MODEL), or use another --output"
+                f"{path} contains answers from a different model or scoring method, or to different pairs; remove it, "
+                "rename the model (NAME=MODEL), or use a different --output"
             )
         return found
     made = make()

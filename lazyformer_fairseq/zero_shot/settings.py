@@ -33,7 +33,7 @@ class EvaluationSettings:
     )
     mask_rest_of_word: bool = option(
         False,
-        "Masked LMs: along with each token, mask the following tokens of its word (Kauf and Ivanova, 2023).",
+        "For masked LMs: when scoring a token, also mask the following tokens of its word (Kauf and Ivanova, 2023).",
     )
     device: Optional[str] = DEVICE()
     precision: str = option("fp32", "Numeric precision of the models.", choices=("fp32", "bf16", "fp16"))

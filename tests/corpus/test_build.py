@@ -217,16 +217,18 @@ def test_other_settings_and_other_inputs_are_named(raw, tmp_path, finished):
     else:
         with pytest.raises(UserError, match="split is empty .documents in total: 80"):
             build_corpus([str(text)], out, replace(SMALL, valid_share=1))
-    with pytest.raises(UserError, match=r"out.* was started with other settings \(min_line_words is 5 there, 4 here\)"):
+    with pytest.raises(
+        UserError, match=r"out.* was started with different settings \(min_line_words is 5 there, 4 here\)"
+    ):
         build_corpus([str(text)], out, replace(SMALL, min_line_words=4))
     text.write_text(text.read_text() + "One more.")
-    with pytest.raises(UserError, match=r"out.* was started with other inputs \(.*plain\.txt differs"):
+    with pytest.raises(UserError, match=r"out.* was started with different inputs \(.*plain\.txt differs"):
         build_corpus([str(text)], out, SMALL)
 
 
 def test_a_folder_of_something_else_and_two_runs_at_once(raw, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         build_corpus([str(raw / "plain.txt")], tmp_path, SETTINGS)
     assert (tmp_path / "notes.txt").read_text() == "mine"
     work = tmp_path / ".out.unfinished"
@@ -304,12 +306,12 @@ def test_a_broken_record_is_counted_and_named_last_by_a_run_that_began_without_t
     done = run("--bad-input", "skip")
     assert done.exit_code == 0
     assert "42 documents, 3 of them dropped (2 bad record, 1 too short)" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith(f"2 bad records left out; the first: {where}")
+    assert done.stdout.splitlines()[-1].startswith(f"2 bad records skipped; the first: {where}")
     assert "dropped from 42 documents: 2 bad record (--bad-input skip)" in done.stderr
     manifest = manifest_of(tmp_path / "out")
     assert len(manifest["dropped_names"]["bad record"]) == 2
     assert [entry["documents"] for entry in manifest["inputs"]] == [39, 1]
-    with pytest.raises(UserError, match="started with other settings .*bad_input is 'skip' there, 'stop' here"):
+    with pytest.raises(UserError, match="started with different settings .*bad_input is 'skip' there, 'stop' here"):
         run()
 
 
@@ -330,7 +332,7 @@ def executor_of(workers: int) -> Optional[Local]:
     [
         ("user error", 1, r"book\.txt, line 3: is not text"),
         *(
-            ("disk full", n, r"store\.npy: cannot be written \(No space left on device\).*free some space")
+            ("disk full", n, r"store\.npy: cannot be written \(No space left on device\).*free up disk space")
             for n in (1, 2)
         ),
         ("killed", 2, r"a worker died.*run the same command again"),

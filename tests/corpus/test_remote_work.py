@@ -90,7 +90,7 @@ def test_input_and_corpus_at_a_url_give_the_bytes_of_folders_and_leave_nothing_b
         catch_exceptions=False,
     )
     assert f"See {memory}/out/report.html" in result.output
-    assert f"left out: {memory}/raw/README" in result.output
+    assert f"skipped: {memory}/raw/README" in result.output
     build_corpus([f"text:{memory}/raw"], f"{memory}/small_units", SETTINGS)
     assert content(f"{memory}/small_units", f"{memory}/raw") == expected
     evil = "tasks/../../../evil.json"  # a key that would be written outside of the copy
@@ -168,11 +168,11 @@ def test_other_settings_are_named_and_those_that_come_late_may_change(memory, ra
     with pytest.raises(UserError) as caught:
         build_corpus([f"{memory}/raw"], out, CorpusSettings(min_line_words=4, unit_megabytes=0.0045))
     assert str(caught.value).startswith(
-        f"{memory}/.out.unfinished was started with other settings (min_line_words is 5 there, 4 here)"
+        f"{memory}/.out.unfinished was started with different settings (min_line_words is 5 there, 4 here)"
     )
     build_corpus([f"{memory}/raw"], out, SETTINGS)
     assert content(out, f"{memory}/raw") == expected
-    with pytest.raises(UserError, match=f"^{out} was started with other settings"):
+    with pytest.raises(UserError, match=f"^{out} was started with different settings"):
         build_corpus([f"{memory}/raw"], out, CorpusSettings(min_line_words=4))
 
 
@@ -205,8 +205,8 @@ def test_what_cannot_be_is_said(memory, raw, monkeypatch, tmp_path):
     assert "Protocol not known: ess3" in problem("ess3://b/raw", str(tmp_path / "out"))
     assert "unknown format 'foo'" in problem("foo:s3://b/raw", str(tmp_path / "out"))
     assert problem(f"{memory}/none", f"{memory}/out").startswith(f"{memory}/none: there is no such file, folder")
-    assert problem(f"{memory}/raw", memory) == f"{memory}: is a whole bucket; use a folder in it, such as {memory}/data"
-    assert problem(f"{memory}/raw", f"{memory}/taken").startswith(f"{memory}/taken: exists already")
+    assert problem(f"{memory}/raw", memory) == f"{memory} is a whole bucket; use a folder in it, such as {memory}/data"
+    assert problem(f"{memory}/raw", f"{memory}/taken").startswith(f"{memory}/taken already exists")
     with run_lock(RemoteWork(f"{memory}/out", "").home):
         assert problem(f"{memory}/raw", f"{memory}/out").startswith(f"{memory}/out: another run is using this folder")
     place = copies()

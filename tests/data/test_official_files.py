@@ -197,20 +197,26 @@ MISTAKES = [
     (lambda file, part, asked: asked.update(is_impossible=True, answers=[]), "is_impossible is set: "),
 ]
 OTHERS = [
-    (lambda file, part, asked: asked.update(id="One-0-0"), r"question 2 \(id One-0-0\): has the same id as a.*n 1"),
-    (lambda file, part, asked: asked["answers"][0].update(answer_start="10"), r"answers.0.answer_start' is '10', must"),
-    (lambda file, part, asked: asked["answers"][0].update(answer_start=-4), r"answers.0.answer_start' is -4, must be"),
+    (lambda file, part, asked: asked.update(id="One-0-0"), r"question 2 \(id One-0-0\): it has the same id as a.*n 1"),
+    (
+        lambda file, part, asked: asked["answers"][0].update(answer_start="10"),
+        r"answers.0.answer_start' is '10', but must",
+    ),
+    (
+        lambda file, part, asked: asked["answers"][0].update(answer_start=-4),
+        r"answers.0.answer_start' is -4, but must be",
+    ),
     (lambda file, part, asked: asked.update(answers={"text": ["Ben"], "answer_start": [10]}), "qas.1.answers' is {'t"),
-    (lambda file, part, asked: asked.pop("id"), "has no field 'data.0.paragraphs.0.qas.1.id'; use an unmodified"),
-    (lambda file, part, asked: part.update(context=" "), "paragraph 1: has no context"),
-    (lambda file, part, asked: part.pop("context"), "has no field 'data.0.paragraphs.0.context'"),
-    (lambda file, part, asked: part.pop("qas"), "has no field 'data.0.paragraphs.0.qas'"),
-    (lambda file, part, asked: file["data"].append([]), "field 'data.1' is .*, must be"),
-    (lambda file, part, asked: part["qas"].append(3), "field 'data.0.paragraphs.0.qas.2' is 3, must be"),
+    (lambda file, part, asked: asked.pop("id"), "field 'data.0.paragraphs.0.qas.1.id' is missing; use an unmodified"),
+    (lambda file, part, asked: part.update(context=" "), "paragraph 1: the context is empty"),
+    (lambda file, part, asked: part.pop("context"), "field 'data.0.paragraphs.0.context' is missing"),
+    (lambda file, part, asked: part.pop("qas"), "field 'data.0.paragraphs.0.qas' is missing"),
+    (lambda file, part, asked: file["data"].append([]), "field 'data.1' is .*, but must be"),
+    (lambda file, part, asked: part["qas"].append(3), "field 'data.0.paragraphs.0.qas.2' is 3, but must be"),
     (lambda file, part, asked: file.update(version="v2.0"), "SQuAD version 'v2.0', but version 1.1"),
     (
         lambda file, part, asked: file.update(data={"question": []}),
-        "field 'data' is {'question': ..}, must be",
+        "field 'data' is {'question': ..}, but must be",
     ),
     (lambda file, part, asked: file.update(data=[]), "has no questions"),
 ]

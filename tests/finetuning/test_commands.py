@@ -250,8 +250,8 @@ def test_predictions_are_the_official_evaluation_s_and_marked_alike(done, tmp_pa
         ("predict START --data squad/dev-v1.1.json", "has no span head 'squad'"),
         ("predict nowhere.pt --data squad/dev-v1.1.json", "nowhere.pt: no such file or folder"),
         ("predict START squad/dev-v1.1.json --data squad", "--data: cannot be combined with squad/dev-v1.1.json"),
-        ("predict out --data out/runs/grid.json", "has no field 'data'; use an unmodified official"),
-        ("predict squad", "squad: contains no checkpoint_best.pt"),
+        ("predict out --data out/runs/grid.json", "field 'data' is missing; use an unmodified official"),
+        ("predict squad", "squad contains no checkpoint_best.pt"),
         ("predict out --output squad", "already exists"),
         ("finetune START --task squad", "data: not prepared; pass the official files with --data"),
         (

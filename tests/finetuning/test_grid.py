@@ -178,7 +178,7 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
         return str(caught.value)
 
     assert "no such file or folder; pass a checkpoint" in message(tmp_path / "nowhere.pt")
-    assert f"{tmp_path}: contains no checkpoint_best.pt or checkpoint_last.pt" in message(f"m={tmp_path}")
+    assert f"{tmp_path} contains no checkpoint_best.pt or checkpoint_last.pt" in message(f"m={tmp_path}")
     assert "is also called m2x2" in message(START, START)
     assert "cannot be used as a folder name" in message(f"../m={START}")
     (tmp_path / "lr=1e-4").mkdir()

@@ -216,9 +216,9 @@ GRID = {"models": {}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}
             ("result.json", change, words)
             for change, words in (
                 ({"format_version": 2}, "format version 2 is not supported, only 1"),
-                ({"lr": "2e-5"}, "field 'lr' is '2e-5', must be a valid number"),
+                ({"lr": "2e-5"}, "field 'lr' is '2e-5', but must be a valid number"),
                 ({"task": "COCA"}, "'COCA' is not a GLUE task"),
-                ({"metrics": [0.5]}, "field 'metrics' is [0.5], must be an object"),
+                ({"metrics": [0.5]}, "field 'metrics' is [0.5], but must be an object"),
                 ({"metrics": {"dev": {"accuracy": 1.0}}}, "has no field 'metrics.dev.matthews'"),
                 ({"baseline": {"dev": {"accuracy": 1.0}}}, "has no field 'baseline.dev.matthews'"),
             )
@@ -236,7 +236,7 @@ GRID = {"models": {}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}
         ("grid.json", json.dumps({**GRID, "seeds": [2**70]}), "field 'seeds.0' is 1180591620717411303424"),
         ("grid.json", json.dumps({**GRID, "models": {"../out": "c"}}), "'../out' cannot be used as a folder name"),
         ("grid.json", json.dumps({**GRID, "format_version": 2}), "format version 2"),
-        ("grid.json", "{}", "has no field 'models'"),
+        ("grid.json", "{}", "field 'models' is missing"),
         ("grid.json", None, "no such file"),
     ],
 )

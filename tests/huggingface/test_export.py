@@ -142,7 +142,7 @@ def options_in(state: dict) -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("encoder --as bert", "--as needs --to huggingface or --to hub"),
+        ("encoder --as bert", "--as requires --to huggingface or --to hub"),
         ("encoder --to huggingface --as bert", "this model is not a BERT: its pattern is sflf sf"),
         ("encoder --to huggingface --head cola", "no classification head 'cola'"),
         ("fine_tuned --to huggingface --head coal", "did you mean cola"),

@@ -178,7 +178,7 @@ def test_the_import_needs_no_fairseq_and_names_the_extra_that_is_lacking(warm_py
 
     shown = run(IMPORT, "import sys", "print('fairseq' in sys.modules)")
     assert shown.stdout == "False\n", shown.stderr
-    message = "LazyFormerConfig needs transformers, not installed here: pip install 'lazyformer_fairseq[huggingface]'"
+    message = "LazyFormerConfig requires transformers (not installed): pip install 'lazyformer_fairseq[huggingface]'"
     assert message in run(HIDE, IMPORT).stderr.splitlines()[-1]
 
 

@@ -100,7 +100,7 @@ def test_the_methods_of_the_real_hub_take_these_arguments():
 
 def test_refusals(hub, checkpoints, monkeypatch):
     assert "'a/b/c'" in refusal("export", checkpoints, "a/b/c", "--to", "hub")
-    assert "--private needs --to hub" in refusal("export", checkpoints, "out", "--private")
+    assert "--private requires --to hub" in refusal("export", checkpoints, "out", "--private")
 
     def without_token(*arguments, **named):
         raise LocalTokenNotFoundError("no token")

@@ -169,7 +169,7 @@ def test_a_picture_that_stands_for_too_many_pixels_is_not_decoded(tmp_path, monk
     monkeypatch.setattr(images, "PIXELS_PER_BYTE", 0)
     monkeypatch.setattr(images, "USUAL_PIXELS", 4095)
     monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("it was decoded"))
-    with pytest.raises(UserError, match=r"x\.\w+: decodes to 64 x 64 pixels from [\d,]+ bytes"):
+    with pytest.raises(UserError, match=r"x\.\w+ decodes to 64 x 64 pixels from [\d,]+ bytes"):
         list(images._read([path], 4))
 
 

@@ -154,7 +154,7 @@ def test_a_file_that_the_splits_do_not_fit_or_of_other_characters_is_refused(tmp
         with pytest.raises(UserError, match=f"has {size} bytes, but enwik8 has 100: the splits need 60, 20 and 20"):
             prepare("enwik8", tmp_path, tmp_path / "data")
     (tmp_path / "text8").write_bytes(b"abc D" + b"x" * 95)
-    with pytest.raises(UserError, match="has the byte 68, but text8 has only a to z and spaces"):
+    with pytest.raises(UserError, match="contains the byte 68, but text8 has only a to z and spaces"):
         prepare("text8", tmp_path, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
@@ -182,7 +182,7 @@ def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(wikitext, tmp_
         read_manifest(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine").write_text("mine")
-    with pytest.raises(UserError, match="data: already exists"):
+    with pytest.raises(UserError, match="data already exists"):
         prepare("wikitext", wikitext, tmp_path / "data")
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine"]
 
@@ -295,9 +295,9 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
     for option, value in (("--tgt-len", 0), ("--mem-len", -1), ("--clamp-len", -2), ("--batch-size", 0)):
         refused(f"'{option}': {value} is not in the range x>={value + 1}.", CHECKPOINT, data, option, value)
     for content, message in (
-        ("tgt_len: x", "field 'tgt_len' is 'x', must be a valid integer"),
+        ("tgt_len: x", "field 'tgt_len' is 'x', but must be a valid integer"),
         ("[", "not a valid YAML settings file"),
-        ("tgt_len: 0", "field 'tgt_len' is 0, must be greater than 0"),
+        ("tgt_len: 0", "field 'tgt_len' is 0, but must be greater than 0"),
     ):
         (tmp_path / "own.yaml").write_text(content)
         refused(message, CHECKPOINT, data, "--lengths", tmp_path / "own.yaml")

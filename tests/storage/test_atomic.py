@@ -66,12 +66,12 @@ def test_a_new_folder_takes_no_place_that_is_taken(tmp_path, content):
         taken.mkdir()
         taken /= "file"
     taken.touch()
-    with pytest.raises(UserError, match="taken: already exists"), atomic_folder(tmp_path / "taken"):
+    with pytest.raises(UserError, match="taken already exists"), atomic_folder(tmp_path / "taken"):
         pytest.fail("begins")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UserError, match="link: this is a dangling link"), atomic_folder(tmp_path / "link"):
         pytest.fail("begins")
-    with pytest.raises(UserError, match="later: already exists"), atomic_folder(tmp_path / "later"):
+    with pytest.raises(UserError, match="later already exists"), atomic_folder(tmp_path / "later"):
         (tmp_path / "later").touch()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["later", "link", "taken"]
 
@@ -84,7 +84,7 @@ def test_a_link_to_an_empty_folder_stays_and_a_mounted_folder_is_refused(tmp_pat
     assert (tmp_path / "link").is_symlink() and (tmp_path / "empty" / "file").exists()
     (tmp_path / "mounted").mkdir()
     monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "mounted")
-    with pytest.raises(UserError, match="mounted: already exists"), atomic_folder(tmp_path / "mounted"):
+    with pytest.raises(UserError, match="mounted already exists"), atomic_folder(tmp_path / "mounted"):
         pytest.fail("begins")
 
 
@@ -175,7 +175,7 @@ def test_json_in_readable_letters_and_what_is_none(tmp_path):
     assert read_json(tmp_path / "file.json") == content
     for damaged in ("[1]", "{", "\xff", "[" * 100_000):
         (tmp_path / "file.json").write_text(damaged, encoding="latin-1")
-        with pytest.raises(UserError, match=r"file\.json: .*remove it and run the same command again"):
+        with pytest.raises(UserError, match=r"file\.json:? .*remove it and run the same command again"):
             read_json(tmp_path / "file.json")
 
 

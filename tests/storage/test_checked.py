@@ -46,20 +46,20 @@ def test_content_becomes_an_instance(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({}, "has no field 'name'"),
-        ({"name": 5}, "field 'name' is 5, must be a valid string"),
-        ({"name": "x", "price": True}, "field 'price' is True, must be a valid number"),
-        ({"name": "x", "price": "1"}, "field 'price' is '1', must be a valid number"),
-        ({"name": "x", "price": -1}, "field 'price' is -1, must be greater than or equal to 0"),
-        ({"name": "x", "price": float("nan")}, "field 'price' is nan, must be less than inf"),
-        ({"name": "x", "price": float("inf")}, "field 'price' is inf, must be less than inf"),
-        ({"name": "x", "longest": 1.5}, "field 'longest' is 1.5, must be a valid integer"),
+        ({}, "field 'name' is missing"),
+        ({"name": 5}, "field 'name' is 5, but must be a valid string"),
+        ({"name": "x", "price": True}, "field 'price' is True, but must be a valid number"),
+        ({"name": "x", "price": "1"}, "field 'price' is '1', but must be a valid number"),
+        ({"name": "x", "price": -1}, "field 'price' is -1, but must be greater than or equal to 0"),
+        ({"name": "x", "price": float("nan")}, "field 'price' is nan, but must be less than inf"),
+        ({"name": "x", "price": float("inf")}, "field 'price' is inf, but must be less than inf"),
+        ({"name": "x", "longest": 1.5}, "field 'longest' is 1.5, but must be a valid integer"),
         ({"name": "x", "parts": {"train": {"rows": 2**70}}}, "field 'parts.train.rows' is 1180591620717411303424"),
-        ({"name": "x", "parts": {"train": 3}}, "field 'parts.train' is 3, must be an object"),
+        ({"name": "x", "parts": {"train": 3}}, "field 'parts.train' is 3, but must be an object"),
         ({"name": "x" * 999, "price": "y" * 999}, "field 'price' is 'yyy"),
-        ({"name": "\ud800"}, "contains an unpaired surrogate"),
-        ({"name": b"x"}, "contains values that JSON does not support"),
-        ([], r"is \[\], must be an object"),
+        ({"name": "\ud800"}, "it contains an unpaired surrogate"),
+        ({"name": b"x"}, "it contains values that JSON does not support"),
+        ([], r"found \[\], but it must be an object"),
     ],
 )
 def test_a_wrong_field_is_named(content, words):
@@ -119,7 +119,7 @@ def laughs(levels: int) -> str:
 )
 def test_yaml_beyond_the_limits_is_refused(tmp_path, text, words):
     (tmp_path / "file.yaml").write_text(text)
-    with pytest.raises(UserError, match=f"file.yaml: .*{words}.*; write it again") as caught:
+    with pytest.raises(UserError, match=f"file.yaml:? .*{words}.*; write it again") as caught:
         read_yaml(tmp_path / "file.yaml", REMEDY)
     assert len(str(caught.value)) < 500
 

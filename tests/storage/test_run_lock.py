@@ -79,5 +79,5 @@ def test_settings_may_change_until_work_has_begun(tmp_path):
     assert made.exists()
     keep_settings(file, {"seed": 2, "rates": (1, 2)}, "a search", begun=False, stale_files=[made])
     assert not made.exists()
-    with pytest.raises(UserError, match=r"a search with other settings \(rates is \[1, 2\] there, \[3\] here\)"):
+    with pytest.raises(UserError, match=r"a search with different settings \(rates is \[1, 2\] there, \[3\] here\)"):
         keep_settings(file, {"seed": 2, "rates": (3,)}, "a search", begun=True)

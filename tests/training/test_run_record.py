@@ -51,7 +51,7 @@ def test_a_record_comes_back_from_its_file_and_a_change_is_named(tmp_path, caplo
     write_run(tmp_path, replace(RECORD, precision="bf16"))
     assert "precision is 'fp32' there, 'bf16' here" in caplog.text
     (tmp_path / RUN).write_text("{}")
-    with pytest.raises(UserError, match="run.json: has no field 'command'; remove it"):
+    with pytest.raises(UserError, match="run.json: field 'command' is missing; remove it"):
         read_run(tmp_path)
 
 

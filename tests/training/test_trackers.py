@@ -147,7 +147,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_run_goes_on(library, tmp
 def test_an_unknown_tracker_and_a_missing_package_are_refused_before_all_else(data_folder, tmp_path, monkeypatch):
     unknown = "--report-to wanb: choose from tensorboard, wandb, trackio; did you mean wandb?"
     missing = (
-        "--report-to trackio needs trackio, not installed here: pip install 'lazyformer_fairseq[trackers]', or in a "
+        "--report-to trackio requires trackio (not installed): pip install 'lazyformer_fairseq[trackers]', or in a "
         "checkout pip install '.[trackers]'"
     )
     find = importlib.util.find_spec

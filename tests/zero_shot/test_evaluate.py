@@ -59,7 +59,7 @@ def test_a_rerun_keeps_what_is_there(pairs, tmp_path, monkeypatch):
     first = invoke("evaluate", f"one={ENCODER}", *words)
     monkeypatch.setattr("lazyformer_fairseq.zero_shot.results.answer", int)  # fails where it is called
     assert invoke("evaluate", f"one={ENCODER}", *words) == first
-    assert "one.json: contains answers of another model" in refusal("evaluate", f"one={EXPORTED}", *words)
+    assert "one.json contains answers from a different model" in refusal("evaluate", f"one={EXPORTED}", *words)
     assert "another model is also called one" in refusal("evaluate", f"one={ENCODER}", f"one={EXPORTED}", *words)
     kept = tmp_path / "out" / "one.json"
     kept.write_text(kept.read_text().replace('"cut": 0', '"cut": 1'))

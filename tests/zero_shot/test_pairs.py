@@ -40,7 +40,7 @@ def test_some_pairs_are_taken_from_all_over_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({}, "pairs: contains no .jsonl file; use a folder"),
+        ({}, "pairs contains no .jsonl file; use a folder"),
         ({"a": []}, "a.jsonl: this file is empty"),
         ({"a": [ROW, "{"]}, "a.jsonl:2: this line is not JSON"),
         ({"a": [ROW, "[1]"]}, "a.jsonl:2: this line is not a JSON object"),

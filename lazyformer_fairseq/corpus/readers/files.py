@@ -147,7 +147,7 @@ class _Decompressed(io.RawIOBase):
 
     def _fail(self, what: str) -> None:
         raise BadInputError(
-            f"{self._path}, byte {self._at}: the {self._compressed_by} data {what}; get a new copy, or leave it out"
+            f"{self._path}, byte {self._at}: the {self._compressed_by} data {what}; get a new copy, or exclude the file"
         ) from None
 
 
@@ -214,8 +214,8 @@ class Format:
         read_whole: yields the same for a whole piece; it replaces `starts_document` and `parse` if documents do not
             consist of lines.
         magic: the first bytes of a file, if the format is not text.
-        is_selected: whether the text was selected by hand, line by line; no line or document is then dropped for its
-            looks.
+        is_selected: whether the text was selected by hand, line by line; no line or document is then dropped
+            because of its appearance.
     """
 
     document: str

@@ -52,7 +52,7 @@ def is_dump(content: bytes, file: str) -> bool:
     if b"<mediawiki" in content[:1000] or content.startswith(b"<page>"):
         return True
     if re.match(rb"<\?xml|<!DOCTYPE|<html", content, re.I):
-        raise UserError(f"{file}: is XML or HTML, but not a MediaWiki dump; convert it to text, or leave it out")
+        raise UserError(f"{file} is XML or HTML, but not a MediaWiki dump; convert it to text, or exclude it")
     return False
 
 
@@ -143,7 +143,7 @@ def is_json_lines(content: bytes, file: str) -> bool:
         UserError: the file is a single JSON list of objects.
     """
     if re.match(rb"\[\s*\{", content) and ".json" in os.path.basename(file):
-        raise UserError(f"{file}: is a single JSON list; write one object per line (`jq -c '.[]'` does this)")
+        raise UserError(f"{file} is a single JSON list; write one object per line (`jq -c '.[]'` does this)")
     return re.match(rb'\{\s*"', content) is not None
 
 
@@ -163,7 +163,7 @@ def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> fi
     title = record.get("title")
     if not isinstance(text, str):
         fields = ", ".join(sorted(record)) or "none"
-        yield files.BadInputError(f'{files.place(piece, block.line)}: has no string field "text"; its fields: {fields}')
+        yield files.BadInputError(f'{files.place(piece, block.line)}: no string field "text"; its fields: {fields}')
         return
     yield lines_to_paragraphs(text, title if isinstance(title, str) else None), {}
 
@@ -191,7 +191,7 @@ def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
             names = table.schema_arrow.names
             texts = (pyarrow.string(), pyarrow.large_string())
             if "text" not in names or table.schema_arrow.field("text").type not in texts:
-                raise files.BadInputError(f'{piece.path}: has no string column "text"; its columns: {", ".join(names)}')
+                raise files.BadInputError(f'{piece.path}: no string column "text"; its columns: {", ".join(names)}')
             groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
             unpacked = sum(group.total_byte_size for group in groups)
             if unpacked > max(files.BEYOND_BYTES, files.MOST_TIMES * size):
@@ -207,7 +207,7 @@ def read_table(piece: files.Piece, watch: files.Watch) -> files.Parsed:
                 row += group.num_rows
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise files.BadInputError(
-            f"{piece.path}: cannot be read as Parquet ({str(error).splitlines()[0]}); get a new copy, or leave it out"
+            f"{piece.path}: cannot be read as Parquet ({str(error).splitlines()[0]}); get a new copy, or exclude it"
         ) from None
 
 
@@ -224,7 +224,7 @@ def _rows_of(table: Any, number: int, row: int, path: str, watch: files.Watch) -
     for batch in table.iter_batches(ROWS_AT_ONCE, row_groups=[number], columns=["text"]):
         for content in batch.column(0).cast("large_binary").to_pylist():
             if content is None:
-                yield files.BadInputError(f"{path}, row {row}: has no text")
+                yield files.BadInputError(f"{path}, row {row}: no text")
             else:
                 yield lines_to_paragraphs(files.decode(content, watch)), {}
             row += 1
@@ -383,8 +383,8 @@ class RawDocument(NamedTuple):
 
     Attributes:
         number: the document's number in its file, from 1. In a piece of a file, where the number of earlier documents
-            is unknown, it is ``@OFFSET`` of the first byte; in a piece of a bz2 file, it is ``@START+NUMBER``, the
-            number within the piece.
+            is unknown, it is ``@OFFSET``, the offset of its first byte; in a piece of a bz2 file, it is
+            ``@START+NUMBER``, where NUMBER counts the documents in the piece.
         text: one paragraph per line; for ``mediawiki``, raw wiki markup.
         metadata: for ``mediawiki``, the page's title, namespace, model and is_redirect; otherwise empty.
     """
@@ -399,12 +399,12 @@ def read_piece(
     watch: Optional[files.Watch] = None,
     skip: Optional[Callable[[files.BadInputError], None]] = None,
 ) -> Iterator[RawDocument]:
-    """Yield the documents of a piece in the order of the file; memory is bounded by the longest document.
+    """Yield the documents of a piece in file order; memory is bounded by the longest document.
 
     Args:
         piece: the piece to read.
         watch: counts lines that are not UTF-8.
-        skip: called with the error for each broken record, which is then left out; if None, the first error is raised.
+        skip: called with the error for each broken record, which is then skipped; if None, the first error is raised.
 
     Raises:
         BadInputError: a record is broken or the file is damaged; the message names the file, the location and the

@@ -80,14 +80,14 @@ def find_inputs(
     bad_input: Literal["stop", "skip"] = "stop",
     left_out: Optional[list[str]] = None,
 ) -> list[InputFile]:
-    """Return the input files in the order of ``specs``; files in the same folder are sorted by name.
+    """Return the input files in ``specs`` order; files in the same folder are sorted by name.
 
     Args:
         specs: ``PATH`` or ``FORMAT:PATH``, where PATH is the path or URL of a file or folder. A folder and all its
             subfolders, including symlinked ones, are searched for file names that a reader recognizes; hidden files,
-            README files and licenses are left out. Without FORMAT, the format is detected.
-        bad_input: "skip" leaves out files in a folder that are empty or not text, and folders that cannot be read.
-        left_out: receives a line with the path and the reason for each file in a folder that is left out.
+            README files and licenses are skipped. Without FORMAT, the format is detected.
+        bad_input: "skip" skips files in a folder that are empty or not text, and folders that cannot be read.
+        left_out: receives a line with the path and the reason for each skipped file in a folder.
 
     Raises:
         UserError: a file does not exist, is not text, or occurs twice; a file or folder is empty or cannot be read; or
@@ -108,7 +108,7 @@ def find_inputs(
                 if not is_folder:
                     raise
                 if bad_input == "stop":
-                    raise UserError(f"{error}; --bad-input skip leaves out such files in a folder") from None
+                    raise UserError(f"{error}; use --bad-input skip to skip such files in a folder") from None
                 left_out.append(str(error))
                 continue
             twin = files.setdefault(os.path.realpath(file), found)
@@ -146,7 +146,7 @@ def parse_spec(spec: str) -> tuple[Optional[str], str]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if not path.is_file() and not path.is_dir():
-        raise UserError(f"{path}: is neither a file nor a folder, but a device or a pipe; write its text to a file")
+        raise UserError(f"{path} is neither a file nor a folder, but a device or a pipe; write its text to a file")
     return wanted_format, str(path)
 
 
@@ -160,13 +160,13 @@ def _text_files(folder: str, bad_input: str, left_out: list[str]) -> list[str]:
     for file in sorted(below, key=lambda file: file.split("/")):
         name = os.path.basename(file)
         if ABOUT_THE_FILES.match(name) or not KNOWN_NAME.fullmatch(name):
-            left_out.append(f"{file}: is not named like a supported text file")
+            left_out.append(f"{file}: not named like a supported text file")
         else:
             found.append(file)
     if not found:
         raise UserError(
-            f"{folder}: contains no file that is named like a text file: .txt, .text, .raw, .md, .rst, .tokens, "
-            ".train, .valid, .test, .xml, .jsonl, .ndjson, .json, .parquet or wiki_00; to read a file with another "
+            f"{folder} contains no file that is named like a text file: .txt, .text, .raw, .md, .rst, .tokens, "
+            ".train, .valid, .test, .xml, .jsonl, .ndjson, .json, .parquet or wiki_00; to read a file with a different "
             "name, pass its path"
         )
     return found
@@ -187,12 +187,12 @@ def _files_below(top: Path, bad_input: str, left_out: list[str]) -> Iterator[Pat
         except OSError as error:
             problem = f"{folder}: this folder cannot be read ({error.strerror})"
             if bad_input == "stop":
-                raise UserError(f"{problem}; make it readable, or leave it out with --bad-input skip") from None
+                raise UserError(f"{problem}; make it readable, or skip it with --bad-input skip") from None
             left_out.append(problem)
             continue
         first = seen.setdefault((status.st_dev, status.st_ino), folder)
         if first is not folder:
-            left_out.append(f"{folder}: is a link to {first}, which has already been read")
+            left_out.append(f"{folder}: a link to {first}, which has already been read")
             continue
         for path in (folder / name for name in sorted(names) if not name.startswith(".")):
             if os.path.isfile(path):
@@ -200,9 +200,9 @@ def _files_below(top: Path, bad_input: str, left_out: list[str]) -> Iterator[Pat
             elif os.path.isdir(path):  # links are followed last, so that a folder is found under its own name
                 (waiting.append if path.is_symlink() else waiting.appendleft)(path)
             elif os.path.exists(path):
-                left_out.append(f"{path}: is neither a file nor a folder, but a device or a pipe")
+                left_out.append(f"{path}: neither a file nor a folder, but a device or a pipe")
             else:
-                left_out.append(f"{path}: is a link to a target that does not exist or cannot be read")
+                left_out.append(f"{path}: a link to a target that does not exist or cannot be read")
 
 
 def _recognised(file: str, wanted: Optional[str]) -> InputFile:
@@ -219,18 +219,18 @@ def _recognised(file: str, wanted: Optional[str]) -> InputFile:
     for name, format in FORMATS.items():
         if format.magic and head.startswith(format.magic):
             if compression(file) is not None:
-                raise UserError(f"{file}: is a compressed {name} file, which is not supported; decompress it")
+                raise UserError(f"{file} is a compressed {name} file, which is not supported; decompress it")
             return InputFile(file, name, size)
         if format.magic and name == wanted:
-            raise UserError(f"{file}: is not a {name} file; omit {name}:, or use another file")
+            raise UserError(f"{file} is not a {name} file; omit {name}: or use a different file")
     content = head.removeprefix(BOM).lstrip()
     if not content:
-        raise UserError(f"{file}: is empty")
+        raise UserError(f"{file} is empty")
     for what, starts in BINARY.items():
         if head.startswith(starts):
-            raise UserError(f"{file}: is not text, but looks like {what}; convert it, or leave it out")
+            raise UserError(f"{file} is not text, but looks like {what}; convert it, or exclude it")
     if b"\0" in head:
-        raise UserError(f"{file}: is not text but contains NUL bytes (UTF-16?); convert it, or leave it out")
+        raise UserError(f"{file} is not text: it contains NUL bytes (perhaps UTF-16); convert it, or exclude it")
     found = wanted or next(name for name, format in FORMATS.items() if format.recognises(content, file))
     namespaces = ()
     if found == "mediawiki":
@@ -239,7 +239,7 @@ def _recognised(file: str, wanted: Optional[str]) -> InputFile:
 
 
 def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece, ...]]:
-    """Divide files into units of about ``unit_bytes`` on disk, in the order of ``files``.
+    """Divide files into units of about ``unit_bytes`` on disk, in file order.
 
     A unit consists of several small files or a piece of a large one. The division depends only on the files and
     ``unit_bytes``.
@@ -354,7 +354,7 @@ def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:
 
 
 def _magic_numbers(dump: BinaryIO) -> Iterator[int]:
-    """Yield the offsets from the current position on at which a bz2 stream appears to start."""
+    """Yield the offsets from the current position onward at which a bz2 stream appears to start."""
     offset = dump.tell()
     buffer = b""
     while chunk := dump.read(1 << 20):

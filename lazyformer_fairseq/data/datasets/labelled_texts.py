@@ -49,7 +49,7 @@ class SizedDataset(Dataset):
         """Return all `indices` and an empty list of ignored ones.
 
         Tasks truncate their examples, so an example that is too long for the model or a batch indicates conflicting
-        options. fairseq would skip it in training and fail at the first validation.
+        options. fairseq would skip it during training and fail at the first validation.
 
         Raises:
             UserError: an example has more than `max_sizes` tokens.
@@ -187,7 +187,7 @@ class LabelledTextsDataset(SizedDataset):
     def ordered_indices(self) -> np.ndarray:
         """Return the sample indices sorted by length, with random noise in each epoch if `shuffle` is set.
 
-        fairseq forms batches in this order and, in training, shuffles the batches.
+        fairseq forms batches in this order and, during training, shuffles the batches.
         """
         return by_jittered_length(self.sizes, (self.seed, self.epoch) if self.shuffle else None)
 

@@ -199,8 +199,8 @@ class Masking:
 
         Returns:
             The input ids (T,); the targets (T,), which are the original ids at the positions to predict and `pad_index`
-            elsewhere; and the smallest masking rate at which each of these positions is masked, in the order of the
-            positions. The last item is None without whole-word masking if the rate is constant.
+            elsewhere; and the smallest masking rate at which each of these positions is masked, in position
+            order. The last item is None without whole-word masking if the rate is constant.
         """
         rng = np.random.default_rng((seed, epoch, index))
         shares = None
@@ -338,7 +338,7 @@ class MaskedBlocksDataset(SizedDataset):
 
     def __post_init__(self) -> None:
         if not len(self.items):
-            raise UserError(f"{self.name}: contains no sentences; was the corpus empty?")
+            raise UserError(f"{self.name} contains no sentences; was the corpus empty?")
         if int(self.items[0][-1]) != self.eos:
             raise UserError(
                 f"{self.name}: the first sentence does not end in </s>; binarize the text with </s> after each sentence"
@@ -445,7 +445,7 @@ class FullSentencesDataset(MaskedBlocksDataset):
         super().__post_init__()
         self.blocks = pack_full_sentences(self.item_sizes, self.tokens_per_sample)
         if not len(self.blocks):
-            raise UserError(f"{self.name}: contains document boundaries but no sentences; was the corpus empty?")
+            raise UserError(f"{self.name} contains document boundaries but no sentences; was the corpus empty?")
         self.sizes = self.blocks.sizes
 
     def block(self, index: int) -> np.ndarray:

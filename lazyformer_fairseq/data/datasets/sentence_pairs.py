@@ -33,7 +33,7 @@ class Documents:
     Attributes:
         starts: index of each document's first item, (documents,).
         ends: index of each document's end, exclusive, (documents,).
-        text_before: cumulative number of text tokens before each item and, last, in all items, int64 (items + 1,).
+        text_before: number of text tokens before each item, followed by their total number, int64 (items + 1,).
     """
 
     def __init__(self, item_sizes: np.ndarray):
@@ -78,7 +78,7 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairs:
-    """All pairs of an epoch, in the order of their first texts.
+    """All pairs of an epoch, ordered by the position of their first texts.
 
     Attributes:
         first, second: the first and second texts of the pairs.
@@ -225,7 +225,7 @@ class SentencePairsDataset(MaskedBlocksDataset):
             if len(self.documents):
                 found = f"{len(self.items)} items, all from one document"
             raise UserError(
-                f"{self.name}: contains {found}; --next-sentence draws texts from other documents and needs at least "
+                f"{self.name} contains {found}; --next-sentence draws texts from other documents and needs at least "
                 "two, binarized with an empty line between them (as `lazyformer corpus` does)"
             )
 

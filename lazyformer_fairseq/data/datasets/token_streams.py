@@ -38,7 +38,7 @@ def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
     """
     index = read_index(prefix)
     if not index.bytes:
-        raise UserError(f"{prefix}.bin: contains no tokens; was the corpus empty?")
+        raise UserError(f"{prefix}.bin contains no tokens; was the corpus empty?")
     return np.memmap(index.check_data(), dtype=index.dtype, mode="r")
 
 
@@ -155,7 +155,7 @@ class TokenStreams(Dataset):
 class TokenItems(TokenStreams):
     """Batches of independent items, such as images, with one item per row; the first token is predicted from ``</s>``.
 
-    See :class:`TokenStreams` for the arguments; `tgt_len` is the number of tokens per item. In training, items are
+    See :class:`TokenStreams` for the arguments; `tgt_len` is the number of tokens per item. During training, items are
     shuffled in each epoch, and an incomplete last batch is dropped. With `keeps_rest`, items are in their original
     order, and the last batch is filled with rows of `pad`.
     """
@@ -171,7 +171,7 @@ class TokenItems(TokenStreams):
         self.set_epoch(self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start an epoch; in training, shuffle the items."""
+        """Start an epoch; during training, shuffle the items."""
         self.epoch = epoch
         order = np.arange(len(self.items))
         if self.keeps_rest:

@@ -1,6 +1,6 @@
 """Reading and writing of ``dict.txt`` files.
 
-Dictionaries of this package use fairseq's format, with one line ``SYMBOL COUNT`` per symbol. The first four symbols,
+This package's dictionaries use fairseq's format, with one line ``SYMBOL COUNT`` per symbol. The first four symbols,
 ``<s> <pad> </s> <unk>``, have ids 0 to 3 and are not written. Models from other libraries have their special symbols at
 different ids (rows of their embedding). The first line of their dictionaries lists the special symbols, followed by all
 symbols:
@@ -30,7 +30,7 @@ class Dictionary:  # noqa: PLW1641  mutable, so it has no hash
     """A vocabulary of symbols with their counts, compatible with fairseq's ``Dictionary``.
 
     Attributes:
-        symbols: symbols in the order of their ids.
+        symbols: symbols in id order.
         count: count of each symbol.
         indices: ids by symbol.
         nspecial: number of special symbols at the start, which are omitted from dict.txt.
@@ -110,7 +110,7 @@ class PlacedDictionary(Dictionary):
     """A dictionary with special symbols at arbitrary ids, as in models from other libraries.
 
     Args:
-        symbols: all symbols, including special ones, in the order of their ids.
+        symbols: all symbols, including special ones, in id order.
         special: special symbols by role in ``ROLES``.
 
     Raises:
@@ -144,7 +144,7 @@ def dictionary_of_symbols(symbols: Sequence[str], special: Mapping[str, str]) ->
     """Build a :class:`Dictionary` if the special symbols are fairseq's, else a :class:`PlacedDictionary`.
 
     Args:
-        symbols: all symbols, including special ones, in the order of their ids.
+        symbols: all symbols, including special ones, in id order.
         special: special symbols by role in ``ROLES``.
     """
     if tuple(symbols[:4]) != FIRST_SYMBOLS or dict(special) != ROLES_OF_FAIRSEQ:

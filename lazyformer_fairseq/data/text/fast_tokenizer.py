@@ -30,7 +30,7 @@ def as_fast_tokenizer(model_file: Path, symbols: Sequence[str], settings: TextSe
 
     Args:
         model_file: the SentencePiece model.
-        symbols: all symbols of the dictionary in the order of their ids.
+        symbols: all symbols of the dictionary in id order.
         settings: the text normalization settings.
 
     Raises:
@@ -97,7 +97,7 @@ def model(proto: Any, symbols: Sequence[str]) -> models.Model:
 
     Args:
         proto: the SentencePiece model.
-        symbols: all symbols of the dictionary in the order of their ids.
+        symbols: all symbols of the dictionary in id order.
     """
     byte_fallback = proto.trainer_spec.byte_fallback
     if proto.trainer_spec.model_type == TrainerSpec.UNIGRAM:

@@ -39,7 +39,7 @@ def refuse_surrogates(text: str) -> None:
     """Raise a UserError if the text contains an unpaired surrogate, which JSON can represent but UTF-8 cannot."""
     if not text.isascii() and (found := _SURROGATE.search(text)):
         near = text[max(0, found.start() - 20) : found.end() + 20]
-        raise UserError(f"character {found.start() + 1} of a text, {near!r}, is an unpaired surrogate; fix the text")
+        raise UserError(f"unpaired surrogate at character {found.start() + 1} of a text, in {near!r}; remove it")
 
 
 class SpecialIds(NamedTuple):
@@ -62,7 +62,7 @@ class TextTokenizer(ABC):
         settings: settings for normalizing text before it is split into pieces; hashable and picklable. Its
             ``special_tokens`` are placeholders such as ``<url>`` that corpus cleaning leaves in the text, with one id
             each.
-        symbols: all symbols in the order of their ids.
+        symbols: all symbols in id order.
         special: ids of the special symbols.
         separators: number of ``</s>`` between the texts of a pair: two as in RoBERTa, one as in BERT.
         second_type: token type of the second text of a pair in models with token types, otherwise 0.
@@ -88,7 +88,7 @@ class TextTokenizer(ABC):
         """Load a tokenizer folder. Nothing in it is executed or unpickled.
 
         Raises:
-            UserError: a file is missing, is damaged, has another format version or does not match the other files.
+            UserError: a file is missing or damaged, has an unsupported format version, or does not match the others.
         """
         folder = Path(folder)
         path = folder / SETTINGS_FILE
@@ -295,7 +295,7 @@ def truncation_message(
         are = "is"
     return (
         f"{count:,} of {total:,} {what} {are} longer than the {longest:,} tokens that {reader} reads; the rest is "
-        "cut off"
+        "truncated"
     )
 
 

@@ -140,7 +140,7 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     model = values.get("model")
     if not isinstance(model, dict):
-        raise UserError(f"contains no tokenizer model; {ACCEPTED}")
+        raise UserError(f"no tokenizer model found; {ACCEPTED}")
     if model.get("type") == "Unigram":
         raise UserError(f"the model is Unigram (SentencePiece, as in ALBERT, DeBERTa and XLM-R); {ACCEPTED}")
     model_type = "WordPiece"

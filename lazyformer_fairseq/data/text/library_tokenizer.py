@@ -1,7 +1,7 @@
 """Tokenizers from other models: WordPiece or byte-level BPE, run by the `tokenizers` library.
 
     TOKENIZER/pieces.json      the tokenizer in the library's format: vocabulary, normalization, pre-tokenization
-    TOKENIZER/dict.txt         its symbols in the order of the model's embedding rows (``dictionary_file.py``)
+    TOKENIZER/dict.txt         its symbols, in the order of the model's embedding rows (``dictionary_file.py``)
     TOKENIZER/tokenizer.json   format version 2, special symbols, pair format, sha256 of the two files above
 
 :func:`adopt_tokenizer` creates such a folder from the JSON files of a BERT or RoBERTa. The roles of the special symbols
@@ -279,7 +279,7 @@ def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, A
         raise UserError(f"{source}: no such folder; use the folder with the model's config.json")
     if not path.exists():
         raise UserError(
-            f"{source}: contains no tokenizer.json; create it with transformers: "
+            f"{source} contains no tokenizer.json; create it with transformers: "
             f"AutoTokenizer.from_pretrained({str(source)!r}).save_pretrained({str(source)!r})"
         )
     values = read_json(path, ADVICE)
@@ -311,7 +311,7 @@ def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str,
             symbol = default
         if not isinstance(symbol, str) or symbol not in ids:
             raise UserError(
-                f"has no valid {name} ({str(symbol)[:40]!r}); a masked language model requires all of "
+                f"no valid {name} ({str(symbol)[:40]!r}); a masked language model requires all of "
                 f"{', '.join(NAMES_OF_ROLES.values())}"
             )
         special[role] = symbol

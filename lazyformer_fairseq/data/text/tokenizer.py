@@ -143,7 +143,7 @@ class Tokenizer(interface.TextTokenizer):
     Attributes:
         settings: :class:`TextSettings` with which the model was trained.
         symbols: ``<s> <pad> </s> <unk>``, the pieces in sentencepiece's order, the special tokens, and ``<mask>``, in
-            the order of their ids.
+            id order.
         normalise: :class:`TextNormaliser` that splits a text into words for BPE, separated by spaces.
     """
 
@@ -360,8 +360,8 @@ def load_tokenizer(folder: FolderName) -> interface.TextTokenizer:
     """Load a tokenizer folder in either format. Nothing in it is executed or unpickled.
 
     Raises:
-        UserError: the folder does not exist; or a file is missing, is damaged, has another format version or does not
-            match the other files.
+        UserError: the folder does not exist; or a file is missing or damaged, has an unsupported format version, or
+            does not match the others.
     """
     return class_of(folder).load(folder)
 

@@ -216,7 +216,7 @@ def test_batches_are_padded_and_say_so_and_where_the_targets_are():
 
 def test_what_makes_no_blocks_is_a_user_error():
     for items in ([], [[]], [[], []]):
-        with pytest.raises(UserError, match="corpus: contains .*no sentences; was the corpus empty"):
+        with pytest.raises(UserError, match="corpus contains .*no sentences; was the corpus empty"):
             dataset_of(items, 8, name="corpus")
     with pytest.raises(UserError, match="corpus: the first sentence does not end in </s>"):
         FullSentencesDataset([torch.tensor([5, 6])], np.array([2]), 8, BOS, EOS, MASKING, name="corpus")

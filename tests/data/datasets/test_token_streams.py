@@ -95,7 +95,7 @@ def test_what_cannot_be_read_and_sizes_that_cannot_be_are_named(tmp_path):
 
     refused(r"train\.(bin|idx): no such file")
     write_items(tmp_path / "train", np.uint16, [(np.array([], int), np.array([], int))])
-    refused(r"train\.bin: contains no tokens")
+    refused(r"train\.bin contains no tokens")
     write_items(tmp_path / "train", np.uint16, [(np.array([5, 6, 2]), np.array([3]))])
     whole = (tmp_path / "train.idx").read_bytes()
     (tmp_path / "train.bin").write_bytes(b"123")

@@ -234,22 +234,22 @@ def test_a_folder_as_transformers_writes_it_is_named(pairs, tmp_path):
 CHANGES = {
     "Unigram .*SentencePiece": lambda values: values.update(model={"type": "Unigram", "vocab": [["a", 0.0]]}),
     "the model is WordLevel": lambda values: values["model"].update(type="WordLevel"),
-    "contains no tokenizer model": lambda values: values.update(model=3),
+    "no tokenizer model found": lambda values: values.update(model=3),
     "pre_tokenizer is Whitespace": lambda values: values.update(pre_tokenizer={"type": "Whitespace"}),
     "normalizer is Replace": lambda values: values.update(
         normalizer={"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}
     ),
     "the model: unknown key 'code'": lambda values: values["model"].update(code="import os"),
-    "the model: field 'vocab' is .1., must be an object": lambda values: values["model"].update(vocab=[1]),
-    "field 'vocab.anna' is 4.5, must be a valid integer": lambda values: values["model"]["vocab"].update(anna=4.5),
-    "field 'vocab.anna' is -1, must be gre": lambda values: values["model"]["vocab"].update(anna=-1),
+    "the model: field 'vocab' is .1., but must be an object": lambda values: values["model"].update(vocab=[1]),
+    "field 'vocab.anna' is 4.5, but must be a valid integer": lambda values: values["model"]["vocab"].update(anna=4.5),
+    "field 'vocab.anna' is -1, but must be gre": lambda values: values["model"]["vocab"].update(anna=-1),
     "field 'vocab.anna' is 9999": lambda values: values["model"]["vocab"].update(anna=99999999999),
     "share an id": lambda values: values["model"]["vocab"].update({"two words": 0}),
     "line break": lambda values: values["model"]["vocab"].update({"a\nb": 400}),
     "field 'max_input_chars_per_word' is True": lambda values: values["model"].update(max_input_chars_per_word=True),
-    "is '@@', must be '##'": lambda values: values["model"].update(continuing_subword_prefix="@@"),
-    "the added_tokens: is {}, must be a valid array": lambda values: values.update(added_tokens={}),
-    "the added_tokens: field '.*' is 'a', must be an object": lambda values: values["added_tokens"].append("a"),
+    "is '@@', but must be '##'": lambda values: values["model"].update(continuing_subword_prefix="@@"),
+    "the added_tokens: found {}, but it must be a valid array": lambda values: values.update(added_tokens={}),
+    "the added_tokens: field '.*' is 'a', but must be an object": lambda values: values["added_tokens"].append("a"),
     "has ids": lambda values: values["added_tokens"].append({"id": 4, "content": "anna"}),
     "adds .* to a text": lambda values: values.update(
         post_processor={"type": "BertProcessing", "sep": ["anna", 3], "cls": ["[CLS]", 4]}
@@ -266,7 +266,7 @@ CHANGES = {
         post_processor={"type": "Sequence", "processors": [{"type": "Sequence", "processors": []}]}
     ),
     "adds no symbols to a text": lambda values: values.update(post_processor={"type": "ByteLevel"}),
-    "the post_processor: has no field 'single'": lambda values: values.update(
+    "the post_processor: field 'single' is missing": lambda values: values.update(
         post_processor={"type": "TemplateProcessing"}
     ),
 }
@@ -308,7 +308,7 @@ def test_other_folders_are_refused(tmp_path):
     (empty / "tokenizer.json").write_bytes(b"\xff")
     refused(empty, "cannot be read as JSON")
     source = write_bert_files(tmp_path / "bert", mask_token="[mask]")
-    refused(source, r"has no valid mask_token \('\[mask\]'\)")
+    refused(source, r"no valid mask_token \('\[mask\]'\)")
     (source / "tokenizer_config.json").write_text(json.dumps({"mask_token": {"content": "[UNK]"}}))
     refused(source, "are not all different")
     (source / "tokenizer_config.json").unlink()

@@ -65,7 +65,7 @@ def copy(tokenizer, tmp_path):
 def test_half_a_character_is_refused_in_words(data_folder):
     tokenizer = Tokenizer.load(data_folder / "tokenizer")
     for encode in (tokenizer.encode, tokenizer.encode_with_offsets):
-        with pytest.raises(UserError, match=r"character 3 of a text, 'a .ud800 b', is an unpaired surrogate"):
+        with pytest.raises(UserError, match=r"unpaired surrogate at character 3 of a text, in 'a .ud800 b'"):
             encode("a \ud800 b")
 
 
@@ -253,7 +253,7 @@ DAMAGE = [
     (describe(format_version=2), r"tokenizer\.json: format version 2"),
     (describe(settings={"lower_case": True}), r"byte_fallback.* is missing"),
     *((write(text), r"tokenizer\.json") for text in ("", "{", "[1]", "{}", '{"format_version": 1}')),
-    (write('{"format_version": 1, "sha256": {}}'), r"tokenizer\.json: has no field 'settings'"),
+    (write('{"format_version": 1, "sha256": {}}'), r"tokenizer\.json: field 'settings' is missing"),
     (describe({"stemming": True}), r"tokenizer\.json: .*unknown key 'stemming'"),
     (describe({"lower_case": "yes"}), r"tokenizer\.json: .*'lower_case' is 'yes'"),
     (describe({"language": "tlh"}), r"tokenizer\.json: .*language = 'tlh'"),

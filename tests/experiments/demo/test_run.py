@@ -96,7 +96,9 @@ def test_the_report_is_complete_and_a_rerun_trains_nothing(finished, settings, c
     assert f"Not below the unigram loss by 0.1 bits: {', '.join(MODELS)}. They have learned no more" in printed
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "table.md").read_text().strip() in printed
-    with pytest.raises(UserError, match=r"a demo with other settings \(.*updates is 24 there, 99 here.*another folder"):
+    with pytest.raises(
+        UserError, match=r"a demo with different settings \(.*updates is 24 there, 99 here.*another folder"
+    ):
         run_demo(DemoSettings(updates=99), folder)
 
 

@@ -225,7 +225,7 @@ def test_what_is_done_is_not_done_again_unless_it_was_removed():
     assert step("a").record(Path("out")) is None
     run(step("a"))
     assert Path("out/a/result").exists() and len(calls()) == 4
-    with pytest.raises(UserError, match="with other settings .size is 'tiny' there, 'paper' here"):
+    with pytest.raises(UserError, match="with different settings .size is 'tiny' there, 'paper' here"):
         run(step("a"), settings={"size": "paper"})
 
 

@@ -113,7 +113,7 @@ def test_a_front_stands_beside_its_control(search, finished):
     (out / "front.png").write_bytes(b"damaged")
     assert "finished" in search(out, *FRONT.split()) and result_of(out) == result
     assert (out / "table.md").read_text() == table and (out / "front.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UserError, match="other settings .*evaluations"):
+    with pytest.raises(UserError, match="different settings .*evaluations"):
         search(out, *FRONT.split(), "--evaluations", "8")
 
 
@@ -363,7 +363,7 @@ def test_a_recipe_sets_options_of_models_and_text_where_the_task_has_it(budgets,
         ("--sublayers 0", "--sublayers 0"),
         ("--baseline-pattern sf", "has 2 sublayers"),
         ("--candidates l,f", "add s"),
-        ("--frobnicate 3", "--frobnicate: no such option here"),
+        ("--frobnicate 3", "unknown option --frobnicate"),
         ("--arch bert_tinny", "bert_tinny: no .* choose from bert_tiny, "),
         ("--arch transformer", "transformer: .* from lazyformer, .*par_bert_base"),
         ("--arch transformer_xl_tiny", "no architecture for --task masked-lm; choose from .*lazyformer"),

@@ -241,7 +241,7 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         (GOOD, GOOD, "--text text --label text", "column 'text' is selected twice, for texts or labels"),
         ("text\tlabel\tlabel\na\tx\ty\n", GOOD, "", r"train.tsv, line 1: 2 columns are called 'label' \(columns 2, 3"),
         (GOOD, "text\tlabel\ttext\na\tx\tb\n", "", r"dev.tsv, line 1: 2 columns are called 'text' \(columns 1, 3\)"),
-        ("text\tlabel\na\tx\nb\tNaN\n", GOOD, "", "train.tsv, line 3: the label 'NaN' denotes a missing label"),
+        ("text\tlabel\na\tx\nb\tNaN\n", GOOD, "", "train.tsv, line 3: the label 'NaN' looks like a placeholder for"),
         (GOOD, GOOD, "--task gleu", "--task gleu: must be one of .*; did you mean glue?"),
         (GOOD, GOOD, "--task squad --text text", "--text: does not apply to SQuAD"),
         ("text\tlabel\n" + "".join(f"t {n}\tl {n}\n" for n in range(20)), GOOD, "", "20 different labels in 20 rows"),
@@ -320,7 +320,7 @@ def test_what_is_held_out_has_no_label_that_training_lacks(tmp_path):
         (JSONL, '{"text": "a", "label": "x"}\n{"txt": "b", "label": "y"}\n',
          r"line 2: a sentence is empty, in column 'text' \(its fields are 'txt', 'label'\); correct"),
         (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": "null"}\n',
-         "line 2: the label 'null' denotes a missing label; correct the row"),
+         "line 2: the label 'null' looks like a placeholder for a missing value; correct the row"),
         (JSONL, '{"text": "a", "label": "x\\ty"}\n', r"line 1: the label 'x\\ty' contains a tab"),
         ("train.tsv", b"text\tlabel\na\tx\nb\tnone\nc\td\ty\n", "line 4: found 3 fields, .*a tab in a sentence"),
         ("train.tsv", b"text\tlabel\n\xff\tx\n", "train.tsv, line 2: not UTF-8 text"),
@@ -423,7 +423,7 @@ def cut_short(tmp_path_factory) -> tuple[Path, str]:
     return folder, invoke("finetune", f"m={START}", "--data", folder / "long", "--output", folder / "out", *options)
 
 
-CUT = "{} rows{} longer than the 64 tokens that {} reads; the rest is cut off"
+CUT = "{} rows{} longer than the 64 tokens that {} reads; the rest is truncated"
 
 
 def test_what_a_model_does_not_read_is_counted_in_the_table_and_the_report(cut_short, tmp_path):
@@ -644,7 +644,7 @@ def test_what_a_checkpoint_says_of_its_labels_is_checked(change):
         return tasks_of_heads({"model": weights, "task_state": {"heads": {row.head_name: saved}}}, Path("x.pt"))
 
     assert found(row.as_json() | {"of a later version": 1}) == {row.head_name: row}
-    with pytest.raises(UserError, match="x.pt: contains no valid task description"):
+    with pytest.raises(UserError, match="x.pt: not a valid task description"):
         found(None if change is None else row.as_json() | change)
 
 

@@ -255,7 +255,7 @@ def test_half_a_file_other_folders_and_splits_are_refused(on_disk, folders, tmp_
             ):
                 on_disk.read("train")
         path.write_bytes(whole)
-    with pytest.raises(UserError, match="there is no split 'valid', only train"):
+    with pytest.raises(UserError, match="no split 'valid', only train"):
         on_disk.read("valid")
     path = on_disk.folder / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -299,7 +299,9 @@ def test_questions_that_are_cut_are_counted(tmp_path):
     BENCHMARK.prepare(wanted(tmp_path, tmp_path / "out"))
     prepared = prepared_squad.PreparedSquad.load(tmp_path / "out" / "data")
     (said,) = prepared.facts("valid", 64).warnings("m")
-    assert said == ("2 of 3 questions of dev-v1.1.json are longer than the 16 tokens that m reads; the rest is cut off")
+    assert said == (
+        "2 of 3 questions of dev-v1.1.json are longer than the 16 tokens that m reads; the rest is truncated"
+    )
 
 
 def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):

@@ -140,7 +140,10 @@ def test_a_command_says_what_it_lacks_and_help_needs_nothing(command, missing, t
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("pretrain bert_base data", "lazyformer pretrain requires fairseq, which is not installed in Python 3.*; *; without it: *"),
+        (
+            "pretrain bert_base data",
+            "lazyformer pretrain requires fairseq, which is not installed in Python 3.*; *; without it: *",
+        ),
         ("reproduce par demo out --tiny", "lazyformer reproduce requires fairseq, *; without it: *"),
         ("-c 'import fairseq_cli.train'", "this requires fairseq, *"),
     ],

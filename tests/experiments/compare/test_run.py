@@ -472,7 +472,7 @@ def test_further_options_reach_model_text_and_optimizer(data_folder, lm_data):
 def test_a_model_of_fairseqs_says_that_it_needs_fairseq(data_folder, monkeypatch):
     monkeypatch.setattr(extras, "has_fairseq", lambda: False)
     settings = tiny(data_folder, models={"bert": "sf", "roberta": "fairseq:roberta_base"})
-    with pytest.raises(UserError, match="--model roberta=fairseq:roberta_base requires fairseq, which is not installed"):
+    with pytest.raises(UserError, match="roberta=fairseq:roberta_base requires fairseq, which is not installed"):
         settings.row.load(settings).objective(settings.specs["roberta"], 1, 2)
 
 

@@ -186,7 +186,7 @@ def named(example: str) -> Callable[..., dict[str, str]]:
         for value in values:
             name, _, content = (part.strip() for part in value.partition("="))
             if not content or not re.fullmatch(r"[\w.+ -]+", name):
-                raise click.BadParameter(f"{value!r} is not a {option.metavar}, such as {example}")
+                raise click.BadParameter(f"{value!r} is not of the form {option.metavar}, such as {example}")
             if name in found:
                 raise click.BadParameter(f"{name} is specified twice")
             found[name] = content

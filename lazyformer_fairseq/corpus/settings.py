@@ -66,7 +66,7 @@ class CorpusSettings:
         low=0,
     )
     min_line_letters: float = option(
-        0.5, "Drop lines with a smaller fraction of letters and spaces than this.", low=0, high=1
+        0.5, "Drop lines in which the fraction of letters and spaces is below this.", low=0, high=1
     )
     near_duplicates: bool = option(False, "Also drop near-duplicate documents, which are found with MinHash.")
     spacy_model: Optional[str] = option(

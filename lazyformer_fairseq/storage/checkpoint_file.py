@@ -244,9 +244,9 @@ def check_place(path: Union[str, Path], state: Mapping[str, Any]) -> int:
     iterator = (state.get("extra_state") or {}).get("train_iterator")  # None in weights without a training state
     remedy = "no run can resume from it"
     try:
-        updates = as_type(Count, history[-1].get("num_updates", 0), f"{path}: damaged, its number of updates", remedy)
+        updates = as_type(Count, history[-1].get("num_updates", 0), f"{path}: damaged number of updates", remedy)
         if iterator is not None:
-            as_type(DataPlace, iterator, f"{path}: damaged, its position in the data", remedy)
+            as_type(DataPlace, iterator, f"{path}: damaged position in the data", remedy)
     except UserError as error:
         raise DamagedCheckpointError(str(error)) from None
     return updates

@@ -41,9 +41,9 @@ def opened(url: str) -> Iterator[tuple[Any, str]]:
         raise
     except ImportError as error:
         package = getattr(error.__cause__, "name", None) or "the package"
-        raise UserError(f"{url}: requires a package that is not installed: pip install {package}") from None
+        raise UserError(f"{url} requires a package that is not installed: pip install {package}") from None
     except FileNotFoundError as error:
-        raise UserError(f"{url}: there is no such file, folder or bucket ({error})") from None
+        raise UserError(f"{url}: no such file, folder or bucket ({error})") from None
     except Exception as error:  # each file system raises its own errors
         if getattr(error, "errno", None) in OUT_OF_SPACE:
             raise

@@ -199,12 +199,12 @@ def test_what_cannot_be_is_said(memory, raw, monkeypatch, tmp_path):
         return str(caught.value)
 
     assert problem(f"{memory}/raw", "gs://b/out") == (
-        "gs://b/out: requires a package that is not installed: pip install gcsfs"
+        "gs://b/out requires a package that is not installed: pip install gcsfs"
     )
     assert problem("babylm:gs://b/raw", str(tmp_path / "out")).endswith("pip install gcsfs")
     assert "Protocol not known: ess3" in problem("ess3://b/raw", str(tmp_path / "out"))
     assert "unknown format 'foo'" in problem("foo:s3://b/raw", str(tmp_path / "out"))
-    assert problem(f"{memory}/none", f"{memory}/out").startswith(f"{memory}/none: there is no such file, folder")
+    assert problem(f"{memory}/none", f"{memory}/out").startswith(f"{memory}/none: no such file, folder")
     assert problem(f"{memory}/raw", memory) == f"{memory} is a whole bucket; use a folder in it, such as {memory}/data"
     assert problem(f"{memory}/raw", f"{memory}/taken").startswith(f"{memory}/taken already exists")
     with run_lock(RemoteWork(f"{memory}/out", "").home):
@@ -242,8 +242,8 @@ def test_problems_of_s3_end_in_words(s3, raw, monkeypatch, tmp_path, other_machi
             build_corpus([given], out, SETTINGS)
         return str(caught.value)
 
-    assert problem("s3://nowhere/raw", f"{s3}/out2").startswith("s3://nowhere/raw: there is no such file, folder or")
-    assert problem(f"{s3}/nothing", f"{s3}/out2").startswith(f"{s3}/nothing: there is no such file, folder or bucket")
+    assert problem("s3://nowhere/raw", f"{s3}/out2").startswith("s3://nowhere/raw: no such file, folder or")
+    assert problem(f"{s3}/nothing", f"{s3}/out2").startswith(f"{s3}/nothing: no such file, folder or bucket")
     assert "The specified bucket does not exist" in problem(f"{s3}/raw", "s3://nowhere/out")
     with monkeypatch.context() as patched:
         patched.delenv("AWS_ACCESS_KEY_ID")

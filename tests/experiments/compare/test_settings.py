@@ -170,7 +170,7 @@ def test_random_orders_stand_beside_the_baseline(asked, data_folder, tmp_path):
         ("--model m=fairseq:bart_base", "choose from fairseq:roberta_base"),
         ("--model m=hf:bert", "specify its number of layers"),
         ("--task language-model --model m=fairseq:roberta_base", "work only with --task masked-lm"),
-        ("--model sfsf", "'sfsf' is not a NAME=SPEC"),
+        ("--model sfsf", "'sfsf' is not of the form NAME=SPEC"),
         ("--model a=sf --model a=sff", "a is specified twice"),
         ("--presets 12 --model bert=sf", "a model called bert already exists"),
         ("--presets 13", "masked-lm has presets with 12, 24"),

@@ -183,7 +183,7 @@ def _run_stages(
         if stage == "tokenizer":
             size = read_json(paths.vocabulary)["size"]
             if size < (job.settings.vocab_size or VOCAB_SIZE):
-                _say(f"vocabulary: {size:,} symbols, because the text is small; --vocab-size sets another size")
+                _say(f"vocabulary: {size:,} symbols, because the text is small; use --vocab-size to change this")
         if stage == "duplicates":
             _refuse_empty_split(paths, job.settings.valid_share)
             _refuse_empty_shard(job)

@@ -397,7 +397,7 @@ class MaskedText:
 
 
 class EpochShard(Dataset):
-    """A split's dataset, which switches to another shard in each training epoch.
+    """A split's dataset, which switches to a different shard in each training epoch.
 
     Other attributes are forwarded to the current epoch's dataset, :attr:`now`. Use it with
     :class:`~lazyformer_fairseq.data.batches.EpochBatches`, torch's DataLoader or transformers' Trainer, and pass

@@ -124,7 +124,7 @@ def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
     if isinstance(counts, dict) and isinstance(wanted := counts.get("tokens"), int) and wanted != tokens:
         raise UserError(
             f"{parent}: the {split} files have {tokens:,} tokens, but {parent / 'manifest.json'} lists {wanted:,}; one "
-            "of them is from another corpus or another shard. Copy the corpus again"
+            "of them is from a different corpus or shard. Copy the corpus again"
         )
 
 

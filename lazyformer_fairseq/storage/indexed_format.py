@@ -279,7 +279,7 @@ def check_items(
     if vocab_size - 1 > largest:
         raise UserError(
             f"{index.path}: the ids are {index.dtype}, at most {largest:,}, but dict.txt has {vocab_size:,} symbols: "
-            "one of the two is from another corpus; use both from the same folder"
+            "one of the two is from a different corpus; use both from the same folder"
         )
     ids = np.memmap(index.check_data(), dtype=index.dtype, mode="r")
     if how == "quick":

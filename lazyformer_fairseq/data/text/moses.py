@@ -2,7 +2,7 @@ r"""Moses' punctuation normalization and tokenization as one table of rules, als
 
 :func:`punctuation_rules` and :func:`word_rules` express the rules of sacremoses (identical in 0.1.1 and 0.2.0, without
 escapes) as replacements that the ``tokenizers`` library can apply, in the same order. Only the lists are taken from
-sacremoses. Three differences from Python's ``re.sub`` require another notation:
+sacremoses. Three differences from Python's ``re.sub`` require a different notation:
 
 - A replacement cannot refer to a group. Rules therefore match their context by lookaround and replace only the part
   that changes; most of them insert a space at a zero-width match. This also keeps the offsets correct.

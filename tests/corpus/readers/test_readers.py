@@ -398,8 +398,8 @@ def test_what_is_not_there_or_comes_twice(folder, tmp_path_factory):
         (empty,): r"contains no file that is named like a text file: \.txt",
         (): "no input",
         (f"docx:{empty}",): "unknown format 'docx'; choose from parquet, wikiextractor, mediawiki",
-        (folder / "i", folder / "i" / "AA" / "wiki_00"): rf"{folder}/i/AA/wiki_00: occurs twice",
-        (folder,): "again.txt: occurs twice|a.txt: occurs twice",
+        (folder / "i", folder / "i" / "AA" / "wiki_00"): rf"{folder}/i/AA/wiki_00 occurs twice",
+        (folder,): "again.txt occurs twice|a.txt occurs twice",
     }.items():
         with pytest.raises(UserError, match=message):
             formats(*specs)

@@ -66,7 +66,7 @@ def after_registration(follow: Callable[[], Any]) -> None:
 
 
 class ImportWatcher:
-    """A finder on ``sys.meta_path`` that runs a callback once watched modules are imported and none is in progress.
+    """A finder on ``sys.meta_path`` that runs a callback once watched modules are imported and no import is running.
 
     Args:
         watches: returns whether to watch the module with a given name.

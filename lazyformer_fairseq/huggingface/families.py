@@ -89,7 +89,7 @@ class Family:
         return {ours: theirs for ours, theirs in found.items() if theirs}
 
     def maps(self, layers: int) -> Iterator[tuple[str, list[str]]]:
-        """Yield our name for each of an encoder's linear layers and LayerNorms, with the transformers names it stacks.
+        """Yield our name and the stacked transformers names of each linear layer and LayerNorm in an encoder.
 
         Args:
             layers: The number of layers.

@@ -131,7 +131,7 @@ def register(kind: Kind) -> Kind:
     """Add a row to the table.
 
     Raises:
-        ValueError: If the letter or name is taken, or the letter has another meaning in patterns.
+        ValueError: If the letter or name is already taken, or the letter already has a meaning in patterns.
     """
     if len(kind.letter) != 1 or kind.letter in _RESERVED or kind.letter.isspace() or kind.letter.isdigit():
         raise ValueError(

@@ -94,7 +94,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     \b
     The options that most runs need, with their defaults; docs/options.md lists the others:
       --save-dir DIR            folder for the checkpoints and the log  [checkpoints/ARCH]
-      --sublayer-pattern TEXT   another pattern, such as '(sff)x5 (f)x9'  [ARCH's]
+      --sublayer-pattern TEXT   a different pattern, such as '(sff)x5 (f)x9'  [ARCH's]
       --max-update N            number of updates  [1000000]
       --lr RATE                 peak learning rate  [1e-4]
       --warmup-ratio RATIO      fraction of the updates spent on warm-up  [0.01]
@@ -219,7 +219,7 @@ def _check_option_combinations(
     warm: Optional[Path],
     of_phases: dict[str, str],
 ) -> None:
-    """Raise a UserError for options that need another recipe or type of ARCH, or if DATA is a model's name."""
+    """Raise a UserError for options that require a different recipe or type of ARCH, or if DATA is a model's name."""
     if data in (*ARCHITECTURES, *CAUSAL_ARCHITECTURES) and not Path(data).is_dir():
         raise UserError(f"{data} is the name of a model, which must come first: lazyformer pretrain {data} {arch}")
     if run.distill and not warm:

@@ -52,7 +52,7 @@ class Phase:
         name: the name of the phase and of its folder.
         recipe: a recipe of ``lazyformer pretrain``.
         options: the phase's options, which override the user's options for all phases.
-        own: the user's options for this phase alone, as one string; they override all others.
+        own: the user's options for this phase only, as one string; they override all others.
     """
 
     name: str

@@ -318,7 +318,8 @@ class GoodCheckpoints:
         suffix: the run's ``--checkpoint-suffix``, which distinguishes runs that share a folder.
 
     Attributes:
-        left_behind: by path and modification time, the number of updates above which a checkpoint is ignored.
+        left_behind: maps a checkpoint's path and modification time to the number of updates above which the checkpoint
+            is ignored.
     """
 
     def __init__(self, folder: str, suffix: str = ""):
@@ -364,7 +365,7 @@ def roll_back(trainer, checkpoints: GoodCheckpoints, first_bad: int) -> Optional
 
     This restores the weights, optimizer, schedule and number of updates; meters and the training time are kept. All
     processes load the file that the first process chooses. Source: PaLM (Chowdhery et al., 2022, arXiv 2204.02311,
-    section 5.1), where the same weights did not spike again on other batches.
+    section 5.1), where the same weights did not spike again on different batches.
 
     Args:
         trainer: the run's trainer.

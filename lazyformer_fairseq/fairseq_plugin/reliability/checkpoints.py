@@ -287,7 +287,7 @@ def choose(cfg: Any) -> Optional[Path]:
         if start is not None:
             look_into(start)
         return start and Path(start)
-    damaged = [f"{last}: is missing"]
+    damaged = [f"{last} is missing"]
     if last in others:
         try:
             look_into(last)

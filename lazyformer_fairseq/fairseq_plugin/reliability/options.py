@@ -338,7 +338,7 @@ def importing_one_plugin(import_user_module: Callable, args: Any) -> None:
         if isinstance(error, ImportError):
             if "not globally unique" not in str(error) or Path(args.user_dir).name != PACKAGE:
                 raise
-            what = f"{PACKAGE} is already loaded from another folder; use {ours}"
+            what = f"{PACKAGE} is already loaded from a different folder; use {ours}"
         if "--user-dir" in sys.argv:
             install(Stage.COMMAND_LINE)
         raise UserError(f"--user-dir {args.user_dir}: {what}") from error

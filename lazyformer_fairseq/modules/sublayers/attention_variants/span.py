@@ -66,7 +66,7 @@ class Span(VariantModule):
         return _Bounded.apply(self.shares).to(exact) * self.limit
 
     def penalty(self) -> Tensor:
-        """Return the mean span times the setting `span_loss`, a penalty for the loss per token in nats."""
+        """Return the penalty on the loss per token, in nats: the mean span times the setting `span_loss`."""
         return self.penalty_weight * self.spans.mean()
 
     def set_longest(self, share: float) -> None:

@@ -352,7 +352,7 @@ def test_ctrl_c_saves_and_names_what_is_there(data_folder, tmp_path, warm_python
         ("--seed one", "argument --seed: invalid int value: 'one'"),
         ("--user-dir /nowhere/lazyformer_fairseq", "--user-dir /nowhere/lazyformer_fairseq: no such folder"),
         ("--num-workers 1", "--num-workers 1: "),  # which the folder of temporary files is too long for
-        ("--user-dir copy/lazyformer_fairseq", f"is already loaded from a different folder; use {ROOT}/lazyformer_fairs"),
+        ("--user-dir copy/lazyformer_fairseq", f"is already loaded from a different folder; use {ROOT}/lazyformer_f"),
     ],
 )
 def test_impossible_options(data_folder, tmp_path, fairseq_train, monkeypatch, options, words):

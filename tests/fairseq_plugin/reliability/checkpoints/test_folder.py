@@ -86,7 +86,7 @@ def test_a_missing_last_checkpoint_a_link_to_nowhere_or_a_folder_is_no_start_fro
     for name in NINTH:
         (trained / name).unlink()
     assert choose(options(trained)) == trained / "checkpoint_1_6.pt"
-    assert "checkpoint_last.pt: is missing" in caplog.text
+    assert "checkpoint_last.pt is missing" in caplog.text
     assert choose(options(trained, finetune_from_model=str(trained / "checkpoint_1_3.pt"))).name == "checkpoint_1_6.pt"
     (trained / "checkpoint_last.pt").symlink_to("removed.pt")
     (trained / "checkpoint_1_9.pt").mkdir()

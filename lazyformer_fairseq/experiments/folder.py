@@ -29,7 +29,7 @@ def experiment(
     Args:
         folder: the experiment's folder.
         settings: everything that determines the results, including :func:`hashes_as_settings` of the data.
-        of_what: the kind of experiment as an error message names it, such as "a comparison".
+        of_what: the kind of experiment, as named in error messages, such as "a comparison".
         begun: a glob pattern; work has begun once a file in the folder matches it.
         stale_files: names of files that depend on the settings and are removed when the settings change.
 

@@ -4,7 +4,7 @@
 
 The text is the English prose that ships with every CPython: the ``help()`` topics and the standard library's docstrings
 and comments, about 1.4 MB in total. The modules are parsed, never imported. Paragraphs that are not prose, such as
-code, tables, headings and lists of names, are left out.
+code, tables, headings and lists of names, are skipped.
 
 The task is to distinguish real sentences from sentences with shuffled words, in CoLA's file layout. ``train.tsv`` and
 ``dev.tsv`` have no header. Their columns are the source, the label (1 for acceptable), ``*`` if the sentence is

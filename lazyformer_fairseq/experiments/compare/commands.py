@@ -33,7 +33,7 @@ def _target(_ctx: click.Context, _option: click.Parameter, value: str) -> Any:
 def _refuse_taken(added: Mapping[str, str], models: Mapping[str, str]) -> None:
     taken = sorted(added.keys() & models.keys())
     if taken:
-        raise UserError(f"--model: a model called {', '.join(taken)} already exists; choose another name")
+        raise UserError(f"--model: a model called {', '.join(taken)} already exists; choose a different name")
 
 
 @click.group(cls=Group, default="run")
@@ -98,7 +98,7 @@ def run(
     it to resume. See docs/compare.md for details.
 
     \b
-    SPEC is a pattern, one of this package's named archs, fairseq:roberta_base, hf:bert or hf:modernbert, optionally
+    SPEC is a pattern, a named arch from this package, fairseq:roberta_base, hf:bert or hf:modernbert, optionally
     followed by options for this model only:
       '(sff)x4 f'    'M2x3; ffn=448'    'bert_base; sizes=own'    'fairseq:roberta_base; layers=6'
       '(sf)x7; norm=rms; lr=1e-2,2e-2'    '(sf)x7; without=local-heads,optimizer'
@@ -173,7 +173,7 @@ def report(folders: tuple[Path, ...], target: Any, against: tuple[str, ...], out
     lazyformer compare report results/first results/second --output results/both
     """
     if output is None and (len(folders) > 1 or folders[0].is_file()):
-        raise UserError("specify the report's folder with --output; there is a default only for a single folder")
+        raise UserError("specify the report's folder with --output; the default applies only to a single FOLDER")
     from lazyformer_fairseq.experiments.compare.report import write_report
     from lazyformer_fairseq.experiments.compare.results import read_folders
 

@@ -71,7 +71,7 @@ class MaskedLM(ComparedTask):
         if spec.what == "huggingface":  # Hugging Face's BERT is post-norm and has no option to change that
             unknown = given.keys() - {each.name for each in fields(HuggingFaceBertOptions)}
             if unknown:
-                raise UserError(f"--{min(unknown).replace('_', '-')}: hf:{spec.arch} has no such option")
+                raise UserError(f"--{min(unknown).replace('_', '-')}: hf:{spec.arch} does not support this option")
             options = {"model_type": spec.arch, **sizes, "encoder_layers": spec.layers, **given}
             return Network(HuggingFaceBertOptions(**options))
         options = self._options(MaskedLMOptions, spec, self.settings.recipe_of(spec).options)
@@ -151,7 +151,7 @@ class MaskedLM(ComparedTask):
         return {"loss": nats / predicted / math.log(2), "accuracy": 100 * right / predicted}
 
     def describe_data(self) -> dict[str, Any]:
-        """Return the yardsticks for the predicted validation tokens, and the counts of predicted and of all tokens."""
+        """Return the yardsticks for the predicted validation tokens, and the numbers of predicted and total tokens."""
         pad = self._text.special.pad
         return {
             "yardsticks": asdict(yardsticks_of(self._text, self._batches)),
@@ -164,7 +164,7 @@ class MaskedLM(ComparedTask):
 
     @cached_property
     def _text(self) -> MaskedText:
-        """The text that all runs are validated on, with masks that no recipe changes."""
+        """The text that all runs are validated on; its masks do not depend on the recipe."""
         text = {"tokens_per_sample": self.longest, **self.given(MaskedTextOptions)}
         return open_masked_text(self.settings.data, SEED, max_update=1, **text)
 

@@ -36,7 +36,7 @@ class ModelSpec:
         heads: the number of attention heads.
         own_sizes: whether an arch keeps its own widths and heads and, for encoders, its own positions and attention
             dropout.
-        without: the names of the recipe parts that the model leaves out.
+        without: the names of the recipe parts that the model omits.
         rates: the model's own learning rates, which replace the comparison's; empty for none.
         options: further command-line options of the model, text, optimizer and schedule.
     """
@@ -60,7 +60,7 @@ class ModelSpec:
 
     @property
     def layers(self) -> int:
-        """The number of layers of an external model."""
+        """An external model's number of layers."""
         return layers_in(self.pattern)
 
 
@@ -133,7 +133,7 @@ def _split(name: str, spec: str) -> tuple[str, dict[str, int], dict[str, Any]]:
         if key == "sizes":
             others["own_sizes"] = True
             if value != "own":
-                raise UserError(f"--model {name}={spec}: the only value of sizes is own, as in sizes=own")
+                raise UserError(f"--model {name}={spec}: the only valid value of sizes is own, as in sizes=own")
         elif key == "without":
             others["without"] = tuple(part.strip().replace("-", "_") for part in value.split(","))
         elif key == "lr":
@@ -171,7 +171,8 @@ def _read_own(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) ->
     row = rows.get(what)
     if "layers" in own:
         raise UserError(
-            f"--model {name}={spec}: layers works only with fairseq: and hf: models; a pattern has its own number"
+            f"--model {name}={spec}: layers works only with fairseq: and hf: models; a pattern already determines its "
+            "number of layers"
         )
     if keeps and row is None:
         raise UserError(f"--model {name}={spec}: sizes=own works only with a named arch and keeps that arch's widths")

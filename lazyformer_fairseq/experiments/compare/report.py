@@ -196,7 +196,11 @@ def _of_yardsticks(comparison: results.Comparison) -> Iterator[str]:
 
 
 def _budget_notes(comparison: results.Comparison) -> Iterator[str]:
-    """Name the runs that took clearly more or less time than their budget, which a trial converted to updates."""
+    """Yield a note that names the runs that clearly missed their time budget, if any.
+
+    A trial before training converts the budget to a number of updates, so a later change in the machine's load makes
+    runs longer or shorter than the budget.
+    """
     budget = comparison.facts["settings"].get("budget")
     if budget is None:
         return

@@ -170,12 +170,12 @@ def read_folder(folder: Path) -> Comparison:
         raise
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
         raise UserError(
-            f"{path}: does not contain the results of a comparison ({type(error).__name__}: {error}); {remedy}"
+            f"{path} does not contain the results of a comparison ({type(error).__name__}: {error}); {remedy}"
         ) from error
 
 
 def comparison_of(results: Mapping[str, Any]) -> Comparison:
-    """Build a comparison from the contents of a results.json, leaving out models that have no finished run.
+    """Build a comparison from the contents of a results.json, skipping models without a finished run.
 
     Raises:
         UserError: the baseline has no finished run.
@@ -439,7 +439,7 @@ def first_crossing(spent: np.ndarray, values: np.ndarray, target: float, measure
 
 
 def _ratio(times: Times, own: Times, cost: str) -> Optional[Ratio]:
-    """Return the ratio of a model's times to its baseline's for the seeds that both have.
+    """Return the ratio of a model's times to its baseline's for the seeds that both models have.
 
     It is None if there are no such seeds, or if the baseline misses the target with any of them.
     """

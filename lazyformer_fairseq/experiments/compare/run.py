@@ -59,7 +59,7 @@ def compare(
         report_to: names of experiment trackers.
 
     Raises:
-        UserError: the folder contains a comparison with other settings or other data, the data or a size is unsuitable,
+        UserError: the folder contains a comparison with different settings or data, the data or a size is unsuitable,
             or a training process died.
     """
     compared = settings.row.load(settings)
@@ -368,7 +368,7 @@ def _mean_of_medians(compared: ComparedTask, spec: ModelSpec, seconds: Sequence[
 
 
 def with_equal_parameters(compared: ComparedTask) -> dict[str, ModelSpec]:
-    """Return the models by name, with feed-forward widths adjusted to the baseline's size if the settings say so.
+    """Return the models by name, with feed-forward widths adjusted to the baseline's size if the settings require it.
 
     Each model then gets the width at which its number of sublayer parameters, without embeddings and head, is closest
     to the baseline's. External models and models that set their own width keep it.

@@ -32,7 +32,7 @@ class Task:
         presets: the default models to compare, by their number of sublayers; the baseline comes first.
         sizes: the default model and data sizes, by option name.
         rates: the default learning rate for each recipe.
-        clip_norm: the maximum gradient norm, unless the recipe sets another one.
+        clip_norm: the maximum gradient norm, unless the recipe sets a different one.
         updates: the default length of a run in updates; None if the default is a budget.
         budget: the default length of a run in seconds; None if the default is a number of updates.
         supports_external_models: whether fairseq's and transformers' models can be trained on the task.
@@ -303,7 +303,7 @@ class CompareSettings:
     word_budget: Optional[int] = of_length(
         None,
         "Maximum number of words that a run may read, counting repetitions, such as 100M. With --budget, training "
-        "stops there at the latest; a value of --updates that would read more is rejected.",
+        "stops when a run reaches this number; a value of --updates that would exceed it is rejected.",
         parse=read_count,
         metavar="N",
     )
@@ -319,7 +319,7 @@ class CompareSettings:
         is_open=True,
         high=1,
         metavar="R,R,...",
-        shown="one rate, which depends on task and recipe",
+        shown="a single rate that depends on the task and the recipe",
     )
     rate_updates: Optional[int] = of_optimization(
         None, "Number of updates per learning-rate trial.", low=1, shown="the full length"
@@ -345,8 +345,8 @@ class CompareSettings:
     )
     in_turn: Optional[bool] = of_place(
         None,
-        "Interleave the models' updates in one process, or train each model in a separate process: one per GPU, or on "
-        "CPUs as many at once as there are cores for OMP_NUM_THREADS threads each.",
+        "Interleave the models' updates in one process, or train each model in a separate process: one per GPU, or, "
+        "on CPUs, as many at once as the cores allow with OMP_NUM_THREADS threads each.",
         "--in-turn/--alone",
         shown="alone if there are several GPUs",
     )
@@ -385,11 +385,13 @@ class CompareSettings:
 
         row = self.row
         if self.recipe not in row.rates:
-            raise UserError(f"--recipe {self.recipe}: not for --task {self.task}; choose {' or '.join(row.rates)}")
+            raise UserError(
+                f"--recipe {self.recipe}: not supported for --task {self.task}; choose {' or '.join(row.rates)}"
+            )
         given = {name: value for name, value in self.sizes.items() if value is not None}
         foreign = sorted(given.keys() - row.sizes.keys())
         if foreign:
-            raise UserError(f"--{foreign[0].replace('_', '-')}: does not apply to --task {self.task}; leave it out")
+            raise UserError(f"--{foreign[0].replace('_', '-')}: does not apply to --task {self.task}; remove it")
         sizes = dict(row.sizes)
         if self.recipe == "laptop":
             sizes |= LAPTOP_SIZES
@@ -414,7 +416,7 @@ class CompareSettings:
         return find_task(self.task)
 
     def recipe_of(self, spec: Optional[ModelSpec] = None) -> Recipe:
-        """Return a model's recipe, without the parts that the model leaves out.
+        """Return a model's recipe, without the parts that the model omits.
 
         Raises:
             UserError: the recipe does not have such a part.
@@ -441,7 +443,7 @@ class CompareSettings:
         """Return the learning rates that a model tries.
 
         These are the model's own rates if it has any, otherwise the comparison's, otherwise the recipe's. A model that
-        leaves out or replaces the optimizer of the recipe laptop gets the recipe's rate for Adam.
+        omits or replaces the laptop recipe's optimizer gets the recipe's rate for Adam.
         """
         return spec.rates or self.rates or (self.recipe_of(spec).options.get("lr", self.row.rates[self.recipe]),)
 

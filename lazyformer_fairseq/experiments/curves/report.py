@@ -137,7 +137,7 @@ def count_flops_per_token(record: RunRecord) -> float:
     """Return the FLOPs per token of a forward and a backward pass, averaged over a sequence.
 
     Raises:
-        KeyError, ValueError: the model or the task belongs to another package.
+        KeyError, ValueError: the model or the task is not from this package.
     """
     model = record.model
     task = {**record.task, "_name": record.task["name"]}
@@ -179,11 +179,9 @@ def find_runs(given: Iterable[str]) -> dict[str, list[Path]]:
         phases = [path.parent for path in folder.glob(f"phase[0-9]*/{RUN}")]
         phases.sort(key=lambda path: int(path.name.removeprefix("phase")))
         if not phases and not (folder / RUN).is_file():
-            raise UserError(
-                f"{folder}: contains no {RUN}; specify a folder of checkpoints, where runs of this package write it"
-            )
+            raise UserError(f"{folder} contains no {RUN}; specify a checkpoint folder written by this package")
         if name in runs:
-            raise UserError(f"{word}: another run is already called {name}; name this one with NAME={place}")
+            raise UserError(f"{word}: a different run is already called {name}; rename this one with NAME={place}")
         runs[name] = phases or [folder]
     return runs
 

@@ -69,7 +69,7 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
     """Run the demo in `folder`, resuming where an earlier run stopped.
 
     Raises:
-        UserError: the folder contains a demo with other settings, or there is too little text.
+        UserError: the folder contains a demo with different settings, or there is too little text.
     """
     torch.set_num_threads(1)  # a second thread gains nothing at this size, and stalls if another process is running
     with experiment(folder, asdict(settings), "a demo", "data"):
@@ -127,7 +127,9 @@ def prepare(settings: DemoSettings, folder: Path) -> int:
     for name in {**before["checksums"], **checksums}:
         if before["checksums"].get(name) != checksums.get(name):
             made = folder / Path(name).parts[0]
-            raise UserError(f"{folder / name}: has changed since it was made; remove {made} and rerun the same command")
+            raise UserError(
+                f"{folder / name} has changed since it was created; remove {made} and rerun the same command"
+            )
     return before["tokens"]
 
 

@@ -34,7 +34,7 @@ class ShowSettings:
         None,
         "Number of buckets of T5's relative position bias in encoders; 0 for no bias.",
         low=0,
-        shown="the arch's; without --arch, 0 if an attention variant cannot have the bias",
+        shown="the arch's; without --arch, 0 if an attention variant does not support the bias",
     )
     length: int = option(512, "Sequence length, in tokens, for counting FLOPs.", low=1)
     tokens: int = option(32, "Number of tokens to draw.", low=1)
@@ -119,13 +119,13 @@ def _check(direction: str, settings: ShowSettings) -> None:
     memory = settings.memory
     buckets = settings.relative_position_buckets
     if memory and direction == ENCODER:
-        raise UserError(f"--memory {memory}: encoders have no memory; use a causal --arch, or leave --memory out")
+        raise UserError(f"--memory {memory}: encoders have no memory; use a causal --arch, or remove --memory")
     if buckets and direction == CAUSAL:
-        raise UserError(f"--relative-position-buckets {buckets}: causal models have no T5 bias; leave the option out")
+        raise UserError(f"--relative-position-buckets {buckets}: causal models have no T5 bias; remove this option")
     if settings.output and tokens + memory > MOST_DRAWN:
         raise UserError(
-            f"--tokens {tokens}, --memory {memory}: a picture has room for at most {MOST_DRAWN} tokens in total; "
-            "lower them, or leave --output out to print only the costs"
+            f"--tokens {tokens}, --memory {memory}: a picture can show at most {MOST_DRAWN} tokens in total; "
+            "lower these values, or remove --output to print only the costs"
         )
 
 

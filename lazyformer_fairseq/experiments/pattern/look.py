@@ -1,7 +1,7 @@
 """The tables and pictures of ``lazyformer pattern``: plans with costs, attended tokens, and learned spans.
 
-The tokens that a sublayer attends to are found by running it rather than from a description, so the picture always
-agrees with the code.
+The module finds the tokens that a sublayer attends to by running the sublayer, so the picture always agrees with the
+code.
 """
 
 import math
@@ -114,7 +114,7 @@ def find_attended_tokens(network: Stack, tokens: int, memory: int = 0) -> list[A
 
     Each sublayer is run on random vectors, and the gradients of its heads' outputs show how much they depend on each
     token. Sublayers of the same kind with the same settings appear once. An ``l`` attends to the same tokens as its
-    ``s`` and is left out.
+    ``s`` and is omitted.
 
     Args:
         network: a network built by :func:`build_network`.
@@ -299,7 +299,7 @@ class Spans(NamedTuple):
 
 
 def read_spans(checkpoint: Path) -> list[Spans]:
-    """Read the learned spans from a checkpoint of one of this package's models, in order from the lowest sublayer.
+    """Read the learned spans from a checkpoint of one of our models, from the lowest sublayer to the highest.
 
     Raises:
         UserError: the file is not a checkpoint, or its model has no learned spans.
@@ -309,7 +309,7 @@ def read_spans(checkpoint: Path) -> list[Spans]:
     state = checkpoints.load(checkpoint)
     pattern = (state["cfg"].get("model") or {}).get("sublayer_pattern")
     if pattern is None:
-        raise UserError(f"{checkpoint}: is not a checkpoint of one of this package's models")
+        raise UserError(f"{checkpoint}: not a checkpoint of a model from this package")
     weights: dict[str, Tensor] = {name: weight for name, weight in state["model"].items() if name.endswith(SHARES)}
     if not weights:
         raise UserError(

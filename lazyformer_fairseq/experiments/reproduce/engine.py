@@ -1,6 +1,7 @@
-"""The engine behind reproductions: a table of steps, which are commands with results, and a report on these results.
+"""The engine behind reproductions, which runs a paper's steps and writes a report on their results.
 
-Each step runs once, in a separate process. A finished step has a record; a step that was stopped resumes.
+Each step is a command that produces a file or a folder. It runs once, in a separate process. A finished step has a
+record; a step that was stopped resumes.
 
 OUT/reproduction.json     the reproduction's settings
 OUT/steps/NAME.json       a step's record: its command, its duration in seconds, and when it ended
@@ -231,7 +232,7 @@ def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> 
         A sentence about each step that failed or was skipped.
 
     Raises:
-        UserError: `out` contains another reproduction, or another process is using it.
+        UserError: `out` contains a different reproduction, or another process is using it.
         KeyboardInterrupt: on Ctrl-C or SIGTERM, after the running step has saved what it could.
     """
     failures: dict[str, str] = {}

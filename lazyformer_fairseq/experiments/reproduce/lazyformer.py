@@ -209,7 +209,7 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
     """Find a reproduction's inputs and check that they exist.
 
     Args:
-        raw: the folder of text, where `glue` is GLUE's download; or "demo".
+        raw: the folder of text, with GLUE's official download in its subfolder `glue`; or "demo".
         out: the reproduction's folder.
         size: the reproduction's sizes.
         models: the archs to pre-train and fine-tune; empty for Tables 1 and 4, "all" to include Table 3.
@@ -228,7 +228,9 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
     chosen = tuple(find_task(name).name for name in tasks)
     if raw == PYTHONS_PROSE:
         if not size.is_tiny:
-            raise UserError(f"{PYTHONS_PROSE}: is only a megabyte of text, for use with --tiny; use a folder of text")
+            raise UserError(
+                f"{PYTHONS_PROSE}: this text is only a megabyte and works only with --tiny; use a folder of text"
+            )
         made = out / "raw"
         return Inputs(raw, (str(made / "prose.jsonl"),), made / "glue", ("CoLA",), models)
 
@@ -245,8 +247,8 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
     if len(present) < len(wanted) and not may_leave_out:
         files = ", ".join(file for files in missing_files.values() for file in files)
         raise UserError(
-            f"{glue}: lacks {files}; put GLUE's official download there (scripts/download_glue.sh {glue}) or a link "
-            "to it, or choose fewer --tasks"
+            f"{glue} does not contain {files}; put GLUE's official download there (scripts/download_glue.sh {glue}) "
+            "or a link to it, or choose fewer --tasks"
         )
     texts = []
     for path in sorted(folder.iterdir()):
@@ -255,7 +257,7 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
         elif path.name not in NOT_TEXT and not path.name.startswith("."):
             texts.append(str(path))
     if not texts:
-        raise UserError(f"{raw}: contains no text; add a Wikipedia dump, and a folder `{BOOKS}` of books")
+        raise UserError(f"{raw} contains no text; add a Wikipedia dump, and a folder `{BOOKS}` of books")
     return Inputs(str(folder.absolute()), tuple(texts), glue, present, models)
 
 

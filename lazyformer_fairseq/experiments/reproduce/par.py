@@ -243,13 +243,15 @@ def find_inputs(raw: str, size: Size, out: Path) -> dict[str, Path]:
     """
     if raw == PYTHONS_PROSE:
         if not size.is_tiny:
-            raise UserError(f"{PYTHONS_PROSE}: is only a megabyte of text, for use with --tiny; use a folder of texts")
+            raise UserError(
+                f"{PYTHONS_PROSE}: this text is only a megabyte and works only with --tiny; use a folder of texts"
+            )
         return {name: out / "raw" / name for name in CORPORA}
     found = {name: Path(raw, name) for name in CORPORA if Path(raw, name).exists()}
     lacking = [name for name in CORPORA if name not in found]
     if lacking and not (size.is_tiny and found):
         scripts = ", ".join(f"scripts/prepare_{name.replace('-', '')}.sh {Path(raw, name)}" for name in lacking)
-        raise UserError(f"{raw}: lacks {', '.join(lacking)}; create it with {scripts}, or specify a folder that has it")
+        raise UserError(f"{raw} lacks {', '.join(lacking)}; create it with {scripts}, or specify a folder that has it")
     return found
 
 
@@ -290,8 +292,8 @@ def reproduction(size: Size, inputs: Mapping[str, Path], out: Path) -> Reproduct
     if size.is_tiny:
         introduction = (
             "**This shows that everything runs, not which model is better**: models are 32 wide, with segments and "
-            f"memory of 16 tokens, 8 streams and {size.updates} updates. The paper's numbers are for other texts."
-            f"\n\n{introduction}"
+            f"memory of 16 tokens, 8 streams and {size.updates} updates. The paper's numbers were measured on different "
+            f"texts.\n\n{introduction}"
         )
     return Reproduction(
         paper="PAR Transformer",
@@ -389,7 +391,8 @@ def _prepare(size: Size, name: str, text: Path, data: Path) -> tuple[str, ...]:
 def _training_steps(size: Size, training: Training, data: Path, out: Path, needs: tuple[str, ...]) -> list[Step]:
     """Return the steps of a run and its evaluations.
 
-    Runs are evaluated on the test split, base models also on the validation split, and longer runs only on the latter.
+    All runs except the longer ones are evaluated on the test split. Base models, including the longer runs, are also
+    evaluated on the validation split.
     """
     arch = training.arch
     updates = size.updates_of(arch)

@@ -30,7 +30,7 @@ class BranchTraining(Training):
     """The training loop of a pattern up to one rung: a trunk with a constant rate, and a branch that decays it.
 
     The checkpoint at the end of the trunk is kept, and the next rung continues from it. If the process is killed before
-    the checkpoint is written, the next rung starts from scratch; the result is bitwise the same.
+    the checkpoint is written, the next rung starts from scratch; the result is bitwise identical.
     """
 
     validations = 2

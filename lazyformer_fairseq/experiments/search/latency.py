@@ -33,7 +33,7 @@ ROUNDS_OF_FRONTS = 20
 
 
 def latency_of(prices: Prices, pattern: Union[str, Sequence[PlannedSublayer]]) -> float:
-    """Predict a model's latency in ms from its pattern, or from its sublayers in order from the lowest."""
+    """Predict a model's latency in ms from its pattern, or from its sublayers, lowest first."""
     sublayers = pattern
     if pattern and isinstance(pattern, str):
         sublayers = plan(pattern)
@@ -58,7 +58,7 @@ def read_price_list(path: Path, sublayers: Collection[str]) -> Prices:
         sublayers: the sublayers that require a price.
 
     Raises:
-        UserError: the file has another format, lacks a sublayer, or has an unknown name or a negative price.
+        UserError: the file has an unsupported format, lacks a sublayer, or has an unknown name or a negative price.
     """
     content = read_as(dict[str, Amount], path, 'write an object with milliseconds like {"s": 1.2, "f": 0.7}')
     plain = [kind.letter for kind in kinds() if not kind.is_identity]
@@ -66,11 +66,11 @@ def read_price_list(path: Path, sublayers: Collection[str]) -> Prices:
     known = [*names, *(name + READ for name in names if read_sublayer(name).kind.kept_for_consumers), REST]
     if not set(content) <= set(known):
         raise UserError(
-            f'{path}: must be an object with milliseconds like {{"s": 1.2, "f": 0.7}}; the known names are {known}'
+            f'{path} must contain an object with milliseconds like {{"s": 1.2, "f": 0.7}}; the known names are {known}'
         )
     for name in sublayers:
         if name not in content:
-            raise UserError(f"{path}: has no price for {name}, which is a candidate or part of the baseline; add it")
+            raise UserError(f"{path} has no price for {name}, which is a candidate or part of the baseline; add it")
     return content
 
 
@@ -137,9 +137,9 @@ def measure_models(
     patterns: Sequence[str],
     rounds: Optional[int] = None,
 ) -> dict[str, dict[str, float]]:
-    """Measure a forward pass of whole models at batch size 1, in milliseconds with their spread, by pattern.
+    """Measure a forward pass of whole models at batch size 1.
 
-    The measurements of the models are interleaved.
+    The measurements of the models are interleaved. The result has each pattern's milliseconds and their spread.
     """
     built = {pattern: models.build_model(pattern)[0] for pattern in dict.fromkeys(patterns)}
     things = {pattern: _forward(models, model) for pattern, model in built.items()}

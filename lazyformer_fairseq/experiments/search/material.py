@@ -59,7 +59,7 @@ def merge_options(task: str, arch: str, given: Sequence[str], recipe: str) -> tu
     """
     for word in given:
         if word.split("=")[0] in SET_BY_SEARCH:
-            raise UserError(f"{word}: the search sets this option itself; leave it out (see lazyformer search --help)")
+            raise UserError(f"{word}: the search sets this option itself; remove it (see lazyformer search --help)")
     model_options, data_options, rows, generic = OPTIONS_OF_TASK[task]
     fitting = (generic, *rows)
     if arch not in fitting:
@@ -93,10 +93,10 @@ class SearchContext:
     Attributes:
         options: the model options.
         text: the data options, by name.
-        training_lengths: the sequence length T and memory length M in training; M is 0 for encoders.
-        predicted_share: the fraction of a sequence's tokens that are predicted in training.
+        training_lengths: the sequence length T and memory length M during training; M is 0 for encoders.
+        predicted_share: the fraction of a sequence's tokens that are predicted during training.
         sizes: the options of `lazyformer compare` for the same text, without widths and batch size.
-        latency_tokens: the sequence length T for latency measurements; by default the same as in training.
+        latency_tokens: the sequence length T for latency measurements; by default the same as for training.
         latency_memory: the memory length M for latency measurements.
 
     Raises:

@@ -33,7 +33,7 @@ from lazyformer_fairseq.patterns.grammar import read_sublayer
 
 RESULT = "result.json"
 SUPERNET = "supernet"
-CONTROLS_SEED = 1000  # added to the seed so that the control samples other patterns
+CONTROLS_SEED = 1000  # added to the seed so that the control samples different patterns
 RATIO = "sff"  # a common hand-picked ratio: one s for every two f (arXiv 2510.00379)
 
 
@@ -54,11 +54,12 @@ def search_in(
         write: a function that writes tables and plots of the result; it is also called for a finished search.
 
     Raises:
-        UserError: the folder contains a search begun with other settings, contains anything else, or cannot be written.
+        UserError: the folder contains a search begun with different settings, contains anything else, or cannot be
+            written.
     """
     is_other = path.exists() and not (path / SETTINGS).exists()
     if is_other and (not path.is_dir() or any(entry.name[0] != "." for entry in path.iterdir())):
-        raise UserError(f"{path}: already exists but contains no search; choose another folder")
+        raise UserError(f"{path} already exists but contains no search; choose a different folder")
     with experiment(path, settings, "a search", begun, stale_files=[latency.LATENCIES]):
         if (path / RESULT).exists():
             print(f"{path}: this search is already finished; rewriting the report from its result.")

@@ -111,7 +111,7 @@ class SearchSettings:
     )
     architecture_lr: float = of_gradient(1e-2, "Learning rate of the architecture (Adam).", low=0, is_open=True)
     latency_tokens: Optional[int] = option(
-        None, "Sequence length, in tokens, for latency measurements.", low=1, shown="as in training"
+        None, "Sequence length, in tokens, for latency measurements.", low=1, shown="same as for training"
     )
     seed: int = option(1, "Random seed for weights, data and sampled patterns.", low=0)
     prices: Optional[dict[str, float]] = None
@@ -174,7 +174,7 @@ class CompressSettings:
 
     Attributes:
         checkpoint: the path of the trained model.
-        weights: the checkpoint's SHA-256, so that another checkpoint at the same path counts as another search.
+        weights: the checkpoint's SHA-256, so that a different checkpoint at the same path counts as a different search.
         text: the path of raw text or of a folder of binarized data.
         prices: milliseconds by sublayer, if set by the user.
     """
@@ -213,7 +213,7 @@ def candidate_name(sublayer: PlannedSublayer) -> str:
 
 
 def read_candidates(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Parse candidates into texts such as ``("s", "f", "identity")``, in the order of the table of kinds.
+    """Parse candidates into texts such as ``("s", "f", "identity")``, in the kinds table's order.
 
     Raises:
         UserError: a candidate is unknown, there are fewer than two, or one reads something that no other provides.
@@ -262,7 +262,7 @@ def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_su
         default_sublayers: the number of sublayers if the user sets neither.
 
     Raises:
-        UserError: the pattern has another number of sublayers, or no such baseline exists.
+        UserError: the pattern has a different number of sublayers, or no such baseline exists.
     """
     if pattern is not None:
         letters = expand(pattern)
@@ -270,7 +270,7 @@ def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_su
         if sublayers is not None and length != sublayers:
             raise UserError(
                 f"--baseline-pattern {pattern!r} has {length} sublayers, which does not match --sublayers {sublayers}; "
-                "use the same number for both, or leave --sublayers out"
+                "use the same number for both, or remove --sublayers"
             )
         return letters
     if sublayers is None:

@@ -144,7 +144,7 @@ def most_probable(probabilities: Sequence[Sequence[float]], candidates: Sequence
     """Return each layer's most probable candidate (PAR Transformer, section 2.1), from the lowest layer up.
 
     A candidate with nothing to read below it is skipped in favor of the next most probable one. If all layers would be
-    identity, the first one gets its most probable other candidate.
+    identity, the first one gets its most probable candidate other than identity.
 
     Args:
         probabilities: the probability of each candidate, by layer.

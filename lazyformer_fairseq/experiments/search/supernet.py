@@ -56,7 +56,7 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
         if lazy and DISTRIBUTION in sublayer.kind.hands_on and not is_mixed:
             raise UserError(
                 f"--candidates: {lazy} with {sublayer.text}: a search mixes the distributions that {lazy} reuses, but "
-                f"the distribution of {sublayer.text} is not over tokens alone; leave one of the two out"
+                f"the distribution of {sublayer.text} covers more than the input tokens; remove one of the two"
             )
     consumer = readers.get(KEYS_AND_VALUES)
     if consumer is None:
@@ -66,13 +66,13 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
         raise UserError(
             f"--candidates: {consumer} with {' and '.join(producer.text for producer in producers)}: a search mixes "
             f"the keys and values that {consumer} reads, but cannot mix the keys and values of different sublayers; "
-            f"keep only one of these, or leave {consumer} out"
+            f"keep only one of these, or remove {consumer}"
         )
     for producer in producers:
         if any(row.has_own_scores for row in chosen_variants(producer.values)):
             raise UserError(
                 f"--candidates: {consumer} with {producer.text}: a search mixes the keys and values that {consumer} "
-                f"reads, but not the terms that {producer.text} adds to their scores; leave one of the two out"
+                f"reads, but not the terms that {producer.text} adds to their scores; remove one of the two"
             )
 
 
@@ -278,7 +278,7 @@ class Supernet(nn.Module):
         if network.reversible or network.checkpoints:
             raise UserError(
                 "--reversible, --checkpoint-activations: a supernet cannot recompute activations, because its layers "
-                "mix the state that sublayers pass on; leave these options out"
+                "mix the state that sublayers pass on; remove these options"
             )
         self.model = model
         self.architecture = architecture
@@ -298,7 +298,7 @@ class Supernet(nn.Module):
         return self.model(*args, **kwargs)
 
     def learn(self, architecture: bool) -> None:
-        """Enable gradients only for the architecture or only for the model, so that the other side costs nothing."""
+        """Enable gradients only for the architecture or only for the model, so that the other side adds no cost."""
         for parameter in self.model.parameters():
             parameter.requires_grad_(not architecture)
         self.architecture.logits.requires_grad_(architecture)

@@ -45,7 +45,7 @@ def side_at(update: int, constant_updates: int) -> str:
 
 
 def part_of(side: str, count: int, what: str) -> range:
-    """Return the range of blocks or tokens that a side is trained on; the last ones belong to the architecture.
+    """Return the range of blocks or tokens that a side is trained on; the last ones are reserved for the architecture.
 
     Args:
         side: WEIGHTS or ARCHITECTURE.
@@ -88,21 +88,21 @@ class StreamsPart(StreamLMObjective):
     def tokens(self, split: str) -> np.ndarray:
         """Open the part of a split that this side is trained on."""
         if item_length(self.data):
-            raise UserError(f"{self.data}: contains images, but a search needs text that it can split; use text data")
+            raise UserError(f"{self.data} contains images, but a search requires text that it can split; use text data")
         tokens = super().tokens(split)
         part = part_of(self.side, len(tokens), "tokens")
         return tokens[part.start : part.stop]
 
 
 class BatchesInTurn:
-    """An endless iterable over both sides' batches, in the order of a supernet's updates.
+    """An endless iterable over both sides' batches, in the supernet's update order.
 
     An update at the end of a side's epoch is padded with empty batches if it has too few.
 
     Args:
         sides: each side's batches.
         per_update: the number of batches per update.
-        constant_updates: the number of initial updates of the weights alone.
+        constant_updates: the number of initial updates that train only the weights.
 
     Attributes:
         updates: the number of updates for which batches have been read.
@@ -175,7 +175,7 @@ class SupernetObjective(Objective):
         return Supernet(model, network, Architecture(self.search.layers, self.search.candidates))
 
     def batches(self, processes: Processes = ALONE) -> BatchesInTurn:
-        """Return both sides' batches, in the order of the updates.
+        """Return both sides' batches, in update order.
 
         Raises:
             UserError: there is too little text, or the text does not fit the model.

@@ -223,7 +223,7 @@ def test_other_rules_are_not_joined(more, named):
     ("spoil", "message"),
     [
         (lambda found: found["models"]["bert"].update(runs={}), "the baseline, bert, has no finished run yet"),
-        (lambda found: found.pop("measure"), "results.json: does not contain the results of a comparison"),
+        (lambda found: found.pop("measure"), "results.json does not contain the results of a comparison"),
         (lambda found: found["models"]["bert"]["runs"]["1"]["curve"]["seconds"].pop(), "the curve for seed 1 is empty"),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_text_that_changed_since_the_models_read_it_is_named(name, finished, s
     path = tmp_path / "demo" / name
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(
-        UserError, match=rf"demo/{name}: has changed since it was made; remove .* rerun the same command"
+        UserError, match=rf"demo/{name} has changed since it was created; remove .* rerun the same command"
     ):
         run_demo(settings, tmp_path / "demo")
 

@@ -130,7 +130,11 @@ def measure_on_other_text(
 
 
 def compare(one: BlockLosses, original: BlockLosses) -> Measured:
-    """Return the difference between two losses on the same tokens, with its standard error as a ratio over blocks."""
+    """Return the difference between two mean losses on the same tokens, with its standard error.
+
+    The difference is a sum of losses over blocks, divided by the number of masked tokens. The standard error accounts
+    for the variation of both between blocks.
+    """
     gains = (one.nats - original.nats) / math.log(2)
     words = original.words
     count = len(words)

@@ -154,5 +154,7 @@ def read_encoder_candidates(words: Sequence[str]) -> list[PlannedSublayer]:
     found = read_sublayers(words)
     for candidate in found:
         if ENCODER not in candidate.kind.modules:
-            raise UserError(f"--candidates: {candidate.text}: {candidate.kind.name} is not for encoders; leave it out")
+            raise UserError(
+                f"--candidates: {candidate.text}: {candidate.kind.name} is not supported in encoders; remove it"
+            )
     return found

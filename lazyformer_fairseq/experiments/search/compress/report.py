@@ -28,7 +28,7 @@ def _page(result: Mapping[str, Any], path: Path) -> list[Block]:
         f"A forward pass takes {_milliseconds(original)} ms at batch size 1 and {result['latency_tokens']} tokens. "
         "The search trains nothing; all losses are measured before any update.",
         budgets_table(result),
-        "Losses on other text are measured on the same amount of text that was not used for the selection.",
+        "Losses on other text are measured on an equal amount of text that was not used for the selection.",
         f"The search measured {len(result['measured'])} patterns. `lazyformer pretrain {path / 'models'}/BUDGET DATA` "
         "continues to train a budget's model.",
         "## Loss of each change alone, in bits above the original",
@@ -71,7 +71,7 @@ def _milliseconds(row: Mapping[str, Any]) -> str:
 def _changes_table(result: Mapping[str, Any]) -> str:
     """Return the table of the scores of single changes, in bits above the original, by position and change.
 
-    Changes that require other changes are only in ``result.json``.
+    Changes that require further changes appear only in ``result.json``.
     """
     alone = [each for each in result["changes"] if each["is_alone"]]
     headers = {each["becomes"]: f"`{each['becomes']}`" for each in alone}

@@ -69,7 +69,7 @@ class Original:
         return "cpu"
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Encoder]:
-        """Build the encoder with a different pattern and new weights, and return it with its stack."""
+        """Build the encoder with a different pattern and new weights, and return it with its stack of sublayers."""
         model = loading.model_of(replace(self.trained.cfg, sublayer_pattern=pattern), self.dictionary).to(self.device)
         return model, model.encoder.sentence_encoder
 
@@ -86,12 +86,12 @@ def load_original(path: Path) -> Original:
     except UserError as error:
         if (checkpoint.parent / checkpoints.CONFIG_FILE).is_file():
             raise UserError(
-                f"{error}\nConvert a BERT from the Hub to a checkpoint of this package with lazyformer import first"
+                f"{error}\nFirst convert a BERT from the Hub to this package's checkpoint format with lazyformer import"
             ) from None
         raise
     if loading.is_causal(state):
         raise UserError(
-            f"{checkpoint}: is a causal language model; search compress supports only masked-LM encoders, because "
+            f"{checkpoint} is a causal language model; search compress supports only masked-LM encoders, because "
             "only their weights can initialize another pattern (docs/huggingface.md)"
         )
     tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")
@@ -111,8 +111,8 @@ def run_compress(settings: CompressSettings, original: Original, path: Path) -> 
         The contents of result.json.
 
     Raises:
-        UserError: the folder contains a search with other settings or anything else, the text is too short or has
-            another dictionary, or no pattern fits into a budget.
+        UserError: the folder contains a search with different settings or anything else, the text is too short or has a
+            different dictionary, or no pattern fits into a budget.
     """
     # The text for the search, and twice as much text that begins with the same blocks.
     longest = original.trained.cfg.max_positions

@@ -102,7 +102,7 @@ def scores_of(
 
     Args:
         candidates: the candidates at all positions.
-        scorings: the result of :func:`list_scorings`, in its order.
+        scorings: the scorings, in the order returned by :func:`list_scorings`.
         above: each pattern's loss, in bits above the trained model's.
     """
     scores: dict[Placed, float] = {}
@@ -251,7 +251,10 @@ def select(
 
 
 def _undominated(parts: list[Selected], count: int) -> list[Selected]:
-    """Return the parts that are dominated by fewer than `count` others, which are at least as fast and as good."""
+    """Return the parts that are dominated by fewer than `count` others.
+
+    A part dominates another one if it is at least as fast and its score is at least as good.
+    """
     kept = []
     least: list[float] = []  # the `count` smallest scores of parts that are at least as fast
     for part in sorted(parts, key=lambda each: (each.ticks, each.score)):

@@ -335,7 +335,7 @@ def test_a_bert_of_the_hub_is_to_be_imported_first(tmp_path):
     from tiny_berts import save_tiny
 
     save_tiny(tmp_path / "in")
-    with pytest.raises(UserError, match="Convert a BERT from the Hub to a lazyformer_fairseq checkpoint"):
+    with pytest.raises(UserError, match="First convert a BERT from the Hub to this package's checkpoint format"):
         invoke(*COMPRESS, tmp_path / "in", tmp_path / "in", tmp_path / "out")
 
 

@@ -292,8 +292,8 @@ def reproduction(size: Size, inputs: Mapping[str, Path], out: Path) -> Reproduct
     if size.is_tiny:
         introduction = (
             "**This shows that everything runs, not which model is better**: models are 32 wide, with segments and "
-            f"memory of 16 tokens, 8 streams and {size.updates} updates. The paper's numbers were measured on different "
-            f"texts.\n\n{introduction}"
+            f"memory of 16 tokens, 8 streams and {size.updates} updates. The paper's numbers were measured on "
+            f"different texts.\n\n{introduction}"
         )
     return Reproduction(
         paper="PAR Transformer",

@@ -121,7 +121,10 @@ def test_what_does_not_fit_is_refused(glue, tmp_path, fairseq_train, pretrained)
     lines = (broken / "dev.tsv").read_text().splitlines()
     (broken / "dev.tsv").write_text("\n".join([*lines[:2], "toy\t2\t\tthe garden", *lines[2:]]) + "\n")
     assert f"{broken / 'dev.tsv'}, line 3: label '2' is not one of CoLA's labels: 0, 1" in refusal(TINY, broken)
-    for size, words in ((150, "of 160 symbols, but this run's has 150"), (160, "another dictionary of the same size")):
+    for size, words in (
+        (150, "of 160 symbols, but this run's has 150"),
+        (160, "a different dictionary of the same size"),
+    ):
         train_tokenizer(tmp_path / str(size), toy_texts(150, seed=7), size, TextSettings())
         assert words in refusal(f"{TINY} --tokenizer-folder {tmp_path / str(size)}")
     assert "--arch" in refusal("--arch par_bert_tiny")

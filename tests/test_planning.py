@@ -209,7 +209,7 @@ def test_other_files_are_refused(tmp_path: Path, text, message):
     ("options", "words"),
     [
         ("all_attention_small_tiny --gpus 4 --teraflops 60", "weights|stream memory|eager|--teraflops 60"),
-        ("lazyformer_small --gpus 8 --attention-backend fused", "fused needs compute capability 8.0"),
+        ("lazyformer_small --gpus 8 --attention-backend fused", "fused requires compute capability 8.0"),
         ("bert_base --gpus 1x1GB", "THIS DOES NOT FIT|Choose shorter sequences or a larger GPU."),
         pytest.param(
             "bert_base --gpus 1x1GB --precision fp32",
@@ -235,7 +235,7 @@ def test_the_text_says_all_that_counts(options, words):
         (["lazyformer_m2x6"[:-1]], "no such arch; did you mean"),
         (["bert_bas.yaml"], "bert_bas.yaml: no such file, neither here nor in "),
         (["bert_base", "--data", "nowhere"], "nowhere is not a folder"),
-        (["bert_base", "--data", "."], "dict.txt: contains no symbols"),
+        (["bert_base", "--data", "."], "dict.txt contains no symbols"),
         (["bert_base", "--tokens-per-sample", "99999999"], "must be below 10,000,000"),
         (["bert_base", "--sequences-per-update", "1999999999"], "must be below 1,000,000,000"),
     ],

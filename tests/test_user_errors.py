@@ -306,7 +306,7 @@ def test_what_the_file_system_refuses_is_said_in_a_line_but_not_what_was_only_it
 
 def test_a_model_without_its_tokenizer_reads_no_text(tmp_path):
     (tmp_path / "checkpoint_last.pt").touch()
-    with pytest.raises(UserError, match=r"tokenizer: no such folder; raw text needs the tokenizer that"):
+    with pytest.raises(UserError, match=r"tokenizer: no such folder; raw text requires the tokenizer that"):
         LazyFormerModel.from_pretrained(tmp_path)
 
 

@@ -34,7 +34,7 @@ def load(path: Path) -> dict[str, Any]:
     else:
         state = checkpoint_file.load(path)
     if not isinstance(state, dict) or not all(isinstance(state.get(part), dict) for part in ("cfg", "model")):
-        raise UserError(f"{path}: not a checkpoint of this package's models: it has no settings and weights")
+        raise UserError(f"{path}: not a checkpoint from this package, because it has no settings and weights")
     return state
 
 
@@ -91,7 +91,7 @@ def read_config(path: Path) -> MaskedLMOptions:
     refuse_other_version(path, config, FORMAT_VERSION)
     options = config.get("model")
     if not isinstance(options, dict) or config.get("architecture") != ARCHITECTURE:
-        raise UserError(f"{path}: must contain the architecture {ARCHITECTURE} and the model's options")
+        raise UserError(f"{path} must contain the architecture {ARCHITECTURE} and the model's options")
     try:
         return read_options(MaskedLMOptions, options)
     except UserError as error:

@@ -324,7 +324,9 @@ class TrainedModel(nn.Module):
             read = "in the text"
             if len(ids) == self.model.max_positions():
                 read = f"in the first {len(ids)} tokens, the model's maximum"
-            raise UserError(f"fill_mask({text!r}): found <mask> {int(at_mask.sum())} times {read}; it must occur once")
+            raise UserError(
+                f"fill_mask({text!r}): found <mask> {int(at_mask.sum())} times {read}; it must occur exactly once"
+            )
         logits, _ = self.model(ids[None], masked_tokens=at_mask[None])
         probabilities, words = logits.softmax(dim=-1)[0].topk(min(topk, logits.size(-1)))
         decode = self.tokenizer.decode
@@ -361,7 +363,7 @@ class TrainedModel(nn.Module):
         """
         for name, text in (("question", question), ("context", context)):
             if not isinstance(text, str) or not text.strip():
-                raise UserError(f"{name} {text!r}: must be some text, as in answer('Who walks?', 'Anna walks.')")
+                raise UserError(f"{name} {text!r}: must be a non-empty text, as in answer('Who walks?', 'Anna walks.')")
         if n_best < 1 or longest_answer < 1:
             raise UserError(f"n_best {n_best}, longest_answer {longest_answer}: both must be at least 1")
         known = [name for name, each in self.model.classification_heads.items() if isinstance(each, SpanHead)]

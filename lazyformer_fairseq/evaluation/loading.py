@@ -73,7 +73,7 @@ def load_tokenizer_beside(checkpoint: Path, folder: Optional[Path] = None) -> Te
     """Load the tokenizer from a folder, by default the one next to a checkpoint; raise a UserError if it is missing."""
     folder = folder or checkpoint.parent / "tokenizer"
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; raw text needs the tokenizer that the model was trained with")
+        raise UserError(f"{folder}: no such folder; raw text requires the tokenizer that the model was trained with")
     return load_tokenizer(folder)
 
 
@@ -158,7 +158,7 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> An
     Raises:
         UserError: settings, weights and dictionary do not match.
     """
-    not_ours = f"{path}: not a checkpoint of this package's models"
+    not_ours = f"{path}: not a checkpoint from this package"
     try:
         options = state["cfg"]["model"]
         weights = state["model"]

@@ -51,7 +51,7 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
         )
     if not torch.equal(loaded.get("dictionary_sha256", ours := own["dictionary_sha256"]).to(ours.device), ours):
         raise UserError(
-            "the checkpoint was trained with another dictionary of the same size, with different symbols or in a "
+            "the checkpoint was trained with a different dictionary of the same size, which has different symbols or a "
             "different order; use the tokenizer and data that the checkpoint was trained with"
         )
     advice = "pass the --arch, --sublayer-pattern and sizes (--max-positions too) that the checkpoint was trained with"
@@ -125,8 +125,8 @@ def match_positions(
         copies: whether repetition is allowed.
 
     Raises:
-        UserError: repetition is not allowed, the checkpoint has more positions than the model, or other weights, such
-            as learned attention scores, depend on the number of positions.
+        UserError: repetition is not allowed, the checkpoint has more positions than the model, or weights besides the
+            position embeddings, such as learned attention scores, depend on the number of positions.
     """
     weight = state_dict.get(name)
     if weight is None or weight.size(0) == positions:

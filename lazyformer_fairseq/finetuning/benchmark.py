@@ -153,7 +153,7 @@ class Benchmark(ABC):
             positions: maximum input lengths of the models; for each, the overview counts the truncated inputs.
 
         Raises:
-            UserError: a file is missing or invalid, or the folder contains data prepared with other settings.
+            UserError: a file is missing or invalid, or the folder contains data prepared with different settings.
         """
 
     @abstractmethod

@@ -92,8 +92,8 @@ def load_start_models(checkpoint_of: Mapping[str, Path], tokenizer_folder: Path)
         tokenizer_folder: the tokenizer that the data was prepared with.
 
     Raises:
-        UserError: a checkpoint cannot be loaded, contains another type of model, or its dictionary or tokenizer does
-            not match the data.
+        UserError: a checkpoint cannot be loaded, contains a different type of model, or its dictionary or tokenizer
+            does not match the data.
     """
     symbols = dictionary_hash(load_tokenizer(tokenizer_folder).dictionary)
     return [_load_start_model(name, path, tokenizer_folder, symbols) for name, path in checkpoint_of.items()]
@@ -105,10 +105,10 @@ def _load_start_model(name: str, path: Path, tokenizer_folder: Path, symbols: to
     given = state["cfg"].get("model")
     if loading.is_causal(state) or not isinstance(given, dict) or "sublayer_pattern" not in given:
         raise UserError(
-            f"{path}: this checkpoint cannot be fine-tuned; fine-tuning needs a masked language model of this package"
+            f"{path}: this checkpoint cannot be fine-tuned; it must contain a masked language model from this package"
         )
     if "dictionary_sha256" not in weights:
-        raise UserError(f"{path}: not a checkpoint of this package, because it lacks its dictionary's hash")
+        raise UserError(f"{path}: not a checkpoint from this package, because it lacks its dictionary's hash")
     options = {each.name: given.get(each.name, each.default) for each in fields(MaskedLMOptions)}
 
     remedy = "prepare the data with this checkpoint's tokenizer, in a separate folder"
@@ -198,7 +198,7 @@ class Grid:
         )
 
     def existing_grid(self) -> Optional[results.Grid]:
-        """Read an existing grid.json, if any; raise a UserError if its tasks belong to another benchmark."""
+        """Read an existing grid.json, if any; raise a UserError if its tasks are from a different benchmark."""
         path = self.output / "runs" / GRID_FILE
         if not path.exists():
             return None
@@ -206,7 +206,7 @@ class Grid:
         other = [name for name in before.tasks if name not in self.benchmark.tasks]
         if other:
             raise UserError(
-                f"{path}: this is a grid of {', '.join(other)}, not of {self.benchmark.name}; use another --output"
+                f"{path}: this is a grid of {', '.join(other)}, not of {self.benchmark.name}; use a different --output"
             )
         return before
 
@@ -324,15 +324,15 @@ class Run:
         return differences({name: found.get(name) for name in self.settings}, self.settings)
 
     def refuse_other_settings(self) -> None:
-        """Raise a UserError if a result of the same model and task differs in more than learning rate and seed."""
+        """Raise a UserError if a result of the same model and task has different settings, ignoring lr and seed."""
         wanted = {name: value for name, value in self.settings.items() if name not in ("lr", "seed")}
         for path in sorted(self.folder.parent.glob(f"*/{RESULT}")):
             found = results.read_run(path).settings
             differing = differences({name: found.get(name) for name in wanted}, wanted)
             if differing:
                 raise UserError(
-                    f"{path}: this result has other settings than the grid ({differing}), and a report would mix them; "
-                    "use another --output"
+                    f"{path}: this result has different settings from the grid ({differing}), and a report would mix "
+                    "them; use a different --output"
                 )
 
     def result(self) -> Optional[results.Run]:
@@ -344,6 +344,6 @@ class Run:
         differing = self.describe_differences(result.settings)
         if differing:
             raise UserError(
-                f"{path}: this is the result of another run ({differing}); remove it or use another --output"
+                f"{path}: this is the result of a different run ({differing}); remove it or use a different --output"
             )
         return result

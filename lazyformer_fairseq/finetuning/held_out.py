@@ -28,14 +28,14 @@ def with_dev_file(task: Optional[str], given: GridSettings) -> GridSettings:
     if task is not None or not given.dev_share or folder is None or not files_of(folder, "train"):
         return given
     if there := files_of(folder, "dev"):
-        raise UserError(f"--dev-share {given.dev_share:g}: {folder} already contains {there[0]}; leave the option out")
+        raise UserError(f"--dev-share {given.dev_share:g}: {folder} already contains {there[0]}; remove this option")
     train = find_file(folder, "train")
     row = describe(folder, given, dev=train)
     path = folder / train
     examples = read_split(row, folder, "train").examples
     dev = draw_dev_rows(row, examples, given.dev_share)
     if not dev:
-        raise UserError(f"--dev-share {given.dev_share:g}: {path} has too few rows; add more, or write a dev file")
+        raise UserError(f"--dev-share {given.dev_share:g}: {path} has too few rows; add more, or provide a dev file")
 
     with path.open("rb") as file:
         lines = list(file)

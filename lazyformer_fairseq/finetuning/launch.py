@@ -54,7 +54,7 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
         folders = {name for each in glue.tasks.values() for name in (each.name, each.folder)}
         if given.data and not any((given.data / name).is_dir() for name in folders):
             raise UserError(
-                f"{given.data}: contains neither a custom task's train file ({', '.join(ENDINGS)}) nor a GLUE folder "
+                f"{given.data} contains neither a custom task's train file ({', '.join(ENDINGS)}) nor a GLUE folder "
                 "such as CoLA; for other data, set --task"
             )
         return glue
@@ -141,7 +141,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         extra=benchmark.extra_settings(given, prepared),
     )
     for run in grid.runs:
-        run.result()  # raises an error for a result with other settings
+        run.result()  # raises an error for a result with different settings
     for run in grid.one_run_per_model_and_task:
         run.refuse_other_settings()
     for warning in grid.warnings():

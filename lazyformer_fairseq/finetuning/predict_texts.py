@@ -78,7 +78,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
         ending = texts.suffix
     output = output or texts.with_name(f"{texts.stem}.predictions{ending}")
     if output.exists():
-        raise UserError(f"{output}: already exists; remove it or use another --output")
+        raise UserError(f"{output} already exists; remove it or use a different --output")
     if output.suffix.lower() not in endings:
         raise UserError(f"--output {output}: the file name must end in {', '.join(endings)}")
     if output.suffix.lower() == ".tsv" and texts.suffix.lower() != ".tsv":
@@ -105,7 +105,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
                 file.write(lines.row(row, answer).encode())
         file.write(lines.rest().encode())
         if tally.rows == tally.without_text.count:
-            raise UserError(f"{texts}: contains no text{tally.fields_in_place()}")
+            raise UserError(f"{texts} contains no text{tally.fields_in_place()}")
     return [f"{output}: {tally.rows:,} rows", *tally.lines()]
 
 
@@ -144,7 +144,7 @@ def open_rows(
     Args:
         path: the file.
         task: the task of the model's head.
-        text: names of the text columns; defaults to the columns used in training if present, else to the usual names.
+        text: names of the text columns; defaults to the columns used for training if present, else to the usual names.
         seen: progress callback, which receives the number of bytes read since its last call.
     """
     rows = read_rows(path, seen)
@@ -173,7 +173,7 @@ def open_rows(
             knows = "pairs; name two columns, as in --text text,text2"
         else:
             knows = "single texts; name one column with --text"
-        raise UserError(f"{path}: the model was trained on {task.name}, a task of {knows}")
+        raise UserError(f"{path}: the model was trained on {task.name}, which consists of {knows}")
     reader = RowReader.of(path, header, texts, label, templates)
     if path.suffix.lower() != ".jsonl":  # where each row is checked separately
         check_field_names(path, first.line, header, task)

@@ -47,10 +47,10 @@ class RunQueue:
         """Execute all unfinished runs.
 
         Raises:
-            UserError: the folder contains a result with other settings, or another queue is using the folder.
+            UserError: the folder contains a result with different settings, or another queue is using the folder.
             KeyboardInterrupt: the user pressed Ctrl-C; all processes have been stopped.
         """
-        self.grid.existing_grid()  # raises an error for a grid of other tasks
+        self.grid.existing_grid()  # raises an error for a grid with tasks from a different benchmark
         with run_lock(self.grid.output / "runs"):
             waiting = self._unfinished()
             self.grid.write()

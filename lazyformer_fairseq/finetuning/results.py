@@ -197,7 +197,7 @@ class Results:
         )
 
     def measurements(self) -> Iterator["Measurement"]:
-        """Yield each metric on each development split, for all models and tasks with results, in the grid's order."""
+        """Yield each metric on each development split, for all models and tasks with results, in grid order."""
         for model, task in itertools.product(self.grid.models, self.grid.tasks):
             found = self.of(model, task)
             if not found.runs:
@@ -328,8 +328,8 @@ def read_results(folder: Path, benchmark: TaskFamily) -> Results:
         benchmark: the benchmark that the grid's tasks must belong to.
 
     Raises:
-        UserError: there is no grid, a file is not JSON, has another format version or lacks a field, or two runs of a
-            task have different development sets.
+        UserError: there is no grid, a file is not JSON, has an unsupported format version or lacks a field, or two runs
+            of a task have different development sets.
     """
     grid = read_grid(folder / "runs" / GRID_FILE, benchmark)
     runs = {}
@@ -366,7 +366,7 @@ def read_grid(path: Path, benchmark: Optional[TaskFamily] = None) -> Grid:
         benchmark: the benchmark that the tasks must belong to; None to allow any.
 
     Raises:
-        UserError: the file is missing, is not JSON, has another format version, or a field is invalid.
+        UserError: the file is missing, is not JSON, has an unsupported format version, or a field is invalid.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file; pass the output folder of `lazyformer finetune`")
@@ -390,7 +390,7 @@ def read_run(path: Path, benchmark: Optional[TaskFamily] = None) -> Run:
             allow any task.
 
     Raises:
-        UserError: the file is not JSON, has another format version, or a field or metric is missing or invalid.
+        UserError: the file is not JSON, has an unsupported format version, or a field or metric is missing or invalid.
     """
     content = read_json(path)
     refuse_other_version(path, content, FORMAT_VERSION)
@@ -403,7 +403,7 @@ def read_run(path: Path, benchmark: Optional[TaskFamily] = None) -> Run:
         file = split_file(task, split)
         for name, marks in {"metrics": run.metrics, "baseline": run.baseline}.items():
             if metric not in marks.get(file, {}):
-                raise UserError(f"{path}: has no field '{name}.{file}.{metric}'; {REMEDY}")
+                raise UserError(f"{path} has no field '{name}.{file}.{metric}'; {REMEDY}")
     return run
 
 
@@ -437,7 +437,7 @@ def _iterate_metrics(marks: MetricValues) -> Iterator[tuple[str, str, float]]:
 
 
 def _refuse_other_development_sets(runs: Iterable[Run]) -> None:
-    """Raise a UserError if runs of a task used different development sets, which shows in their baselines."""
+    """Raise a UserError if runs of a task used different development sets, as shown by different baselines."""
     first: dict[str, Run] = {}
     for run in runs:
         other = first.setdefault(run.task, run)

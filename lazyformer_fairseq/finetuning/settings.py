@@ -40,8 +40,8 @@ class GridSettings(ExecutorOptions, ReportOptions):
     output: Path = option(MISSING, "Output folder for prepared data, runs and report.")
     data: Optional[Path] = option(
         None,
-        "Folder of official files, of a custom task's train.tsv and dev.tsv (or valid.tsv; .csv, .jsonl, or .conll "
-        "with one word and its tag per line), or of prepared data. Files are prepared in OUTPUT.",
+        "Folder containing the official files, a custom task's train.tsv and dev.tsv (or valid.tsv; .csv, .jsonl, or "
+        ".conll with one word and its tag per line), or prepared data. Files are prepared in OUTPUT.",
         shown="the prepared data in OUTPUT",
     )
     text: tuple[str, ...] = option(
@@ -130,13 +130,13 @@ class GridSettings(ExecutorOptions, ReportOptions):
     )
     glue_head: Optional[str] = option(
         None,
-        "Head on <s> and its dropout. dense is RoBERTa's head, two linear layers with a tanh between them; linear is a "
-        "single layer. Tagging always uses a linear head.",
+        "Type and dropout of the head on <s>. dense is RoBERTa's head, two linear layers with a tanh between them; linear "
+        "is a single layer. Tagging always uses a linear head.",
         metavar="TYPE[:DROPOUT]",
         shown="dense with the checkpoint's own dropout, 0 unless set; 0.1 for a linear head",
     )
     no_padding: bool = option(
-        False, "Concatenate a batch's texts into one row instead of padding them; results differ only by rounding."
+        False, "Concatenate a batch's texts into one row instead of padding them; results differ only in rounding."
     )
     keep_checkpoints: str = option(
         "best",
@@ -164,20 +164,20 @@ class PredictSettings:
 
     data: Optional[Path] = option(
         None,
-        "GLUE: folder of official files or prepared data. SQuAD: file of questions in the official format.",
+        "GLUE: folder containing the official files or prepared data. SQuAD: file of questions in the official format.",
         shown="the data used in fine-tuning; for SQuAD its development set",
     )
     tasks: tuple[str, ...] = option((), "GLUE: tasks to predict; may include AX.", shown="all")
     text: tuple[str, ...] = option(
         (),
         "Name of the text column in TEXTS, or the two column names for text pairs.",
-        shown="as in training, else text, sentence ...",
+        shown="as in fine-tuning, else text, sentence ...",
     )
     head: Optional[str] = option(None, "Name of the head used to label TEXTS.", shown="the model's only head")
     n_best: int = option(20, "SQuAD: number of answers per question in nbest_predictions.json.", low=1)
     max_answer_tokens: int = option(30, "SQuAD: maximum answer length in tokens.", low=1)
     skip_mistakes: bool = option(False, "SQuAD: skip invalid questions in the file.")
     tokenizer: Optional[Path] = option(
-        None, "Folder of a tokenizer, or of a checkpoint with a tokenizer.", shown="the run's tokenizer"
+        None, "Tokenizer folder, or checkpoint folder that contains a tokenizer.", shown="the run's tokenizer"
     )
     max_tokens: int = option(8192, "Maximum number of tokens per batch, including padding.", low=1)

@@ -71,7 +71,7 @@ def fine_tune(run: Run, threads: int = 1) -> None:
         threads: number of torch threads on a CPU, which affects the last digits of the result.
 
     Raises:
-        UserError: the folder contains a result with other settings, or training fails.
+        UserError: the folder contains a result with different settings, or training fails.
     """
     torch.set_num_threads(threads)
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,8 @@ def fine_tune(run: Run, threads: int = 1) -> None:
             if error.errno not in OUT_OF_SPACE:
                 raise
             raise UserError(
-                f"{error.filename}: cannot be written ({error.strerror}); make room and run the same command again"
+                f"{error.filename}: cannot be written ({error.strerror}); free up disk space and run the same command "
+                "again"
             ) from error
 
 

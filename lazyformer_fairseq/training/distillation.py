@@ -60,8 +60,8 @@ class Distillation:
         """Compute the weighted loss of a batch.
 
         Returns:
-            The summed loss, the number of masked tokens, and the sums to log. The logged `loss` is the masked-LM loss
-            alone.
+            The summed loss, the number of masked tokens, and the sums to log. The logged `loss` is only the masked-LM
+            loss.
         """
         if not self._is_placed:
             weight = next(model.parameters())
@@ -198,7 +198,7 @@ def distribution(network: Encoder, number: int, x_BTC: Tensor, padding_mask_BT: 
     found = handed_on[DISTRIBUTION]
     if not isinstance(found, StoredDistribution):
         text = network.plan[number].text
-        raise UserError(f"--distill: the attention distribution of {text} is not over tokens alone; {ADVICE}")
+        raise UserError(f"--distill: {text} does not compute a distribution over the input tokens only; {ADVICE}")
     return found.probabilities
 
 
@@ -220,6 +220,6 @@ def load_teacher(path: str, dictionary: Dictionary) -> nn.Module:
     file = checkpoint_at(Path(path))
     state = checkpoints.load(file)
     if loading.is_causal(state):
-        raise UserError(f"{file}: is a causal language model; choose a masked language model as the teacher")
+        raise UserError(f"{file} is a causal language model; choose a masked language model as the teacher")
     model = loading.build(state, dictionary, file)
     return model.eval().requires_grad_(False)

@@ -55,7 +55,10 @@ def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[s
     left_out = {name.replace("-", "_") for name in without}
     if unknown := sorted(left_out - LAPTOP.keys()):
         names = [name.replace("_", "-") for name in LAPTOP]
-        raise UserError(f"--without {unknown[0]}: the recipe has {', '.join(names)}{nearest(unknown[0], names)}")
+        raise UserError(
+            f"--without {unknown[0]}: not an option of the recipe, which has {', '.join(names)}"
+            f"{nearest(unknown[0], names)}"
+        )
     others = {*left_out, *given}
     usual: dict[str, Any] = {}
     if "optimizer" in others:

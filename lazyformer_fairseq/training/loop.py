@@ -1,4 +1,4 @@
-"""A training loop that does not need fairseq. It runs one update per call, so that models can be trained alternately.
+"""A training loop that does not need fairseq. It runs one update per call, so models can be trained alternately.
 
 With the same settings, the updates equal those of fairseq-train, bit for bit where its arithmetic allows: the batches
 and random numbers are the same, and gradients are divided by the number of predictions, clipped and applied in the same
@@ -54,7 +54,7 @@ class _Interval:
 
 
 class TrainingLoop:
-    """A training run that makes one update per call and resumes from its own or fairseq-train's last checkpoint.
+    """A training run that performs one update per call and resumes from its own or fairseq-train's last checkpoint.
 
     Args:
         objective: the training objective.
@@ -65,7 +65,7 @@ class TrainingLoop:
 
     Attributes:
         model: the model, on its device and in its precision.
-        updates: the number of updates made so far.
+        updates: the number of updates completed so far.
         seconds: the duration of each update, including updates before the run was resumed.
         history: per-update values that checkpoints store, by name; `seconds` is one of them.
         log: the objective's log for the last training batch.
@@ -76,7 +76,7 @@ class TrainingLoop:
         RATE_OPTION: the name of the learning-rate option, for error messages.
 
     Raises:
-        UserError: the checkpoint in the folder is damaged or belongs to another model.
+        UserError: the checkpoint in the folder is damaged or does not match the model.
     """
 
     RATE_OPTION = "--lr"
@@ -151,7 +151,7 @@ class TrainingLoop:
     # Updates
 
     def update(self) -> int:
-        """Make one update with the next `update_freq` batches.
+        """Perform one update with the next `update_freq` batches.
 
         In fp16, if the gradients overflow, the loss scale is lowered and the update uses the batches that follow.
 
@@ -176,7 +176,7 @@ class TrainingLoop:
         return tokens
 
     def rest_of_epoch(self) -> Iterator[int]:
-        """Make one update per remaining batch of the epoch, and yield each batch's number of tokens."""
+        """Perform one update per remaining batch of the epoch, and yield each batch's number of tokens."""
         for batch in self._pass:
             before = self.updates
             seconds = self._train_and_time([batch])
@@ -186,7 +186,7 @@ class TrainingLoop:
         self._pass = iter(self.batches)
 
     def _train_and_time(self, batches: Sequence[Batch]) -> float:
-        """Make an update and return its duration in seconds."""
+        """Perform an update and return its duration in seconds."""
         wait_for(self.device)
         start = time.perf_counter()
         self.train_on(batches)
@@ -207,7 +207,7 @@ class TrainingLoop:
         return batches
 
     def train_on(self, batches: Sequence[Batch]) -> None:
-        """Make one update, with randomness that depends only on the seed and the number of previous updates.
+        """Perform one update, with randomness that depends only on the seed and the number of previous updates.
 
         Args:
             batches: the batches to sum gradients over. A batch is empty if only other processes have one, as at the
@@ -229,7 +229,7 @@ class TrainingLoop:
             logs.append(log)
             sizes.append(size)
         loss, size = self._sum_over_processes(logs, sizes)
-        # If the batches contain nothing to predict, the update is made with zero gradients.
+        # If the batches contain nothing to predict, the update is performed with zero gradients.
         share: Union[Tensor, float]
         if torch.is_tensor(size):
             share = 1 / size.clamp(min=1).float()
@@ -419,7 +419,7 @@ class TrainingLoop:
         """Restore the entire training state from a checkpoint.
 
         Raises:
-            UserError: the checkpoint is damaged, belongs to another model, or has no optimizer state to resume from.
+            UserError: the checkpoint is damaged, does not match the model, or has no optimizer state to resume from.
         """
         try:
             state = checkpoint_file.load(path)
@@ -428,12 +428,14 @@ class TrainingLoop:
         last = state.get("last_optimizer_state")
         if last is None:
             raise UserError(
-                f"{path}: has no optimizer state, so training cannot resume from it; remove {self.folder} to start over"
+                f"{path} has no optimizer state, so training cannot resume from it; remove {self.folder} to start over"
             )
         try:
             self.model.load_state_dict(state["model"])
         except RuntimeError as error:
-            raise UserError(f"{path}: belongs to another model; remove {self.folder} to start over ({error})") from None
+            raise UserError(
+                f"{path}: this checkpoint does not match the model; remove {self.folder} to start over ({error})"
+            ) from None
         try:
             checkpoint_file.check_place(path, state)
             last = dict(last)

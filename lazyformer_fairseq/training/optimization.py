@@ -37,7 +37,7 @@ def row_of(option: str, rows: Mapping[str, tuple[type, type]], name: str) -> tup
         UserError: the name is unknown.
     """
     if name not in rows:
-        raise UserError(f"{option} {name}: choose from {', '.join(rows)}; all others need fairseq-train")
+        raise UserError(f"{option} {name}: choose from {', '.join(rows)}; all others require fairseq-train")
     return rows[name]
 
 

@@ -123,7 +123,7 @@ class AdamLike:
             optimizer_overrides: settings to override in every parameter group.
 
         Raises:
-            UserError: the state is damaged, or belongs to a different optimizer, other weights or other parameter
+            UserError: the state is damaged, or is for a different optimizer, different weights or different parameter
                 groups.
         """
         if not _holds_moments(state_dict):
@@ -147,7 +147,7 @@ class AdamLike:
             self.param_groups[-1]["weight_decay"] = 0.0
 
     def _refuse_another_optimizers(self, state_dict: dict[str, Any]) -> None:
-        """Raise a UserError if the state belongs to another optimizer, other parameter groups or other weights.
+        """Raise a UserError if the state is for a different optimizer, different parameter groups or different weights.
 
         torch itself would only fail at the first update.
         """
@@ -414,7 +414,7 @@ def _subtract_adams_update(
 
     Args:
         group: the settings of the parameter group.
-        times: the number of updates made, per tensor.
+        times: the number of completed updates, per tensor.
         values: the tensors to subtract the update from, in place.
         gradients: the gradients of the weights.
         first_moments: the running averages of the gradients, updated in place.

@@ -78,7 +78,7 @@ class MetricsLine:
     """Metrics at one point of a run.
 
     Attributes:
-        updates: the number of updates made so far.
+        updates: the number of updates completed so far.
         split: ``train`` or the name of the held-out split.
         seconds: the training time so far in seconds, including the time before the run was resumed.
         values: numbers by name, such as `loss`, `lr` or `tokens`; non-finite numbers are replaced with None.
@@ -172,7 +172,7 @@ class MetricsLog:
 
     Args:
         folder: the run's checkpoint folder.
-        updates: the number of updates made so far. Lines for later updates, which will be repeated, are removed.
+        updates: the number of updates completed so far. Lines for later updates, which will be repeated, are removed.
         report_to: the names of experiment trackers to send every line and ``run.json`` to; the latter must exist.
     """
 
@@ -236,7 +236,7 @@ def read_metrics(folder: Path, split: Optional[str] = None) -> Sequence[MetricsL
         try:
             content = parse_json(text)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: is not JSON ({error}); {REMEDY}") from None
+            raise UserError(f"{where}: this line is not JSON ({error}); {REMEDY}") from None
         line = as_type(MetricsLine, content, where, REMEDY)
         if split in (None, line.split):
             lines.append(line)

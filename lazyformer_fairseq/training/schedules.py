@@ -36,7 +36,7 @@ class Schedule:
     Attributes:
         NAME: the value of ``--lr-scheduler``.
         peak: the peak learning rate.
-        num_updates: the number of updates made so far.
+        num_updates: the number of updates completed so far.
         best: the lowest validation loss, which fairseq's schedules store; it is not used here.
     """
 
@@ -82,7 +82,7 @@ class WarmupSchedule(Schedule):
             raise UserError(f"--warmup-ratio {cfg.warmup_ratio}: must be in [0, 1]")
         if not cfg.max_update and not cfg.max_epoch:
             raise UserError(
-                f"--lr-scheduler {self.NAME} needs --max-update or --max-epoch to determine when the decay ends"
+                f"--lr-scheduler {self.NAME} requires --max-update or --max-epoch to determine when the decay ends"
             )
         self.updates_from_epochs: Optional[int] = None
 
@@ -152,7 +152,7 @@ class PolynomialWarmupOptions(WarmupOptions):
 
     power: float = option(
         0.5,
-        "exponent p of the decay: the learning rate is peak (1 - fraction of updates done)^p",
+        "exponent p of the decay: the learning rate is peak (1 - fraction of updates completed)^p",
         bounds=AMOUNT,
     )
 
@@ -212,16 +212,16 @@ class WSDSchedule(WarmupSchedule):
     x = (n - 1 - (T - D)) / D (Haegele et al., 2024, arXiv 2405.18392).
 
     Nothing depends on T until the decay begins. A run can therefore start from any checkpoint of another run and decay
-    earlier or later, with exactly the same result as if it had made all updates itself. W is read from the checkpoint,
-    and a peak that differs from the checkpoint's triggers a warning. A checkpoint is rejected if its own decay has
-    begun, or if it was saved later than the start of this run's decay. The same checks apply to resumed runs.
+    earlier or later, with exactly the same result as if it had performed all updates itself. W is read from the
+    checkpoint, and a peak that differs from the checkpoint's triggers a warning. A checkpoint is rejected if its own
+    decay has begun, or if it was saved later than the start of this run's decay. The same checks apply to resumed runs.
     """
 
     NAME = "wsd"
 
     def __init__(self, cfg: Any, optimizer: Any):
         if not cfg.max_update:
-            raise UserError("--lr-scheduler wsd needs --max-update to determine when the decay begins")
+            raise UserError("--lr-scheduler wsd requires --max-update to determine when the decay begins")
         if cfg.max_epoch:
             raise UserError(f"--max-epoch {cfg.max_epoch}: --lr-scheduler wsd only supports --max-update; remove it")
         super().__init__(cfg, optimizer)
@@ -284,7 +284,7 @@ class WSDSchedule(WarmupSchedule):
             what = f"--decay-from {self.cfg.decay_from}"
         if "decay" not in state_dict:
             raise UserError(
-                f"{what}: was not trained with --lr-scheduler wsd, so its learning rate may not have been constant; to "
+                f"{what} was not trained with --lr-scheduler wsd, so its learning rate may not have been constant; to "
                 "use it anyway, add --reset-lr-scheduler"
             )
         made = state_dict["num_updates"]
@@ -301,7 +301,7 @@ class WSDSchedule(WarmupSchedule):
                 whose = "its own run"
                 remedy = ""
             raise UserError(
-                f"{what}: was saved after {made} updates, but the decay of {whose} begins after {start}; use an "
+                f"{what} was saved after {made} updates, but the decay of {whose} begins after {start}; use an "
                 f"earlier checkpoint{remedy}"
             )
         self.warmup = state_dict["warmup"]

@@ -96,7 +96,7 @@ class ReportOptions:
 
     report_to: tuple[str, ...] = option(
         (),
-        f"Experiment trackers that receive the lines of metrics.jsonl: {', '.join(TRACKERS)}.",
+        f"Experiment trackers to log metrics.jsonl to: {', '.join(TRACKERS)}.",
         metavar="NAME,...",
     )
 
@@ -115,7 +115,7 @@ class Trackers:
     Args:
         names: keys of :data:`TRACKERS`.
         folder: the run's folder, which contains ``run.json``.
-        updates: the number of updates made so far; if it is 0, the trackers start a new run.
+        updates: the number of updates completed so far; if it is 0, the trackers start a new run.
 
     Raises:
         UserError: a name is unknown or its package is not installed.

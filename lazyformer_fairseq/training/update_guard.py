@@ -78,7 +78,7 @@ class UpdateGuard:
     Attributes:
         skipped, rollbacks: counts over the whole run, saved with checkpoints.
         skipped_in_a_row: the number of updates skipped since the last good update or rollback.
-        first_bad: the number of updates made before the first of these.
+        first_bad: the number of updates before the first of these.
         losses: the losses of the last good updates, in nats or the criterion's own unit.
         bad: the last bad updates, for the report.
     """

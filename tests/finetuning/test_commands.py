@@ -52,7 +52,7 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
     output = invoke(*arguments, "--tasks", "RTE,STS-B", "--workers", "1")
     assert sorted(path.name for path in (tmp_path / "out" / "tasks").iterdir()) == ["RTE", "STS-B"]
     assert "dev.tsv" in output
-    assert "RTE/train.tsv: ends at line 65 and has 64 rows, but the official file has 2,490" in output
+    assert "RTE/train.tsv ends at line 65 and has 64 rows, but the official file has 2,490" in output
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_report_ends_it_though_runs_have_failed(options, tmp_path):
     folder = tmp_path / "out" / "runs" / "m" / "CoLA" / "lr0.001_seed1"
     (folder / "checkpoint_best.pt" / "is a folder").mkdir(parents=True)  # no checkpoint can be written
     output = invoke(*options, "--seeds", "1,2", "--epochs", "1", code=1)
-    assert "CoLA/train.tsv: ends at line 64 and has 64 rows, but the official file has 8,551" in output
+    assert "CoLA/train.tsv ends at line 64 and has 64 rows, but the official file has 8,551" in output
     assert "1 of 2 runs are finished" in output
     assert "failed: m CoLA lr0.001_seed1: IsADirectoryError: " in output
     assert json.loads((folder / "failed.json").read_text())["attempts"] == 2
@@ -260,7 +260,7 @@ def test_predictions_are_the_official_evaluation_s_and_marked_alike(done, tmp_pa
         ),
         (
             "finetune START --task squad --data squad --max-length 64 --output glue",
-            "this is a grid of CoLA, not of SQuAD; use another --output",
+            "this is a grid of CoLA, not of SQuAD; use a different --output",
         ),
     ],
 )

@@ -136,19 +136,19 @@ def test_what_decides_a_result_must_match_it(grid):
     run.folder.mkdir(parents=True)
     write_run(run, 0.5, run.settings)
     assert run.result().settings == run.settings
-    with pytest.raises(UserError, match="result of another run \\(epochs is 10 there, 3 here\\)"):
+    with pytest.raises(UserError, match="result of a different run \\(epochs is 10 there, 3 here\\)"):
         grid("CoLA", epochs=3).runs[0].result()
     older = {name: value for name, value in run.settings.items() if not name.startswith("head")}
     write_run(run, 0.5, older)
     assert run.result().settings == older
-    with pytest.raises(UserError, match="result of another run \\(head is None there, 'linear' here"):
+    with pytest.raises(UserError, match="result of a different run \\(head is None there, 'linear' here"):
         grid("CoLA", head="linear:0.1").runs[0].result()
-    with pytest.raises(UserError, match="result of another run .*no_padding is None there, True here"):
+    with pytest.raises(UserError, match="result of a different run .*no_padding is None there, True here"):
         grid("CoLA", no_padding=True).runs[0].result()
     run.refuse_other_settings()
     grid("CoLA", lrs=(5e-5,), seeds=(7,)).runs[0].refuse_other_settings()
     with pytest.raises(
-        UserError, match="this result has other settings than the grid .precision is 'fp32' there, 'bf16'"
+        UserError, match="this result has different settings from the grid .precision is 'fp32' there, 'bf16'"
     ):
         grid("CoLA", lrs=(5e-5,), seeds=(7,), precision="bf16").runs[0].refuse_other_settings()
     (run.folder / "result.json").write_text("{")
@@ -191,7 +191,7 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     assert f"{broken}: truncated, damaged or not a checkpoint" in message(f"m={broken}")
     state = torch.load(START)
     torch.save({**state, "model": {}}, broken)
-    assert "not a checkpoint of this package, because it lacks" in message(f"m={broken}")
+    assert "not a checkpoint from this package, because it lacks" in message(f"m={broken}")
     state["model"]["dictionary_sha256"] += 1
     torch.save(state, broken)
     assert "trained with a dictionary other than" in message(f"m={broken}")

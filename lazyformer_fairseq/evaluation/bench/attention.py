@@ -28,8 +28,8 @@ def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tu
         heads: N and D.
 
     Returns:
-        A Markdown table, followed by a warning if the machine was noisy, and False if Ctrl-C stopped the benchmark
-        before all lengths were measured.
+        A Markdown table, followed by a warning if the machine was noisy, and a flag that is False if Ctrl-C stopped the
+        benchmark before all lengths were measured.
 
     Raises:
         UserError: a pattern cannot be parsed.
@@ -47,10 +47,10 @@ def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tu
             except UserError as error:  # this back end cannot compute this pattern
                 if back_end == AUTO:
                     raise
-                logger.warning("%s is left out: %s", name, error)
+                logger.warning("%s is skipped: %s", name, error)
         tried = run_once(things, settings.device)
         for name, reason in tried.left_out.items():
-            logger.warning("%s at %d tokens is left out: %s", name, length, reason)
+            logger.warning("%s at %d tokens is skipped: %s", name, length, reason)
         memory.update(tried.memory)
         return tried.things
 

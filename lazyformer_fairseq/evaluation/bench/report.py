@@ -68,7 +68,7 @@ def _cell_page(cell: Mapping[str, Any]) -> Iterator[Block]:
         ]
         yield Table("", rows, left=("back end", *speedups))
     if cell["left_out"]:
-        yield "\n".join(f"left out: {name} ({reason})" for name, reason in cell["left_out"].items())
+        yield "\n".join(f"skipped: {name} ({reason})" for name, reason in cell["left_out"].items())
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class _Bench:
     """The models to measure, built one precision after another, with encoders before causal models.
 
     Attributes:
-        cells: all cells in order.
+        cells: all cells, in the order of measurement.
         models: the models of the current precision.
         tried: the models that run in the current cell.
     """

@@ -47,7 +47,7 @@ def _like_bert(name: str) -> str:
     rows = (ARCHITECTURES["bert_base"], {**CAUSAL_ARCHITECTURES, **ARCHITECTURES}[arch_named(name)])
     bert, own = (split_sublayers(expand(row.sublayer_pattern)) for row in rows)
     if name in CAUSAL_ARCHITECTURES or own != bert[:2] * (len(own) // 2):
-        raise UserError(f"{name} is not an encoder of repeated sf like the baselines; use bert_base, for example")
+        raise UserError(f"{name} is not an encoder that repeats sf, as the baselines do; use bert_base, for example")
     return name
 
 
@@ -102,7 +102,7 @@ class BenchSettings:
     )
     buckets: tuple[int, ...] = option(
         (32, 0),
-        "Numbers of buckets of the relative position bias in the models and our BERT; 0: no bias.",
+        "Numbers of buckets in the relative position bias of the models and our BERT; 0 for no bias.",
         "--relative-position-buckets",
         low=0,
     )
@@ -132,7 +132,7 @@ class BenchSettings:
         for pattern in self.patterns.values():
             expand(pattern)
         if taken := self.patterns.keys() & self.archs:
-            raise UserError(f"--pattern {min(taken)}=...: an --arch already has this name; choose another name")
+            raise UserError(f"--pattern {min(taken)}=...: an --arch already has this name; choose a different name")
 
     @property
     def encoders(self) -> dict[str, dict[str, Any]]:

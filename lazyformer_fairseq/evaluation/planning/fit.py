@@ -54,7 +54,7 @@ class Hardware:
 
     @classmethod
     def of_processor(cls, precision: str, processes: int = 1) -> "Hardware":
-        """Return a place for this machine's CPU, with the memory divided among the processes."""
+        """Describe this machine's CPU as hardware to train on, with the memory divided among the processes."""
         return cls(processes, memory_of("cpu") // processes, precision, "cpu")
 
     @property
@@ -348,7 +348,7 @@ def _sentences(plan: Plan) -> list[str]:
     memory = f"Memory was measured with fake tensors; {1 - USABLE:.0%} of it is reserved for {gaps}."
     words = [update, training, disk, memory]
     if chosen.back_end in BY_TRITON and place.device == "cuda" and place.precision != "bf16":
-        words.append(f"{chosen.back_end} needs compute capability 8.0, which a V100 or T4 does not have.")
+        words.append(f"{chosen.back_end} requires compute capability 8.0, which a V100 or T4 does not have.")
     return words
 
 

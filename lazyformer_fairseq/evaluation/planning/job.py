@@ -375,7 +375,7 @@ def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
         return None
     with path.open("rb") as lines:
         if not (listed := sum(1 for _ in lines)):
-            raise UserError(f"{path}: contains no symbols")
+            raise UserError(f"{path} contains no symbols")
         return listed + _SYMBOLS - is_causal
 
 

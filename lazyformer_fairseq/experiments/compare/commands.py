@@ -161,7 +161,7 @@ def run(
     help="Folder for tables and plots.  [default: FOLDER, if there is only one]",
 )
 def report(folders: tuple[Path, ...], target: Any, against: tuple[str, ...], output: Optional[Path]) -> None:
-    """Rewrite the tables and plots of finished comparisons without retraining, optionally for another target.
+    """Rewrite the tables and plots of finished comparisons without retraining, optionally for a different target.
 
     Each FOLDER is a folder written by `lazyformer compare`, or a copy of its results.json under any name. Comparisons
     can be joined if they used the same data (by checksum), sequence lengths, masks and metric. If they trained the same

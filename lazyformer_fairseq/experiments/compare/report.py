@@ -214,7 +214,7 @@ def _budget_notes(comparison: results.Comparison) -> Iterator[str]:
         yield (
             f"Some runs missed their part of the budget of {budget:,.1f} s: {'; '.join(odd)}. The update counts "
             "come from a trial before training, and the load on the machine has changed since then. To use the budget "
-            "exactly, run the comparison again in another folder with nothing else running on the machine."
+            "exactly, run the comparison again in a different folder with nothing else running on the machine."
         )
 
 

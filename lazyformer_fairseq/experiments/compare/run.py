@@ -412,11 +412,11 @@ def _width(compared: ComparedTask, spec: ModelSpec, wanted: int) -> int:
     growth = surplus(2) - surplus(1)
     if not growth:
         raise UserError(
-            f"--equal-parameters: {spec.name}, {spec.pattern}, has no sublayer with a feed-forward width to adjust"
+            f"--equal-parameters: {spec.name} ({spec.pattern}) has no sublayer with a feed-forward width to adjust"
         )
     if least > 0:
         raise UserError(
-            f"--equal-parameters: {spec.name}, {spec.pattern}, has {least:,} more parameters than the baseline even at "
+            f"--equal-parameters: {spec.name} ({spec.pattern}) has {least:,} more parameters than the baseline even at "
             f"a feed-forward width of {STEP}; use fewer sublayers"
         )
     below = 1 + -least // growth

@@ -283,5 +283,5 @@ def left_out(shown: Runs, axes: Sequence[str]) -> list[str]:
     sentences = []
     for name, history in shown.items():
         if "flops" in axes and history.why_no_flops:
-            sentences.append(f"{name}: no curve against FLOPs: {history.why_no_flops}")
+            sentences.append(f"{name} has no curve against FLOPs: {history.why_no_flops}")
     return sentences

@@ -309,7 +309,7 @@ def read_spans(checkpoint: Path) -> list[Spans]:
     state = checkpoints.load(checkpoint)
     pattern = (state["cfg"].get("model") or {}).get("sublayer_pattern")
     if pattern is None:
-        raise UserError(f"{checkpoint}: not a checkpoint of a model from this package")
+        raise UserError(f"{checkpoint}: not a checkpoint from this package")
     weights: dict[str, Tensor] = {name: weight for name, weight in state["model"].items() if name.endswith(SHARES)}
     if not weights:
         raise UserError(

@@ -225,7 +225,10 @@ class Search:
         return [self.space.draws(band, random.Random(f"{seed} {place}")) for place, band in enumerate(self.bands)]
 
     def _repeats_of_ratio(self) -> list[str]:
-        """Return the prefixes of repeated RATIO up to the number of layers; empty if its sublayers have no prices."""
+        """Return all prefixes of the repeated RATIO with at most as many sublayers as layers.
+
+        The result is empty if the sublayers in RATIO have no prices.
+        """
         if not set(RATIO) <= set(self.settings.priced):
             return []
         return [(RATIO * length)[:length].rstrip("s") for length in range(2, self.settings.layers + 1)]

@@ -46,8 +46,8 @@ def supernet_pattern(candidates: tuple[str, ...], layers: int) -> str:
 def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
     """Raise a UserError if the state that a candidate reads cannot be mixed.
 
-    This applies to an ``l`` that would read a distribution over more than tokens, and to a ``k`` that would read keys
-    from several sublayers, or keys with additional learned terms in their scores.
+    This applies to an ``l`` that would read a distribution over anything but the input tokens, and to a ``k`` that
+    would read keys from several sublayers, or keys with additional learned terms in their scores.
     """
     readers = {sublayer.kind.reads: sublayer.text for sublayer in sublayers}
     lazy = readers.get(DISTRIBUTION)
@@ -56,7 +56,7 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
         if lazy and DISTRIBUTION in sublayer.kind.hands_on and not is_mixed:
             raise UserError(
                 f"--candidates: {lazy} with {sublayer.text}: a search mixes the distributions that {lazy} reuses, but "
-                f"the distribution of {sublayer.text} covers more than the input tokens; remove one of the two"
+                f"{sublayer.text} does not compute a distribution over the input tokens only; remove one of the two"
             )
     consumer = readers.get(KEYS_AND_VALUES)
     if consumer is None:
@@ -144,8 +144,8 @@ class Mixture(nn.Module):
     If there are lazy candidates, the layer also passes on a distribution: P_i = m_s P_s + (1 - m_s) P_(i-1), where P_s
     is computed by its own ``s`` and P_(i-1) comes from the layer below. The first layer has only P_s. If several
     candidates compute a distribution, P_s is their weighted mean and m_s is the sum of their weights. Rows sum to 1,
-    unless an attention variant projects positions. A sublayer that reads a mixture computes its values in the plain
-    way, even if attention variants in the mixture impose requirements on sublayers that read from them directly.
+    unless an attention variant projects positions. A sublayer that reads a mixture computes its values as usual, even
+    if attention variants in the mixture impose requirements on sublayers that read from them directly.
 
     If there are candidates that read keys and values, the layer passes on a mixture of these in the same way: K_i = m_s
     K_s + (1 - m_s) K_(i-1). Because softmax is not linear, the output is not an average over the outputs of individual
@@ -153,7 +153,7 @@ class Mixture(nn.Module):
 
     Args:
         sublayers: this layer's candidates, by name.
-        candidates: the names of the candidates of all layers, in the order of :attr:`weights`.
+        candidates: the names of the candidates of all layers, in the same order as :attr:`weights`.
 
     Attributes:
         weights: the candidates' weights, (K,), which :class:`Supernet` sets for each forward pass.

@@ -45,10 +45,10 @@ class BabyLM(PublishedTasks):
         for name in names:
             file = self.tasks[name].splits["train"].file
             if not (data / file).is_file() and not PreparedTask.is_at(data / name):
-                reasons[name] = f"{name} is left out, because {data} contains no {file} to train on"
+                reasons[name] = f"{name} is skipped, because {data} contains no {file} to train on"
         if len(reasons) == len(names):
             raise UserError(
-                f"{data}: contains no training file of {', '.join(names)}; pass the folder that contains {file} "
+                f"{data} contains no training file of {', '.join(names)}; pass the folder that contains {file} "
                 "and the other files with --data"
             )
         return reasons

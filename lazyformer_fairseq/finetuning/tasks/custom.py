@@ -164,7 +164,7 @@ def describe(folder: Path, given: settings.GridSettings, dev: Optional[str] = No
     splits = {"train": Split(train, texts, label, 0), "valid": Split(dev, texts, label, 0)}
     row = TaskDescription(name, splits, (), is_custom=True, tags_words=path.suffix == CONLL)
     if row.tags_words != (Path(dev).suffix == CONLL):
-        raise UserError(f"{folder}: contains {train} and {dev}; write both as {CONLL} files, or neither")
+        raise UserError(f"{folder} contains {train} and {dev}; write both as {CONLL} files, or neither")
     row = replace(row, is_multi_label=not row.tags_words and _begins_with_list(row, path))
 
     words = [example.target for example in read_split(row, folder, "train").examples]
@@ -181,14 +181,15 @@ def describe(folder: Path, given: settings.GridSettings, dev: Optional[str] = No
         label_type = settings.CLASSES
     if given.label_type and (label_type == settings.LISTS) != (given.label_type == settings.LISTS):
         raise UserError(
-            f"--label-type {given.label_type}: the first row of {path} has labels of another type; leave the option out"
+            f"--label-type {given.label_type}: the first row of {path} has labels of a different type; "
+            "remove this option"
         )
     if not label_type:
         label_type = infer_label_type(words, label)
     if label_type != settings.SCORES:
         row = replace(row, labels=labels_of(path, words, given.labels))
     else:
-        reject_non_defaults(given, ("labels",), "does not apply to regression; leave the option out")
+        reject_non_defaults(given, ("labels",), "does not apply to regression; remove this option")
         row = replace(row, standard=(0.0, 1.0))  # the reader now accepts only numbers
         scores = [example.target for example in read_split(row, folder, "train").examples]
         deviation = float(np.std(scores))
@@ -208,7 +209,7 @@ def _type_of_tags(path: Path, tags: set[str]) -> str:
     others = tags - of_entities - {OUTSIDE}
     if others:
         raise UserError(
-            f"{path}: contains tags such as {min(of_entities)!r} and {min(others)!r}; write B-TYPE for the first word "
+            f"{path} contains tags such as {min(of_entities)!r} and {min(others)!r}; write B-TYPE for the first word "
             f"of an entity, I-TYPE for its other words, and {OUTSIDE} for words outside of entities"
         )
     return settings.ENTITIES
@@ -237,9 +238,9 @@ def find_file(folder: Path, split: str) -> str:
         advice = ""
         if split == "dev":
             advice = "; set --dev-share 0.1 to hold out a tenth of the training rows"
-        raise UserError(f"{folder}: contains no {' or '.join(FILES[split])} file ({', '.join(ENDINGS)}){advice}")
+        raise UserError(f"{folder} contains no {' or '.join(FILES[split])} file ({', '.join(ENDINGS)}){advice}")
     if len(found) > 1:
-        raise UserError(f"{folder}: contains {' and '.join(found)}; keep only one")
+        raise UserError(f"{folder} contains {' and '.join(found)}; keep only one")
     return found[0]
 
 

@@ -126,10 +126,10 @@ class Glue(PublishedTasks):
             if data.is_dir():
                 lines += predict_task(task, run, data, folder, wanted)
             elif task.model_of:
-                lines.append(f"{submission_file(task, 'test')}: left out, because there is no data for {task.name}")
+                lines.append(f"{submission_file(task, 'test')}: skipped, because there is no data for {task.name}")
             else:
                 raise UserError(
-                    f"{source}: contains no folder {task.folder}; pass the folder with "
+                    f"{source} contains no folder {task.folder}; pass the folder with "
                     f"{task.name}'s {task.splits['test'].file} as --data, or select other tasks with --tasks"
                 )
         missing = [name for name in SUBMISSION_FILES if not (folder / name).exists()]
@@ -157,14 +157,14 @@ def prepare_tasks(
 
     Raises:
         UserError: a task's folder or all of its files are missing, a row is invalid (the message names file and line),
-            or a task has already been prepared with other settings. Tasks finished before the error are kept.
+            or a task has already been prepared with different settings. Tasks finished before the error are kept.
     """
     tasks = [find_task(name, table, what) for name in dict.fromkeys(wanted.tasks)]
     if not tasks:
         tasks = [task for task in table.values() if (wanted.data / task.folder).is_dir()]
     if not tasks:
         folders = ", ".join(task.folder for task in table.values())
-        raise UserError(f"{wanted.data}: contains no folder of a {what} task; known folders are {folders}")
+        raise UserError(f"{wanted.data} contains no folder of a {what} task; known folders are {folders}")
     for task in tasks:  # report missing folders before encoding anything
         folder = wanted.data / task.folder
         if not folder.is_dir():
@@ -173,7 +173,7 @@ def prepare_tasks(
             )
         files = [split.file for split in task.splits.values()]
         if not any((folder / file).is_file() for file in files):
-            raise UserError(f"{folder}: contains none of {', '.join(files)}; put {task.name}'s official files there")
+            raise UserError(f"{folder} contains none of {', '.join(files)}; put {task.name}'s official files there")
 
     tokenizer = load_tokenizer(wanted.tokenizer)
     prepared = []
@@ -213,8 +213,8 @@ def prepare_task(
         tokenizer: the tokenizer.
 
     Raises:
-        UserError: a row is invalid (the message names file and line), or the folder contains data prepared with other
-            settings.
+        UserError: a row is invalid (the message names file and line), or the folder contains data prepared with
+            different settings.
     """
     prepared_class = PreparedTask
     if task.is_custom:
@@ -327,7 +327,7 @@ def remarks(prepared: PreparedTask) -> list[str]:
         lines += labelled_files.describe_oddities(file, counts)
         if official not in (0, counts["rows"]):
             lines.append(
-                f"{file}: ends at line {counts['last_line']:,} and has {counts['rows']:,} rows, but the official file "
+                f"{file} ends at line {counts['last_line']:,} and has {counts['rows']:,} rows, but the official file "
                 f"has {official:,}; is the file truncated or a different version?"
             )
     return lines

@@ -247,7 +247,7 @@ def load_squad_model(
         max_question_length=task.get("max_question_tokens") or USUAL.max_question_length,
     )
     objective = SpansObjective(
-        read=PreparedSquad(checkpoint.parent, {}).read,  # never called, since the answers are for another file
+        read=PreparedSquad(checkpoint.parent, {}).read,  # never called, since the answers are for a different file
         tokenizer_folder=folder,
         task_settings={},
         head_name=name,

@@ -32,7 +32,7 @@ class TaggedWords(CustomTask):
         found = super().extra_settings(given, prepared)
         if given.glue_head and found["head"] != "linear":
             raise UserError(
-                f"--glue-head {given.glue_head}: tagging needs a linear head; use linear:0.1 to set its dropout"
+                f"--glue-head {given.glue_head}: tagging requires a linear head; use linear:0.1 to set its dropout"
             )
         return found
 
@@ -43,7 +43,7 @@ class TaggedWords(CustomTask):
     def baseline(self, run: Run, split: str) -> dict[str, float]:
         """Return the metrics of tagging each word with its most frequent training tag.
 
-        Words that do not occur in training get the tag that is most frequent overall.
+        Words that do not occur in the training data get the tag that is most frequent overall.
         """
         tags_of: dict[str, Counter[int]] = defaultdict(Counter)
         examples = read_split(self.row, run.data.folder, "train").examples

@@ -109,7 +109,7 @@ class StreamLMObjective(Objective):
         return streams
 
     def held_out_streams(self, tokens: np.ndarray, processes: Processes) -> TokenStreams:
-        """Cut a held-out text into this process's streams such that each token is predicted exactly once."""
+        """Cut a held-out text into this process's streams, so that each token is predicted exactly once."""
         tgt_len = self.options.valid_tgt_len or self.options.tgt_len
         return self._cut(tokens, tgt_len, processes, keeps_rest=True)
 

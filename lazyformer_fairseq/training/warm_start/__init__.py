@@ -1,1 +1,1 @@
-"""Warm starts: a trained encoder's weights initialise an encoder with another pattern."""
+"""Warm starts: a trained encoder's weights initialize an encoder with a different pattern."""

@@ -156,7 +156,7 @@ def read_text(
         tokens: the approximate number of tokens to draw; if the text is shorter, all of it is used.
 
     Raises:
-        UserError: the text cannot be read, has a different dictionary than the model, or fills fewer than two blocks.
+        UserError: the text cannot be read, has a different dictionary from the model, or fills fewer than two blocks.
     """
     if source.is_dir():
         dataset = _of_folder(source, longest, tokenizer)
@@ -164,7 +164,7 @@ def read_text(
         dataset = _of_file(source, longest, tokenizer)
     blocks = np.random.default_rng(1).permutation(len(dataset))
     if len(blocks) < 2:
-        raise UserError(f"{source}: is too short to measure losses; use at least two blocks of {longest} tokens")
+        raise UserError(f"{source} is too short to measure losses; use at least two blocks of {longest} tokens")
     count = math.ceil(tokens / longest)
     samples = [dataset[int(block)] for block in sorted(blocks[:count])]
     at_once = max(1, TOKENS_OF_BATCH // longest)
@@ -175,7 +175,7 @@ def _of_folder(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBl
     text = open_masked_text(str(source), tokens_per_sample=longest)
     if not torch.equal(dictionary_hash(text.dictionary), dictionary_hash(tokenizer.dictionary)):
         raise UserError(
-            f"{source}: has a different dictionary than the model; prepare the text with the model's tokenizer, or "
+            f"{source} has a different dictionary from the model; prepare the text with the model's tokenizer, or "
             "pass raw text"
         )
     return text.split(SPLIT).now
@@ -191,7 +191,7 @@ def _of_file(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBloc
         raise UserError(f"{source}: cannot be read ({error.strerror})") from None
     lines = [tokenizer.encode(line) for line in text.splitlines()]
     if not any(lines):
-        raise UserError(f"{source}: contains no text")
+        raise UserError(f"{source} contains no text")
     items = [torch.tensor([*ids, eos]) for number, ids in enumerate(lines) if ids or any(lines[:number])]
     how = MaskedText(str(source), MaskedTextOptions(tokens_per_sample=longest), tokenizer.dictionary)
     return how.blocks(items, str(source))

@@ -331,7 +331,7 @@ def parse_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
         if number is not None and not planned.kind.is_identity and not likeness(old[number], planned):
             raise UserError(
                 f"--from-sublayers: new sublayer {place} ({planned.text}) cannot use the weights of old sublayer "
-                f"{number} ({old[number].text}); choose another one, or - to initialize it from scratch"
+                f"{number} ({old[number].text}); choose a different one, or - to initialize it from scratch"
             )
         found.append(None if planned.kind.is_identity else number)
     return tuple(found)

@@ -81,7 +81,7 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
     if experts[0] != experts[1]:
         raise UserError(
             f"{planned.text} cannot use the weights of {old.planned.text}, because their numbers of experts differ; "
-            "choose another sublayer in --from-sublayers, or - to initialize it from scratch"
+            "choose a different sublayer in --from-sublayers, or - to initialize it from scratch"
         )
     taken = Taken({name: weight.clone() for name, weight in fresh.items()})
     found: set[str] = set()
@@ -165,7 +165,7 @@ def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> 
     if halves != 1 + bool(old_one.planned.values["gate"]):
         raise UserError(
             f"{planned.text} cannot use the weights of {old_one.planned.text}, because only one of them has a gate; "
-            "choose another sublayer in --from-sublayers, or - to initialize it from scratch"
+            "choose a different sublayer in --from-sublayers, or - to initialize it from scratch"
         )
     width = old[f"{INNER}fc2.weight"].size(1)
     new_width = taken.weights[f"{INNER}fc2.weight"].size(1)
@@ -229,7 +229,7 @@ def carry_norms(
     already normalized. This input is g n + b, where n has mean 0 and variance 1. Its mean over channels is about
     mean(b), and its variance is about mean(g^2) + var(b). The second LayerNorm is therefore approximately a per-channel
     linear map. When a sublayer is removed, this map is merged into the LayerNorm below. The LayerNorm of an added
-    sublayer is set such that it changes nothing. Pre-norm models do not need this, because their LayerNorms are inside
+    sublayer is set so that it changes nothing. Pre-norm models do not need this, because their LayerNorms are inside
     the sublayers.
 
     Args:

@@ -39,7 +39,7 @@ def test_each_back_end_has_a_line_where_it_computes_the_pattern(caplog):
     names = ["sl", "sl on fused", "sl on eager", "s[entmax=1.5]", "s[entmax=1.5] on eager"]
     assert [cell[0] for cell in cells(printed)] == [attention.FULL, *names]
     assert (
-        "s[entmax=1.5] on fused at 16 tokens is left out: --attention-backend fused: it supports softmax" in caplog.text
+        "s[entmax=1.5] on fused at 16 tokens is skipped: --attention-backend fused: it supports softmax" in caplog.text
     )
     with pytest.raises(UserError, match="--attention-backend fuzed: choose from"):
         invoke(*f"{OPTIONS} --backend fuzed".split())

@@ -167,7 +167,7 @@ def test_what_cannot_run_or_fails_is_left_out_by_name(monkeypatch, capsys):
     assert HUGGING_FACE not in {row["model"] for row in cell["rows"]}
     assert "pip install 'lazyformer_fairseq[bench]'" in capsys.readouterr().err
     page = markdown(bench_run.page({**results, "settings": asdict(settings)}))
-    assert "left out: bert_tiny, fused" in page
+    assert "skipped: bert_tiny, fused" in page
 
 
 def test_a_noisy_machine_is_named(results):
@@ -184,7 +184,7 @@ def test_a_cell_in_which_nothing_fits_is_said_and_not_drawn(tmp_path):
     cell = {**sizes, "rows": [], "left_out": {"bert_tiny, eager": "out of memory"}}
     results = {"cells": [cell], "cells_planned": 1, "settings": {"baseline_arch": "bert_tiny"}, "machine": {}}
     page = markdown(bench_run.page(results))
-    assert "n = 8, batch 1, fp32; 0 rounds" in page and "left out: bert_tiny, eager (out of memory)" in page
+    assert "n = 8, batch 1, fp32; 0 rounds" in page and "skipped: bert_tiny, eager (out of memory)" in page
     bench_run.draw_all(results, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

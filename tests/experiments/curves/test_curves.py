@@ -135,7 +135,7 @@ def test_flops_of_another_packages_task_are_unknown(tmp_path):
     phases = write_phases(tmp_path, second_settings={"model": {"name": "roberta"}, "task": {"name": "masked_lm"}})
     assert all(math.isnan(flops) for flops in read_history(phases).at("flops", [20, 25]))
     said = invoke("curves", f"a={phases[1]}", "--against", "flops", "--output", tmp_path / "c.png")
-    assert "a: no curve against FLOPs: no formula for --task masked_lm" in said
+    assert "a has no curve against FLOPs: no formula for --task masked_lm" in said
 
 
 def test_folders_of_phases_in_one_picture_with_their_training_loss(tmp_path):

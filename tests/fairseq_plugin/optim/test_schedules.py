@@ -79,7 +79,7 @@ def test_both_phases_of_nvidias_bert_and_other_shares_and_powers(peak, warmup_ra
 def test_impossible_schedules_are_user_errors():
     both = (LinearWarmupSchedule, PolynomialWarmupSchedule)
     for classes, options, words in (
-        (both, {}, "--lr-scheduler (linear|polynomial)_warmup needs --max-update or --max-epoch"),
+        (both, {}, "--lr-scheduler (linear|polynomial)_warmup requires --max-update or --max-epoch"),
         (both, {"max_update": 5, "warmup_ratio": 1.5}, "--warmup-ratio 1.5"),
         (both, {"max_update": 5, "warmup_ratio": -1}, "--warmup-ratio -1"),
         (both[1:], {"max_update": 5, "power": 0.0}, "--power 0.0: must be greater than 0"),
@@ -149,7 +149,7 @@ def test_a_branch_with_another_peak_is_warned_of(caplog):
             91,
             {"max_update": 200},
             {"max_update": 100},
-            "--decay-from a.pt: was saved after 91 updates, but the decay of --max-update 100 with --decay-share 0.1 "
+            "--decay-from a.pt was saved after 91 updates, but the decay of --max-update 100 with --decay-share 0.1 "
             "begins after 90; use an earlier checkpoint, or a larger --max-update",
         ),
         (
@@ -180,8 +180,8 @@ def test_a_checkpoint_whose_rate_was_another_is_no_start(made, theirs, ours, wor
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "--lr-scheduler wsd needs --max-update to determine when the decay begins"),
-        ({"max_epoch": 2}, "--lr-scheduler wsd needs --max-update"),
+        ({}, "--lr-scheduler wsd requires --max-update to determine when the decay begins"),
+        ({"max_epoch": 2}, "--lr-scheduler wsd requires --max-update"),
         ({"max_update": 9, "max_epoch": 2}, "--max-epoch 2: --lr-scheduler wsd only supports --max-update"),
         ({"max_update": 9, "decay_share": 1.5}, "--decay-share 1.5: must be in"),
         ({"max_update": 9, "decay_share": -0.5}, "--decay-share -0.5: must be in"),
@@ -220,7 +220,7 @@ def test_a_branch_equals_the_whole_run_to_the_bit(more, fairseq_train, data_fold
     assert branch["extra_state"]["train_iterator"] == whole["extra_state"]["train_iterator"]
     late = f"--decay-from {tmp_path}/whole/{start.name.replace('_3.pt', '_5.pt')}"
     said = message_of(fairseq_train, data_folder, f"{BY_WSD} {more} --max-update 9 {late}", tmp_path / "late")
-    assert said.startswith(f"{late}: was saved after 5 updates, but the decay of its own run begins after 3")
+    assert said.startswith(f"{late} was saved after 5 updates, but the decay of its own run begins after 3")
 
 
 @pytest.mark.slow
@@ -269,4 +269,4 @@ def test_starts_that_cannot_be_are_refused_in_words(fairseq_train, data_folder, 
     fairseq_train(data_folder, f"{SMALL} --max-update 1", tmp_path / "linear")
     options = f"{BY_WSD} --max-update 9 --decay-from {tmp_path / 'linear' / 'checkpoint_last.pt'}"
     said = message_of(fairseq_train, data_folder, options, tmp_path / "branch")
-    assert "checkpoint_last.pt: was not trained with --lr-scheduler wsd" in said
+    assert "checkpoint_last.pt was not trained with --lr-scheduler wsd" in said

@@ -183,7 +183,7 @@ def test_damage_and_another_dictionary_are_named(copy, tmp_path):
     (tmp_path / "kept").rename(copy / "config.json")
     build_toy_corpus(tmp_path / "corpus", 160, seed=7)
     shutil.copytree(tmp_path / "corpus" / "tokenizer", copy / "tokenizer", dirs_exist_ok=True)
-    with pytest.raises(UserError, match=r"model.safetensors: .*another dictionary of the same size"):
+    with pytest.raises(UserError, match=r"model.safetensors: .*a different dictionary of the same size"):
         LazyFormerModel.from_pretrained(copy)
 
 
@@ -214,7 +214,7 @@ def test_texts_that_are_none_and_what_the_model_lacks_are_refused_in_a_line(hub)
         with pytest.raises(UserError, match="(3|None|b'Anna') is not a text; pass strings"):
             hub.extract_features(*wrong)
     for text in ("no mask at all", "<mask> and <mask>"):
-        with pytest.raises(UserError, match="times in the text; it must occur once"):
+        with pytest.raises(UserError, match="times in the text; it must occur exactly once"):
             hub.fill_mask(text)
     with pytest.raises(UserError, match="expected a single text"):
         hub.fill_mask(["The <mask>.", "A <mask>."])

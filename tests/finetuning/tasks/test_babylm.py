@@ -93,8 +93,8 @@ def test_the_whole_way_from_files_to_the_table_resumed_and_predicted(toy_babylm,
     words = ["finetune", f"m={START}", "--task", "babylm", "--data", toy_babylm, "--output", tmp_path / "out"]
     options = "--lrs 1e-2 --epochs 12,wsc=1 --batch-size 8 --gpus none --workers 1".split()
     said = invoke(*words, *options)
-    assert f"note: BabyLM-BoolQ is left out, because {toy_babylm} contains no boolq.train.jsonl to train on" in said
-    assert "| model" in said and "rte.train.jsonl: ends at line 96 and has 96 rows, but the official file" in said
+    assert f"note: BabyLM-BoolQ is skipped, because {toy_babylm} contains no boolq.train.jsonl to train on" in said
+    assert "| model" in said and "rte.train.jsonl ends at line 96 and has 96 rows, but the official file" in said
     report = (tmp_path / "out" / "report" / "babylm.md").read_text()
     assert report.startswith("m scores ") and " on average (2 scores), compared with 50.00 for the baseline" in report
     header, _, ours = report.split("development sets, percent\n\n")[1].splitlines()[:3]
@@ -118,7 +118,7 @@ def test_the_whole_way_from_files_to_the_table_resumed_and_predicted(toy_babylm,
 
 def test_what_cannot_be_trained_is_refused(toy_babylm, tmp_path):
     words = ["finetune", f"m={START}", "--task", "babylm", "--output", tmp_path / "out", "--data", toy_babylm]
-    assert f"{toy_babylm}: contains no training file of BabyLM-BoolQ; pass" in refusal(*words, "--tasks", "boolq")
+    assert f"{toy_babylm} contains no training file of BabyLM-BoolQ; pass" in refusal(*words, "--tasks", "boolq")
     assert "'STS-B' is not a BabyLM task; choose from BabyLM-BoolQ" in refusal(*words, "--tasks", "STS-B")
     assert "--protocol par: for BabyLM it must be one of babylm" in refusal(*words, "--protocol", "par")
     assert not (tmp_path / "out").exists()

@@ -231,8 +231,8 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         ("text\tlabel\n", GOOD, "", "train.tsv: this file has no data rows"),
         (GOOD, "", "", "dev.tsv: this file is empty"),
         (GOOD, None, "", r"contains no dev or valid file \(.tsv, .csv, .jsonl, .conll\); set --dev-share 0.1"),
-        (GOOD, GOOD, "--dev-share 0.1", "--dev-share 0.1: .*bad already contains dev.tsv; leave the option out"),
-        (GOOD, None, "--dev-share 0.5", "--dev-share 0.5: .*train.tsv has too few rows; add more, or write a dev file"),
+        (GOOD, GOOD, "--dev-share 0.1", "--dev-share 0.1: .*bad already contains dev.tsv; remove this option"),
+        (GOOD, None, "--dev-share 0.5", "--dev-share 0.5: .* has too few rows; add more, or provide a dev file"),
         (GOOD, None, "--dev-share 0.9", "Invalid value for '--dev-share': 0.9 is not in the range 0.0<x<=0.5"),
         (GOOD + "e\n", None, "--dev-share 0.1", "bad/train.tsv, line 4: found 1 field"),
         (GOOD, GOOD, "--task squad --dev-share 0.1", "--dev-share: does not apply to SQuAD"),
@@ -514,7 +514,7 @@ def test_rows_without_a_text_keep_their_place_and_get_no_answer(moods, run_of_mo
         answers = model.predict(texts)
     assert [answer.label for answer in answers] == [row["prediction"] or None for row in found]
     none = write(tmp_path / f"none.{ending}", ("id", "text"), ("1", ""), ("2", " "))
-    assert f"none.{ending}: contains no text" in refusal("predict", run_of_moods, none)
+    assert f"none.{ending} contains no text" in refusal("predict", run_of_moods, none)
 
 
 @pytest.mark.parametrize(
@@ -597,8 +597,12 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
         ("short", [*rows, ("7",)], "short.tsv, line 8: found 1 field, expected 2"),
         ("unnamed", rows[1:], "unnamed.tsv, line 1: there is no column with texts"),
         ("empty", [], "empty.tsv: this file is empty"),
-        ("none", rows[:1], "none.tsv: contains no text"),
-        ("pairs", [("premise", "hypothesis"), ("a", "b")], "the model was trained on moods, a task of single texts"),
+        ("none", rows[:1], "none.tsv contains no text"),
+        (
+            "pairs",
+            [("premise", "hypothesis"), ("a", "b")],
+            "the model was trained on moods, which consists of single texts",
+        ),
         ("again", [("text", "prediction"), ("a", "b")], "again.tsv, line 1: there is already a field 'prediction'"),
     ):
         write(Path(f"{name}.tsv"), *changed)

@@ -84,7 +84,7 @@ def test_the_manifest_counts(copied):
     assert counts["unknown_words"] == 2 and counts["unknown_word_share"] == 2 / counts["words"]
     assert counts["words"] > 600 and counts["tokens"] > counts["kept_tokens"]
     assert (
-        "train.tsv: ends at line 66 and has 66 rows, but the official file has 8,551" in glue_task.remarks(prepared)[0]
+        "train.tsv ends at line 66 and has 66 rows, but the official file has 8,551" in glue_task.remarks(prepared)[0]
     )
     table = glue_task.overview([prepared])
     assert "66" in table and "cut at 20 tokens" in table
@@ -305,14 +305,14 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_written(glue, data_fold
         return str(caught.value)
 
     assert "pass one run per task" in message(runs=[run, run])
-    assert f"{tmp_path}: contains no folder CoLA" in message(data=tmp_path)
+    assert f"{tmp_path} contains no folder CoLA" in message(data=tmp_path)
     (tmp_path / "glue" / "CoLA").mkdir(parents=True)
     assert f"{tmp_path}/glue/CoLA/test.tsv: cannot be read" in message(data=tmp_path / "glue")
 
     train_tokenizer(tmp_path / "other", toy_texts(150, seed=7), 160, TextSettings())
     refused = message(tokenizer=tmp_path / "other")
     assert f"{run}/checkpoint_best.pt, on {glue}/CoLA" in refused
-    assert "another dictionary" in refused
+    assert "a different dictionary" in refused
     shutil.rmtree(run / "tokenizer")
     assert f"{run}/checkpoint_best.pt: no tokenizer found" in message()
     predict([run], tmp_path / "found", PredictSettings(data=glue, tokenizer=data_folder / "tokenizer"))

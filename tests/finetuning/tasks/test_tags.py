@@ -111,7 +111,7 @@ GOOD = "Anna B-PER\nsees O\n\nBen B-PER\n"
         (b"Anna B-PER\nM\xfcller B-PER\n", GOOD, "", "train.conll, line 2: not UTF-8 text"),
         (GOOD, None, "", r"contains no dev or valid file \(.tsv, .csv, .jsonl, .conll\); set --dev-share 0.1"),
         ("Anna O\nBen O\n", GOOD, "", "train.conll: all 2 labels are 'O'; at least two"),
-        ("Anna S-PER\nBen B-PER\nA I-PER\n", GOOD, "", "train.conll: contains tags such as 'B-PER' and 'S-PER'; write"),
+        ("Anna S-PER\nBen B-PER\nA I-PER\n", GOOD, "", "train.conll contains tags such as 'B-PER' and 'S-PER'; write"),
         (GOOD, GOOD, "--metric f1", "--metric f1: for entities the metric must be one of entity_f1, accuracy"),
         (GOOD, GOOD, "--label-type classes", "--label-type: does not apply to bad"),
     ],
@@ -287,7 +287,7 @@ def test_rows_and_dropout_are_those_that_options_ask_for_and_one_tag_alone_is_ma
     assert record["model"]["pooler_dropout"] == 0.3 and record["task"]["max_train_rows"] == 8
     for head in ("dense:0.1", "dense"):
         said = refusal("finetune", START, "--output", tmp_path / "out", "--glue-head", head)
-        assert f"--glue-head {head}: tagging needs a linear head; use linear:0.1" in said
+        assert f"--glue-head {head}: tagging requires a linear head; use linear:0.1" in said
 
 
 def test_python_and_exports_tag_alike(run_of_names, tmp_path):

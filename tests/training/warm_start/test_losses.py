@@ -63,7 +63,7 @@ def test_raw_text_in_place_of_data_and_what_is_refused(tmp_path, data_folder, to
     words = tokenizer.decode(text[0]["target"][0].tolist())
     assert words and "<unk>" not in words
     other = train_tokenizer(tmp_path / "tokenizer", toy_texts(30, seed=2), 90, TextSettings())
-    with pytest.raises(UserError, match="has a different dictionary than the model"):
+    with pytest.raises(UserError, match="has a different dictionary from the model"):
         read_text(data_folder, other, 32)
     for content, message in (("", "contains no text"), ("A word.", "is too short .* at least two blocks of 32 tokens")):
         raw.write_text(content)

@@ -92,7 +92,7 @@ def load_original(path: Path) -> Original:
     if loading.is_causal(state):
         raise UserError(
             f"{checkpoint} is a causal language model; search compress supports only masked-LM encoders, because "
-            "only their weights can initialize another pattern (docs/huggingface.md)"
+            "only their weights can initialize a different pattern (docs/huggingface.md)"
         )
     tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")
     model = loading.build(state, tokenizer.dictionary, checkpoint)

@@ -61,7 +61,7 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
     if task not in BENCHMARKS:
         known = ", ".join(BENCHMARKS)
         raise UserError(
-            f"--task {task}: must be one of {known}; a custom task only needs --data{nearest(task, BENCHMARKS)}"
+            f"--task {task}: must be one of {known}; a custom task only requires --data{nearest(task, BENCHMARKS)}"
         )
     return BENCHMARKS[task]
 

@@ -130,8 +130,8 @@ class GridSettings(ExecutorOptions, ReportOptions):
     )
     glue_head: Optional[str] = option(
         None,
-        "Type and dropout of the head on <s>. dense is RoBERTa's head, two linear layers with a tanh between them; linear "
-        "is a single layer. Tagging always uses a linear head.",
+        "Type and dropout of the head on <s>. dense is RoBERTa's head, two linear layers with a tanh between them; "
+        "linear is a single layer. Tagging always uses a linear head.",
         metavar="TYPE[:DROPOUT]",
         shown="dense with the checkpoint's own dropout, 0 unless set; 0.1 for a linear head",
     )

@@ -333,7 +333,7 @@ def refuse_too_short(compared: ComparedTask, spec: ModelSpec, name: str, updates
             least = bisect_left(range(LONG), True, lo=length, key=fits)
             noun = "update" if length == 1 else "updates"
             raise UserError(
-                f"{option}: allows only {length:,} {noun} of {name}, but its learning-rate schedule needs at least "
+                f"{option}: allows only {length:,} {noun} of {name}, but its learning-rate schedule requires at least "
                 f"{least:,}; use a larger value"
             )
 

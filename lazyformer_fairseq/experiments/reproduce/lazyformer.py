@@ -193,7 +193,7 @@ class Inputs:
     Attributes:
         raw: the folder of text as the user specified it, or "demo".
         texts: the inputs of `lazyformer corpus`.
-        glue: the folder of GLUE's official download.
+        glue: the folder containing GLUE's official download.
         tasks: the tasks' names in the table of GLUE tasks.
         models: the archs to pre-train and fine-tune.
     """

@@ -324,7 +324,7 @@ def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[s
     there = set(words)
     given = tuple(map(class_name, given))
     if len(there) == 1:
-        raise UserError(f"{path}: all {len(words):,} labels are {words[0]!r}; at least two classes are needed")
+        raise UserError(f"{path}: all {len(words):,} labels are {words[0]!r}; at least two classes are required")
     if len(there) > MOST_SHOWN and 2 * len(there) > len(words):
         raise UserError(
             f"{path}: {len(there):,} different labels in {len(words):,} rows, such as {words[0][:40]!r}; is this the "

@@ -164,7 +164,7 @@ def prepare_tasks(
         tasks = [task for task in table.values() if (wanted.data / task.folder).is_dir()]
     if not tasks:
         folders = ", ".join(task.folder for task in table.values())
-        raise UserError(f"{wanted.data} contains no folder of a {what} task; known folders are {folders}")
+        raise UserError(f"{wanted.data} contains no {what} task folder; known folders are {folders}")
     for task in tasks:  # report missing folders before encoding anything
         folder = wanted.data / task.folder
         if not folder.is_dir():

@@ -154,7 +154,7 @@ def test_a_wrong_row_leaves_nothing(copied, file, change, message):
 def test_missing_folders_are_told_before_anything_is_done(wanted, copied, tmp_path):
     with pytest.raises(UserError, match=f"{tmp_path}/data/RTE: no such folder"):
         prepared_of(copied("CoLA"), "CoLA", "RTE")
-    with pytest.raises(UserError, match="contains no folder of a GLUE task"):
+    with pytest.raises(UserError, match="contains no GLUE task folder"):
         glue_task.prepare_tasks(replace(wanted, data=tmp_path))
     assert not wanted.output.exists()
 

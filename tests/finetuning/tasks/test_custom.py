@@ -280,7 +280,7 @@ def test_a_folder_that_has_neither_a_training_file_nor_tasks_of_glue(tmp_path):
     (tmp_path / "reviews").mkdir()
     (tmp_path / "reviews" / "training.tsv").write_text(GOOD)
     said = refusal("finetune", START, "--data", tmp_path / "reviews", "--output", tmp_path / "out")
-    assert "reviews: contains neither a custom task's train file (.tsv, .csv, .jsonl, .conll) nor a " in said
+    assert "reviews contains neither a custom task's train file (.tsv, .csv, .jsonl, .conll) nor a " in said
 
 
 def test_what_is_held_out_has_no_label_that_training_lacks(tmp_path):

@@ -28,7 +28,7 @@ def with_dev_file(task: Optional[str], given: GridSettings) -> GridSettings:
     if task is not None or not given.dev_share or folder is None or not files_of(folder, "train"):
         return given
     if there := files_of(folder, "dev"):
-        raise UserError(f"--dev-share {given.dev_share:g}: {folder} already contains {there[0]}; remove this option")
+        raise UserError(f"--dev-share {given.dev_share:g}: {folder} already contains {there[0]}; omit the option")
     train = find_file(folder, "train")
     row = describe(folder, given, dev=train)
     path = folder / train

@@ -403,7 +403,7 @@ def read_run(path: Path, benchmark: Optional[TaskFamily] = None) -> Run:
         file = split_file(task, split)
         for name, marks in {"metrics": run.metrics, "baseline": run.baseline}.items():
             if metric not in marks.get(file, {}):
-                raise UserError(f"{path} has no field '{name}.{file}.{metric}'; {REMEDY}")
+                raise UserError(f"{path}: field '{name}.{file}.{metric}' is missing; {REMEDY}")
     return run
 
 

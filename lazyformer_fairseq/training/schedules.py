@@ -223,7 +223,7 @@ class WSDSchedule(WarmupSchedule):
         if not cfg.max_update:
             raise UserError("--lr-scheduler wsd requires --max-update to determine when the decay begins")
         if cfg.max_epoch:
-            raise UserError(f"--max-epoch {cfg.max_epoch}: --lr-scheduler wsd only supports --max-update; remove it")
+            raise UserError(f"--max-epoch {cfg.max_epoch}: --lr-scheduler wsd only supports --max-update; omit it")
         super().__init__(cfg, optimizer)
         if not 0 <= cfg.decay_share <= 1:
             raise UserError(f"--decay-share {cfg.decay_share}: must be in [0, 1]")

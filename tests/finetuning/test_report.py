@@ -219,8 +219,8 @@ GRID = {"models": {}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}
                 ({"lr": "2e-5"}, "field 'lr' is '2e-5', but must be a valid number"),
                 ({"task": "COCA"}, "'COCA' is not a GLUE task"),
                 ({"metrics": [0.5]}, "field 'metrics' is [0.5], but must be an object"),
-                ({"metrics": {"dev": {"accuracy": 1.0}}}, "has no field 'metrics.dev.matthews'"),
-                ({"baseline": {"dev": {"accuracy": 1.0}}}, "has no field 'baseline.dev.matthews'"),
+                ({"metrics": {"dev": {"accuracy": 1.0}}}, "field 'metrics.dev.matthews' is missing"),
+                ({"baseline": {"dev": {"accuracy": 1.0}}}, "field 'baseline.dev.matthews' is missing"),
             )
         ),
         *(

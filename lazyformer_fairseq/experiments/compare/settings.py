@@ -391,9 +391,7 @@ class CompareSettings:
         given = {name: value for name, value in self.sizes.items() if value is not None}
         foreign = sorted(given.keys() - row.sizes.keys())
         if foreign:
-            raise UserError(
-                f"--{foreign[0].replace('_', '-')}: does not apply to --task {self.task}; remove this option"
-            )
+            raise UserError(f"--{foreign[0].replace('_', '-')}: does not apply to --task {self.task}; omit the option")
         sizes = dict(row.sizes)
         if self.recipe == "laptop":
             sizes |= LAPTOP_SIZES

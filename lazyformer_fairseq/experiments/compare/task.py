@@ -96,7 +96,7 @@ class ComparedTask(ABC):
         if self.settings.in_turn and place != ExecutorOptions():
             raise UserError(
                 "--executor, --workers and --slurm apply only to runs in separate processes, but these runs are "
-                "interleaved in one process; add --alone, or remove these options"
+                "interleaved in one process; add --alone, or omit these options"
             )
         self.place = place
 

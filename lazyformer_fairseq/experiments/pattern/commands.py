@@ -119,13 +119,13 @@ def _check(direction: str, settings: ShowSettings) -> None:
     memory = settings.memory
     buckets = settings.relative_position_buckets
     if memory and direction == ENCODER:
-        raise UserError(f"--memory {memory}: encoders have no memory; use a causal --arch, or remove --memory")
+        raise UserError(f"--memory {memory}: encoders have no memory; use a causal --arch, or omit --memory")
     if buckets and direction == CAUSAL:
-        raise UserError(f"--relative-position-buckets {buckets}: causal models have no T5 bias; remove this option")
+        raise UserError(f"--relative-position-buckets {buckets}: causal models have no T5 bias; omit the option")
     if settings.output and tokens + memory > MOST_DRAWN:
         raise UserError(
             f"--tokens {tokens}, --memory {memory}: a picture can show at most {MOST_DRAWN} tokens in total; "
-            "lower these values, or remove --output to print only the costs"
+            "lower these values, or omit --output to print only the costs"
         )
 
 

@@ -270,7 +270,7 @@ def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_su
         if sublayers is not None and length != sublayers:
             raise UserError(
                 f"--baseline-pattern {pattern!r} has {length} sublayers, which does not match --sublayers {sublayers}; "
-                "use the same number for both, or remove --sublayers"
+                "use the same number for both, or omit --sublayers"
             )
         return letters
     if sublayers is None:

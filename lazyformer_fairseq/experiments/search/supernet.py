@@ -56,7 +56,7 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
         if lazy and DISTRIBUTION in sublayer.kind.hands_on and not is_mixed:
             raise UserError(
                 f"--candidates: {lazy} with {sublayer.text}: a search mixes the distributions that {lazy} reuses, but "
-                f"{sublayer.text} does not compute a distribution over the input tokens only; remove one of the two"
+                f"{sublayer.text} does not compute a distribution over the input tokens only; omit one of the two"
             )
     consumer = readers.get(KEYS_AND_VALUES)
     if consumer is None:
@@ -66,13 +66,13 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
         raise UserError(
             f"--candidates: {consumer} with {' and '.join(producer.text for producer in producers)}: a search mixes "
             f"the keys and values that {consumer} reads, but cannot mix the keys and values of different sublayers; "
-            f"keep only one of these, or remove {consumer}"
+            f"keep only one of these, or omit {consumer}"
         )
     for producer in producers:
         if any(row.has_own_scores for row in chosen_variants(producer.values)):
             raise UserError(
                 f"--candidates: {consumer} with {producer.text}: a search mixes the keys and values that {consumer} "
-                f"reads, but not the terms that {producer.text} adds to their scores; remove one of the two"
+                f"reads, but not the terms that {producer.text} adds to their scores; omit one of the two"
             )
 
 
@@ -278,7 +278,7 @@ class Supernet(nn.Module):
         if network.reversible or network.checkpoints:
             raise UserError(
                 "--reversible, --checkpoint-activations: a supernet cannot recompute activations, because its layers "
-                "mix the state that sublayers pass on; remove these options"
+                "mix the state that sublayers pass on; omit these options"
             )
         self.model = model
         self.architecture = architecture

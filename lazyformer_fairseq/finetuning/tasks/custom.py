@@ -181,15 +181,14 @@ def describe(folder: Path, given: settings.GridSettings, dev: Optional[str] = No
         label_type = settings.CLASSES
     if given.label_type and (label_type == settings.LISTS) != (given.label_type == settings.LISTS):
         raise UserError(
-            f"--label-type {given.label_type}: the first row of {path} has labels of a different type; "
-            "remove this option"
+            f"--label-type {given.label_type}: the first row of {path} has labels of a different type; omit the option"
         )
     if not label_type:
         label_type = infer_label_type(words, label)
     if label_type != settings.SCORES:
         row = replace(row, labels=labels_of(path, words, given.labels))
     else:
-        reject_non_defaults(given, ("labels",), "does not apply to regression; remove this option")
+        reject_non_defaults(given, ("labels",), "does not apply to regression; omit the option")
         row = replace(row, standard=(0.0, 1.0))  # the reader now accepts only numbers
         scores = [example.target for example in read_split(row, folder, "train").examples]
         deviation = float(np.std(scores))

@@ -301,7 +301,7 @@ def overview(prepared: Sequence[PreparedTask], positions: Collection[int] = ()) 
                 "task": task.task.name,
                 "file": counts["file"],
                 "rows": f"{counts['rows']:,}",
-                "left out": f"{counts['short_rows']:,}",
+                "skipped": f"{counts['short_rows']:,}",
             }
             for length in lengths:
                 row[f"cut at {length:,} tokens"] = f"{task.count_cut(split, length):,}"

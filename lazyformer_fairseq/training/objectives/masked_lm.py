@@ -81,7 +81,7 @@ class MaskedLMObjective(Objective):
         model = self.network.build(self.dictionary)
         prepare_model(model, self.texts, self.TASK)
         if self.texts.options.next_sentence:
-            raise UserError("--next-sentence: only fairseq-train supports this option; remove it")
+            raise UserError("--next-sentence: only fairseq-train supports this option; omit it")
         return model
 
     def batches(self, processes: Processes = ALONE) -> EpochBatches:

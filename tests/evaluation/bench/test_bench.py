@@ -193,8 +193,8 @@ def test_a_cell_in_which_nothing_fits_is_said_and_not_drawn(tmp_path):
     ("options", "message"),
     [
         ("--arch bert_bass", "bert_bass: no such arch; did you mean bert_base, "),
-        ("--baseline-arch transformer_xl_base", "transformer_xl_base is not an encoder of repeated sf"),
-        ("--baseline-arch lazyformer_m2x6_s", "lazyformer_m2x6_s is not an encoder of repeated sf"),
+        ("--baseline-arch transformer_xl_base", "transformer_xl_base is not an encoder that repeats sf"),
+        ("--baseline-arch lazyformer_m2x6_s", "lazyformer_m2x6_s is not an encoder that repeats sf"),
         ("--precision fp64", "'fp64' is not one of 'fp32', 'bf16', 'fp16'"),
         ("--backend flash", "flash: choose from auto, eager, materialize, recompute, fused"),
         ("--what sleeping", "'sleeping' is not one of 'training', 'encoder', 'inference'"),

@@ -231,7 +231,7 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         ("text\tlabel\n", GOOD, "", "train.tsv: this file has no data rows"),
         (GOOD, "", "", "dev.tsv: this file is empty"),
         (GOOD, None, "", r"contains no dev or valid file \(.tsv, .csv, .jsonl, .conll\); set --dev-share 0.1"),
-        (GOOD, GOOD, "--dev-share 0.1", "--dev-share 0.1: .*bad already contains dev.tsv; remove this option"),
+        (GOOD, GOOD, "--dev-share 0.1", "--dev-share 0.1: .*bad already contains dev.tsv; omit the option"),
         (GOOD, None, "--dev-share 0.5", "--dev-share 0.5: .* has too few rows; add more, or provide a dev file"),
         (GOOD, None, "--dev-share 0.9", "Invalid value for '--dev-share': 0.9 is not in the range 0.0<x<=0.5"),
         (GOOD + "e\n", None, "--dev-share 0.1", "bad/train.tsv, line 4: found 1 field"),

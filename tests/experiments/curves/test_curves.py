@@ -88,7 +88,7 @@ def test_runs_in_one_picture_with_their_numbers_beside(tmp_path):
             "bert causal",
             "be compared (bert: validation loss, bits per masked token; causal: validation loss, bits per token)",
         ),
-        ("bert copy/bert", "another run is already called bert; name this one with NAME=copy/bert"),
+        ("bert copy/bert", "a different run is already called bert; rename this one with NAME=copy/bert"),
         ("bert --against miles", "--against miles: choose one or more of updates, tokens, hours, flops"),
         ("bert --against=", "--against : choose one or more of updates"),
         ("bert --output c.pdf", "--output c.pdf: the file name must end in .png"),

@@ -1,7 +1,7 @@
 """Line-by-line cleaning of documents (a line is a paragraph), which drops lines and documents that are not prose.
 
 The first part of the module contains the rules that replace parts of a line: remnants of wiki and HTML markup, links,
-odd characters. Every rule runs in time linear in the length of the line, whatever the text. To ensure this, a
+and odd characters. Every rule runs in time linear in the length of the line, whatever the text. To ensure this, a
 repetition in a pattern either stops at the character that it starts with, or is possessive (``++``), or matches only at
 the start of a run.
 """
@@ -28,7 +28,7 @@ class Rule:
 
     Attributes:
         label: the name under which replacements are counted.
-        hints: plain strings, one of which occurs in every text that the pattern matches; much faster to test for.
+        hints: plain strings, one of which occurs in every text that the pattern matches; they are much faster to test for.
         gate: a faster pattern that also matches every text that the pattern matches.
     """
 

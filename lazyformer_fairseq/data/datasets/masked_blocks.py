@@ -200,7 +200,7 @@ class Masking:
         Returns:
             The input ids (T,); the targets (T,), which are the original ids at the positions to predict and `pad_index`
             elsewhere; and the smallest masking rate at which each of these positions is masked, in position
-            order. The last item is None without whole-word masking if the rate is constant.
+            order. The last item is None if the rate is constant and whole-word masking is off.
         """
         rng = np.random.default_rng((seed, epoch, index))
         shares = None

@@ -28,7 +28,7 @@ class Rule:
 
     Attributes:
         label: the name under which replacements are counted.
-        hints: plain strings, one of which occurs in every text that the pattern matches; they are much faster to test for.
+        hints: plain strings, one of which occurs in every text that the pattern matches; these are faster to test.
         gate: a faster pattern that also matches every text that the pattern matches.
     """
 

@@ -129,7 +129,7 @@ def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
         said = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not a valid YAML settings file ({said}); {remedy}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} contains {type(content).__name__}, not lines such as `name: value`; {remedy}")
+        raise UserError(f"{path}: found {type(content).__name__}, not lines such as `name: value`; {remedy}")
     return content
 
 

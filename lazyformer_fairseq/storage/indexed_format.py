@@ -163,7 +163,7 @@ class MappedItems(Sequence):
 def read_items(items: Any, first: int, last: int) -> np.ndarray:
     """Return the concatenated ids of items `first` to `last` (inclusive) of a dataset in any format.
 
-    Formats other than :class:`MappedItems` are read item by item, which takes longer than the rest of the work on a block.
+    Formats other than :class:`MappedItems` are read item by item, which takes longer than all other processing.
     """
     if isinstance(items, MappedItems):
         return items.read(first, last)

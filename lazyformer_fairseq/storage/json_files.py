@@ -35,7 +35,7 @@ def read_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error}); {remedy}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} contains {type(content).__name__}, not an object; {remedy}")
+        raise UserError(f"{path}: found {type(content).__name__}, not an object; {remedy}")
     return content
 
 

@@ -228,7 +228,7 @@ GRID = {"models": {}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}
             for name in ("result.json", "failed.json", "grid.json")
             for content, words in (
                 ('{"model": "lazy"', "cannot be read as JSON"),
-                ("[]", "contains list, not an object"),
+                ("[]", "found list, not an object"),
                 ("\xff", "cannot be read as JSON"),
             )
         ),

@@ -157,7 +157,7 @@ def leave_the_head_untied(folder: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{", b"\xff" * 9, b"[" * 100_000])
 def test_a_config_that_is_none(folder, content):
     (folder / "config.json").write_bytes(content)
-    assert_refused(folder, "config.json: (cannot be read as JSON|contains list, not an object)")
+    assert_refused(folder, "config.json: (cannot be read as JSON|found list, not an object)")
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_the_recipes_options_count(monkeypatch):
         ("model: {_name: roberta}\n", "its model is roberta"),
         ("model: 3\n", "cannot be read"),
         ("a: [\n", "not a valid YAML settings file"),
-        ("", "contains NoneType"),
+        ("", "found NoneType"),
         ("model: {_name: lazyformer, dropout: 7}", "--dropout 7.0: must be from 0 to below 1"),
         ("model: {_name: lazyformer}\ntask: {tokens_per_sample: 2.5}", "sample 2.5: must be a whole number, 1 or more"),
         ("model: {_name: lazyformer}\ntask: {mask_prob: .nan}", "--mask-prob nan: must be a number, from 0 to 1"),

@@ -276,7 +276,7 @@ def test_a_vocabulary_that_nobody_asked_for_shrinks_with_a_notice(raw, tmp_path,
     manifest = build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=None))
     size = len((tmp_path / "out" / "dict.txt").read_text().splitlines()) + 4
     assert manifest["vocabulary"]["size"] == size == 2 ** int(math.log2(size)) < 30_000
-    assert f"vocabulary: {size:,} symbols, because the text is small; --vocab-size" in capsys.readouterr().err
+    assert f"vocabulary: {size:,} symbols, because the text is small; use --vocab-size" in capsys.readouterr().err
     assert manifest == build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=None))
     with pytest.raises(
         UserError, match=f"out: its vocabulary has only {size} symbols, because the text is small; omit"

@@ -173,7 +173,7 @@ def test_a_config_that_is_none(folder, content):
             lambda folder: [(folder / each).unlink() for each in (SAFE, "config.json")],
             "contains neither config.json",
         ),
-        (lambda folder: write_word_pieces(folder, {f"{number}": number for number in range(99)}), "rows|ids|has no"),
+        (lambda folder: write_word_pieces(folder, {f"{number}": number for number in range(99)}), "rows|ids|no valid"),
         (
             lambda folder: (folder / "tokenizer.json").unlink(),
             "contains no tokenizer.json; create it with transformers: ",

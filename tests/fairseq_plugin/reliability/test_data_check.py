@@ -87,7 +87,7 @@ DAMAGE = {
     r"shard0/train.bin: too long: [\d,]+ bytes, but [\d,]+ according to": copy("shard0/valid.idx", "shard0/train.idx"),
     "shard0/train.bin: truncated.*, and keep matching files together": swap("shard0/train.bin", "shard0/valid.bin"),
     "shard0/train.bin: truncated.* keep matching files together": swap("shard0/train.bin", "shard2/train.bin"),
-    r"the train files have [\d,]+ tokens, but .*manifest.json lists [\d,]+; one of them is from another": both(
+    r"the train files have [\d,]+ tokens, but .*manifest.json lists [\d,]+; one of them is from a": both(
         copy("shard0/valid.bin", "shard1/train.bin"), copy("shard0/valid.idx", "shard1/train.idx")
     ),
     r"shard1/train.bin: id 160 in item \d+, but dict.txt has 160 symbols": lambda c: with_id(c, 0.5, 160),

@@ -107,7 +107,7 @@ DAMAGE = {
     ),
     "shard0/train.idx: the ids have type 6, which is not an integer": put("shard0/train.idx", 17, b"\x06"),
     "shard1/train.idx: not an index in fairseq's mm": rewrite("shard1/train.idx", lambda _: b"nothing " * 9),
-    "shard0/train.idx: item 0 has -1 ids: damaged": put("shard0/train.idx", 26, b"\xff\xff\xff\xff"),
+    "shard0/train.idx: damaged: item 0 has -1 ids": put("shard0/train.idx", 26, b"\xff\xff\xff\xff"),
     r"train.idx: damaged at item \d+: items are not contiguous": put("shard0/train.idx", -20, b"\x01"),
     "shard1/dict.txt: this dictionary differs from .*shard0/dict.txt": rewrite(
         "shard1/dict.txt", lambda data: data.replace(b" ", b"x ", 1)

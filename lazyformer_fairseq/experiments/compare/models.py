@@ -70,7 +70,7 @@ def layers_in(pattern: str) -> int:
 
 
 def read_models(specs: Mapping[str, str], task: Any, sizes: Mapping[str, Any]) -> dict[str, ModelSpec]:
-    """Parse the models, in order.
+    """Parse the SPEC of each model, in order.
 
     Unless its SPEC sets ``layers=N``, an external model has half as many layers as this package's first model has
     sublayers.

@@ -361,7 +361,7 @@ class TimeToTarget:
 
 
 def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[TimeToTarget]:
-    """Return each family's time to the target, by each clock.
+    """Compute the costs at which each family of models reaches the target, by each clock.
 
     The *whole* clock applies only to families with runs of several lengths.
 
@@ -397,7 +397,7 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
 
 
 def _times(models: Sequence[Model], clock: str, target: float, measure: Measure) -> Times:
-    """Return the costs at which each seed reached the target; NEVER if it did not.
+    """Return the cost at which each seed reached the target, or NEVER for seeds that did not reach it.
 
     Args:
         models: a family's models, in order of increasing run length.

@@ -112,7 +112,8 @@ class Jobs:
         compared: the comparison's task.
         folder: the comparison's folder.
         specs: the models by name, with their final feed-forward widths.
-        lengths: each run's model name and number of updates, by the run's name in the results, such as ``mine@0.7``.
+        lengths: a mapping from each run's name in the results, such as ``mine@0.7``, to the run's model name and number
+            of updates.
     """
 
     compared: ComparedTask
@@ -280,8 +281,9 @@ def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict
     """Determine the lengths of all runs, using a trial unless the settings specify only a number of updates.
 
     Returns:
-        `entries`: each run's model name and number of updates, by the run's name in the results; and `milliseconds`:
-        each model's time per update in the trial, empty without a trial.
+        A dictionary with two entries. `entries` maps each run's name in the results to the run's model name and number
+        of updates. `milliseconds` maps each model to its time per update in the trial; it is empty if there was no
+        trial.
     """
     settings = compared.settings
     trained = settings.trained()

@@ -62,7 +62,7 @@ class History:
         return max(self.cumulative_costs["hours"])
 
     def at(self, axis: str, updates: Iterable[int]) -> np.ndarray:
-        """Return the positions of updates on one of AXES, interpolated linearly between the record's lines.
+        """Convert update numbers to positions on one of AXES, interpolating linearly between the record's lines.
 
         Positions beyond the last line are extrapolated from the last two lines. Positions are NaN if the record does
         not determine them.
@@ -159,7 +159,7 @@ Runs = Mapping[str, History]  # by name
 
 
 def find_runs(given: Iterable[str]) -> dict[str, list[Path]]:
-    """Find the folders of each run's phases, by the run's name, from arguments of the form ``[NAME=]FOLDER``.
+    """Parse arguments of the form ``[NAME=]FOLDER`` into a mapping from each run's name to the folders of its phases.
 
     A folder that contains ``phase1``, ``phase2``, ... is a run with these phases. A run is named after its folder by
     default.

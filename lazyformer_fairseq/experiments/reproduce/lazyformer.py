@@ -94,7 +94,7 @@ class Size:
         tasks: the GLUE tasks.
         lengths: the sequence lengths in Figure 3.
         flops_per_second: the training speed per device that the plan assumes, in FLOP/s.
-        shrink: the divisor of all widths.
+        shrink: the number by which all widths are divided.
     """
 
     corpus: Mapping[str, Any]

@@ -146,7 +146,8 @@ def compare(one: BlockLosses, original: BlockLosses) -> Measured:
 def in_ticks(prices: Prices, candidates: Candidates) -> dict[str, int]:
     """Convert prices to integer ticks, with about TICKS for the whole trained model.
 
-    The result contains the prices of all sublayers, both alone and with READ, and the price of REST.
+    The result contains two prices for every sublayer, by itself and with READ (the price if another sublayer reads from
+    it), and the price of REST.
     """
     tick = latency_of(prices, candidates.pattern(candidates.original)) / TICKS
     found = {REST: round(prices.get(REST, 0.0) / tick)}

@@ -217,8 +217,8 @@ def select(
     Args:
         candidates: the candidates at all positions.
         scores: the scores of sublayers.
-        ticks: integer prices of sublayers alone, of sublayers with READ if another one reads from them, and of the
-            REST.
+        ticks: integer prices: of sublayers by themselves, of sublayers with READ (if another one reads from them), and
+            of REST.
         limits: the limits, in ticks.
         count: the number of patterns per limit.
     """

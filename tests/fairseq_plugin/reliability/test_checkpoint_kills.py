@@ -156,7 +156,8 @@ def train(words: list[str], watch: Watch, log: Path) -> None:
     def step(trainer, *args, **kwargs):
         watch.phase = PHASES.index("training")
         output = train_step(trainer, *args, **kwargs)
-        watch.updates = trainer.get_num_updates()
+        # A run may start from checkpoint_last.pt although a file of a later update is complete beside it.
+        watch.updates = max(watch.updates, trainer.get_num_updates())
         return output
 
     def report(record: logging.LogRecord) -> bool:

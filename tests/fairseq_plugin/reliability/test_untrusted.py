@@ -321,10 +321,10 @@ def test_a_compressed_bomb_is_refused_before_it_fills_the_memory(ending, format,
     monkeypatch.setattr(files, "CHUNK", 256)
     path = tmp_path / f"bomb.txt.{ending}"
     path.write_bytes(PACKERS[ending](b"a" * (1 << 24)))
-    with files.open_decompressed(path) as file, pytest.raises(BadInputError, match="50 times their size"):
+    with files.open_decompressed(path) as file, pytest.raises(BadInputError, match="50 times its size"):
         file.read()
     assert file.raw._unpacked < 1 << 24, "it stopped on the way"
-    with pytest.raises(BadInputError, match="50 times their size"):
+    with pytest.raises(BadInputError, match="50 times its size"):
         list(read_piece(Piece(str(path), format)))
 
 

@@ -92,6 +92,7 @@ ADDED_OPTIONS = {
     "lazyformer finetune checkpoints/lazyformer_m2x6_s --": "--lrs 1e-3 --seeds 1 --epochs 1 --gpus none",
     "lazyformer finetune m2x6=checkpoints/lazyformer_m2x6_s bert": "--epochs 1 --gpus none --workers 1",
     "lazyformer finetune lazy": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
+    "python scripts/hub_kernel/build.py": "",
     "scripts/preprocess_wiki_books.sh": "--dry-run",
     "scripts/reproduce_lazyformer.sh": "--plan",
     "scripts/prepare_wikitext103.sh": "--from my_wikitext --unofficial",

@@ -128,12 +128,12 @@ def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
     from lazyformer_fairseq.huggingface.export import export_to_huggingface
 
     chosen = export_to_huggingface(checkpoints, out, form, settings.head)
-    theirs = {
+    descriptions = {
         "bert": "a transformers BERT",
         "modernbert": "a transformers ModernBERT",
         "causal": "a LazyFormerForCausalLM from lazyformer_fairseq, with generate",
     }
-    click.echo(f"written: {out}, {theirs.get(chosen, 'a custom model with its own code')}")
+    click.echo(f"written: {out}, {descriptions.get(chosen, 'a custom model with its own code')}")
     if not (out / "tokenizer.json").is_file():
         click.echo(
             "The folder has no tokenizer. To add one, copy the dict.txt of the model's data next to its checkpoint and "

@@ -50,8 +50,8 @@ def main() -> None:
     optimizer = MuonAndAdam(config, weights).optimizer
     matrices = [weight for weight in weights if blocks_of(weight)]
     flops = sum(n * count_flops(each.size(0) // n, each.size(1)) for each in matrices for n in [blocks_of(each)])
-    things = {"step": optimizer.step, **square_matmuls(device, PRECISIONS[given.precision])}
-    timings = measure(things, rounds=given.rounds, device=device)
+    callables = {"step": optimizer.step, **square_matmuls(device, PRECISIONS[given.precision])}
+    timings = measure(callables, rounds=given.rounds, device=device)
     step, peak = timings["step"].median, peak_matmul_flops(timings)
     row = {
         "arch": given.arch,

@@ -105,14 +105,14 @@ def main() -> None:
         with TemporaryDirectory() as folder:
             how = {"use_cpu": device == "cpu", "bf16": given.bf16, "report_to": [], "max_steps": 10**6}
             arguments = TrainingArguments(str(Path(folder)), **how)
-            things: dict[str, Callable[[], Any]] = {}
+            callables: dict[str, Callable[[], Any]] = {}
             rows = models(arch, given.sublayer_pattern, given.vocab_size, tokens)
             for name, (config, masked_lm, encoder) in rows.items():
-                things[f"{name}: update"] = update(masked_lm(config).to(device), inputs, arguments)
+                callables[f"{name}: update"] = update(masked_lm(config).to(device), inputs, arguments)
                 alone = {"add_pooling_layer": False} if encoder is BertModel else {}
-                things[f"{name}: encoder"] = encode(encoder(config, **alone).to(device), inputs["input_ids"])
+                callables[f"{name}: encoder"] = encode(encoder(config, **alone).to(device), inputs["input_ids"])
             with torch.autocast(device, torch.bfloat16, given.bf16):
-                timings = measure(things, rounds=given.rounds, device=device)
+                timings = measure(callables, rounds=given.rounds, device=device)
         table = []
         for name in rows:
             row = {f"{arch}, {given.batch_size} x {tokens}": name}

@@ -1,6 +1,6 @@
 """The mapping between transformers' names of activations and ours."""
 
-# Our names by transformers' names. If several of theirs are equivalent, an export writes the first one.
+# Our names by transformers' names. If several transformers names are equivalent, an export writes the first one.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -11,4 +11,4 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu_squared",
 }
-WRITTEN_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+WRITTEN_ACTIVATIONS = {our_name: written for written, our_name in reversed(ACTIVATIONS.items())}

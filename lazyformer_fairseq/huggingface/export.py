@@ -126,7 +126,8 @@ def dictionary_of_causal(state: Mapping[str, Any], path: Path) -> Optional[Dicti
     Raises:
         UserError: A dict.txt file is not a dictionary.
     """
-    data = str((state["cfg"].get("task") or {}).get("data") or "").split(":")[0]
+    task = state["cfg"].get("task") or {}
+    data = str(task.get("data") or "").split(":")[0]
     places = [path.parent, path.parent / "data"]
     if data:
         places.append(Path(data))
@@ -208,25 +209,27 @@ def check_same_outputs(source: Source, model: Any) -> None:
     model = model.double()
     dictionary = source.tokenizer.dictionary
     time = min(24, source.cfg.max_positions)
-    ids = torch.randint(len(dictionary), (2, time), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(len(dictionary), (2, time), generator=generator)
     ids[ids == dictionary.pad()] = dictionary.unk()
     ids[:, 0] = dictionary.bos()
     ids[1, time * 2 // 3 :] = dictionary.pad()
     is_text = ids.ne(dictionary.pad())
 
-    ours: dict[str, Tensor] = {}
-    theirs: dict[str, Tensor] = {"attention_mask": is_text.long()}
-    if any(planned.values.get("global") == GIVEN for planned in source.model.encoder.sentence_encoder.plan):
+    our_inputs: dict[str, Tensor] = {}
+    exported_inputs: dict[str, Tensor] = {"attention_mask": is_text.long()}
+    sublayers = source.model.encoder.sentence_encoder.plan
+    if any(planned.values.get("global") == GIVEN for planned in sublayers):
         marked = torch.zeros_like(ids)
         marked[:, 1] = 1
-        theirs["global_attention_mask"] = marked
-        ours["global_positions"] = marked.bool()
+        exported_inputs["global_attention_mask"] = marked
+        our_inputs["global_positions"] = marked.bool()
     if source.cfg.token_types:
         types = torch.arange(time).expand_as(ids) % source.cfg.token_types
-        theirs["token_type_ids"] = types
-        ours["token_types"] = types
+        exported_inputs["token_type_ids"] = types
+        our_inputs["token_types"] = types
 
-    output = model(ids, **theirs)
+    output = model(ids, **exported_inputs)
     head = NEXT_SENTENCE
     if source.head is not None:
         head = source.head.name
@@ -237,12 +240,13 @@ def check_same_outputs(source: Source, model: Any) -> None:
             asked["features_only"] = True
         elif name != WORDS:
             asked["classification_head_name"] = name
-        wanted, _ = source.model(ids, **ours, **asked)
+        wanted, _ = source.model(ids, **our_inputs, **asked)
         difference = logits - wanted
         if wanted.dim() == 3:  # one output per token
             difference = difference[is_text]
             wanted = wanted[is_text]
-        error = float(difference.abs().max() / wanted.abs().max().clamp(min=1))
+        scale = wanted.abs().max().clamp(min=1)
+        error = float(difference.abs().max() / scale)
         if not error < CLOSE:
             raise UserError(
                 f"the exported model's {name} logits differ from the checkpoint's by {error:.1g}; nothing was written"
@@ -449,8 +453,10 @@ def training_of(state: Mapping[str, Any]) -> dict[str, str]:
     Only the last components of the data folders' paths are kept.
     """
     task = (state.get("cfg") or {}).get("task") or {}
-    folders = [f"`{Path(folder).name}`" for folder in str(task.get("data") or "").split(":") if folder]
-    updates = [int(run.get("num_updates", 0)) for run in state.get("optimizer_history") or ()]
+    data = str(task.get("data") or "")
+    folders = [f"`{Path(folder).name}`" for folder in data.split(":") if folder]
+    runs = state.get("optimizer_history") or ()
+    updates = [int(run.get("num_updates", 0)) for run in runs]
     name = UNKNOWN
     if task.get("_name"):
         name = f"`{task['_name']}`"

@@ -86,7 +86,7 @@ class Family:
     def tables(self) -> dict[str, str]:
         """The names of the family's embeddings, by our names."""
         found = {WORDS: self.words, POSITIONS: self.positions, TYPES: self.types}
-        return {ours: theirs for ours, theirs in found.items() if theirs}
+        return {our_name: name for our_name, name in found.items() if name}
 
     def maps(self, layers: int) -> Iterator[tuple[str, list[str]]]:
         """Yield our name and the stacked transformers names of each linear layer and LayerNorm in an encoder.
@@ -98,11 +98,12 @@ class Family:
         if self.final_norm:
             yield f"{ENCODER}final_layer_norm", [self.final_norm]
         for number in range(layers):
-            for ours, theirs in self.layer.items():
-                if self.is_modern and number == 0 and ours == "0.layer_norm":
+            for our_name, names in self.layer.items():
+                if self.is_modern and number == 0 and our_name == "0.layer_norm":
                     continue  # the embedding LayerNorm replaces it
-                name = f"{ENCODER}sublayers.{2 * number + int(ours[0])}{ours[1:]}"
-                yield name, [f"{self.layers}.{number}.{each}" for each in theirs]
+                sublayer = 2 * number + int(our_name[0])
+                part = our_name[1:]
+                yield f"{ENCODER}sublayers.{sublayer}{part}", [f"{self.layers}.{number}.{name}" for name in names]
 
 
 BERT_KEYS = {
@@ -316,14 +317,21 @@ class ConfigFile:
 
     def share(self, name: str, default: float) -> float:
         """Return a fraction that is at least 0 and below 1."""
-        return float(
-            self.read(name, "at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1, default)
-        )
+
+        def is_share(value: Any) -> bool:
+            return _is_number(value) and 0 <= value < 1
+
+        return float(self.read(name, "at least 0 and below 1", is_share, default))
 
     def activation(self, name: str, ours: Mapping[str, str]) -> str:
         """Return our name of an activation; `ours` maps the names in transformers to ours."""
+
+        def is_known(value: Any) -> bool:
+            return isinstance(value, str) and value in ours
+
         wanted = f"one of {', '.join(ours)}"
-        return ours[self.read(name, wanted, lambda value: isinstance(value, str) and value in ours, "gelu")]
+        activation = self.read(name, wanted, is_known, "gelu")
+        return ours[activation]
 
 
 def _is_number(value: Any) -> bool:
@@ -352,9 +360,9 @@ def describe(folder: Path) -> ModelDescription:
     options: dict[str, Any] = {"layer_norm_eps": float(epsilon), "relative_position_buckets": 0}
     for name in ("encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads"):
         options[name] = config.count(keys[name])
-    for ours, theirs in keys.items():
-        if ours.endswith("dropout"):
-            options[ours] = config.share(theirs, family.dropout)
+    for option, key in keys.items():
+        if option.endswith("dropout"):
+            options[option] = config.share(key, family.dropout)
     if values.get(keys["pooler_dropout"]) is None:
         options["pooler_dropout"] = options["dropout"]
 

@@ -145,7 +145,10 @@ def _settings(source: Source, keys: Mapping[str, str] = families.BERT_KEYS) -> d
         keys: The names of settings in the config, by our option names.
     """
     dictionary = source.tokenizer.dictionary
-    found = {theirs: getattr(source.cfg, ours) for ours, theirs in keys.items() if ours != "layers"}
+    found = {}
+    for option, key in keys.items():
+        if option != "layers":
+            found[key] = getattr(source.cfg, option)
     found |= {
         keys["activation_fn"]: WRITTEN_ACTIVATIONS[str(source.cfg.activation_fn)],
         "vocab_size": len(dictionary),
@@ -242,12 +245,12 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
         is_lm_head = name.startswith(families.HEAD)
         if name == "dictionary_sha256" or (is_lm_head and not source.has_lm_head):
             continue
-        theirs = names.get(name)
-        for ours, start in prefixes.items():
-            if theirs is None and name.startswith(ours):
-                theirs = f"{start}{name.removeprefix(ours)}"
-        if theirs is not None:
-            found[theirs] = weight.detach()
+        exported_name = names.get(name)
+        for our_prefix, exported_prefix in prefixes.items():
+            if exported_name is None and name.startswith(our_prefix):
+                exported_name = f"{exported_prefix}{name.removeprefix(our_prefix)}"
+        if exported_name is not None:
+            found[exported_name] = weight.detach()
         elif not name.startswith(PREFIX):
             raise UserError(f"the weight {name} has no counterpart in the exported model")
     if source.head is not None:
@@ -262,7 +265,11 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
 def _hash(config: LazyFormerConfig, weights: Mapping[str, Tensor]) -> dict[str, dict[str, str]]:
     """Return `weights_sha256` for the config: the hashes for every transformers model that can load these weights."""
     found: dict[str, dict[str, str]] = {}
-    there = [head for head in USES if head and any(name.startswith(f"{head}.") for name in weights)]
+    there = []
+    for head in USES:
+        if head and any(name.startswith(f"{head}.") for name in weights):
+            there.append(head)
+
     for head in there or [""]:
         model = USES[head].model_class(config)
         prefix = "lazyformer."
@@ -347,13 +354,16 @@ def weights_of(source: Source, family: families.Family) -> dict[str, Tensor]:
     """Return the weights by a family's names. If the model has no token types, their embeddings are zeros."""
     weights = source.weights
     found = {}
-    for ours, theirs in family.tables.items():
-        name = f"{family.prefix}{theirs}.weight"
-        if ours in weights:
-            found[name] = weights[ours]
+    for our_name, table in family.tables.items():
+        name = f"{family.prefix}{table}.weight"
+        if our_name in weights:
+            found[name] = weights[our_name]
         else:
             found[name] = torch.zeros(2, source.cfg.encoder_embed_dim)
-    maps = {ours: [f"{family.prefix}{name}" for name in theirs] for ours, theirs in family.maps(source.num_layers)}
+
+    maps = {}
+    for our_name, stacked in family.maps(source.num_layers):
+        maps[our_name] = [f"{family.prefix}{name}" for name in stacked]
     if source.has_lm_head:
         dense, norm, bias, _ = family.head
         found[bias] = weights[f"{families.HEAD}bias"]
@@ -374,10 +384,12 @@ def weights_of(source: Source, family: families.Family) -> dict[str, Tensor]:
                 f"{head}.dense": [pooler],
                 f"{head}.out_proj": ["classifier"],
             }
-    for ours, names in maps.items():
+
+    for our_name, names in maps.items():
         for part in families.PARTS:
-            if f"{ours}.{part}" in weights:
-                chunks = weights[f"{ours}.{part}"].chunk(len(names))
+            weight = weights.get(f"{our_name}.{part}")
+            if weight is not None:
+                chunks = weight.chunk(len(names))
                 found |= {f"{name}.{part}": chunk for name, chunk in zip(names, chunks, strict=True)}
     return found
 

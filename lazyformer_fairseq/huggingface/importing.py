@@ -97,7 +97,8 @@ def import_to(
             tasks = name_classes(path, weights)
         start = None
         if warm is not None:
-            start = warm.start(Trained(options, weights, tokenizer.dictionary), tokenizer, path.absolute().name)
+            trained = Trained(options, weights, tokenizer.dictionary)
+            start = warm.start(trained, tokenizer, path.absolute().name)
             options = start.new.cfg
             weights = start.new.weights
         loaded = loading.trained_model(options, weights, tokenizer, path, tasks)
@@ -159,14 +160,16 @@ def name_classes(folder: Path, weights: dict[str, Tensor]) -> dict[str, TaskDesc
     if not isinstance(called, dict):
         return {}
     names = list(map(str, called.values()))
-    if len({name.lower() for name in names}) < max(2, len(names)) or names[0] == "LABEL_0":
+    distinct = {name.lower() for name in names}
+    if len(names) < 2 or len(distinct) < len(names) or names[0] == "LABEL_0":
         return {}
+
+    words = [str(called.get(str(place), place)) for place in range(len(names))]
+    lower = [word.lower() for word in words]
     found = {}
     for head, saved in heads_in_checkpoint(weights).items():
         if saved.type == SPAN or head in (POOLER, NEXT_SENTENCE) or saved.outputs != len(names):
             continue
-        words = [str(called.get(str(place), place)) for place in range(len(names))]
-        lower = [word.lower() for word in words]
         labels = next((task.labels for task in TASKS.values() if task.head_name == head), ())
         if saved.type == TAGS:
             found[head] = TaskDescription(head, {}, (), tuple(words), tags_words=True)
@@ -220,7 +223,8 @@ def _read_hub(folder: Path, tokenizer_folder: Path, head_name: Optional[str]) ->
                 model.register_pooler()
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:
         raise UserError(f"{folder / families.CONFIG_FILE}: the described model cannot be built ({error})") from None
-    weights = conversion.convert({name: weight.shape for name, weight in model.state_dict().items()})
+    shapes = {name: weight.shape for name, weight in model.state_dict().items()}
+    weights = conversion.convert(shapes)
     weights["dictionary_sha256"] = dictionary_hash(dictionary)
     return ReadModel(options, weights, tokenizer, conversion.notes())
 
@@ -260,12 +264,13 @@ class Conversion:
             families.POSITIONS: (described.positions, "the positions"),
             families.TYPES: (described.token_types, "type_vocab_size"),
         }
-        for ours, theirs in family.tables.items():
-            rows, what = rows_of[ours]
-            shape = self._shape(f"{theirs}.weight")
+        for our_name, table in family.tables.items():
+            rows, what = rows_of[our_name]
+            name = f"{table}.weight"
+            shape = self._shape(name)
             if shape != (rows, width):
                 raise UserError(
-                    f"{folder}: {self._full[f'{theirs}.weight']} has the shape {shape}, but in config.json {what} and "
+                    f"{folder}: {self._full[name]} has the shape {shape}, but in config.json {what} and "
                     f"the width are {(rows, width)}; download the folder again"
                 )
 
@@ -338,19 +343,24 @@ class Conversion:
             UserError: A weight's shape does not match config.json, or it contains NaN or Inf.
         """
         found = {}
-        for ours, theirs in self.places.items():
+        for our_name, names in self.places.items():
             first_row = 0
-            if ours == families.POSITIONS:
+            if our_name == families.POSITIONS:
                 first_row = self.described.first_position
-            parts = [self._shape(name) for name in theirs]
+
+            parts = [self._shape(name) for name in names]
             rows = sum(shape[0] if shape else 0 for shape in parts) - first_row
-            is_stack = all(shape and shape[1:] == parts[0][1:] for shape in parts)
-            if (rows, *parts[0][1:]) != tuple(shapes[ours]) or not is_stack:
+            row_shape = parts[0][1:]
+            is_stack = all(shape and shape[1:] == row_shape for shape in parts)
+            wanted = tuple(shapes[our_name])
+            if (rows, *row_shape) != wanted or not is_stack:
                 raise UserError(
-                    f"{self.folder}: {self._full[theirs[0]]} has the shape {parts[0]}, which does not match "
-                    f"{tuple(shapes[ours])} from config.json; download the folder again"
+                    f"{self.folder}: {self._full[names[0]]} has the shape {parts[0]}, which does not match "
+                    f"{wanted} from config.json; download the folder again"
                 )
-            found[ours] = torch.cat([self._read(name) for name in theirs])[first_row:].clone()
+            stacked = torch.cat([self._read(name) for name in names])
+            found[our_name] = stacked[first_row:].clone()
+            del stacked  # before the next weight is read
         if self._folded:
             found[families.POSITIONS] += self._read(self._folded)[0]
         if self.has_lm_head:
@@ -380,7 +390,11 @@ class Conversion:
         This check is the first, because the number in a damaged config.json may be too large to loop over.
         """
         start = f"{self.described.family.layers}."
-        numbers = {name[len(start) :].split(".")[0] for name in self._weights if name.startswith(start)}
+        numbers = set()
+        for name in self._weights:
+            if name.startswith(start):
+                number, _, _ = name.removeprefix(start).partition(".")
+                numbers.add(number)
         if len(numbers) != self.described.layers:
             raise UserError(
                 f"{self.folder} has weights for {len(numbers)} layers, but config.json specifies "
@@ -432,9 +446,9 @@ class Conversion:
 
     def _find_places(self) -> Iterator[tuple[str, list[str]]]:
         family = self.described.family
-        for ours, theirs in family.tables.items():
-            if ours != families.TYPES or self.token_types:
-                yield ours, [f"{theirs}.weight"]
+        for our_name, table in family.tables.items():
+            if our_name != families.TYPES or self.token_types:
+                yield our_name, [f"{table}.weight"]
         maps = dict(family.maps(self.described.layers))
         if self.has_lm_head:
             dense, norm, bias, decoder = family.head
@@ -459,9 +473,9 @@ class Conversion:
             maps[f"{head}.{TokenHead.MAP}"] = ["classifier"]
         if self.has_spans:
             maps[f"{head}.span_proj"] = [SPANS]
-        for ours, names in maps.items():
-            for part in self.described.parts(ours):
-                yield f"{ours}.{part}", [f"{name}.{part}" for name in names]
+        for our_name, names in maps.items():
+            for part in self.described.parts(our_name):
+                yield f"{our_name}.{part}", [f"{name}.{part}" for name in names]
 
     def _find_left_out(self) -> list[str]:
         """Return the weights of other tasks' heads.
@@ -490,8 +504,8 @@ class Conversion:
             f"{decoder}.weight": (families.WORDS, "the word embeddings"),
             f"{decoder}.bias": (f"{families.HEAD}bias", bias),
         }
-        for name, (ours, what) in tied.items():
-            if name in self._weights and not torch.equal(self._read(name), found[ours]):
+        for name, (our_name, what) in tied.items():
+            if name in self._weights and not torch.equal(self._read(name), found[our_name]):
                 raise UserError(
                     f"{self.folder}: {self._full[name]} differs from {what}, which our masked-LM head is tied to"
                 )

@@ -85,7 +85,10 @@ def read_saved_lazyformer(folder: Path, tokenizer_folder: Optional[Path], head_n
         classes.append("LazyFormerForMaskedLM")
     how = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
     try:
-        models = [getattr(huggingface, each).from_pretrained(folder, **how) for each in dict.fromkeys(classes)]
+        models = []
+        for each in dict.fromkeys(classes):
+            model_class = getattr(huggingface, each)
+            models.append(model_class.from_pretrained(folder, **how))
         options = options_of(models[0].config, MaskedLMOptions)
     except (ValueError, OSError, RuntimeError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise UserError(f"{folder}: {error}") from error
@@ -122,8 +125,8 @@ def _rename(model: torch.nn.Module, head_name: Optional[str], notes: list[str]) 
         full = name
         if not hasattr(model, "lazyformer"):
             full = f"lazyformer.{name}"
-        theirs, ours = next(row for row in NAMES.items() if full.startswith(row[0]))
-        found[ours.format(head) + full.removeprefix(theirs)] = weight
+        saved_prefix, our_prefix = next(row for row in NAMES.items() if full.startswith(row[0]))
+        found[our_prefix.format(head) + full.removeprefix(saved_prefix)] = weight
     if any(name.startswith(f"{PREFIX}{head}.") for name in found):
         notes.append(f"its head is imported as {head!r}")
     return found

@@ -225,14 +225,14 @@ def exchange(group: Any, size: int, compute: Callable, x_PC: Tensor, counts_E: T
         counts_E: the number of inputs per expert.
     """
     counts_RE = counts_E.view(size, -1).contiguous()  # one row per process
-    theirs_RE = torch.empty_like(counts_RE)
-    distributed.all_to_all_single(theirs_RE, counts_RE, group=group)
+    received_RE = torch.empty_like(counts_RE)
+    distributed.all_to_all_single(received_RE, counts_RE, group=group)
     sent = counts_RE.sum(1).tolist()
-    received = theirs_RE.sum(1).tolist()
+    received = received_RE.sum(1).tolist()
     arrived = _AllToAll.apply(x_PC, received, sent, group)
-    numbers_E = torch.arange(theirs_RE.size(1), device=x_PC.device).repeat(size)
-    by_expert = numbers_E.repeat_interleave(theirs_RE.flatten()).argsort(stable=True)
-    outputs = compute(arrived.index_select(0, by_expert), theirs_RE.sum(0).tolist())
+    numbers_E = torch.arange(received_RE.size(1), device=x_PC.device).repeat(size)
+    by_expert = numbers_E.repeat_interleave(received_RE.flatten()).argsort(stable=True)
+    outputs = compute(arrived.index_select(0, by_expert), received_RE.sum(0).tolist())
     return _AllToAll.apply(outputs.index_select(0, by_expert.argsort()), sent, received, group)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.bench.settings import AttentionSettings
-from lazyformer_fairseq.evaluation.costs.latency import Things, measure_interleaved, run_once
+from lazyformer_fairseq.evaluation.costs.latency import Callables, measure_interleaved, run_once
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
 from lazyformer_fairseq.modules.attention.selection import AUTO
 from lazyformer_fairseq.modules.networks.encoder import Encoder
@@ -38,21 +38,21 @@ def measure_attention(settings: AttentionSettings, heads: tuple[int, int]) -> tu
     memory: dict[str, int] = {}
     measured: dict[str, dict[str, float]] = {}
 
-    def make_callables(length: int) -> Things:
-        things = {FULL: _sublayers("s", "recompute", length, heads, settings)}
+    def make_callables(length: int) -> Callables:
+        callables = {FULL: _sublayers("s", "recompute", length, heads, settings)}
         for pattern, back_end in product(settings.patterns, settings.back_ends):
             name = pattern if back_end == AUTO else f"{pattern} on {back_end}"
             try:
-                things[name] = _sublayers(pattern, back_end, length, heads, settings)
+                callables[name] = _sublayers(pattern, back_end, length, heads, settings)
             except UserError as error:  # this back end cannot compute this pattern
                 if back_end == AUTO:
                     raise
                 logger.warning("%s is skipped: %s", name, error)
-        tried = run_once(things, settings.device)
+        tried = run_once(callables, settings.device)
         for name, reason in tried.left_out.items():
             logger.warning("%s at %d tokens is skipped: %s", name, length, reason)
         memory.update(tried.memory)
-        return tried.things
+        return tried.callables
 
     taken = measure_interleaved(settings.lengths, make_callables, settings.device, settings.rounds, settings.budget)
     length = 0

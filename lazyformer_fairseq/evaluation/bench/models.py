@@ -187,15 +187,15 @@ class OnBackEnd:
         """The unique name of this combination of model and back end."""
         return f"{self.called}, {self.back_end}, {self.buckets} buckets"
 
-    def prepared(self, thing: Callable[[], object]) -> Callable[[], object]:
+    def prepared(self, function: Callable[[], object]) -> Callable[[], object]:
         """Wrap a function to run on this back end."""
         network = self.model.network
         if network is None:
-            return thing
+            return function
 
         def call() -> object:
             network.attention_backend = self.back_end
-            return thing()
+            return function()
 
         return call
 

@@ -96,7 +96,7 @@ def run_bench(settings: BenchSettings, build: Build = models.build_models) -> di
         rows = [
             describe(each, cell, timings[each.name], tried.memory[each.name], peak)
             for each in bench.models
-            if each.name in tried.things
+            if each.name in tried.callables
         ]
         add_speedups(rows)
         results["cells"].append({**asdict(cell), "matrix_peak": peak, "rows": rows, "left_out": tried.left_out})
@@ -132,7 +132,7 @@ class _Bench:
         if self.settings.causal_archs:
             yield Cell("causal", precision, SEGMENT, 1)
 
-    def make_callables(self, cell: Cell) -> latency.Things:
+    def make_callables(self, cell: Cell) -> latency.Callables:
         """Return a cell's calls, and matmuls to compare with; cells with the same precision must be consecutive."""
         self.tried = latency.RunnableCallables({}, {}, {})  # frees the GPU memory of the previous cell
         is_causal = cell.workload == "causal"
@@ -146,17 +146,17 @@ class _Bench:
         make_call = CALLS[cell.workload]
         distinct = dict.fromkeys(each.model for each in self.models)
         calls = {model: make_call(model, cell.batch, cell.time) for model in distinct}
-        things = {each.name: each.prepared(calls[each.model]) for each in self.models}
+        callables = {each.name: each.prepared(calls[each.model]) for each in self.models}
         seconds = None
         if self.settings.budget:
             seconds = max(LEAST_TO_TRY, SHARE_TO_TRY * self.settings.budget / len(self.cells))
-        self.tried = latency.run_once(things, self.settings.device, seconds)
+        self.tried = latency.run_once(callables, self.settings.device, seconds)
         for each in self.models:
             if each.name in self.tried.memory:
                 call = calls[each.model]
                 held = call.held_bytes() if isinstance(call, Update) else bytes_of(each.model.model.parameters())
                 self.tried.memory[each.name] += held
-        return self.tried.things | latency.square_matmuls(self.settings.device, PRECISIONS[cell.precision])
+        return self.tried.callables | latency.square_matmuls(self.settings.device, PRECISIONS[cell.precision])
 
 
 class Update:

@@ -36,7 +36,7 @@ from lazyformer_fairseq.report.numbers import spread
 
 logger = logging.getLogger(__name__)
 
-Things = Mapping[str, Callable[[], object]]
+Callables = Mapping[str, Callable[[], object]]
 Condition = TypeVar("Condition")
 WARM_UP = 3
 GRACE = 15.0  # seconds that a budget may be exceeded by
@@ -61,7 +61,7 @@ class Timing:
 
 
 def measure(
-    things: Things,
+    callables: Callables,
     rounds: int = 30,
     warm_up: int = WARM_UP,
     device: torch.device | str = "cpu",
@@ -72,7 +72,7 @@ def measure(
     """Time every callable once per round, in a new random order for each round.
 
     Args:
-        things: the callables by name. Gradients are enabled or disabled by the caller.
+        callables: the functions to call, by name. Gradients are enabled or disabled by the caller.
         rounds: the number of samples per callable.
         warm_up: the number of additional rounds at the start, which are discarded.
         device: the device; a GPU is synchronized before and after each call.
@@ -82,15 +82,15 @@ def measure(
     """
     begin = time.perf_counter()
     chance = random.Random(seed)
-    samples: dict[str, list[float]] = {name: [] for name in things}
+    samples: dict[str, list[float]] = {name: [] for name in callables}
     try:
         for turn in Progress(range(warm_up + rounds), desc=description, unit=" rounds", leave=False):
             if seconds is not None and turn > warm_up and time.perf_counter() - begin > seconds:
                 break
-            for name in chance.sample(list(things), len(things)):
+            for name in chance.sample(list(callables), len(callables)):
                 wait_for(device)
                 start = time.perf_counter()
-                things[name]()
+                callables[name]()
                 wait_for(device)
                 if turn >= warm_up:
                     samples[name].append(time.perf_counter() - start)
@@ -132,7 +132,7 @@ def wait_for(device: torch.device | str) -> None:
 
 def measure_interleaved(
     conditions: Sequence[Condition],
-    make_callables: Callable[[Condition], Things],
+    make_callables: Callable[[Condition], Callables],
     device: str,
     rounds: int,
     budget: Optional[float] = None,
@@ -160,12 +160,12 @@ def measure_interleaved(
             here = time.perf_counter()
             left = math.inf if budget is None else began + budget - here
             with _ending_after(left + GRACE):
-                things = make_callables(condition)
+                callables = make_callables(condition)
                 taken = time.perf_counter() - here
                 seconds = max(0.0, left / (len(conditions) - done) - taken)
                 warm_up = int(seconds != 0)  # the callables have been called before
-                timings = measure(things, rounds, warm_up, device, description=str(condition), seconds=seconds)
-            del things  # free their GPU memory
+                timings = measure(callables, rounds, warm_up, device, description=str(condition), seconds=seconds)
+            del callables  # free their GPU memory
             yield condition, timings
             done += 1
     except (KeyboardInterrupt, RuntimeError, UserError) as reason:
@@ -185,23 +185,23 @@ def measure_interleaved(
 class RunnableCallables(NamedTuple):
     """Callables that run, their peak memory in bytes, and the reasons why other callables were skipped, by name."""
 
-    things: dict[str, Callable[[], object]]
+    callables: dict[str, Callable[[], object]]
     memory: dict[str, int]
     left_out: dict[str, str]
 
 
-def run_once(things: Things, device: str, seconds: Optional[float] = None) -> RunnableCallables:
+def run_once(callables: Callables, device: str, seconds: Optional[float] = None) -> RunnableCallables:
     """Call each callable once, which also warms it up: torch and Triton compile and tune their kernels.
 
     Args:
-        things: the callables by name.
+        callables: the functions to call, by name.
         device: the device that they run on.
         seconds: the time after which no more callables are tried, except the first; None for no limit.
     """
     found = RunnableCallables({}, {}, {})
     began = time.perf_counter()
-    for name, call in Progress(things.items(), desc="trying out", leave=False):
-        if seconds is not None and found.things and time.perf_counter() - began > seconds:
+    for name, call in Progress(callables.items(), desc="trying out", leave=False):
+        if seconds is not None and found.callables and time.perf_counter() - began > seconds:
             found.left_out[name] = "no time left; use a longer --budget"
             continue
         try:
@@ -210,7 +210,7 @@ def run_once(things: Things, device: str, seconds: Optional[float] = None) -> Ru
         except Exception as error:  # kernels may fail in any way on a new GPU; keep the other results
             found.left_out[name] = error_summary(error)
         else:
-            found.things[name] = call
+            found.callables[name] = call
     return found
 
 
@@ -224,7 +224,7 @@ def error_summary(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"
 
 
-def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
+def peak_memory(call: Callable[[], object], device: torch.device | str) -> int:
     """Return the peak tensor memory during a call, in bytes, in excess of the memory before the call.
 
     The result is deterministic. On a GPU, it comes from torch's allocator. On a CPU, it is the running sum of all
@@ -235,7 +235,7 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        thing()
+        call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     reused_memory.give_back()  # otherwise reused memory would not be counted
@@ -243,7 +243,7 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
     gc.disable()  # freeing earlier garbage during the call would count as negative memory
     try:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-            thing()
+            call()
     finally:
         if was_enabled:
             gc.enable()
@@ -262,13 +262,13 @@ def square_matmuls(device: torch.device | str, dtype: torch.dtype) -> dict[str, 
     libraries: dict[str, Callable[..., Tensor]] = {"matrix product": torch.matmul}
     if (device_type, dtype) == ("cpu", torch.float32) and has_onednn():
         libraries["matrix product by oneDNN"] = linear_by_onednn
-    things: dict[str, Callable[[], Tensor]] = {}
+    matmuls: dict[str, Callable[[], Tensor]] = {}
     sizes = SLOW_SIZES if (device_type, dtype) == ("cpu", torch.float16) else MATRIX_SIZES[device_type]
     for size in sizes:
         pair = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(2)]
         for name, multiply in libraries.items():
-            things[f"{name} {size}"] = torch.inference_mode()(partial(multiply, *pair))
-    return things
+            matmuls[f"{name} {size}"] = torch.inference_mode()(partial(multiply, *pair))
+    return matmuls
 
 
 def peak_matmul_flops(timings: Mapping[str, Timing]) -> float:
@@ -334,7 +334,7 @@ def measure_sublayers(
             network.sublayers = own
         below = {DISTRIBUTION: uniform, KEYS_AND_VALUES: Attention(x, with_memory(x_memory, x), q, k, v, shared.scores)}
 
-        def thing(sublayer: nn.Module) -> Callable[[], object]:
+        def call_of(sublayer: nn.Module) -> Callable[[], object]:
             return lambda: sublayer(x, below, shared, x_memory if memory else None)
 
-        return measure({name: thing(each) for name, each in measured.items()}, device=weight.device, **how)
+        return measure({name: call_of(each) for name, each in measured.items()}, device=weight.device, **how)

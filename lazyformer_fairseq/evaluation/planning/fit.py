@@ -257,8 +257,8 @@ def default_speed(device: str, precision: str) -> tuple[float, str]:
     """Return a typical training speed in TFLOP/s and its source in words; on CPUs it is measured for about a second."""
     if device == "cuda":
         return PAPER_TERAFLOPS, ", like the paper's BERT on a V100"
-    things = square_matmuls("cpu", PRECISIONS[precision])
-    products = measure(things, rounds=3, warm_up=1, description="speed of this CPU")
+    matmuls = square_matmuls("cpu", PRECISIONS[precision])
+    products = measure(matmuls, rounds=3, warm_up=1, description="speed of this CPU")
     return peak_matmul_flops(products) / TERA, ", the matmul speed of this CPU; training is slower"
 
 

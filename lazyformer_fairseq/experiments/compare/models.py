@@ -191,8 +191,8 @@ def _read_own(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) ->
             named = f"\nIt is not a named arch either{nearest(what, rows) or '; docs/patterns.md lists them'}"
         raise UserError(f"--model {name}={spec}: {error}{named}") from None
     if keeps:
-        fields = zip(WIDTHS, ("embed_dim", "ffn_embed_dim", "attention_heads"), strict=True)
-        own = {ours: getattr(row, f"{part}_{theirs}") for ours, theirs in fields} | own
+        options = zip(WIDTHS, ("embed_dim", "ffn_embed_dim", "attention_heads"), strict=True)
+        own = {size: getattr(row, f"{part}_{option}") for size, option in options} | own
     widths = {size: own.get(size, sizes[size]) for size in WIDTHS}
     return ModelSpec(name=name, what=named_by, pattern=pattern, arch=arch, **widths, **others)
 

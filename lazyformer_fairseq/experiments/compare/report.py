@@ -72,7 +72,7 @@ def verdict(comparison: results.Comparison, times: Sequence[results.TimeToTarget
         elif comparison.longest(time.model).baseline == baseline:
             found.append(f"{time.model} {_ratio_with_range(time.ratios.get('seconds'))} ({time.clock} clock)")
     model = comparison.longest(baseline)
-    seconds = float(np.median(model.wholes("seconds")))
+    seconds = float(np.median(model.totals("seconds")))
     sentence = (
         f"Target: {target:.4f} ({comparison.measure.label}); {baseline} trained for {seconds:,.1f} s (median; seeds: "
         f"{len(model.runs)})."
@@ -102,7 +102,7 @@ def cost_table(comparison: results.Comparison) -> Table:
             "parameters": f"{facts['parameters']:,}",
             "updates": f"{facts['updates']:,}",
             "ms": number(facts["milliseconds_per_update"]["median"]),
-            "s": number(float(np.median(model.wholes("seconds")))),
+            "s": number(float(np.median(model.totals("seconds")))),
             "MiB": number(facts["peak_memory_bytes"] / results.MEBIBYTE),
             measure.label: with_range(model.finals(measure.name)),
         }
@@ -207,7 +207,7 @@ def _budget_notes(comparison: results.Comparison) -> Iterator[str]:
     odd = []
     for name, model in comparison.models.items():
         wanted = model.share * budget
-        took = float(np.median(model.wholes("seconds")))
+        took = float(np.median(model.totals("seconds")))
         if abs(took / wanted - 1) > AS_PLANNED:
             odd.append(f"{name} took {took:,.1f} s instead of {wanted:,.1f} s")
     if odd:
@@ -293,7 +293,7 @@ def draw_curves(
                 draw_band(axis, *median_curve(models[-1], cost, measure.name), style_of[family])
                 for shorter in models[:-1]:
                     end = np.median(shorter.finals(measure.name))
-                    where = np.median(shorter.wholes(cost))
+                    where = np.median(shorter.totals(cost))
                     axis.plot(where, end, linestyle="", markersize=6, zorder=3, **style_of[family], **HOLLOW)
             for target in targets:
                 axis.axhline(target, **DASHED)

@@ -101,7 +101,7 @@ class Model:
         """Return a metric's final values, in seed order, for the runs that have it."""
         return [run.final[measure] for run in self.runs.values() if measure in run.final]
 
-    def wholes(self, cost: str) -> list[float]:
+    def totals(self, cost: str) -> list[float]:
         """Return one of the costs of the whole run for each seed."""
         return [run.total_costs()[cost] for run in self.runs.values()]
 

@@ -177,9 +177,9 @@ LAPTOP_SIZES = {"tokens_per_sample": PRETRAINING["laptop"].tokens, "batch_size":
 COUNTED = {
     "sublayer_pattern": "specify the pattern as the model's SPEC",
     **{
-        f"{part}_{theirs}": f"set --{ours.replace('_', '-')} before `--`, or {own}=N in the model's SPEC"
+        f"{part}_{option_name}": f"set --{size.replace('_', '-')} before `--`, or {key}=N in the model's SPEC"
         for part in ("encoder", "decoder")
-        for theirs, ours, own in (
+        for option_name, size, key in (
             ("embed_dim", "embed_dim", "embed"),
             ("ffn_embed_dim", "ffn_embed_dim", "ffn"),
             ("attention_heads", "heads", "heads"),

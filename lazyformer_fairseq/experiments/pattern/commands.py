@@ -137,7 +137,7 @@ def _sizes(arch: str, settings: ShowSettings) -> Sizes:
     options = _row(arch).options()
     part = "encoder" if arch in ARCHITECTURES else "decoder"
     names = {"embed_dim": "embed_dim", "ffn_embed_dim": "ffn_embed_dim", "attention_heads": "heads"}
-    given = {f"{part}_{theirs}": getattr(settings, ours) for theirs, ours in names.items()}
+    given = {f"{part}_{option_name}": getattr(settings, size) for option_name, size in names.items()}
     given["relative_position_buckets"] = settings.relative_position_buckets
     given["max_positions"] = max(settings.length, settings.tokens, options.get("max_positions", 512))
     given = {name: value for name, value in given.items() if value is not None}

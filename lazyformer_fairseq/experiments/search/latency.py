@@ -114,17 +114,25 @@ def prices_of(
 
     def measured() -> dict[str, float]:
         model, network = models.build_model(pattern)
-        things = {}
+        timed_sublayers = {}
         for text, sublayer in sublayers.items():
             # A sublayer with tokens marked by the caller, such as global ones, is timed with one marked token.
             settings = dict(sublayer.settings)
             for name, value in sublayer.settings:
                 if value == GIVEN:
                     settings[name] = 1
-            things[text] = replace(sublayer, settings=tuple(settings.items()))
-            if sublayer.kind.kept_for_consumers:
-                things[text + READ] = replace(things[text], consumers=sublayer.kind.kept_for_consumers)
-        timings = measure_sublayers(network, things, models.latency_tokens, models.latency_memory, rounds=ROUNDS)
+            timed = replace(sublayer, settings=tuple(settings.items()))
+            timed_sublayers[text] = timed
+            kept = sublayer.kind.kept_for_consumers
+            if kept:
+                timed_sublayers[text + READ] = replace(timed, consumers=kept)
+        timings = measure_sublayers(
+            network,
+            timed_sublayers,
+            models.latency_tokens,
+            models.latency_memory,
+            rounds=ROUNDS,
+        )
         network.sublayers = nn.ModuleList()
         timings |= measure({REST: _forward(models, model)}, ROUNDS, device=_device(model))
         return {name: 1000 * timing.median for name, timing in timings.items()}
@@ -142,9 +150,9 @@ def measure_models(
     The measurements of the models are interleaved. The result has each pattern's milliseconds and their spread.
     """
     built = {pattern: models.build_model(pattern)[0] for pattern in dict.fromkeys(patterns)}
-    things = {pattern: _forward(models, model) for pattern, model in built.items()}
+    forward_passes = {pattern: _forward(models, model) for pattern, model in built.items()}
     device = _device(next(iter(built.values())))
-    timings = measure(things, rounds or ROUNDS, device=device, description="whole models")
+    timings = measure(forward_passes, rounds or ROUNDS, device=device, description="whole models")
     return {pattern: in_milliseconds(timing.samples) for pattern, timing in timings.items()}
 
 

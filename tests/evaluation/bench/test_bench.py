@@ -259,7 +259,7 @@ def test_a_spent_budget_ends_what_is_under_way_and_tries_no_more(monkeypatch, ca
     with pytest.raises(UserError, match="--budget: 0.1 seconds plus 0.1 were not enough for one round"):
         list(latency.measure_interleaved(["endless"], things.get, "cpu", 2, budget=0.1))
     tried = latency.run_once({"a": int, "b": endless}, "cpu", seconds=0)
-    assert list(tried.things) == ["a"] and tried.left_out["b"].startswith("no time left; use a longer --budget")
+    assert list(tried.callables) == ["a"] and tried.left_out["b"].startswith("no time left; use a longer --budget")
 
 
 def tiny(positions: int = 16, **options) -> BenchModel:

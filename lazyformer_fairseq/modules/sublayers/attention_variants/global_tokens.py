@@ -78,15 +78,15 @@ class WindowWithGlobalTokens(Window):
         if self.q_proj is None:
             return super().attend(attention, inner)
         tokens = self._global_tokens(attention)
-        plain_values, their_values = attention.values
-        theirs = inner(self._of(tokens, attention, their_values))
+        plain_values, global_values = attention.values
+        of_global_tokens = inner(self._of(tokens, attention, global_values))
         # Plain attention comes last, because the keys and values of the last call of `inner` are passed on.
         masked = attention.with_mask(self.mask)
         if tokens.mask_BK is not None:
             masked = masked.with_scores(seen_BK=tokens.mask_BK)
         plain = inner(replace(masked, values=plain_values))
-        output = tokens.put(theirs.output_BNTD, plain.output_BNTD)
-        distribution = GlobalDistribution(tokens, theirs.distribution, plain.distribution)
+        output = tokens.put(of_global_tokens.output_BNTD, plain.output_BNTD)
+        distribution = GlobalDistribution(tokens, of_global_tokens.distribution, plain.distribution)
         return AttentionOutput(output, distribution)
 
     def _global_tokens(self, attention: Attention) -> "GlobalTokens":
@@ -170,11 +170,11 @@ class GlobalTokens(NamedTuple):
         places = self.places_AG.clamp(max=time - 1)
         return x_BTC.gather(1, places[..., None].expand(batch, -1, embed_dim))
 
-    def put(self, theirs_BNGD: Tensor, all_BNTD: Tensor) -> Tensor:
-        """Return `all_BNTD` with the vectors of global tokens replaced by `theirs_BNGD`."""
+    def put(self, global_BNGD: Tensor, all_BNTD: Tensor) -> Tensor:
+        """Return `all_BNTD` with the vectors of global tokens replaced by `global_BNGD`."""
         with_none = F.pad(all_BNTD, (0, 0, 0, 1))  # position T receives the padded entries
-        places = self.places_AG[:, None, :, None].expand_as(theirs_BNGD)
-        put = with_none.scatter_(2, places, theirs_BNGD.to(with_none.dtype))
+        places = self.places_AG[:, None, :, None].expand_as(global_BNGD)
+        put = with_none.scatter_(2, places, global_BNGD.to(with_none.dtype))
         return put[:, :, :-1]
 
 
@@ -183,12 +183,12 @@ class GlobalDistribution(NamedTuple):
 
     Attributes:
         tokens: the global tokens.
-        theirs: the distribution for the global tokens.
+        of_global_tokens: the distribution for the global tokens.
         plain: the distribution for all other tokens.
     """
 
     tokens: GlobalTokens
-    theirs: Any
+    of_global_tokens: Any
     plain: Any
 
     def attend(self, values: tuple[Tensor, Tensor], dropout: float) -> Tensor:
@@ -198,15 +198,15 @@ class GlobalDistribution(NamedTuple):
             values: the values for plain tokens and the values for global tokens.
             dropout: the dropout on P.
         """
-        plain_values, their_values = values
-        theirs = self.theirs.attend(their_values, dropout)
+        plain_values, global_values = values
+        of_global_tokens = self.of_global_tokens.attend(global_values, dropout)
         plain = self.plain.attend(plain_values, dropout)
-        return self.tokens.put(theirs, plain)
+        return self.tokens.put(of_global_tokens, plain)
 
     @property
     def probabilities(self) -> Tensor:
         """The probabilities P (B, N, T, K); available if both parts store theirs."""
-        return self.tokens.put(self.theirs.probabilities, self.plain.probabilities)
+        return self.tokens.put(self.of_global_tokens.probabilities, self.plain.probabilities)
 
 
 def _rows(

@@ -233,7 +233,7 @@ def _check_fixed(values: Mapping[str, Any], _causal: Optional[bool]) -> Checks:
     yield from _check_parts(values)
 
 
-_SUMMARY = Setting("summary", 8, "number of positions at the end of each block that all queries see", "tokens", low=1)
+_SUMMARY = Setting("summary", 8, "number of positions at the end of each block; all queries see them", "tokens", low=1)
 _LENGTH = Setting("length", 512, "maximum input length of a causal model", "tokens", low=1)
 
 
@@ -273,14 +273,20 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         source="Longformer: Beltagy et al., 2020, section 3.1",
         module="global_tokens:WindowWithGlobalTokens",
         settings=(
-            Setting("window", 0, "keys on each side of a query; in causal models, only on the left", "tokens", low=1),
+            Setting(
+                "window",
+                0,
+                "number of keys visible on each side of a query; in causal models, only on the left",
+                "tokens",
+                low=1,
+            ),
             Setting("dilation", 1, "distance between the keys in the window; 1 for no gaps", "tokens", low=1),
             _DILATED_HEADS,
             Setting(
                 "global",
                 0,
-                "number of initial tokens that see all tokens and are seen by all, with separate projections; given: "
-                "the tokens marked by the caller",
+                "number of initial tokens that see all tokens, are seen by all tokens and have separate projections; "
+                "given: the caller marks these tokens",
                 "tokens",
                 low=1,
                 choices=(GIVEN,),
@@ -300,7 +306,7 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting(
                 "strided",
                 0,
-                "number of keys on each side of a query, and the stride of keys further away",
+                "number of keys visible on each side of a query, and the distance between visible keys further away",
                 "tokens",
                 low=1,
             ),
@@ -326,7 +332,8 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting(
                 "share",
                 "heads",
-                "shared projections: none, those of all heads, also of keys and values (kv), or also of all layers",
+                "what shares a projection: nothing (none), the heads (heads), also keys and values (kv), or also all "
+                "layers (layers)",
                 choices=("none", "heads", "kv", "layers"),
             ),
         ),
@@ -369,7 +376,9 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         settings=(
             Setting("span", 0, "maximum span that a head can learn, including the query's position", "tokens", low=1),
             Setting("ramp", 32, "distance over which a head's weights ramp down from 1 to 0", "tokens", low=1),
-            Setting("span_loss", 2e-6, "loss per predicted token and per token of the mean span", "nats", low=0),
+            Setting(
+                "span_loss", 2e-6, "loss added for each predicted token, per token of the mean span", "nats", low=0
+            ),
         ),
         has_own_scores=True,
     ),
@@ -388,7 +397,7 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
             Setting(
                 "entmax",
                 0.0,
-                "alpha, from 1.01 (close to softmax) to 2 (sparsemax); learned: a learned alpha per head",
+                "alpha, from 1.01 (close to softmax) to 2 (sparsemax); learned: each head learns its own alpha",
                 "alpha",
                 low=1.01,
                 high=2,
@@ -402,9 +411,21 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         source="Reformer: Kitaev et al., 2020, section 2",
         module="reformer:Reformer",
         settings=(
-            Setting("buckets", 0, "number of hash buckets; half are the negatives of the others", "buckets", low=2),
+            Setting(
+                "buckets",
+                0,
+                "number of hash buckets; they come in pairs, for a random direction and its negative",
+                "buckets",
+                low=2,
+            ),
             Setting("rounds", 1, "number of hashing rounds; a query sees the keys found in any round", "rounds", low=1),
-            Setting("chunk", 64, "chunk of sorted positions; queries see their own and adjacent ones", "tokens", low=1),
+            Setting(
+                "chunk",
+                64,
+                "size of the chunks of sorted positions; queries see their own chunk and its neighbors",
+                "tokens",
+                low=1,
+            ),
         ),
         why_not_causal="its chunks come from sorting all positions, including future positions",
         excludes={
@@ -433,14 +454,16 @@ ATTENTION_VARIANTS: tuple[AttentionVariant, ...] = (
         choice=POSITIONS,
         source="RoFormer: Su et al., 2021, section 3.2",
         module="rope:Rope",
-        settings=(Setting("rope", 0, "base of the rotary positions, usually 10000", "base", low=2),),
+        settings=(Setting("rope", 0, "base of the rotary position embeddings, usually 10000", "base", low=2),),
     ),
     AttentionVariant(
         choice=POSITIONS,
         source="GPT: Radford et al., 2018, section 4.1",
         module="absolute:Absolute",
         settings=(
-            Setting("positions", "", "absolute: an embedding of `length` learned positions", choices=("absolute",)),
+            Setting(
+                "positions", "", "absolute: a learned embedding for each of `length` positions", choices=("absolute",)
+            ),
             _LENGTH,
         ),
         why_not_encoder="an encoder already has learned positions, unless --no-token-positional-embeddings is set",

@@ -240,7 +240,7 @@ for _kind in (
     Kind(
         letter="s",
         name="self-attention",
-        help="softmax(QK^T / sqrt(D) + bias) V; in causal models with Transformer-XL's relative positions and memory",
+        help="softmax(QK^T / sqrt(D) + bias) V; causal models use Transformer-XL's relative positions and memory",
         source="Vaswani et al., 2017; causal: Dai et al., 2019, section 3.3",
         modules=_modules("attention:SelfAttention", "attention:RelativeAttention"),
         settings=attention_variants.SETTINGS,
@@ -283,15 +283,15 @@ for _kind in (
     Kind(
         letter="r",
         name="recurrence",
-        help="a state that gates update token by token; in encoders, half of the state runs in each direction",
+        help="a state, updated token by token through gates; in encoders, half of the state runs in each direction",
         source="Vecoven et al., 2020; mingru: Feng et al., 2024",
         modules=_modules("recurrent:Recurrent"),
         settings=(
             Setting(
                 "cell",
                 NBRC,
-                "recurrent input of each gate: its own unit of the state (brc), the whole state (nbrc), or nothing, so "
-                "all steps are computed in parallel (mingru)",
+                "what each gate reads from the previous state: its own unit (brc), all units (nbrc), or nothing, so "
+                "that all steps can be computed in parallel (mingru)",
                 choices=(BRC, NBRC, MINGRU),
             ),
         ),
@@ -299,23 +299,29 @@ for _kind in (
     Kind(
         letter="f",
         name="feed-forward",
-        help="two linear maps with an activation in between; if gated, a third map parallel to the first",
+        help="two linear maps with an activation in between; with a gate, a third map runs parallel to the first",
         source="Vaswani et al., 2017, section 3.3; gated: Shazeer, 2020; experts: GShard, 2020, section 2.2",
         modules=_modules("feed_forward:FeedForward"),
         settings=(
             Setting(
                 "gate",
                 "",
-                "activation of the gate, which multiplies the output of a second linear map; both have the full width",
+                "activation of the gate, which multiplies the output of a second linear map; both have the full "
+                "feed-forward width",
                 choices=("gelu", "silu", "relu"),
             ),
-            Setting("experts", 0, "number of feed-forwards (experts), among which a gate routes each token", low=2),
+            Setting(
+                "experts",
+                0,
+                "number of feed-forward networks (experts); a gate routes each token to some of them",
+                low=2,
+            ),
             Setting("top", 2, "experts per token; training randomly skips the second one", "experts", low=1, high=2),
             Setting(
                 "capacity",
                 1.25,
-                "capacity factor: slots per expert during training, relative to an even distribution of a text's "
-                "tokens",
+                "capacity factor: slots per expert during training, as a multiple of the number needed if each text's "
+                "tokens were distributed evenly",
                 "factor",
                 low=0.01,
             ),
@@ -325,7 +331,7 @@ for _kind in (
     Kind(
         letter="-",
         name="identity",
-        help="its input, unchanged; a search may choose it instead of a sublayer",
+        help="its input, unchanged; a search may choose it to remove a sublayer",
         source="PAR Transformer, section 2.1",
         modules=_modules("feed_forward:Identity"),
         is_identity=True,

@@ -82,8 +82,8 @@ class Distillation:
             padding_mask = None
             if batch["net_input"].get("has_padding", True):
                 padding_mask = batch["net_input"]["src_tokens"].eq(pad)
-            states = (extra["inner_states"], teachers_extra["inner_states"])
-            attention = self._attention_kl(model, *states, padding_mask) * count
+            mean_kl = self._attention_kl(model, extra["inner_states"], teachers_extra["inner_states"], padding_mask)
+            attention = mean_kl * count
             loss = loss + self.attention_weight * attention
             to_log["attention_kl"] = attention.detach()
         return losses.with_spans(model, loss, count, to_log), count, to_log
@@ -135,7 +135,8 @@ def words_kl(student_MV: Tensor, teacher_MV: Tensor, temperature: float) -> Tens
         teacher_MV: the teacher's logits.
         temperature: the temperature T of both distributions.
     """
-    student, teacher = ((_single(logits) / temperature).log_softmax(-1) for logits in (student_MV, teacher_MV))
+    student = (_single(student_MV) / temperature).log_softmax(-1)
+    teacher = (_single(teacher_MV) / temperature).log_softmax(-1)
     return temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True)
 
 
@@ -170,15 +171,17 @@ def last_attentions(student: Stack, teacher: Stack) -> tuple[int, int]:
             f"--distill: the teacher has {teacher.num_heads} heads and the model {student.num_heads}, so their "
             f"attention cannot be compared; {ADVICE}"
         )
-    found = [
-        [number for number, planned in enumerate(network.plan) if DISTRIBUTION in planned.kind.hands_on]
-        for network in (student, teacher)
-    ]
-    if not all(found):
+    students = _attentions(student)
+    teachers = _attentions(teacher)
+    if not students or not teachers:
         raise UserError(
             "--distill: the teacher or the model has no sublayer that computes an attention distribution; " + ADVICE
         )
-    return found[0][-1], found[1][-1]
+    return students[-1], teachers[-1]
+
+
+def _attentions(network: Stack) -> list[int]:
+    return [number for number, planned in enumerate(network.plan) if DISTRIBUTION in planned.kind.hands_on]
 
 
 def distribution(network: Encoder, number: int, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:

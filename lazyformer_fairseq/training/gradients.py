@@ -11,7 +11,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor, nn
 
-Share = Union[float, Tensor]
+Factor = Union[float, Tensor]
 
 
 class Weights:
@@ -34,16 +34,16 @@ class Weights:
         """Backpropagate the loss."""
         loss.backward()
 
-    def clip(self, share: Share, most: float, groups: Sequence[Mapping[str, Any]]) -> Tensor:
+    def clip(self, factor: Factor, most: float, groups: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scale and clip the gradients, and return their norm after scaling and before clipping.
 
         Args:
-            share: the factor by which to scale all gradients.
+            factor: the factor by which to scale all gradients.
             most: the maximum norm; 0 disables clipping.
             groups: the optimizer's parameter groups, in the order in which norms are summed.
         """
         gradients = gradients_of(groups)
-        torch._foreach_mul_(gradients, share)
+        torch._foreach_mul_(gradients, factor)
         norm = norm_of(gradients)
         if most > 0:
             torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp_(max=1))
@@ -85,7 +85,7 @@ class HalfWeights(Weights):
             loss = self.scale.value * loss
         loss.backward()
 
-    def clip(self, share: Share, most: float, groups: Sequence[Mapping[str, Any]]) -> Tensor:
+    def clip(self, factor: Factor, most: float, groups: Sequence[Mapping[str, Any]]) -> Tensor:
         """Move the gradients to the copies, then scale and clip them; a missing gradient becomes zeros."""
         for weight, copy in zip(self.own, self.updated, strict=True):
             if weight.grad is None:
@@ -95,14 +95,14 @@ class HalfWeights(Weights):
             weight.grad = None
         gradients = gradients_of(groups)
         if self.scale is not None:
-            share = 1 / self.scale.value * share
-        norm = share * norm_of(gradients)
+            factor = 1 / self.scale.value * factor
+        norm = factor * norm_of(gradients)
         if self.scale is None:
             if most > 0:
-                share = share * (most / (norm + 1e-6)).clamp_(max=1)
+                factor = factor * (most / (norm + 1e-6)).clamp_(max=1)
         elif norm > most > 0:
-            share = share * (most / norm)
-        torch._foreach_mul_(gradients, share)
+            factor = factor * (most / norm)
+        torch._foreach_mul_(gradients, factor)
         return norm
 
     def lower_scale(self) -> bool:
@@ -129,7 +129,8 @@ class HalfWeights(Weights):
             copy.data.copy_(saved)
         if self.scale is not None:
             self.scale.value = state.pop("loss_scale")
-            vars(self.scale).update({name.lstrip("_"): count for name, count in state.pop("loss_scaler").items()})
+            counts = {name.lstrip("_"): count for name, count in state.pop("loss_scaler").items()}
+            vars(self.scale).update(counts)
 
 
 class LossScale:

@@ -67,5 +67,6 @@ def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[s
     if "lr_scheduler" in others:
         others |= {"decay_share", "decay"}
         usual["lr_scheduler"] = "linear_warmup"
-    found = {**{name: value for name, value in LAPTOP.items() if name not in others}, **usual}
-    return {name: value for name, value in found.items() if name not in given}
+    options = {name: value for name, value in LAPTOP.items() if name not in others}
+    options |= usual
+    return {name: value for name, value in options.items() if name not in given}

@@ -230,14 +230,14 @@ class TrainingLoop:
             sizes.append(size)
         loss, size = self._sum_over_processes(logs, sizes)
         # If the batches contain nothing to predict, the update is performed with zero gradients.
-        share: Union[Tensor, float]
+        factor: Union[Tensor, float]
         if torch.is_tensor(size):
-            share = 1 / size.clamp(min=1).float()
+            factor = 1 / size.clamp(min=1).float()
         else:
-            share = 1 / (float(size) or 1.0)
-        norm = self.weights.clip(share, self.clip_norm, self.optimizer.param_groups)
+            factor = 1 / (float(size) or 1.0)
+        norm = self.weights.clip(factor, self.clip_norm, self.optimizer.param_groups)
 
-        numbers = torch.stack([norm, loss.to(norm) * share]).tolist()  # a single copy from the device
+        numbers = torch.stack([norm, loss.to(norm) * factor]).tolist()  # a single copy from the device
         if not np.isfinite(numbers[0]) and self.weights.lower_scale():
             return  # an fp16 overflow: the caller retries with the next batches
         try:
@@ -264,8 +264,8 @@ class TrainingLoop:
             self.stop.agree(self.stop.note())
             return loss, size
         self.processes.sum_gradients(self.weights.own)
-        sums = torch.tensor([float(loss), float(size), self.stop.note()], dtype=torch.float64, device=self.device)
-        loss, size, asked = self.processes.sum(sums)
+        own = [float(loss), float(size), self.stop.note()]
+        loss, size, asked = self.processes.sum(torch.tensor(own, dtype=torch.float64, device=self.device))
         self.stop.agree(asked.item())
         return loss, size
 
@@ -285,7 +285,12 @@ class TrainingLoop:
         self.weights.clear()
         self.objective.forget()
         if reaction is not Reaction.CONTINUE:
-            self.guard.write_report(self.folder, [list(self.guard.bad)], list(self.guard.losses), "nats")
+            self.guard.write_report(
+                self.folder,
+                bad_of_processes=[list(self.guard.bad)],
+                losses=list(self.guard.losses),
+                unit="nats",
+            )
             raise DivergedError(
                 f"{self.folder}: {self.guard.skipped_in_a_row} updates in a row, up to update {self.updates + 1}, "
                 f"had a loss or gradient that is NaN or Inf; try a lower {self.RATE_OPTION}"
@@ -295,8 +300,10 @@ class TrainingLoop:
     def evaluate(self, split: str = "valid") -> dict[str, float]:
         """Return the objective's metrics on a split. Every process evaluates the entire split."""
         self.model.eval()
-        batches = (to_device(batch, self.device, self.half) for batch in self.objective.held_out(split))
-        logs = [self.objective.loss(self.model, batch)[2] for batch in batches]
+        logs = []
+        for batch in self.objective.held_out(split):
+            _, _, log = self.objective.loss(self.model, to_device(batch, self.device, self.half))
+            logs.append(log)
         return self.objective.measures(logs)
 
     # The run's record

@@ -101,7 +101,8 @@ def orthogonal(
         coefficients: the coefficients a, b and c of a step.
         dtype: the precision of the matmuls and the result; None for the dtype of `x`.
     """
-    x = torch.div(x, x.norm(dim=(1, 2), keepdim=True) + EPS, out=torch.empty_like(x, dtype=dtype))
+    norms = x.norm(dim=(1, 2), keepdim=True) + EPS
+    x = torch.div(x, norms, out=torch.empty_like(x, dtype=dtype))
     rows, columns = x.shape[1:]
     if _begins_with_gram(rows, columns) and x.dtype != torch.bfloat16:  # bf16 is too coarse for powers of X X^T
         return _times(_factors_by_gram(_times(x, x.mT), steps, coefficients), x)
@@ -196,27 +197,30 @@ class Muon(GroupwiseOptimizer):
             updates = list(torch._foreach_lerp(gradients, moments, group["momentum"]))
         else:
             updates = moments
-        stacked = torch.cat([_as_wide(_blocks(each, of)) for each, of in zip(updates, weights, strict=True)])
-        found = orthogonal(stacked, group["steps"], group["coefficients"], self.dtype)
+        matrices = [_as_wide(_blocks(update, weight)) for update, weight in zip(updates, weights, strict=True)]
+        found = orthogonal(torch.cat(matrices), group["steps"], group["coefficients"], self.dtype)
+
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         sizes = [max(1, blocks_of(weight)) for weight in weights]
         for weight, part in zip(weights, found.split(sizes), strict=True):
             blocks = _blocks(weight)
+            is_transposed = part.shape != blocks.shape
             scale = SCALES[group["scale"]](*blocks.shape[1:])
-            blocks.add_(part if blocks.shape == part.shape else part.mT, alpha=-group["lr"] * scale)
+            blocks.add_(part.mT if is_transposed else part, alpha=-group["lr"] * scale)
 
     def _step_by_adam(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         if not weights:
             return
         b1, b2 = group["betas"]
         first_moments, second_moments = self._moments(weights, MOMENTS)
+        step = torch.tensor(float(group["step"]), device=weights[0].device)
         torch._fused_adamw_(
             weights,
             gradients_of(weights),
             first_moments,
             second_moments,
             [],
-            [torch.tensor(float(group["step"]), device=weights[0].device)] * len(weights),
+            [step] * len(weights),
             lr=group["lr"],
             beta1=b1,
             beta2=b2,
@@ -234,7 +238,10 @@ def _blocks(tensor: Tensor, weight: Optional[Tensor] = None) -> Tensor:
         tensor: a weight, or a tensor with a weight's shape.
         weight: the weight marked with the number of blocks; default: `tensor` itself.
     """
-    return tensor.unflatten(0, (max(1, blocks_of(tensor if weight is None else weight)), -1))
+    if weight is None:
+        weight = tensor
+    number = max(1, blocks_of(weight))
+    return tensor.unflatten(0, (number, -1))
 
 
 def _as_wide(x: Tensor) -> Tensor:
@@ -312,8 +319,8 @@ class MuonAndAdam(AdamLike):
         """Set Muon's learning rate, and scale Adam's by the same factor."""
         super().set_lr(lr)
         peak = self.optimizer_config["lr"]
-        share = 1.0
+        adam_ratio = 1.0
         if self.cfg.adam_lr is not None and peak:
-            share = self.cfg.adam_lr / peak
+            adam_ratio = self.cfg.adam_lr / peak
         for group in self.param_groups[1:]:
-            group["lr"] = lr * share
+            group["lr"] = lr * adam_ratio

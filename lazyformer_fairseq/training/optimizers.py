@@ -152,10 +152,8 @@ class AdamLike:
         torch itself would only fail at the first update.
         """
         saved_groups = state_dict["param_groups"]
-        settings, saved_settings = (
-            {OWN_SETTINGS[name] for name in OWN_SETTINGS.keys() & groups[0]}
-            for groups in (self.param_groups, saved_groups)
-        )
+        settings = {OWN_SETTINGS[name] for name in OWN_SETTINGS.keys() & self.param_groups[0]}
+        saved_settings = {OWN_SETTINGS[name] for name in OWN_SETTINGS.keys() & saved_groups[0]}
         if settings != saved_settings:
             raise UserError(
                 f"the checkpoint was not trained with --optimizer {self.NAME}: use the optimizer that it was trained "
@@ -187,7 +185,8 @@ def _holds_moments(state_dict: Any) -> bool:
         for group in state_dict["param_groups"]:
             rates = [group.get(name, 0.0) for name in ("lr", "eps", "weight_decay", "step")]
             numbers = [*rates, *group.get("betas", ())]
-            if not isinstance(group["params"], list) or not all(isinstance(n, (int, float, Tensor)) for n in numbers):
+            are_numbers = all(isinstance(number, (int, float, Tensor)) for number in numbers)
+            if not are_numbers or not isinstance(group["params"], list):
                 return False
         for state in state_dict["state"].values():
             moments = {name: value for name, value in state.items() if name != "step"}
@@ -213,7 +212,8 @@ def betas_of(value: Any, option: str) -> tuple[float, float]:
         UserError: the value is not a pair of numbers in [0, 1).
     """
     try:
-        first, second = (float(beta) for beta in (ast.literal_eval(value) if isinstance(value, str) else value))
+        pair = ast.literal_eval(value) if isinstance(value, str) else value
+        first, second = (float(beta) for beta in pair)
     except (ValueError, TypeError, SyntaxError) as error:
         raise UserError(f"{option} {value!r}: must be two numbers, such as '(0.9, 0.999)'") from error
     if not (0 <= first < 1 and 0 <= second < 1):
@@ -277,7 +277,8 @@ class GroupwiseOptimizer(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
-            self._step_on(group, [weight for weight in group["params"] if weight.grad is not None and weight.numel()])
+            weights = [weight for weight in group["params"] if weight.grad is not None and weight.numel()]
+            self._step_on(group, weights)
         return loss
 
     def _step_on(self, group: dict[str, Any], weights: list[Tensor]) -> None:
@@ -286,9 +287,10 @@ class GroupwiseOptimizer(torch.optim.Optimizer):
     def _moments(self, weights: list[Tensor], names: Iterable[str]) -> list[list[Tensor]]:
         """Return a list of the weights' moments per name; missing moments are initialized to contiguous zeros."""
         for weight in weights:
+            state = self.state[weight]
             for name in names:
-                if name not in self.state[weight]:
-                    self.state[weight][name] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+                if name not in state:
+                    state[name] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
         return [[self.state[weight][name] for weight in weights] for name in names]
 
 
@@ -326,7 +328,8 @@ class Lamb(GroupwiseOptimizer):
     def _tensors_of(self, weight: Tensor) -> list[Tensor]:
         """Return a weight, its gradient and its two moments; all but the weight are contiguous."""
         assert weight.grad is not None
-        return [weight, weight.grad.contiguous(), *(moment for (moment,) in self._moments([weight], MOMENTS))]
+        (first_moment,), (second_moment,) = self._moments([weight], MOMENTS)
+        return [weight, weight.grad.contiguous(), first_moment, second_moment]
 
     def _step_on_processor(self, group: dict[str, Any], time: Tensor, own: Tensor, *tensors: Tensor) -> None:
         weight = own.contiguous()
@@ -334,7 +337,8 @@ class Lamb(GroupwiseOptimizer):
         flat = [tensor.view(-1) for tensor in (weight, update, *tensors)]
         weight_square = 0.0
         update_square = 0.0
-        for w, u, g, m, v in zip(*(tensor.split(CHUNK_SIZE) for tensor in flat), strict=True):
+        chunks = [tensor.split(CHUNK_SIZE) for tensor in flat]
+        for w, u, g, m, v in zip(*chunks, strict=True):
             torch.mul(w, -group["weight_decay"], out=u)
             _subtract_adams_update(group, [time], [u], [g], [m], [v])
             weight_square += torch.dot(w, w).item()
@@ -359,9 +363,13 @@ def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
     updates = list(torch._foreach_mul(weights, -group["weight_decay"]))
     times = [_time_of(group, weights[0].device)] * len(weights)
     _subtract_adams_update(group, times, updates, *others)
-    norms = torch.stack([*torch._foreach_norm(weights), *torch._foreach_norm(updates)]).tolist()
-    pairs = zip(norms[: len(weights)], norms[len(weights) :], strict=True)
-    torch._foreach_mul_(updates, [group["lr"] * _ratio(*pair, group) for pair in pairs])
+
+    norms = [*torch._foreach_norm(weights), *torch._foreach_norm(updates)]
+    numbers = torch.stack(norms).tolist()
+    pairs = zip(numbers[: len(weights)], numbers[len(weights) :], strict=True)
+    rates = [group["lr"] * _ratio(weight_norm, update_norm, group) for weight_norm, update_norm in pairs]
+
+    torch._foreach_mul_(updates, rates)
     torch._foreach_add_(weights, updates)
     for each, weight in zip(own, weights, strict=True):
         if weight is not each:
@@ -399,7 +407,8 @@ def buckets(weights: Iterable[Tensor], most: int = BUCKET) -> Iterator[list[Tens
 
 def _time_of(group: dict[str, Any], device: torch.device) -> Tensor:
     """Return the update number t, or infinity to disable bias correction, which vanishes as t grows."""
-    return torch.tensor(group["step"] if group["bias_correction"] else torch.inf, dtype=torch.float32, device=device)
+    time = group["step"] if group["bias_correction"] else torch.inf
+    return torch.tensor(time, dtype=torch.float32, device=device)
 
 
 def _subtract_adams_update(

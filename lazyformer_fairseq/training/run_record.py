@@ -149,7 +149,10 @@ def hash_data(folders: Iterable[Path]) -> dict[str, str]:
     """
     paths = []
     for folder in folders:
-        paths += [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+        for path in sorted(folder.iterdir()):
+            is_hidden = path.name.startswith(".")
+            if path.is_file() and not is_hidden:
+                paths.append(path)
     size = sum(path.stat().st_size for path in paths)
     hashes = {}
     with Progress(total=size, desc="hashing the data", unit="B", unit_scale=True, delay=BAR_AFTER) as progress:

@@ -184,7 +184,8 @@ class PolynomialWarmupSchedule(WarmupSchedule):
         return self.peak * max(0.0, 1 - done) ** self.cfg.power
 
 
-DECAYS = {"1-sqrt": lambda share: 1 - math.sqrt(share), "linear": lambda share: 1 - share}
+# The learning rate as a fraction of its peak, given the fraction of the decay that has passed.
+DECAYS = {"1-sqrt": lambda progress: 1 - math.sqrt(progress), "linear": lambda progress: 1 - progress}
 
 
 @dataclass
@@ -228,14 +229,14 @@ class WSDSchedule(WarmupSchedule):
         if not 0 <= cfg.decay_share <= 1:
             raise UserError(f"--decay-share {cfg.decay_share}: must be in [0, 1]")
         self.warmup = cfg.warmup_updates or math.ceil(cfg.warmup_ratio * cfg.max_update)
-        self.whole = f"--max-update {cfg.max_update} with --decay-share {cfg.decay_share}"
+        self.decay_options = f"--max-update {cfg.max_update} with --decay-share {cfg.decay_share}"
         self._refuse_overlap("")
 
-    def _refuse_overlap(self, whose: str) -> None:
+    def _refuse_overlap(self, warmup_owner: str) -> None:
         if self.warmup > self.decay_start:
             raise UserError(
-                f"{self.whole}: the decay would begin after update {self.decay_start}, during the {self.warmup} "
-                f"updates of {whose}warm-up; use a larger --max-update"
+                f"{self.decay_options}: the decay would begin after update {self.decay_start}, during the "
+                f"{self.warmup} updates of {warmup_owner}warm-up; use a larger --max-update"
             )
 
     @property
@@ -254,8 +255,9 @@ class WSDSchedule(WarmupSchedule):
             return self.peak * update / self.warmup
         if update <= self.decay_start or not self.cfg.decay_share:
             return self.peak
-        share = (update - 1 - self.decay_start) / (self.cfg.max_update - self.decay_start)
-        return self.peak * DECAYS[str(self.cfg.decay)](min(1.0, share))
+        progress = (update - 1 - self.decay_start) / (self.cfg.max_update - self.decay_start)
+        decay = DECAYS[str(self.cfg.decay)]
+        return self.peak * decay(min(1.0, progress))
 
     def state_dict(self) -> dict:
         """Return the state to store in checkpoints."""
@@ -292,17 +294,17 @@ class WSDSchedule(WarmupSchedule):
             raise UserError(
                 f"--max-update {self.cfg.max_update}: {what} was saved after {made} updates; use {made} or more"
             )
-        own = state_dict["decay"][0]
-        start = min(own, self.decay_start)
-        if made > start and state_dict["decay"] != self._decay:
-            whose = self.whole
+        saved_decay_start = state_dict["decay"][0]
+        first_decay_start = min(saved_decay_start, self.decay_start)
+        if made > first_decay_start and state_dict["decay"] != self._decay:
+            decay_owner = self.decay_options
             remedy = ", or a larger --max-update"
-            if made > own:
-                whose = "its own run"
+            if made > saved_decay_start:
+                decay_owner = "its own run"
                 remedy = ""
             raise UserError(
-                f"{what} was saved after {made} updates, but the decay of {whose} begins after {start}; use an "
-                f"earlier checkpoint{remedy}"
+                f"{what} was saved after {made} updates, but the decay of {decay_owner} begins after "
+                f"{first_decay_start}; use an earlier checkpoint{remedy}"
             )
         self.warmup = state_dict["warmup"]
         self._refuse_overlap(f"{what}'s ")
@@ -330,7 +332,8 @@ class CosineSchedule(Schedule):
         done = update - 1 - cfg.warmup_updates
         if done < 0:
             return cfg.warmup_init_lr + (update - 1) * ((self.peak - cfg.warmup_init_lr) / cfg.warmup_updates)
-        share = 1
+        progress = 1
         if cfg.max_update > cfg.warmup_updates:
-            share = min(1, done / (cfg.max_update - cfg.warmup_updates))
-        return cfg.min_lr + 0.5 * (self.peak - cfg.min_lr) * (1 + math.cos(math.pi * share))
+            progress = min(1, done / (cfg.max_update - cfg.warmup_updates))
+        cosine = math.cos(math.pi * progress)
+        return cfg.min_lr + 0.5 * (self.peak - cfg.min_lr) * (1 + cosine)

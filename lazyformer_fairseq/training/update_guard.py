@@ -158,10 +158,10 @@ class UpdateGuard:
             losses: the losses of the last good updates, in `unit`.
             unit: the unit of the losses, such as bits per masked token.
         """
-        updates = [
-            {**asdict(same_update[0]), "samples": [of_process.samples for of_process in same_update]}
-            for same_update in zip(*bad_of_processes, strict=True)
-        ]
+        updates = []
+        for same_update in zip(*bad_of_processes, strict=True):
+            samples = [of_process.samples for of_process in same_update]
+            updates.append({**asdict(same_update[0]), "samples": samples})
         report = {
             "stopped_at_update": updates[-1]["update"],
             "reason": updates[-1]["reason"],

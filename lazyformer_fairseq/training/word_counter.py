@@ -41,7 +41,8 @@ def checkpoints_by_words(folder: Path) -> dict[str, Path]:
         words = re.fullmatch(r"checkpoint_([0-9.e+-]+M)_words\.pt", path.name)
         if words is not None:
             found[words[1]] = path
-    return dict(sorted(found.items(), key=lambda item: float(item[0].removesuffix("M"))))
+    ascending = sorted(found, key=lambda name: float(name.removesuffix("M")))
+    return {name: found[name] for name in ascending}
 
 
 def refuse_too_many_words(budget: int, words: float, reader: str, length: str, remedy: str) -> None:

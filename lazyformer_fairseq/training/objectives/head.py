@@ -120,11 +120,13 @@ class HeadObjective(Objective):
 
     def batches(self, processes: Processes = ALONE) -> EpochBatches:
         """Return this process's training batches."""
-        return shard_batches(EpochBatches(self.dataset("train"), self.batch_size, seed=self.seed), processes)
+        batches = EpochBatches(self.dataset("train"), self.batch_size, seed=self.seed)
+        return shard_batches(batches, processes)
 
     def held_out(self, split: str) -> EpochBatches:
         """Return the batches of a held-out split, in order."""
-        return EpochBatches(self.dataset(split), self.batch_size_valid or self.batch_size, shuffle=False)
+        batch_size = self.batch_size_valid or self.batch_size
+        return EpochBatches(self.dataset(split), batch_size, shuffle=False)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the loss of the head's predictions, plus the experts' load-balancing loss, if any.

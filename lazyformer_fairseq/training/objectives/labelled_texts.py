@@ -113,7 +113,8 @@ class LabelledTextsObjective(HeadObjective):
             loss = F.mse_loss(predictions, targets.float(), reduction="sum")
         elif self.description.is_multi_label:
             predictions = logits.detach() > 0
-            loss = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none").mean(dim=-1).sum()
+            loss_of_labels = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none")
+            loss = loss_of_labels.mean(dim=-1).sum()
             log["ncorrect"] = (predictions == targets).all(dim=-1).sum()
         else:
             predictions = logits.detach().argmax(dim=-1)

@@ -86,7 +86,8 @@ class MaskedLMObjective(Objective):
 
     def batches(self, processes: Processes = ALONE) -> EpochBatches:
         """Return this process's training batches."""
-        return shard_batches(EpochBatches(self.texts.split("train"), self.batch_size, seed=self.seed), processes)
+        batches = EpochBatches(self.texts.split("train"), self.batch_size, seed=self.seed)
+        return shard_batches(batches, processes)
 
     def data_folders(self) -> list[Path]:
         """Return the data folders."""
@@ -118,7 +119,8 @@ class MaskedLMObjective(Objective):
 
     def held_out(self, split: str) -> EpochBatches:
         """Return the batches of a held-out split, in order."""
-        return EpochBatches(self.texts.split(split), self.batch_size_valid or self.batch_size, shuffle=False)
+        batch_size = self.batch_size_valid or self.batch_size
+        return EpochBatches(self.texts.split(split), batch_size, shuffle=False)
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return the settings to store in checkpoints."""

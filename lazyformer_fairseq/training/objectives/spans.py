@@ -94,7 +94,8 @@ class SpansObjective(HeadObjective):
                 continue
             answer = found[0]
             right = dataset.file.questions[question].answer_texts
-            rows.append((question, window, answer.score, *(metric(answer.text, right) for metric in METRICS.values())))
+            values = [metric(answer.text, right) for metric in METRICS.values()]
+            rows.append((question, window, answer.score, *values))
         return np.array(rows, np.float64)
 
     @staticmethod

@@ -34,15 +34,20 @@ class TagsObjective(LabelledTextsObjective):
         """
         is_cut = batch["places"] < 0
         targets = batch["target"].masked_fill(is_cut, IGNORED)
-        loss, log = super().score({"target": targets}, logits.flatten(0, 1)[batch["places"]], training)
-        if not training:
-            names = np.array([*self.description.labels, OUTSIDE])
-            predicted = names[log["rows"][:, 0].astype(np.int64)]
-            predicted[is_cut.cpu().numpy()] = OUTSIDE
-            right = names[batch["target"].cpu().numpy()]
-            ends = np.cumsum(batch["words"])[:-1]
-            pairs = zip(np.split(predicted, ends), np.split(right, ends), strict=True)
-            log["rows"] = np.array([count_tags(found.tolist(), there.tolist()) for found, there in pairs], np.float64)
+        logits_of_words = logits.flatten(0, 1)[batch["places"]]
+        loss, log = super().score({"target": targets}, logits_of_words, training)
+        if training:
+            return loss, log
+
+        names = np.array([*self.description.labels, OUTSIDE])
+        predicted = names[log["rows"][:, 0].astype(np.int64)]
+        predicted[is_cut.cpu().numpy()] = OUTSIDE
+        right = names[batch["target"].cpu().numpy()]
+
+        ends = np.cumsum(batch["words"])[:-1]
+        sentences = zip(np.split(predicted, ends), np.split(right, ends), strict=True)
+        counts = [count_tags(found.tolist(), there.tolist()) for found, there in sentences]
+        log["rows"] = np.array(counts, np.float64)
         return loss, log
 
     metric = staticmethod(metric_of_tags)

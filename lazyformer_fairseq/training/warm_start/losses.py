@@ -63,9 +63,11 @@ def losses_by_block(trained: Trained, batches: Batches) -> BlockLosses:
         positions = global_positions(model.encoder.sentence_encoder, tokens_BT)
         more = {"has_padding": batch["net_input"]["has_padding"], "global_positions": positions}
         logits, _ = model(tokens_BT, masked_tokens=masked, **more)
-        surprise = F.cross_entropy(logits.float(), batch["target"].flatten()[masked], reduction="none")
+        targets = batch["target"].flatten()[masked]
+        surprise = F.cross_entropy(logits.float(), targets, reduction="none").double()
         block = masked.div(tokens_BT.size(1), rounding_mode="floor")
-        nats.append(surprise.double().new_zeros(len(tokens_BT)).index_add(0, block, surprise.double()).cpu())
+        zeros = surprise.new_zeros(len(tokens_BT))
+        nats.append(zeros.index_add(0, block, surprise).cpu())
         words.append(block.bincount(minlength=len(tokens_BT)).cpu())
     return BlockLosses(torch.cat(nats).numpy(), torch.cat(words).numpy())
 
@@ -123,12 +125,14 @@ class Scorer:
             origins = tuple(from_sublayers)
         key = (pattern, origins)
         if key not in self._known:
-            self._known[key] = masked_lm_bits(self.start({"sublayer_pattern": pattern}, from_sublayers).new, self.text)
+            start = self.start({"sublayer_pattern": pattern}, from_sublayers)
+            self._known[key] = masked_lm_bits(start.new, self.text)
         return self._known[key]
 
     def by_block(self, pattern: str, from_sublayers: Sequence[str]) -> BlockLosses:
         """Compute the old model's per-block losses after conversion to a pattern; the result is not cached."""
-        return losses_by_block(self.start({"sublayer_pattern": pattern}, from_sublayers).new, self.text)
+        start = self.start({"sublayer_pattern": pattern}, from_sublayers)
+        return losses_by_block(start.new, self.text)
 
 
 def measure_losses(scorer: Scorer, start: WarmStart) -> dict[str, Any]:
@@ -168,7 +172,8 @@ def read_text(
     count = math.ceil(tokens / longest)
     samples = [dataset[int(block)] for block in sorted(blocks[:count])]
     at_once = max(1, TOKENS_OF_BATCH // longest)
-    return [dataset.collater(samples[start : start + at_once]) for start in range(0, len(samples), at_once)]
+    starts = range(0, len(samples), at_once)
+    return [dataset.collater(samples[start : start + at_once]) for start in starts]
 
 
 def _of_folder(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBlocksDataset:
@@ -192,6 +197,7 @@ def _of_file(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBloc
     lines = [tokenizer.encode(line) for line in text.splitlines()]
     if not any(lines):
         raise UserError(f"{source} contains no text")
-    items = [torch.tensor([*ids, eos]) for number, ids in enumerate(lines) if ids or any(lines[:number])]
+    first = next(number for number, ids in enumerate(lines) if ids)
+    items = [torch.tensor([*ids, eos]) for ids in lines[first:]]
     how = MaskedText(str(source), MaskedTextOptions(tokens_per_sample=longest), tokenizer.dictionary)
     return how.blocks(items, str(source))

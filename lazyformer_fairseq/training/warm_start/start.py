@@ -4,6 +4,7 @@ The record is written to ``warm_start.json`` and, in human-readable form, to ``w
 folder.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -174,11 +175,12 @@ def start_from(
         }
         for index, (planned, origin, part) in enumerate(zip(new_plan, alignment, taken, strict=True))
     ]
+    changed_options = {name: [before[name], after[name]] for name in RESIZED if before[name] != after[name]}
     record = {
         "source": "",
         "old_pattern": "".join(planned.text for planned in old.plan),
         "new_pattern": "".join(planned.text for planned in new_plan),
-        "changed_options": {name: [before[name], after[name]] for name in RESIZED if before[name] != after[name]},
+        "changed_options": changed_options,
         "sublayers": sublayers,
         "left_out": left_out(old.plan, alignment),
         "losses": None,
@@ -205,11 +207,13 @@ def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, plan
             "sublayer"
         )
     experts = int(planned.values.get("experts", 0))
-    is_last = (f"{INNER}{last}", *(f"{INNER}experts.{n}.{last}" for n in range(experts)))
-    fresh = {
-        name: torch.zeros_like(weight) if name.startswith(is_last) else weight.clone()
-        for name, weight in sublayer.state_dict().items()
-    }
+    last_maps = (f"{INNER}{last}", *(f"{INNER}experts.{number}.{last}" for number in range(experts)))
+    fresh = {}
+    for name, weight in sublayer.state_dict().items():
+        if name.startswith(last_maps):
+            fresh[name] = torch.zeros_like(weight)
+        else:
+            fresh[name] = weight.clone()
     return Taken(fresh, new=sorted(fresh))
 
 
@@ -241,9 +245,8 @@ def _around(old: Trained, cfg: MaskedLMOptions) -> dict[str, Tensor]:
     own = cfg.max_positions
     if found > own:
         raise UserError(f"--max-positions {own}: the old model has {found}; use {found} or more")
-    weights[POSITION_EMBEDDINGS] = weights[POSITION_EMBEDDINGS].repeat(-(-own // found), 1)[
-        :own
-    ]  # Longformer, section 5
+    repeats = math.ceil(own / found)
+    weights[POSITION_EMBEDDINGS] = weights[POSITION_EMBEDDINGS].repeat(repeats, 1)[:own]  # Longformer, section 5
     return weights
 
 
@@ -264,14 +267,18 @@ def align(old: Plan, new: Plan) -> Alignment:
     """
     rows = _with_weights(old)
     columns = _with_weights(new)
-    best = [[(0, 0, 0)] * (len(columns) + 1) for _ in range(len(rows) + 1)]  # pairs, likeness, -depth difference
+    nothing = (0, 0, 0)  # the number of pairs, their total likeness, and minus their total difference in depth
+    best = [[nothing] * (len(columns) + 1) for _ in range(len(rows) + 1)]
     paired: dict[tuple[int, int], bool] = {}
     for i, row in enumerate(rows, 1):
         for j, column in enumerate(columns, 1):
             skipped = max(best[i - 1][j], best[i][j - 1])
             alike = likeness(old[row], new[column])
-            depth = ((2 * i - 1) * len(columns) - (2 * j - 1) * len(rows)) ** 2
-            one_more = (1, alike, -depth) if alike else (0, 0, 0)
+            old_depth = (2 * i - 1) * len(columns)
+            new_depth = (2 * j - 1) * len(rows)
+            one_more = nothing
+            if alike:
+                one_more = (1, alike, -((old_depth - new_depth) ** 2))
             pairs, likenesses, depths = best[i - 1][j - 1]
             together = (pairs + one_more[0], likenesses + one_more[1], depths + one_more[2])
             paired[i, j] = bool(alike) and together >= skipped
@@ -301,7 +308,8 @@ def likeness(old: PlannedSublayer, new: PlannedSublayer) -> int:
         if old.settings == new.settings:
             return 3
         return 2
-    return int(all(issubclass(each.kind.module(ENCODER), AttentionSublayer) for each in (old, new)))
+    are_attention = all(issubclass(each.kind.module(ENCODER), AttentionSublayer) for each in (old, new))
+    return int(are_attention)
 
 
 def parse_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:

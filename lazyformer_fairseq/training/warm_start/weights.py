@@ -77,8 +77,7 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
             weights differ in shape although the settings are the same.
     """
     fresh = sublayer.state_dict()
-    experts = [each.values.get("experts") for each in (planned, old.planned)]
-    if experts[0] != experts[1]:
+    if planned.values.get("experts") != old.planned.values.get("experts"):
         raise UserError(
             f"{planned.text} cannot use the weights of {old.planned.text}, because their numbers of experts differ; "
             "choose a different sublayer in --from-sublayers, or - to initialize it from scratch"
@@ -91,7 +90,8 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
     elif isinstance(sublayer.inner, FeedForward):
         found = _take_feed_forward(planned, old, taken)
     for name, weight in old.weights.items():
-        if name in fresh and name not in found | incomplete and fresh[name].shape == weight.shape:
+        fits = name in fresh and fresh[name].shape == weight.shape
+        if fits and name not in found | incomplete:
             taken.weights[name] = weight.clone()
             taken.kept.append("norm" if name.startswith(NORM) else name)
             found.add(name)
@@ -117,20 +117,28 @@ def _take_attention(planned: PlannedSublayer, old: Old, taken: Taken) -> tuple[s
     fresh_parts: set[str] = set()
     places = _parts(planned)
     for part, place in places.items():
-        source = next((each for each in (old, old.producer) if each and part in _parts(each.planned)), None)
-        if source is None:
+        if part in _parts(old.planned):
+            source = old
+            taken.kept.append(part)
+        elif old.producer is not None and part in _parts(old.producer.planned):
+            source = old.producer
+            taken.borrowed.append(part)
+        else:
             fresh_parts.add(place[0])
             continue
-        (taken.kept if source is old else taken.borrowed).append(part)
         for parameter in PARAMETERS:
             weight = _read(source.weights, _parts(source.planned)[part], parameter)
             target = _read(taken.weights, place, parameter)
             if weight is not None and target is not None:
                 target.copy_(weight)
     taken.dropped += [part for part in _parts(old.planned) if part not in places]
+
     taken.kept.append("out")
-    out = (f"{INNER}out_proj.{parameter}" for parameter in PARAMETERS)
-    taken.weights |= {name: old.weights[name].clone() for name in out if name in taken.weights}
+    for parameter in PARAMETERS:
+        name = f"{INNER}out_proj.{parameter}"
+        if name in taken.weights:
+            taken.weights[name] = old.weights[name].clone()
+
     whole = {"out_proj", *(linear for linear, _, _ in places.values())} - fresh_parts
     return _names(whole), _names(fresh_parts)
 
@@ -204,7 +212,8 @@ class Norm(NamedTuple):
     @property
     def deviation(self) -> Tensor:
         """The estimated standard deviation of the output over channels."""
-        return (self.weight.square().mean() + self.bias.var(correction=0)).sqrt()
+        variance = self.weight.square().mean() + self.bias.var(correction=0)
+        return variance.sqrt()
 
     def then(self, above: "Norm") -> "Norm":
         """Return a LayerNorm that approximates this one followed by another one directly above it."""
@@ -213,7 +222,9 @@ class Norm(NamedTuple):
 
     def neutral(self) -> "Norm":
         """Return a LayerNorm that, placed directly above this one, leaves its output approximately unchanged."""
-        return Norm(self.deviation.expand_as(self.weight).clone(), self.mean.expand_as(self.bias).clone())
+        weight = self.deviation.expand_as(self.weight).clone()
+        bias = self.mean.expand_as(self.bias).clone()
+        return Norm(weight, bias)
 
 
 def carry_norms(
@@ -242,31 +253,33 @@ def carry_norms(
     place = EMBEDDINGS  # the new model's name for the highest kept LayerNorm so far
     last = _norm(old, EMBEDDINGS)
     changed = {}
-    come = []
+    added = []
     next_old = 0
     for index, origin in enumerate([*alignment, len(old_plan)]):
         if origin is None:
             if not new_plan[index].kind.is_identity:
-                come.append(index)
+                added.append(index)
             continue
-        for gone in range(next_old, origin):
-            if not old_plan[gone].kind.is_identity:
-                last = last.then(_norm(old, SUBLAYER.format(gone)))
+        for removed in range(next_old, origin):
+            if not old_plan[removed].kind.is_identity:
+                last = last.then(_norm(old, SUBLAYER.format(removed)))
                 changed[place] = last
-        changed |= dict.fromkeys(map(SUBLAYER.format, come), last.neutral())
+        changed |= dict.fromkeys(map(SUBLAYER.format, added), last.neutral())
         if index < len(alignment):
             place = SUBLAYER.format(index)
             next_old = origin + 1
-            come = []
+            added = []
             last = _norm(new, place)
-    return {
-        f"{name}{parameter}": weight.to(new[f"{name}{parameter}"].dtype)
-        for name, norm in changed.items()
-        for parameter, weight in norm._asdict().items()
-        if f"{name}{parameter}" in new
-    }
+    weights = {}
+    for norm_name, norm in changed.items():
+        for parameter, weight in norm._asdict().items():
+            name = f"{norm_name}{parameter}"
+            if name in new:
+                weights[name] = weight.to(new[name].dtype)
+    return weights
 
 
 def _norm(weights: Mapping[str, Tensor], name: str) -> Norm:
     weight = weights[f"{name}weight"].to(torch.float32)
-    return Norm(weight, weights.get(f"{name}bias", torch.zeros_like(weight)).to(torch.float32))
+    bias = weights.get(f"{name}bias", torch.zeros_like(weight))
+    return Norm(weight, bias.to(torch.float32))

@@ -47,7 +47,8 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize x (..., C) and return the result in the dtype of x."""
-        if x.device.type == "cpu" and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        is_watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if x.device.type == "cpu" and not is_watched:
             return _RMSNorm.apply(x, self.weight, self.eps)[0]
         return F.rms_norm(x, tuple(self.normalized_shape), self.weight.to(x.dtype), self.eps)
 
@@ -60,7 +61,8 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         exact = _exactly(x)
-        mean_square = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_().div_(x.size(-1))
+        norm = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+        mean_square = norm.square_().div_(x.size(-1))
         inverse = mean_square.add_(eps).rsqrt_()
         return (exact * inverse).mul_(weight).to(x.dtype), inverse
 
@@ -79,7 +81,8 @@ class _RMSNorm(torch.autograd.Function):
         rows = inverse.flatten()
         along = torch.mv(products, scale).mul_(rows**3).div_(-x.size(-1))
         of_x = (gradient * inverse).mul_(scale).addcmul_(exact, along.view_as(inverse))
-        return of_x.to(x.dtype), torch.mv(products.t(), rows).to(weight.dtype), None
+        of_weight = torch.mv(products.t(), rows)
+        return of_x.to(x.dtype), of_weight.to(weight.dtype), None
 
 
 def _exactly(x: Tensor) -> Tensor:

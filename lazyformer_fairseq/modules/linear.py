@@ -53,7 +53,8 @@ class Linear(nn.Linear):
                     padded = F.pad(flat, (0, 0, 0, zeros))
                 else:
                     padded = flat
-                return _Product.apply(padded, weight, bias, faster)[:rows].unflatten(0, input.shape[:-1])
+                output = _Product.apply(padded, weight, bias, faster)
+                return output[:rows].unflatten(0, input.shape[:-1])
         return F.linear(input, weight, bias)
 
 
@@ -109,17 +110,21 @@ def faster_products(rows: int, inputs: int, outputs: int, is_training: bool) -> 
     def wins(product: str, mkl: Callable, onednn: Callable, *shapes: tuple[int, int]) -> bool:
         def timed(name: str) -> Callable[[], list[Tensor]]:
             factors = [torch.ones(each, dtype=torch.float32, device="cpu") for each in shapes]
-            return lambda: [(mkl if name == MKL else onednn)(*factors)]
+            multiply = mkl if name == MKL else onednn
+            return lambda: [multiply(*factors)]
 
         return onednn_wins(f"{product} of {shape}", is_training, timed)
 
     x = (rows, inputs)
     gradient = (rows, outputs)
     weight = (outputs, inputs)
+    forward = wins("product", F.linear, linear_by_onednn, x, weight)
+    if not is_training:
+        return Products(forward, input_gradient=False, weight_gradient=False)
     return Products(
-        wins("product", F.linear, linear_by_onednn, x, weight),
-        is_training and wins("input's gradient", torch.mm, _times_by_onednn, gradient, weight),
-        is_training and wins("weight's gradient", _weight_gradient, _weight_gradient_by_onednn, gradient, x),
+        forward,
+        input_gradient=wins("input's gradient", torch.mm, _times_by_onednn, gradient, weight),
+        weight_gradient=wins("weight's gradient", _weight_gradient, _weight_gradient_by_onednn, gradient, x),
     )
 
 
@@ -142,7 +147,13 @@ def _zeros(rows: int) -> int:
 
     oneDNN keeps 1 to 9 MB for each number of rows, so numbers are rounded up to a small set of values.
     """
-    return -rows % (ROWS if rows > 8 * ROWS else ROWS // 2 if rows > 4 * ROWS else ROWS // 4)
+    if rows > 8 * ROWS:
+        multiple = ROWS
+    elif rows > 4 * ROWS:
+        multiple = ROWS // 2
+    else:
+        multiple = ROWS // 4
+    return -rows % multiple
 
 
 def _times_by_onednn(gradient: Tensor, weight: Tensor) -> Tensor:
@@ -165,7 +176,9 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Optional[Tensor], by_onednn: Products) -> Tensor:
-        return (linear_by_onednn if by_onednn.forward else F.linear)(x, weight, bias)
+        if by_onednn.forward:
+            return linear_by_onednn(x, weight, bias)
+        return F.linear(x, weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Optional[Tensor], Products], _: Tensor) -> None:

@@ -113,8 +113,9 @@ def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], 
     if not spans:
         return loss
     penalty = torch.stack([span.penalty() for span in spans]).sum() * sample_size
+    mean_spans = [span.spans.detach().mean() for span in spans]
     to_log["span_loss"] = penalty.detach()
-    to_log["span"] = torch.stack([span.spans.detach().mean() for span in spans]).mean() * sample_size
+    to_log["span"] = torch.stack(mean_spans).mean() * sample_size
     return loss + penalty
 
 

@@ -74,7 +74,7 @@ def multiply(a: Tensor, b: Tensor, out: Optional[Tensor] = None, adds: bool = Fa
     if out is None:
         out = a.new_empty(a.size(0), a.size(1), b.size(2))
     if _may_choose(a, b):
-        turned = " turned" * (a.stride(2) != 1)
+        turned = " turned" if a.stride(2) != 1 else ""
         what = f"products of {a.size(1)} x {a.size(2)}{turned} and {b.size(1)} x {b.size(2)}"
 
         def timed(name: str) -> partial[list[Tensor]]:
@@ -103,7 +103,11 @@ def _may_choose(a: Tensor, b: Tensor) -> bool:
 
 
 def _multiply_by_mkl(a: Tensor, b: Tensor, out: Tensor, adds: bool) -> list[Tensor]:
-    return [torch.baddbmm(out, a, b, out=out) if adds else torch.bmm(a, b, out=out)]
+    if adds:
+        torch.baddbmm(out, a, b, out=out)
+    else:
+        torch.bmm(a, b, out=out)
+    return [out]
 
 
 def _multiply_by_onednn(a: Tensor, b: Tensor, out: Tensor, adds: bool) -> list[Tensor]:
@@ -116,7 +120,10 @@ def _multiply_by_onednn(a: Tensor, b: Tensor, out: Tensor, adds: bool) -> list[T
             product = linear_by_onednn(columns, first).t()
         else:
             product = linear_by_onednn(first, columns)
-        result.add_(product) if adds else result.copy_(product)
+        if adds:
+            result.add_(product)
+        else:
+            result.copy_(product)
     return [out]
 
 

@@ -123,7 +123,8 @@ class SharedExperts:
         found = self._gathered({name: value for name, value in state.items() if name in self.own})
         both = {**state, **found}
         if self.rank == 0:
-            return {**{name: both[name] for name in self.keys if name in both}, **both}
+            in_order = {name: both[name] for name in self.keys if name in both}
+            return {**in_order, **both}
         return {}
 
     def whole_optimizer(self, state: Mapping[str, Any], groups: Groups, updated: Sequence[Tensor]) -> dict[str, Any]:
@@ -139,23 +140,27 @@ class SharedExperts:
         """
         local = self._names_of(groups, updated)
         numbers = chain.from_iterable(group["params"] for group in state["param_groups"])
-        moments = {name: state["state"].get(number) for name, number in zip(chain(*local), numbers, strict=True)}
+        moments = {}
+        for name, number in zip(chain(*local), numbers, strict=True):
+            moments[name] = state["state"].get(number)
         masters = dict(zip(self._local_names(), state.get(MASTERS, ()), strict=False))
         sent = {name: (moments[name], masters.get(name)) for name in moments.keys() & self.own}
         for name, (of_moments, master) in self._gathered(sent).items():
-            moments[name], masters[name] = of_moments, master
+            moments[name] = of_moments
+            masters[name] = master
         if self.rank:
             return {}
+
         names = self._whole_groups(local)
-        number = count()
-        numbered = [[next(number) for _ in each] for each in names]
-        pairs = zip(chain(*numbered), chain(*names), strict=True)
-        return {
-            **state,
-            "state": {each: moments[name] for each, name in pairs if moments[name] is not None},
-            "param_groups": [{**a, "params": b} for a, b in zip(state["param_groups"], numbered, strict=True)],
-            **({MASTERS: [masters[name] for name in self.names]} if state.get(MASTERS) else {}),
-        }
+        param_groups = _numbered(state["param_groups"], names)
+        whole_moments = {}
+        for number, name in enumerate(chain(*names)):
+            if moments[name] is not None:
+                whole_moments[number] = moments[name]
+        whole = {**state, "state": whole_moments, "param_groups": param_groups}
+        if state.get(MASTERS):
+            whole[MASTERS] = [masters[name] for name in self.names]
+        return whole
 
     def own_optimizer(self, state: Mapping[str, Any], groups: Groups, updated: Sequence[Tensor]) -> dict[str, Any]:
         """Select this process's part of the complete model's optimizer state.
@@ -178,17 +183,18 @@ class SharedExperts:
                 "the checkpoint's optimizer state does not match the model's weights, or contains all weights in one "
                 "vector (--fp16 in one process); use --reset-optimizer"
             )
-        numbers = dict(zip(chain(*names), chain(*saved), strict=True))
-        number = count()
-        numbered = [[next(number) for _ in each] for each in local]
-        pairs = list(zip(chain(*numbered), chain(*local), strict=True))
+
+        saved_numbers = dict(zip(chain(*names), chain(*saved), strict=True))
+        own_moments = {}
+        for number, name in enumerate(chain(*local)):
+            saved_number = saved_numbers[name]
+            if saved_number in state["state"]:
+                own_moments[number] = state["state"][saved_number]
+        own = {**state, "state": own_moments, "param_groups": _numbered(state["param_groups"], local)}
         masters = dict(zip(self.names, state.get(MASTERS, ()), strict=False))
-        return {
-            **state,
-            "state": {a: state["state"][numbers[name]] for a, name in pairs if numbers[name] in state["state"]},
-            "param_groups": [{**a, "params": b} for a, b in zip(state["param_groups"], numbered, strict=True)],
-            **({MASTERS: [masters[name] for name in self._local_names()]} if masters else {}),
-        }
+        if masters:
+            own[MASTERS] = [masters[name] for name in self._local_names()]
+        return own
 
     def _gathered(self, mine: Mapping[str, Any]) -> dict[str, Any]:
         """Gather the named values of all processes on the first process; return {} on the others."""
@@ -210,7 +216,20 @@ class SharedExperts:
 
     def _whole_groups(self, local: Sequence[Sequence[str]]) -> list[list[str]]:
         """Return the complete model's weight names per parameter group, derived from this process's names."""
-        return [[name for name in self.names if self.stands_for.get(name, name) in {*group}] for group in local]
+        whole = []
+        for group in local:
+            own = set(group)
+            whole.append([name for name in self.names if self.stands_for.get(name, name) in own])
+        return whole
+
+
+def _numbered(groups: Groups, names: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Return copies of parameter groups with new names, numbered from 0 across all groups."""
+    numbers = count()
+    found = []
+    for group, names_of_group in zip(groups, names, strict=True):
+        found.append({**group, "params": [next(numbers) for _ in names_of_group]})
+    return found
 
 
 def exchange(group: Any, size: int, compute: Callable, x_PC: Tensor, counts_E: Tensor) -> Tensor:

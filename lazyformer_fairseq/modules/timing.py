@@ -315,7 +315,9 @@ class CpuAvailability:
 def _ratios(samples: dict[str, list[float]], name: str, fastest: str) -> np.ndarray:
     """Return a candidate's time divided by the fastest candidate's time, per round."""
     rounds = min(len(samples[name]), len(samples[fastest]))
-    return np.array(samples[name][:rounds]) / np.array(samples[fastest][:rounds])
+    times = np.array(samples[name][:rounds])
+    fastest_times = np.array(samples[fastest][:rounds])
+    return times / fastest_times
 
 
 def _contenders(samples: dict[str, list[float]], contenders: Sequence[str], is_quiet: bool) -> list[str]:
@@ -329,10 +331,13 @@ def _contenders(samples: dict[str, list[float]], contenders: Sequence[str], is_q
     found = []
     for name in contenders:
         ratios = _ratios(samples, name, fastest)
-        is_hopeless = len(ratios) >= fewest and np.median(ratios) > HOPELESS and ratios.min() > 1
-        is_slower = len(ratios) >= TELLING_ROUNDS and np.median(ratios) > ALIKE and np.quantile(ratios, 0.25) > 1
-        if not is_hopeless and not is_slower:
-            found.append(name)
+        if len(ratios) >= fewest:
+            median = np.median(ratios)
+            is_hopeless = median > HOPELESS and ratios.min() > 1
+            is_slower = len(ratios) >= TELLING_ROUNDS and median > ALIKE and np.quantile(ratios, 0.25) > 1
+            if is_hopeless or is_slower:
+                continue
+        found.append(name)
     return found
 
 
@@ -356,7 +361,8 @@ def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     largest = 0.0
     for one, other in zip(found, expected, strict=True):
         exact = other.float()
-        error = (one.float() - exact).norm() / exact.norm().clamp(min=1e-6)
+        distance = (one.float() - exact).norm()
+        error = distance / exact.norm().clamp(min=1e-6)
         largest = max(largest, error.nan_to_num(nan=math.inf).item())
     return largest
 

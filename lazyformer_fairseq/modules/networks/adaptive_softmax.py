@@ -182,7 +182,8 @@ class AdaptiveSoftmax(nn.Module):
         first, *others = (self.own or embedding).bands
         head = _log_softmax(self.first_scores(features, embedding))
         parts = [head[..., : first.size]]
-        for number, (band, bias) in enumerate(zip(others, self.bias.split(self.sizes)[1:], strict=True)):
+        biases = self.bias.split(self.sizes)[1:]
+        for number, (band, bias) in enumerate(zip(others, biases, strict=True)):
             of_band = head[..., first.size + number, None]
             parts.append(of_band + _log_softmax(band.scores(features, bias)))
         return torch.cat(parts, dim=-1)
@@ -215,5 +216,8 @@ def _rows(is_here: Tensor, band: Band, vocab_size: int) -> Tensor:
     """
     if has_numbers(is_here):
         return is_here.nonzero().squeeze(-1)
-    share = math.log((band.start + band.size) / band.start) / (math.log(vocab_size) + 0.5772)
-    return torch.arange(round(share * len(is_here)), device=is_here.device)
+    # The harmonic series up to n is about log n + 0.5772.
+    sum_in_band = math.log((band.start + band.size) / band.start)
+    sum_in_vocabulary = math.log(vocab_size) + 0.5772
+    count = round(sum_in_band / sum_in_vocabulary * len(is_here))
+    return torch.arange(count, device=is_here.device)

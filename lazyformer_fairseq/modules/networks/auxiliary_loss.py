@@ -19,8 +19,11 @@ def pop_expert_outputs(network: Stack) -> Optional[ExpertOutputs]:
     told = [each for each in told if each is not None]
     if not told:
         return None
-    loss, dropped, wanted = (torch.stack(each).sum() for each in zip(*told, strict=True))
-    return ExpertOutputs(network.experts_loss * loss, dropped, wanted)
+    return ExpertOutputs(
+        loss=network.experts_loss * torch.stack([each.loss for each in told]).sum(),
+        dropped=torch.stack([each.dropped for each in told]).sum(),
+        wanted=torch.stack([each.wanted for each in told]).sum(),
+    )
 
 
 def auxiliary_loss(network: Stack) -> Union[Tensor, float]:

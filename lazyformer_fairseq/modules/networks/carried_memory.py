@@ -45,7 +45,7 @@ class CarriedMemory:
 
         Non-finite values are set to 0, because they would spread to all later segments.
         """
-        self.memory.states = [torch.nan_to_num(state, 0.0, 0.0, 0.0) for state in self.memory.states]
+        self.memory.states = [torch.nan_to_num(state, nan=0.0, posinf=0.0, neginf=0.0) for state in self.memory.states]
         self.next_segment = segment + 1
 
     def gather(self, shape: RunSettings) -> Optional[dict[str, Any]]:
@@ -78,8 +78,12 @@ class CarriedMemory:
             shape: the values that must equal the saved ones.
             rows: this worker's rows.
         """
-        pairs = {name: (saved.get(name, ""), value) for name, value in shape.items()}
-        if odd := [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]:
+        odd = []
+        for name, value in shape.items():
+            old = saved.get(name, "")
+            if old != value:
+                odd.append(f"{name} {old}, now {value}")
+        if odd:
             logger.warning(
                 f"the memory in the checkpoint does not match this run ({'; '.join(odd)}): the streams start with an "
                 "empty memory"

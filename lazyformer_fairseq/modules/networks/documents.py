@@ -57,7 +57,7 @@ class Group(NamedTuple):
     def of(cls, starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> "Group":
         """Group documents, longest first, from their start indices in the row and their lengths."""
         if len(starts) == 1:
-            return cls(1, int(lengths[0]), int(starts[0]))
+            return cls(documents=1, width=int(lengths[0]), start=int(starts[0]))
         width = int(lengths[0])
         if device.type != "cpu":
             width += -width % GPU_MULTIPLE
@@ -65,9 +65,17 @@ class Group(NamedTuple):
         last_D1 = lengths[:, None] - 1
         from_DW = starts[:, None] + np.minimum(steps, last_D1)
         is_text_DW = steps <= last_D1
-        arrays = (from_DW.ravel(), np.flatnonzero(is_text_DW), from_DW[is_text_DW], ~is_text_DW)
-        indices = [torch.from_numpy(each).to(device) for each in arrays]
-        return cls(len(starts), width, None, *(indices if not is_text_DW.all() else indices[:-1]))
+        is_padding_DW = None
+        if not is_text_DW.all():
+            is_padding_DW = torch.from_numpy(~is_text_DW).to(device)
+        return cls(
+            documents=len(starts),
+            width=width,
+            from_P=torch.from_numpy(from_DW.ravel()).to(device),
+            text=torch.from_numpy(np.flatnonzero(is_text_DW)).to(device),
+            to=torch.from_numpy(from_DW[is_text_DW]).to(device),
+            is_padding_DW=is_padding_DW,
+        )
 
     @property
     def pairs(self) -> int:
@@ -130,11 +138,15 @@ class Documents:
         if x is None:
             return [None] * len(self.groups)
         parts = _Split.apply(x[0], self.groups)
-        return [part.unflatten(0, group[:2]) for part, group in zip(parts, self.groups, strict=True)]
+        found: list[Optional[Tensor]] = []
+        for part, group in zip(parts, self.groups, strict=True):
+            found.append(part.unflatten(0, (group.documents, group.width)))
+        return found
 
     def join(self, parts: Iterable[Tensor]) -> Tensor:
         """Join the tensors (D, W, ...) of all groups into a row (1, S, ...)."""
-        return _Join.apply(self.groups, *(part.flatten(0, 1) for part in parts))[None]
+        parts_PE = [part.flatten(0, 1) for part in parts]
+        return _Join.apply(self.groups, *parts_PE)[None]
 
 
 class _Split(torch.autograd.Function):
@@ -162,7 +174,8 @@ class _Join(torch.autograd.Function):
     def forward(ctx: Any, groups: list[Group], *parts_PE: Tensor) -> Tensor:
         ctx.groups = groups
         tokens = sum(group.width if group.to is None else len(group.to) for group in groups)
-        return _row(parts_PE, groups, torch.Size((tokens, *parts_PE[0].shape[1:])))
+        size = torch.Size((tokens, *parts_PE[0].shape[1:]))
+        return _row(parts_PE, groups, size)
 
     @staticmethod
     @once_differentiable
@@ -170,7 +183,8 @@ class _Join(torch.autograd.Function):
         parts = [group.take(d_SE) for group in ctx.groups]
         for part, group in zip(parts, ctx.groups, strict=True):
             if group.is_padding_DW is not None:
-                part.masked_fill_(group.is_padding_DW.view(-1, *[1] * (part.dim() - 1)), 0)
+                ones = [1] * (part.dim() - 1)
+                part.masked_fill_(group.is_padding_DW.view(-1, *ones), 0)
         return None, *parts
 
 
@@ -241,7 +255,8 @@ class PackedTokens(NamedTuple):
                 f"{most[row]}; count all tokens except padding"
             )
         runs = lengths if begins_anew else sizes
-        positions = np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
+        starts = np.cumsum(runs) - runs
+        positions = np.arange(runs.sum()) - np.repeat(starts, runs)
         return cls(places.to(tokens_BT.device), (batch, time), lengths, positions)
 
     def take(self, x: Tensor) -> Tensor:
@@ -254,7 +269,8 @@ class PackedTokens(NamedTuple):
 
     def spread(self, x: Tensor) -> Tensor:
         """Unpack a row (1, S, C) into sequences (B, T, C), with zeros at padding."""
-        spread = x.new_zeros(self.shape[0] * self.shape[1], x.size(-1))
+        batch, time = self.shape
+        spread = x.new_zeros(batch * time, x.size(-1))
         return spread.index_copy(0, self.places_S, x[0]).unflatten(0, self.shape)
 
 

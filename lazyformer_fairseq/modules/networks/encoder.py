@@ -41,7 +41,8 @@ def relative_position_bucket(distance: Tensor, num_buckets: int, max_distance: i
     exact = half // 2
     magnitude = distance.abs()
     # The clamp keeps the unused branch of `where` from taking the logarithm of zero.
-    steps = torch.log(magnitude.clamp(min=exact).float() / exact) / math.log(max_distance / exact) * (half - exact)
+    logarithm = torch.log(magnitude.clamp(min=exact).float() / exact)
+    steps = logarithm / math.log(max_distance / exact) * (half - exact)
     far = (exact + steps.long()).clamp(max=half - 1)
     return torch.where(magnitude < exact, magnitude, far) + half * (distance > 0)
 
@@ -395,7 +396,8 @@ class Encoder(Stack):
         if self.relative_position_bias is not None and self.has_scores:
             added = self.relative_position_bias.for_positions(positions_BT, self.max_positions).to(x.dtype)
         else:
-            added = x.new_zeros(()).expand(len(x), self.num_heads, x.size(1), x.size(1))
+            batch, time = x.shape[:2]
+            added = x.new_zeros(()).expand(batch, self.num_heads, time, time)
         added = added.masked_fill(~visibility_mask(turns_B3T)[:, None], float("-inf"))
         shape = Scores(learned_BNTK=added, places_BT=info.positions_BT)
         return self._run(x, Context(shape, self.back_end()), return_all, info.selected_M)

@@ -44,7 +44,8 @@ class MaskedLMHead(nn.Module):
         self.activation = activation
         self.weight = embed_tokens.weight
         if is_untied:
-            self.weight = nn.Parameter(nn.init.normal_(torch.empty_like(embed_tokens.weight), std=0.02))
+            own = torch.empty_like(embed_tokens.weight)
+            self.weight = nn.Parameter(nn.init.normal_(own, std=0.02))
         self.bias = nn.Parameter(embed_tokens.weight.new_zeros(embed_tokens.num_embeddings))
 
     def forward(self, features: Tensor, masked_tokens: Optional[Tensor] = None) -> Tensor:

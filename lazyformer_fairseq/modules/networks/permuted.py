@@ -21,7 +21,9 @@ from lazyformer_fairseq.modules.processor import has_numbers
 def visibility_mask(turns_B3T: Tensor) -> Tensor:
     """Compute a visibility mask (B, T, T), True where the row's token sees the column's, from (at, from, until)."""
     at, first, end = turns_B3T.unbind(1)
-    return (first[:, None, :] <= at[..., None]) & (at[..., None] < end[:, None, :])
+    has_begun = first[:, None, :] <= at[..., None]
+    is_before_end = at[..., None] < end[:, None, :]
+    return has_begun & is_before_end
 
 
 def check_takes_permuted(model: nn.Module, option: str) -> None:
@@ -51,11 +53,12 @@ def check_turns(turns_B3T: Tensor, positions_BT: Optional[Tensor], shape: torch.
         shape: (B, T).
         most: the model's number of positions.
     """
-    if positions_BT is None or positions_BT.shape != shape or turns_B3T.shape != (shape[0], 3, shape[1]):
-        found = [None if each is None else tuple(each.shape) for each in (positions_BT, turns_B3T)]
+    turns_shape = (shape[0], 3, shape[1])
+    if positions_BT is None or positions_BT.shape != shape or turns_B3T.shape != turns_shape:
+        positions_found = None if positions_BT is None else tuple(positions_BT.shape)
         raise UserError(
-            f"positions and turns must have the shapes {tuple(shape)} and {(shape[0], 3, shape[1])}, not {found[0]} "
-            f"and {found[1]}"
+            f"positions and turns must have the shapes {tuple(shape)} and {turns_shape}, not {positions_found} and "
+            f"{tuple(turns_B3T.shape)}"
         )
     is_readable = positions_BT.device.type == "cpu" and has_numbers(positions_BT)
     if is_readable and positions_BT.numel() and int(positions_BT.max()) >= most:

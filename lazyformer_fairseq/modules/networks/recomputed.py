@@ -82,7 +82,8 @@ def segments_of(sublayers: Sequence[PlannedSublayer], direction: str) -> list[li
     mixes = [each.kind.reads is not None or each.kind.module(direction).attends for each in sublayers]
     found: list[list[int]] = []
     for run in runs_of(sublayers):
-        if found and len(run) == 1 and mixes[found[-1][-1]] and not mixes[run[0]]:
+        is_tokenwise = len(run) == 1 and not mixes[run[0]]
+        if is_tokenwise and found and mixes[found[-1][-1]]:
             found[-1] += run
         else:
             found.append(run)
@@ -210,8 +211,12 @@ def run_reversible(
             streams = streams[1], streams[0] + added
             inputs += found
     else:
-        weights = [weight for unit in units for sublayer in unit.sublayers for weight in sublayer.parameters()]
-        leaves = {id(each): each for each in (*weights, *_shared_weights(shared)) if each.requires_grad}
+        weights: list[Tensor] = []
+        for unit in units:
+            for sublayer in unit.sublayers:
+                weights += sublayer.parameters()
+        weights += _shared_weights(shared)
+        leaves = {id(weight): weight for weight in weights if weight.requires_grad}  # each shared weight only once
         streams = _Reversible.apply(units, shared, branch, x_BTC.dtype, inputs, *streams, *leaves.values())
     output = ((streams[0] + streams[1]) / 2).to(x_BTC.dtype)
 
@@ -271,7 +276,12 @@ class _Reversible(torch.autograd.Function):
         for unit, chance in zip(reversed(ctx.units), reversed(ctx.chances), strict=True):
             with _restored_rng_state(*chance), torch.autocast(*ctx.autocast):
                 added, x, _ = _with_graph(ctx.branch, unit, first, ctx.dtype, ctx.shared)
-            d_x, *found = torch.autograd.grad(added, [x, *leaves], d_second.to(added.dtype), allow_unused=True)
+            d_x, *found = torch.autograd.grad(
+                outputs=added,
+                inputs=[x, *leaves],
+                grad_outputs=d_second.to(added.dtype),
+                allow_unused=True,
+            )
             first, second = second - added.detach(), first
             d_first, d_second = d_second, d_first + d_x
             del added, x, d_x

@@ -223,7 +223,13 @@ class Stack(nn.Module):
         wanted_1MC = output.x_BTC.flatten(0, 1).index_select(0, selected_M)[None]
         if tail == end:
             return output._replace(x_BTC=wanted_1MC)
-        return self._run_part(slice(tail, end), None, wanted_1MC, shared._replace(documents=None), False)
+        return self._run_part(
+            slice(tail, end),
+            past=None,
+            x_BTC=wanted_1MC,
+            shared=shared._replace(documents=None),
+            return_all=False,
+        )
 
     def _run_part(
         self,

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from lazyformer_fairseq.corpus import stages
-from lazyformer_fairseq.corpus.manifest import DROPPED, PACKAGES, describe, gather_notes, stage_totals, write_report
+from lazyformer_fairseq.corpus.manifest import (
+    DROPPED,
+    PACKAGES,
+    describe,
+    gather_notes,
+    plural,
+    stage_totals,
+    write_report,
+)
 from lazyformer_fairseq.corpus.readers.formats import FORMATS
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs, must_be_cut, plan_units
 from lazyformer_fairseq.corpus.remote_work import (
@@ -114,11 +122,13 @@ def _build(
     files = find_inputs(inputs, settings.bad_input, left_out)
     _report_inputs(left_out, files)
     settings, digest = _with_tokenizer(settings)
+    packages = list(PACKAGES)
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # reports an unusable model here rather than in a worker
+        packages.append(settings.spacy_model)
     plan = {
         "settings": settings.as_json(digest),
-        "versions": versions([*PACKAGES, *filter(None, [settings.spacy_model])]),
+        "versions": versions(packages),
         "inputs": describe_inputs(files),
     }
     origins: dict[str, str] = {}
@@ -133,7 +143,8 @@ def _build(
         remove_leftovers(folder.parent, folder.name)
         remove_published_work(folder)
     else:
-        late = {name: plan["settings"][name] for name in DECIDED_LATE} | {"vocab_size": settings.vocab_size}
+        late = {name: plan["settings"][name] for name in DECIDED_LATE}
+        late["vocab_size"] = settings.vocab_size
         early = {name: value for name, value in plan["settings"].items() if name not in late}
         with work_folder(folder, {**plan, "settings": early}) as root:
             job = stages.Job(stages.WorkPaths(root), settings, unit_bytes(files, settings), ())
@@ -148,8 +159,9 @@ def _build(
                 remote.publish()
             else:
                 publish(root, folder)
-    for path in filter(is_url, (*origins, *(file.path for file in files))):
-        remove_copies(path)
+    for path in [*origins, *(file.path for file in files)]:
+        if is_url(path):
+            remove_copies(path)
     return manifest
 
 
@@ -266,7 +278,8 @@ def _with_parts(
         if file not in job.to_cut:
             to_read.append(file)
             continue
-        for part in sorted(job.paths.of("cut", job.to_cut.index(file)).glob("part-*")):
+        folder = job.paths.of("cut", job.to_cut.index(file))
+        for part in sorted(folder.glob("part-*")):
             first_line = int(part.name.split(".")[1])
             size = part.stat().st_size
             path = str(part)
@@ -286,7 +299,8 @@ def _planned(job: stages.Job, files: Sequence[InputFile], to_read: Sequence[Inpu
     units = plan_units(to_read, job.unit_bytes)
     if not units:
         raise UserError(f"{files[0].path} is damaged from the start, and there is no other input; get a new copy")
-    shards = job.settings.shards or -(-sum(file.size for file in files) // GIGABYTE)
+    total = sum(file.size for file in files)
+    shards = job.settings.shards or -(-total // GIGABYTE)
     if shards > len(units):
         raise UserError(
             f"--shards {shards}: each shard needs at least one unit of work, and the input has only {len(units)}; use "
@@ -315,7 +329,7 @@ def _report_inputs(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
     """Report the format of each input, which may have been detected wrongly, and the skipped files."""
     for name, format in FORMATS.items():
         if sizes := [file.size for file in files if file.format == name]:
-            what = f"{len(sizes):,} {'file' if len(sizes) == 1 else 'files'}, {sum(sizes) / MEGABYTE:,.1f} MB"
+            what = f"{plural(len(sizes), 'file')}, {sum(sizes) / MEGABYTE:,.1f} MB"
             _say(f"read as {name}: {what}; a document is {format.document}")
     nameless = [file.path for file in files if file.format == "mediawiki" and not file.left_out_namespaces]
     if nameless:
@@ -339,7 +353,8 @@ def _report_dropped(job: stages.Job, origins: dict[str, str]) -> None:
     read = steps["read"]
     documents = f"{read['documents out'] + read[DROPPED + BAD_RECORD]:,.0f} documents"
     lines = f"{steps['clean']['lines in']:,.0f} lines"
-    of_documents, of_lines = (_by_rule(steps.values(), label) for label in (DROPPED, "lines dropped: "))
+    of_documents = _by_rule(steps.values(), DROPPED)
+    of_lines = _by_rule(steps.values(), "lines dropped: ")
     if not steps["store"]["documents out"]:
         raise UserError(
             f"none of the {documents} is left. Dropped documents: {of_documents}; lines dropped from {lines}: "
@@ -350,9 +365,10 @@ def _report_dropped(job: stages.Job, origins: dict[str, str]) -> None:
             _say(f"dropped from {of}: {dropped}")
     if number := read[NOT_UTF8]:
         names = gather_notes(job, origins).dropped[NOT_UTF8]
+        files = dict.fromkeys(origins.get(path, path) for path in names)
         _say(
             f"lines that are not UTF-8: {number:,.0f}; they were decoded as Windows-1252, which may be wrong (convert "
-            f"files with iconv); the first are in {', '.join(dict.fromkeys(origins.get(path, path) for path in names))}"
+            f"files with iconv); the first are in {', '.join(files)}"
         )
 
 
@@ -363,9 +379,17 @@ def _say(line: str) -> None:
 def _by_rule(steps: Iterable[Counter], label: str) -> str:
     dropped: Counter[str] = Counter()
     for counts in steps:
-        dropped.update({name.removeprefix(label): n for name, n in counts.items() if name.startswith(label)})
+        for name, n in counts.items():
+            if name.startswith(label):
+                dropped[name.removeprefix(label)] += n
     del dropped["empty"]  # dropping an empty line loses nothing
-    return ", ".join(f"{n:,} {rule}{OPTION_OF_RULE.get(rule, '')}" for rule, n in dropped.most_common() if n)
+
+    parts = []
+    for rule, n in dropped.most_common():
+        if n:
+            option = OPTION_OF_RULE.get(rule, "")
+            parts.append(f"{n:,} {rule}{option}")
+    return ", ".join(parts)
 
 
 def _refuse_empty_split(paths: stages.WorkPaths, valid_share: float) -> None:
@@ -381,7 +405,10 @@ def _refuse_empty_split(paths: stages.WorkPaths, valid_share: float) -> None:
 
 def _refuse_empty_shard(job: stages.Job) -> None:
     """Raise a UserError for a shard without training documents, if all of them are duplicates or held out."""
-    has_text = [job.documents_of_splits(unit)["train"].any() for unit in range(len(job.units))]
+    has_text = []
+    for unit in range(len(job.units)):
+        train = job.documents_of_splits(unit)["train"]
+        has_text.append(train.any())
     for rank in range(job.shards):
         if not any(has_text[rank :: job.shards]):
             raise UserError(f"--shards {job.shards}: no training document is left for shard{rank}; use fewer shards")
@@ -390,8 +417,8 @@ def _refuse_empty_shard(job: stages.Job) -> None:
 def _refuse_too_many_words(job: stages.Job, budget: Optional[int]) -> None:
     """Raise a UserError if the text exceeds the word budget, such as the one in BabyLM's rules."""
     words = 0
-    for unit in range(len(job.units)):
-        stored = WordStore(job.paths.of("words", unit)).running_words
+    for unit, folder in enumerate(job.unit_paths("words")):
+        stored = WordStore(folder).running_words
         for documents in job.documents_of_splits(unit).values():
             words += int(stored[documents].sum(dtype="int64"))
     if budget is not None and words > budget:
@@ -405,7 +432,10 @@ def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, 
         UserError: ``folder`` contains something else, or a corpus built with a different ``plan``; the message names
             the difference.
     """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir()) and not folder.is_mount()):
+    if not folder.exists():
+        return None
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    if is_empty and not folder.is_mount():
         return None
     try:
         manifest = read_json(folder / MANIFEST)
@@ -480,7 +510,8 @@ def _refuse_other_plan(there: Plan, plan: dict[str, Any], folder: Path) -> None:
     if settings.get("bad_input") == "stop":  # no finished task found bad input, so "skip" would not change any
         settings["bad_input"] = plan["settings"]["bad_input"]
     for name, found in (("settings", settings), ("versions", there.versions)):
-        if differing := differences({key: found.get(key) for key in plan[name]}, plan[name]):
+        compared = {key: found.get(key) for key in plan[name]}
+        if differing := differences(compared, plan[name]):
             raise UserError(f"{folder} was started with different {name} ({differing}); {remedy}")
     now = [PlannedInput(each["path"], each["format"], each["sha256"]) for each in plan["inputs"]]
     if there.inputs != now:

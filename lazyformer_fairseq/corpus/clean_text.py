@@ -116,13 +116,16 @@ def _without_empty(brackets: re.Match) -> str:
     after = brackets.string[brackets.end() : brackets.end() + 1]
     if before in (",", ";") and rest.lstrip()[:1] in (",", ";"):
         rest = f" {rest.lstrip(' ,;')}"
-    return re.sub("(?<! ) ++(?=[,;])", "", rest.rstrip() if after in tuple(".:!?)") else rest)
+    if after in tuple(".:!?)"):
+        rest = rest.rstrip()
+    return re.sub("(?<! ) ++(?=[,;])", "", rest)
 
 
 def _any_of(words: frozenset[str]) -> str:
     """Return a pattern that matches any of these words, trying the longest first."""
     ordered = sorted(words, key=lambda word: (-len(word), word))
-    return f"(?:{'|'.join(re.escape(word).replace(chr(92) + ' ', '[ _]') for word in ordered)})"
+    alternatives = [re.escape(word).replace(r"\ ", "[ _]") for word in ordered]
+    return f"(?:{'|'.join(alternatives)})"
 
 
 SIZE = r"\d{1,4}(?:x\d{1,4})?(?:px|пкс)"
@@ -218,7 +221,9 @@ def _replaced_by(token: str) -> Callable[[re.Match], str]:
                 rest = rest[1:]  # the parenthesis belongs to a title such as Mercury_(planet)
         before = text[link.start() - 1 : link.start()]
         after = rest[:1] or text[link.end() : link.end() + 1]
-        return f"{' ' if before.isalnum() else ''}{token}{' ' if after.isalnum() else ''}{rest}"
+        space_before = " " if before.isalnum() else ""
+        space_after = " " if after.isalnum() else ""
+        return f"{space_before}{token}{space_after}{rest}"
 
     return replace
 
@@ -311,7 +316,8 @@ class CleanText(DocumentStep):
         characters = 0
         characters_of_few_letters = 0
         paragraphs = document.text.split("\n")
-        for part in chain.from_iterable(divided(paragraph, self.max_line_characters) for paragraph in paragraphs):
+        parts = chain.from_iterable(divided(paragraph, self.max_line_characters) for paragraph in paragraphs)
+        for part in parts:
             line, reason = self._cleaned(part, counts)
             if is_selected and reason in LOOKS:
                 reason = None
@@ -323,6 +329,7 @@ class CleanText(DocumentStep):
             counts[f"lines dropped: {reason}"] += 1
             if reason == "few letters":
                 characters_of_few_letters += len(line)
+
         counts["lines out"] += len(kept)
         document.text = "\n".join(kept)
         if is_selected and document.text:
@@ -355,7 +362,8 @@ class CleanText(DocumentStep):
         if TABLE.match(line):
             return "table"
         others = len(line.encode().translate(None, LETTERS_AND_SPACE))
-        if others > max(FEW, (1 - self.min_line_letters) * len(line)) or not LETTER.search(line):
+        most_others = max(FEW, (1 - self.min_line_letters) * len(line))
+        if others > most_others or not LETTER.search(line):
             return "few letters"
         if not has_words(line, self.min_line_words) and not ENDS_A_SENTENCE.search(line[-16:]):
             return "short, not a sentence"
@@ -374,7 +382,8 @@ def clean_characters(line: str, counts: Counter[str]) -> str:
     if not line.isascii() and not unicodedata.is_normalized("NFC", line):
         line = unicodedata.normalize("NFC", line)
         counts["replaced: lines not in NFC"] += 1
-    if "  " in line or not line.isprintable() or line[:1] == " " or line[-1:] == " ":
+    has_extra_space = "  " in line or line[:1] == " " or line[-1:] == " "
+    if has_extra_space or not line.isprintable():
         line = " ".join(line.split())
     return line
 
@@ -387,7 +396,8 @@ def replace_once(line: str, counts: Counter[str]) -> str:
             if rule.applies(line):
                 replaced, number = rule.pattern.subn(rule.replacement, line)
                 if replaced != line:
-                    counts[f"{'replaced' if rule.label.startswith('<') else 'removed'}: {rule.label}"] += number
+                    change = "replaced" if rule.label.startswith("<") else "removed"
+                    counts[f"{change}: {rule.label}"] += number
                 line = replaced
         if line != before:
             return clean_characters(line, counts)

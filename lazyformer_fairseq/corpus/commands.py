@@ -5,7 +5,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import click
 
@@ -19,9 +19,15 @@ from lazyformer_fairseq.options import Command, read_count, with_options_from
 from lazyformer_fairseq.storage.remote import is_url
 
 
+def _parse_output(_context: click.Context, _argument: click.Parameter, text: str) -> Union[str, Path]:
+    if is_url(text):
+        return text
+    return Path(text)
+
+
 @click.command(cls=Command)
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
-@click.argument("out", callback=lambda _context, _argument, text: text if is_url(text) else Path(text))
+@click.argument("out", callback=_parse_output)
 @with_options_from(CorpusSettings)
 @click.option(
     "--cased",
@@ -80,19 +86,26 @@ def corpus(
             executor = choose_executor(place, logs, "lazyformer-corpus")
         manifest = build_corpus(inputs, out, settings, place.workers or processors_here(), word_budget, executor)
         shutil.rmtree(logs, ignore_errors=True)  # not reached after a failure, so its logs are kept
+
     documents = manifest["documents"]
-    train, valid = (
-        f"{of['sentences']:,} sentences, {of['words']:,} words, {of['tokens']:,} tokens" if of["tokens"] else "empty"
-        for of in (manifest["train"], manifest["valid"])
-    )
     dropped = Counter(documents["dropped"])
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in dropped.most_common())
+    if reasons:
+        reasons = f" ({reasons})"
+    train = _split_in_words(manifest["train"])
+    valid = _split_in_words(manifest["valid"])
     click.echo(
-        f"{out}: {documents['in']:,} documents, {dropped.total():,} of them dropped{reasons and f' ({reasons})'}; "
+        f"{out}: {documents['in']:,} documents, {dropped.total():,} of them dropped{reasons}; "
         f"train {train}; valid {valid}. See {os.path.join(out, 'report.html')}"
     )
     for line in bad_input_messages(manifest):
         click.echo(line)
+
+
+def _split_in_words(totals: dict[str, Any]) -> str:
+    if not totals["tokens"]:
+        return "empty"
+    return f"{totals['sentences']:,} sentences, {totals['words']:,} words, {totals['tokens']:,} tokens"
 
 
 def refuse_missing_inputs(inputs: tuple[str, ...]) -> None:

@@ -72,7 +72,8 @@ def bands(text: str) -> list[int]:
     for place in range(min(SHINGLE, len(words))):
         shingles = shingles * SPREAD + hashes[place : place + runs]
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(shingles, [0, runs], PERMUTATIONS, SEED)
-    values = np.array(matrix.to_rows()[0][: BANDS * ROWS], dtype="<u4").reshape(BANDS, ROWS)
+    signature = matrix.to_rows()[0]
+    values = np.array(signature[: BANDS * ROWS], dtype="<u4").reshape(BANDS, ROWS)
     return [xxhash.xxh3_64_intdigest(row.tobytes()) for row in values]
 
 
@@ -111,8 +112,11 @@ def draw(fingerprints: np.ndarray, seed: int) -> np.ndarray:
         float64 (documents,), or a single number.
     """
     fingerprints = np.asarray(fingerprints, dtype=np.uint64)
-    mixed = _mix(_mix(np.array([seed % 2**64], dtype=np.uint64)) ^ fingerprints[..., 0])
-    mixed = _mix(mixed ^ fingerprints[..., 1]).reshape(fingerprints.shape[:-1])
+    high = fingerprints[..., 0]
+    low = fingerprints[..., 1]
+    mixed = _mix(np.array([seed % 2**64], dtype=np.uint64))
+    mixed = _mix(mixed ^ high)
+    mixed = _mix(mixed ^ low).reshape(fingerprints.shape[:-1])
     return (mixed >> np.uint64(11)) * 2.0**-53  # 53 bits: exact as a float
 
 
@@ -153,9 +157,11 @@ def find_duplicates(
     decisions = [np.full(len(unit), KEEP, dtype=np.uint8) for unit in fingerprints]
     assert not bands or list(map(len, bands)) == list(map(len, fingerprints))
     _mark_repeated(fingerprints, decisions, DUPLICATE, documents_at_once)
+
     columns = max((unit.shape[1] for unit in bands), default=0)
     # Empty units are stored without columns.
-    bands = [unit if len(unit) else np.empty((0, columns), np.uint64) for unit in bands]
+    no_rows = np.empty((0, columns), np.uint64)
+    bands = [unit if len(unit) else no_rows for unit in bands]
     for band in range(columns):
         _mark_repeated(
             [unit[:, band : band + 1] for unit in bands],
@@ -173,21 +179,31 @@ def _mark_repeated(
     at_once: int,
 ) -> None:
     """Mark each unmarked row that equals an earlier row; units are uint64 (documents, columns)."""
-    partitions = np.uint64(-(-sum(map(len, units)) // at_once))
+    documents = sum(len(unit) for unit in units)
+    partitions = np.uint64(-(-documents // at_once))
     for partition in range(int(partitions)):
-        # The top 32 bits of a hash are uniformly distributed, and equal rows fall into the same partition.
-        places = [
-            np.flatnonzero((unit[:, 0] >> np.uint64(32)) * partitions >> np.uint64(32) == partition) for unit in units
-        ]
+        places = [_places_in_partition(unit[:, 0], partition, partitions) for unit in units]
         rows = np.concatenate([unit[found] for unit, found in zip(units, places, strict=True)])
+
         candidates = _may_be_repeated(rows[:, -1])
         order = candidates[np.lexsort(rows[candidates].T)]  # lexsort is stable: the earliest of equal rows comes first
+        earlier = order[:-1]
+        later = order[1:]
         repeated = np.zeros(len(rows), dtype=bool)
-        repeated[order[1:]] = (rows[order[1:]] == rows[order[:-1]]).all(axis=1)
+        repeated[later] = (rows[later] == rows[earlier]).all(axis=1)
+
         ends = np.cumsum([len(found) for found in places])[:-1]
-        for of_unit, found, again in zip(decisions, places, np.split(repeated, ends), strict=True):
-            marked = found[again]
-            of_unit[marked[of_unit[marked] == KEEP]] = mark
+        repeated_of_units = np.split(repeated, ends)
+        for of_unit, found, is_repeated in zip(decisions, places, repeated_of_units, strict=True):
+            repeats = found[is_repeated]
+            unmarked = of_unit[repeats] == KEEP
+            of_unit[repeats[unmarked]] = mark
+
+
+def _places_in_partition(hashes: np.ndarray, partition: int, partitions: np.uint64) -> np.ndarray:
+    """Return the indices of the hashes in a partition; equal hashes fall into the same one."""
+    top_bits = hashes >> np.uint64(32)  # 32 bits, which are uniformly distributed
+    return np.flatnonzero(top_bits * partitions >> np.uint64(32) == partition)
 
 
 def _may_be_repeated(hashes: np.ndarray) -> np.ndarray:

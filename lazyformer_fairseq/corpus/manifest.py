@@ -44,7 +44,8 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
         workers: number of tasks that ran in parallel.
     """
     paths = job.paths
-    steps = [_step(name, counts) for name, counts in stage_totals(paths.tasks / "words").items()]
+    totals_of_steps = stage_totals(paths.tasks / "words")
+    steps = [_step(name, counts) for name, counts in totals_of_steps.items()]
     damaged = len(_damaged_while_cut(job))
     if damaged:
         counts = steps[0]["counts"]
@@ -53,7 +54,7 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
     vocabulary = json.loads(paths.vocabulary.read_text())
     tokens = {}  # by split: how often each id occurs, without ``</s>``
     for split in ("train", "valid"):
-        parts = (paths.of("ids", unit, f".{split}") for unit in range(len(job.units)))
+        parts = job.unit_paths("ids", f".{split}")
         tokens[split] = load_unigrams(parts, vocabulary["size"])
     logarithms = log_frequencies(tokens["train"])
     totals = {split: _split_totals(job, split, counts, logarithms) for split, counts in tokens.items()}
@@ -75,10 +76,11 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
     assert documents["in"] == sum(kept.values()) + dropped.total(), documents
 
     notes = gather_notes(job, origins)
+    inputs = [{**entry, "documents": notes.documents[entry["path"]]} for entry in plan["inputs"]]
     return {
         "format_version": FORMAT_VERSION,
         "settings": plan["settings"],
-        "inputs": [{**entry, "documents": notes.documents[entry["path"]]} for entry in plan["inputs"]],
+        "inputs": inputs,
         "documents": documents,
         "steps": steps,
         "dropped_names": notes.dropped,
@@ -102,14 +104,21 @@ def stage_totals(folder: Path) -> dict[str, Counter]:
 
 def _step(name: str, counts: Counter) -> dict[str, Any]:
     """Return a step's entry in the manifest."""
-    others = {label: n for label, n in sorted(counts.items()) if label not in FLOW and not label.startswith(DROPPED)}
     flow = {label: counts[label] for label in FLOW if label in counts}
+    others = {}
+    for label, n in sorted(counts.items()):
+        if label not in FLOW and not label.startswith(DROPPED):
+            others[label] = n
     return {"name": name, **flow, "dropped": _dropped(counts), "counts": others}
 
 
 def _dropped(counts: Counter) -> dict[str, int]:
     """Return the number of documents that a step dropped, by reason."""
-    return {label.removeprefix(DROPPED): n for label, n in sorted(counts.items()) if label.startswith(DROPPED)}
+    dropped = {}
+    for label, n in sorted(counts.items()):
+        if label.startswith(DROPPED):
+            dropped[label.removeprefix(DROPPED)] = n
+    return dropped
 
 
 def gather_notes(job: Job, origins: dict[str, str]) -> TaskNotes:
@@ -122,13 +131,14 @@ def gather_notes(job: Job, origins: dict[str, str]) -> TaskNotes:
     names: dict[str, list[str]] = defaultdict(list)
     for damage in _damaged_while_cut(job):
         names[DAMAGED_FILE].append(damage.read_text(encoding="utf-8"))
-    for unit in range(len(job.units)):
-        of_unit = json.loads((job.paths.of("words", unit) / NOTES_FILE).read_text(encoding="utf-8"))
+    for folder in job.unit_paths("words"):
+        of_unit = json.loads((folder / NOTES_FILE).read_text(encoding="utf-8"))
         for step, pairs in of_unit["examples"].items():
             examples = notes.examples.setdefault(step, [])
             examples += pairs[: EXAMPLES - len(examples)]
         for reason, found in of_unit["dropped"].items():
-            names[reason] += found[: max(0, NAMES_OF_DROPPED - len(names[reason]))]
+            room = max(0, NAMES_OF_DROPPED - len(names[reason]))
+            names[reason] += found[:room]
         notes.documents.update(of_unit["documents"])
 
     first_of_part = {}
@@ -186,9 +196,14 @@ def _timing(paths: WorkPaths, workers: int, steps: list[dict[str, Any]]) -> dict
 
 def _split_totals(job: Job, split: str, token_counts: np.ndarray, logarithms: np.ndarray) -> dict[str, Any]:
     """Return a split's totals; ``logarithms`` are the ids' log-frequencies in the training text."""
-    parts = [json.loads(job.paths.of("ids", unit, ".json").read_text())[split] for unit in range(len(job.units))]
+    parts = []
+    for path in job.unit_paths("ids", ".json"):
+        counts_of_splits = json.loads(path.read_text())
+        parts.append(counts_of_splits[split])
+
     names = ("documents", "sentences", "words", "tokens", "unknown")
     sums = {name: sum(part[name] for part in parts) for name in names}
+
     unknown = sums.pop("unknown")
     sums["unknown_share"] = None  # remains None if the split is empty
     sums["frequencies_bits"] = None
@@ -204,13 +219,13 @@ def _count_model_loss(job: Job) -> Optional[float]:
     Return None if there is no validation text. Sentence ends are visible but not predicted.
     """
     tokenizer = load_tokenizer(job.paths.tokenizer)
-    train = (job.paths.of("ids", unit, ".train") for unit in range(len(job.units)))
-    valid = (job.paths.of("ids", unit, ".valid") for unit in range(len(job.units)))
-    ids = read_tokens(valid, MOST_VALIDATED)[None]
+    ids = read_tokens(job.unit_paths("ids", ".valid"), MOST_VALIDATED)[None]
     at = ids != tokenizer.special.eos
     if not at.any():
         return None
-    return CountModel(NEIGHBOURS, len(tokenizer.symbols), read_tokens(train)).bits(ids, at, ids[at])
+    train = job.unit_paths("ids", ".train")
+    model = CountModel(NEIGHBOURS, len(tokenizer.symbols), read_tokens(train))
+    return model.bits(ids, at, ids[at])
 
 
 Manifest = dict[str, Any]
@@ -218,7 +233,10 @@ Manifest = dict[str, Any]
 
 def write_report(manifest: Manifest, path: Path) -> None:
     """Write the report page; the output is byte-identical for equal manifests."""
-    of_text = {f"text.{name}": value for name, value in manifest["settings"]["text"].items()}
+    settings = manifest["settings"]
+    flat_settings = {name: value for name, value in settings.items() if name != "text"}
+    flat_settings |= {f"text.{name}": value for name, value in settings["text"].items()}
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -231,7 +249,7 @@ def write_report(manifest: Manifest, path: Path) -> None:
     page = environment.get_template("report.html.jinja").render(
         **manifest,
         reasons=_reasons(manifest),
-        flat_settings={name: value for name, value in manifest["settings"].items() if name != "text"} | of_text,
+        flat_settings=flat_settings,
     )
     write_text(path, page)
 
@@ -241,7 +259,8 @@ def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:
 
     Reasons that drop no documents, such as a damaged file, come last.
     """
-    dropped = {reason: n for reason, n in Counter(manifest["documents"]["dropped"]).most_common() if n}
+    most_frequent_first = Counter(manifest["documents"]["dropped"]).most_common()
+    dropped = {reason: n for reason, n in most_frequent_first if n}
     names = manifest["dropped_names"]
     ordered = dict.fromkeys([*dropped, *sorted(names)])
     return [(reason, dropped.get(reason), names.get(reason, [])) for reason in ordered]
@@ -281,4 +300,5 @@ def percent(share: Optional[float]) -> str:
     """Format a fraction as a percentage with two significant digits, such as 12% or 0.012%; None and NaN as a dash."""
     if share is None or np.isnan(share):
         return "–"
-    return f"{float(f'{100 * share:.2g}'):g}%"
+    rounded = float(f"{100 * share:.2g}")
+    return f"{rounded:g}%"

@@ -146,14 +146,17 @@ class RemoteWork:
             def fetch_one(name: str) -> None:
                 fetch(files, f"{top}/{name}", self.paths.root / name)
 
-            list(pool.map(fetch_one, chain.from_iterable(pool.map(files_named, names))))
+            found_names = chain.from_iterable(pool.map(files_named, names))
+            list(pool.map(fetch_one, found_names))
 
     def send(self, names: Sequence[str]) -> None:
         """Upload the files and folders that match these names or patterns."""
         with opened(self.work_url) as (files, top), ThreadPoolExecutor(AT_ONCE) as pool:
             root = self.paths.root
-            found = [path for name in names for path in root.glob(name)]
-            found = [file for path in found for file in (path, *path.rglob("*")) if file.is_file()]
+            found: list[Path] = []
+            for name in names:
+                for path in root.glob(name):
+                    found += [file for file in (path, *path.rglob("*")) if file.is_file()]
             targets = [f"{top}/{file.relative_to(root).as_posix()}" for file in found]
             list(pool.map(files.put_file, map(str, found), targets))
 

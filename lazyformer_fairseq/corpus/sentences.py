@@ -111,7 +111,10 @@ def _next(text: str, end: int, quotes: _Quotes) -> tuple[int, int]:
     position = SPACE.match(text, end).end()
     while lone := LONE_MARKS.match(text, position):
         marks = lone[0]
-        closes = CLOSING.issuperset(marks) or (marks == '"' and quotes.closes(position)) or marks in ("''", "'")
+        if marks == '"':
+            closes = quotes.closes(position)
+        else:
+            closes = CLOSING.issuperset(marks) or marks in ("''", "'")
         if not closes:
             break
         position = SPACE.match(text, lone.end()).end()
@@ -131,13 +134,16 @@ def _is_end(  # noqa: PLR0911  (a list of rules)
     if text[start] in NEVER_FIRST or marks[-1] in ",;:":
         return False
     is_special_token = text[word - 1] == "<"  # <url> has no case
-    if letter.islower() and not is_special_token and not text[word + 1 : word + 2].isupper():  # iPod may start one
+    is_camel_case = text[word + 1 : word + 2].isupper()  # iPod may start one
+    if letter.islower() and not is_special_token and not is_camel_case:
         first = MARKS.match(text, sentence).end()
         # Text without capitals has sentences too.
         if not text[first].islower():
             return False
-    if marks.startswith(("..", "…")) or text.endswith(". .", sentence, mark.start() + 1):
-        return letter.isupper() and text[word : word + 2] not in ("I ", "I'", "I’")
+    is_ellipsis = marks.startswith(("..", "…")) or text.endswith(". .", sentence, mark.start() + 1)
+    if is_ellipsis:
+        is_pronoun = text[word : word + 2] in ("I ", "I'", "I’")
+        return letter.isupper() and not is_pronoun
     if marks[0] in "?!":
         quote = text[mark.end() : start].strip()
         is_speech = marks[-1] in "\"'”’" or quote in ('"', "”")
@@ -172,8 +178,12 @@ def _is_end_after(  # noqa: PLR0911  (a list of rules)
     if before in BEFORE_NUMBERS and ROMAN_OR_NUMBER.match(text, word):
         return False
     if before == "I":  # the pronoun, a monarch's number or an initial
-        previous = text[text.rfind(" ", max(0, begin - LONGEST_WORD), max(0, begin - 1)) + 1]
-        return (previous.islower() and text[word + 1 : word + 2] != ".") or _often_starts_sentence(text, word)
+        space_before = text.rfind(" ", max(0, begin - LONGEST_WORD), max(0, begin - 1))
+        follows_lowercase_word = text[space_before + 1].islower()
+        next_is_initial = text[word + 1 : word + 2] == "."
+        if follows_lowercase_word and not next_is_initial:
+            return True
+        return _often_starts_sentence(text, word)
     if before in TITLES:
         return False
     if before.lower() in ("a.m", "p.m"):
@@ -221,7 +231,8 @@ class SentenceSplitter:
     def __call__(self, paragraph: str) -> list[str]:
         """Return a paragraph's sentences in order, with surrounding spaces stripped."""
         starts = [0, *self._starts(paragraph)]
-        sentences = (paragraph[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=False))
+        ends = [*starts[1:], None]
+        sentences = (paragraph[start:end].strip() for start, end in zip(starts, ends, strict=True))
         return [sentence for sentence in sentences if sentence]
 
     def _starts(self, paragraph: str) -> Iterator[int]:

@@ -89,6 +89,10 @@ class Job:
         marks = np.load(self.paths.of("duplicates", unit, ".npy"), allow_pickle=False)
         return {"train": marks == KEEP, "valid": marks == HELD_OUT}
 
+    def unit_paths(self, name: str, ending: str = "") -> list[Path]:
+        """Return the path of every unit's output; see :meth:`WorkPaths.of` for the arguments."""
+        return [self.paths.of(name, unit, ending) for unit in range(len(self.units))]
+
 
 def cut_one(job: Job, rank: int) -> None:
     """Cut a compressed file that does not support random access into parts."""
@@ -131,11 +135,13 @@ def clean_documents(inputs: Sequence[str]) -> Iterator[Document]:
 def mark_duplicates(job: Job, _rank: int) -> Counts:
     """Mark the duplicates to drop and the documents to hold out, and store the marks per unit."""
     counts: Counter[str] = Counter()
-    stores = [WordStore(job.paths.of("words", unit)) for unit in range(len(job.units))]
+    stores = [WordStore(folder) for folder in job.unit_paths("words")]
     marks = find_duplicates([store.fingerprints for store in stores], [store.bands for store in stores])
+
     draws = [draw(store.fingerprints, job.settings.seed) for store in stores]
     kept = [of_unit[mark == KEEP] for of_unit, mark in zip(draws, marks, strict=True)]
     highest = threshold(kept, job.settings.valid_share)
+
     for unit, (of_unit, mark) in enumerate(zip(draws, marks, strict=True)):
         mark[(mark == KEEP) & (of_unit < highest)] = HELD_OUT
         with atomic_file(job.paths.of("duplicates", unit, ".npy"), durable=False) as file:
@@ -162,7 +168,7 @@ def train_tokenizer(job: Job, _rank: int) -> None:
     """
     paths = job.paths
     settings = job.settings
-    folders = [paths.of("counts", unit) for unit in range(len(job.units))]
+    folders = job.unit_paths("counts")
     always_kept = settings.text.special_tokens
     summary, frequent = merge_counts(folders, paths.kept_words, settings.share_of_kept_words, always_kept)
     shutil.rmtree(paths.tokenizer, ignore_errors=True)  # left by a stopped run
@@ -200,11 +206,11 @@ loaded_tokenizer = lru_cache(maxsize=1)(load_tokenizer)  # once per process, for
 def write_shard(job: Job, rank: int) -> None:
     """Concatenate the parts of the units in a shard; the first shard also contains the whole validation split."""
     folder = job.paths.result / f"shard{rank}"
-    units = len(job.units)
     folder.mkdir(parents=True, exist_ok=True)
-    join_parts([job.paths.of("ids", unit, ".train") for unit in range(rank, units, job.shards)], folder / "train")
+    train = job.unit_paths("ids", ".train")
+    join_parts(train[rank :: job.shards], folder / "train")
     if rank == 0:
-        join_parts([job.paths.of("ids", unit, ".valid") for unit in range(units)], folder / "valid")
+        join_parts(job.unit_paths("ids", ".valid"), folder / "valid")
     copy_file(job.paths.tokenizer / DICTIONARY_FILE, folder / DICTIONARY_FILE)
 
 

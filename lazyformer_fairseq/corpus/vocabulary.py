@@ -44,8 +44,10 @@ def smallest_kept_count(counts: np.ndarray, coverage: float) -> int:
         coverage: fraction of the running text to keep.
     """
     values, types = np.unique(counts, return_counts=True)
-    kept = np.cumsum((values.astype(np.int64) * types)[::-1])  # running words with at least this count
-    return int(values[::-1][np.argmax(kept >= coverage * kept[-1])])
+    running_words = values.astype(np.int64) * types  # with exactly this count
+    kept = np.cumsum(running_words[::-1])  # with at least this count, from the largest count to the smallest
+    first_sufficient = np.argmax(kept >= coverage * kept[-1])
+    return int(values[::-1][first_sufficient])
 
 
 def word_hashes(words: Sequence[str]) -> np.ndarray:
@@ -105,16 +107,20 @@ def merge_counts(
         np.save(file, hashes[is_kept], allow_pickle=False)
 
     least = min_count
-    if len(counts) > most_frequent:  # one more than the count of the first word that is left out
-        least = max(min_count, int(np.partition(counts, -most_frequent - 1)[-most_frequent - 1]) + 1)
+    if len(counts) > most_frequent:
+        first_left_out = -most_frequent - 1
+        count_left_out = int(np.partition(counts, first_left_out)[first_left_out])
+        least = max(min_count, count_left_out + 1)
     is_frequent = counts >= least
     words = _find_words(hashes[is_frequent], folders)
     frequent = zip(words, counts[is_frequent].tolist(), strict=True)
+
+    kept_words = int(is_kept.sum())
     summary = {
         "words": len(hashes),
-        "kept_words": int(is_kept.sum()),
+        "kept_words": kept_words,
         "min_count": min_count,
-        "dropped_types_share": 1 - int(is_kept.sum()) / len(hashes),
+        "dropped_types_share": 1 - kept_words / len(hashes),
         "dropped_tokens_share": 1 - int(counts[is_kept].sum()) / int(counts.sum()),
     }
     return summary, sorted(frequent, key=lambda pair: (-pair[1], pair[0]))
@@ -126,13 +132,15 @@ def _merged(folders: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
     waiting: list[np.ndarray] = []
     for folder in folders:
         waiting.append(np.stack([_mapped(folder, "hashes"), _mapped(folder, "counts")]))
-        if folder != folders[-1] and sum(unit.shape[1] for unit in waiting) < max(ENTRIES_AT_ONCE, merged.shape[1]):
+        entries_waiting = sum(unit.shape[1] for unit in waiting)
+        if folder != folders[-1] and entries_waiting < max(ENTRIES_AT_ONCE, merged.shape[1]):
             continue
         entries = np.concatenate([merged, *waiting], axis=1)
         waiting = []
         entries = entries[:, np.argsort(entries[0])]
-        starts = np.flatnonzero(np.diff(entries[0], prepend=~entries[0, :1]))
-        merged = np.stack([entries[0, starts], np.add.reduceat(entries[1], starts)])
+        hashes, counts = entries
+        starts = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1]))
+        merged = np.stack([hashes[starts], np.add.reduceat(counts, starts)])
     return merged[0], merged[1]
 
 
@@ -145,11 +153,12 @@ def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
         places = lookup(hashes, wanted)
         rows = np.flatnonzero(places >= 0)
         rows = rows[missing[places[rows]]]
+        places = places[rows]
         if len(rows):
             vocabulary = split_words((folder / VOCABULARY_FILE).read_bytes())
-            for row, place in zip(rows.tolist(), places[rows].tolist(), strict=True):
+            for row, place in zip(rows.tolist(), places.tolist(), strict=True):
                 words[place] = vocabulary[row]
-            missing[places[rows]] = False
+            missing[places] = False
     assert not missing.any()
     return words
 
@@ -189,7 +198,8 @@ def write_ids(
         spaces, before normalization), ``tokens`` (without ``</s>``) and ``unknown`` (``<unk>`` tokens).
     """
     hashes = word_hashes(store.vocabulary)
-    is_frequent = (lookup(hashes, frequent) >= 0) | np.isin(hashes, word_hashes(tokenizer.settings.special_tokens))
+    special_hashes = word_hashes(tokenizer.settings.special_tokens)
+    is_frequent = (lookup(hashes, frequent) >= 0) | np.isin(hashes, special_hashes)
     counts = {}
     for split, documents in keep.items():
         selected = store.select(documents)
@@ -218,15 +228,21 @@ class WordPieces:
 
     def __init__(self, vocabulary: list[str], tokenizer: TextTokenizer, spelt: np.ndarray):
         # Only the task may mask, so "<mask>" in a text is encoded as plain text.
-        words = [f"{MASK[0]} {MASK[1:-1]} {MASK[-1]}" if word == MASK else word for word in vocabulary]
-        ids, lengths = tokenizer.encode_words([word for word, is_spelt in zip(words, spelt, strict=True) if is_spelt])
+        plain_mask = f"{MASK[0]} {MASK[1:-1]} {MASK[-1]}"
+        words = [plain_mask if word == MASK else word for word in vocabulary]
+        spelt_words = [word for word, is_spelt in zip(words, spelt, strict=True) if is_spelt]
+        ids, lengths = tokenizer.encode_words(spelt_words)
+
         spelt = spelt.copy()
         spelt[spelt] = lengths > 0  # a word that consists of sentencepiece's space symbol has no tokens
         self.lengths = np.ones(len(words) + 1, dtype=np.int32)
         self.lengths[:-1][spelt] = lengths[lengths > 0]
         self.starts = np.cumsum(self.lengths) - self.lengths
-        self.ids = np.full(self.lengths.sum(), tokenizer.special.unk, type_of_ids(len(tokenizer.symbols)))
-        self.ids[np.repeat(np.append(spelt, False), self.lengths)] = ids
+
+        dtype = type_of_ids(len(tokenizer.symbols))
+        self.ids = np.full(self.lengths.sum(), tokenizer.special.unk, dtype)
+        is_of_spelt_word = np.repeat(np.append(spelt, False), self.lengths)
+        self.ids[is_of_spelt_word] = ids
         self.ids[-1] = tokenizer.special.eos
 
     def items(self, selected: SelectedWords) -> tuple[np.ndarray, np.ndarray]:
@@ -241,7 +257,8 @@ class WordPieces:
         # receives the id at index starts + i - (e - length).
         source = np.repeat(self.starts[words] - (ends - lengths), lengths)
         source += np.arange(len(source))
-        return self.ids[source], np.diff(ends[words == eos_word], prepend=0)
+        item_ends = ends[words == eos_word]
+        return self.ids[source], np.diff(item_ends, prepend=0)
 
 
 def _write_part(
@@ -255,7 +272,8 @@ def _write_part(
     unigrams[tokenizer.special.eos] = 0
     found = np.flatnonzero(unigrams)
     with atomic_file(f"{prefix}.unigrams.npy", durable=False) as file:
-        np.save(file, np.stack([found, unigrams[found]]).astype(np.uint32), allow_pickle=False)
+        occurrences = np.stack([found, unigrams[found]]).astype(np.uint32)
+        np.save(file, occurrences, allow_pickle=False)
     write_items(prefix, ids.dtype, [(ids, sizes)], durable=False)
     return {
         "documents": len(selected.document_sentences),

@@ -49,8 +49,14 @@ def _measure(arguments: Arguments) -> str:
 
 def _fraction(arguments: Arguments) -> str:
     """Render {{frac|2}}, {{frac|1|2}} or {{frac|3|1|2}}."""
-    whole, parts = (arguments[:1], arguments[1:]) if len(arguments) == 3 else ([], arguments)
-    return " ".join([*whole, "/".join(parts if len(parts) != 1 else ["1", *parts])])
+    whole: Arguments = []
+    parts = arguments
+    if len(arguments) == 3:
+        whole = arguments[:1]
+        parts = arguments[1:]
+    if len(parts) == 1:
+        parts = ["1", *parts]
+    return " ".join([*whole, "/".join(parts)])
 
 
 # Templates whose text is part of a sentence, with names in lower case and `_` for a space; all others are dropped.
@@ -179,7 +185,8 @@ class ExtractWikiMarkup(DocumentStep):
         text = join_lines(QUOTE_MARKUP.sub("", text))
         text = replace_nested(text, TABLE_MARKS, lambda _content: "")
         text = ENTITY.sub(decode_entity, PARAGRAPH_BREAK.sub("\n", text))
-        return "\n".join(filter(None, map(clean_rendered_line, text.split("\n"))))
+        lines = map(clean_rendered_line, text.split("\n"))
+        return "\n".join(filter(None, lines))
 
 
 def is_disambiguation(markup: str) -> bool:
@@ -203,7 +210,9 @@ def replace_elements(text: str) -> str:
         if opens and not attributes.endswith("/"):
             waiting.setdefault(opens.lower(), []).append(number)
         elif closes and waiting.get(closes.lower()):
-            ends[waiting[closes.lower()].pop()] = number
+            opening = waiting[closes.lower()].pop()
+            ends[opening] = number
+
     kept: list[str] = []
     at = 0
     for number, tag in enumerate(found):
@@ -215,7 +224,8 @@ def replace_elements(text: str) -> str:
         if number in ends:
             end = found[ends[number]]
         if end is not None and end.start() - at <= LONGEST_ELEMENT:
-            kept.append(FORMULA_WORD if tag[2].lower() in FORMULAS.split() else "")
+            if tag[2].lower() in FORMULAS.split():
+                kept.append(FORMULA_WORD)
             at = end.end()
     return "".join(kept) + text[at:]
 
@@ -252,9 +262,11 @@ def replace_nested(text: str, delimiter: re.Pattern, render: Callable[[str], str
         else:
             parts[-1].append(mark)
     parts[-1].append(text[at:])
-    return "".join(
-        piece for opening, pieces in zip(["", *openings], parts, strict=True) for piece in (opening, *pieces)
-    )
+
+    all_pieces: list[str] = []
+    for opening, pieces in zip(["", *openings], parts, strict=True):
+        all_pieces += [opening, *pieces]
+    return "".join(all_pieces)
 
 
 def template_text(content: str) -> str:
@@ -263,7 +275,9 @@ def template_text(content: str) -> str:
     name = name.strip().replace("_", " ").lower()
     if name.startswith("formatnum:"):
         return name.removeprefix("formatnum:").strip()
-    render = INLINE_TEMPLATES.get("lang-" if name.startswith("lang-") else name)
+    if name.startswith("lang-"):
+        name = "lang-"
+    render = INLINE_TEMPLATES.get(name)
     if render is None:
         return ""
     arguments = []

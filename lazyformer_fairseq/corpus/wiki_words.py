@@ -15,7 +15,8 @@ NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^<>]*>([^<>]*)</namespace>')
 def read_table() -> dict[str, list[frozenset[str]]]:
     """Read ``wiki_words.txt`` into a dictionary of languages, with a set of words per column."""
     table = {}
-    for line in Path(__file__).with_name("wiki_words.txt").read_text(encoding="utf-8").splitlines():
+    path = Path(__file__).with_name("wiki_words.txt")
+    for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             continue
         language, *columns = line.split("|")
@@ -37,5 +38,8 @@ LEFT_OUT_NAMESPACES, SMALL_PICTURE, PICTURE_OPTIONS, DISAMBIGUATION = (
 
 def left_out_namespaces_of(head: bytes) -> tuple[str, ...]:
     """Return a wiki's own names for its file, category and media namespaces, from the header of its dump."""
-    found = NAMESPACE.findall(head)
-    return tuple(plain(name.decode(errors="replace")) for key, name in found if key.decode() in FILES_CATEGORIES_MEDIA)
+    names = []
+    for key, name in NAMESPACE.findall(head):
+        if key.decode() in FILES_CATEGORIES_MEDIA:
+            names.append(plain(name.decode(errors="replace")))
+    return tuple(names)

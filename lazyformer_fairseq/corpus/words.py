@@ -64,7 +64,8 @@ class NormaliseWords(DocumentStep):
                 normalise = partial(normalise, keep_unknown=keep_unknown)
             else:
                 text = with_plain_symbols(text, keep_unknown)
-        document.text = "\n".join(filter(None, map(normalise, text.split("\n"))))
+        lines = map(normalise, text.split("\n"))
+        document.text = "\n".join(filter(None, lines))
         if document.text:
             return None
         return "no word"
@@ -166,7 +167,8 @@ class StoreWords(DocumentStep):
         yield from super().run(documents)
         with atomic_folder(self.folder, replace=True, durable=False) as unfinished:
             self._save(unfinished)
-            (unfinished / NOTES_FILE).write_text(json.dumps(vars(self.notes), indent=1) + "\n", encoding="utf-8")
+            notes = json.dumps(vars(self.notes), indent=1)
+            (unfinished / NOTES_FILE).write_text(f"{notes}\n", encoding="utf-8")
 
     def process(self, document: Document) -> Optional[str]:
         """Add a document's words to the store."""
@@ -186,16 +188,19 @@ class StoreWords(DocumentStep):
     def _save(self, folder: Path) -> None:
         assert "" not in self._ids, "words must be separated by single spaces"
         vocabulary = sorted(self._ids)  # code points sort in the same order as UTF-8 bytes
+        unsorted_ids = [self._ids[word] for word in vocabulary]
         sorted_id = np.empty(len(vocabulary), dtype=np.uint32)
-        sorted_id[[self._ids[word] for word in vocabulary]] = np.arange(len(vocabulary), dtype=np.uint32)
+        sorted_id[unsorted_ids] = np.arange(len(vocabulary), dtype=np.uint32)
+
         documents = len(self._document_sentences)
+        bands_of_document = len(self._bands) // max(documents, 1)
         arrays = {
             "words": sorted_id[np.frombuffer(self._words, dtype=np.uint32)],
             "sentence_lengths": self._sentence_lengths,
             "document_sentences": self._document_sentences,
             "running_words": self._running_words,
             "fingerprints": np.reshape(self._fingerprints, (documents, 2)),
-            "bands": np.reshape(self._bands, (documents, len(self._bands) // max(documents, 1))),
+            "bands": np.reshape(self._bands, (documents, bands_of_document)),
         }
         for name, values in arrays.items():
             np.save(folder / f"{name}.npy", values, allow_pickle=False)

@@ -189,9 +189,12 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     model, dictionary, tgt_len = evaluation.load_model(checkpoint, data, settings.device)
     used = {"tgt_len": tgt_len}
     used |= {name: getattr(model.cfg, name) for name in ("mem_len", "clamp_len", "same_length")}
-    used |= of_file | {name: value for name in used if (value := getattr(settings, name)) is not None}
-    how = {"batch_size": settings.batch_size, "item": item_length(data)}
-    result = evaluation.evaluate(model, tokens, dictionary.eos(), **used, **how)
+    on_command_line = {name: getattr(settings, name) for name in used}
+    used |= of_file
+    used |= {name: value for name, value in on_command_line.items() if value is not None}
+
+    item = item_length(data)
+    result = evaluation.evaluate(model, tokens, dictionary.eos(), **used, batch_size=settings.batch_size, item=item)
     if settings.json is not None:
         about = {
             "checkpoint": str(checkpoint),
@@ -248,19 +251,25 @@ def sample(checkpoint: Path, data: Path, settings: Sampling) -> None:
     from lazyformer_fairseq.language_modeling import sample as sampling
 
     item = item_length(data)
-    if settings.complete if not item else settings.prompt:
-        raise UserError(
-            f"{data} contains {'images' if item else 'a text'}; --complete is for images, --prompt for texts"
-        )
+    if item and settings.prompt:
+        raise UserError(f"{data} contains images; --complete is for images, --prompt for texts")
+    if not item and settings.complete:
+        raise UserError(f"{data} contains a text; --complete is for images, --prompt for texts")
     how = {name: getattr(settings, name) for name in ("temperature", "top_k", "seed", "device")}
     writer = sampling.Writer.load(checkpoint, data, **how)
     if not item:
         texts = writer.texts(settings.prompt, settings.count, settings.length)
         click.echo("\n\n".join(texts))
         return
+
     path = settings.output or Path("sample.png")
-    writer.draw(path, settings.count, settings.split if settings.complete else None)
-    click.echo(f"{path}: {settings.count} {'completed ' * settings.complete}images of {item} pixels")
+    split = None
+    images = "images"
+    if settings.complete:
+        split = settings.split
+        images = "completed images"
+    writer.draw(path, settings.count, split)
+    click.echo(f"{path}: {settings.count} {images} of {item} pixels")
 
 
 @dataclass(frozen=True)

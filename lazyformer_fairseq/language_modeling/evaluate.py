@@ -143,9 +143,9 @@ def evaluate(model: CausalLM, tokens: np.ndarray, eos: int, **lengths: int) -> E
     start = time.perf_counter()
     losses = token_losses(model, tokens, eos, **lengths)
     return Evaluation(
-        len(losses),
-        float(losses.mean(dtype=np.float64)),
-        time.perf_counter() - start,
+        tokens=len(losses),
+        nats=float(losses.mean(dtype=np.float64)),
+        seconds=time.perf_counter() - start,
     )
 
 
@@ -239,10 +239,10 @@ class Parts:
         each, more = divmod(segments - lead, streams)
         lengths = [each + (stream < more) for stream in range(streams)]
         return cls(
-            lead,
-            [sum(lengths[:stream]) for stream in range(streams)],
-            lengths,
-            segments - 1,
+            lead=lead,
+            first=[sum(lengths[:stream]) for stream in range(streams)],
+            lengths=lengths,
+            last=segments - 1,
         )
 
     @property

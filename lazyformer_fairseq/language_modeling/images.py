@@ -174,7 +174,9 @@ def _images_of(path: Path) -> np.ndarray:
     array = map_array(path, "save the images with np.save", dtypes="iuf")
     if array.ndim == 2 or (array.ndim == 3 and array.shape[-1] == 3):
         array = array[None]
-    if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[-1] != 3) or 0 in array.shape:
+    is_gray = array.ndim == 3
+    is_color = array.ndim == 4 and array.shape[-1] == 3
+    if not (is_gray or is_color) or 0 in array.shape:
         raise UserError(f"{path}: its shape is {array.shape}; images must be (N, height, width), or (..., 3) for color")
     if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
         raise UserError(f"{path}: its type is {array.dtype}; use uint8 from 0 to 255, or floats from 0 to 1")
@@ -272,8 +274,15 @@ def _blocks(pixels: np.ndarray, images: np.ndarray) -> Iterator[np.ndarray]:
     """
     for start in range(0, len(images), BLOCK):
         colours = pixels[images[start : start + BLOCK]].astype(np.int32)
-        numbers = (colours[..., 0] << 16) + (colours[..., 1] << 8) + colours[..., 2]
-        yield numbers.reshape(len(numbers), -1)
+        yield _packed(colours).reshape(len(colours), -1)
+
+
+def _packed(colours: np.ndarray) -> np.ndarray:
+    """Encode red, green and blue (..., 3) as one integer per color (...), the inverse of :func:`_apart`."""
+    red = colours[..., 0]
+    green = colours[..., 1]
+    blue = colours[..., 2]
+    return (red << 16) + (green << 8) + blue
 
 
 def _apart(colours: np.ndarray) -> np.ndarray:
@@ -298,9 +307,11 @@ def _dictionary(pixels: np.ndarray, images: np.ndarray, how: Preparing) -> Dicti
         shares = counts[seen] / counts.sum()
         sample = np.random.default_rng(how.seed).choice(seen, fitted, p=shares)
         means = MiniBatchKMeans(how.colours, batch_size=8192, n_init=1, random_state=how.seed)
-        centres = np.rint(means.fit(_apart(sample)).cluster_centers_).astype(np.int32).clip(0, 255)
-        palette = np.unique((centres[:, 0] << 16) + (centres[:, 1] << 8) + centres[:, 2])
-    nearest = cKDTree(_apart(palette)).query(_apart(seen))[1]
+        means.fit(_apart(sample))
+        centres = np.rint(means.cluster_centers_).astype(np.int32).clip(0, 255)
+        palette = np.unique(_packed(centres))
+
+    _, nearest = cKDTree(_apart(palette)).query(_apart(seen))
     frequencies = np.bincount(nearest, counts[seen], len(palette)).astype(np.int64)
     dictionary = Dictionary()
     for place in np.lexsort((palette, -frequencies)):
@@ -329,7 +340,8 @@ def _encoded(pixels: np.ndarray, images: np.ndarray, dictionary: Dictionary) -> 
     tree = cKDTree(palette_of(dictionary))
     for block in _blocks(pixels, images):
         colours, places = np.unique(block, return_inverse=True)
-        ids = tree.query(_apart(colours))[1][places.reshape(-1)] + dictionary.nspecial
+        _, nearest = tree.query(_apart(colours))
+        ids = nearest[places.reshape(-1)] + dictionary.nspecial
         yield ids, np.full(len(block), block.shape[1])
 
 
@@ -362,13 +374,16 @@ def overview(manifest: Mapping[str, Any]) -> str:
 def as_images(ids: Tensor, dictionary: Dictionary) -> np.ndarray:
     """Convert ids of colors (N, side * side) to images, uint8 (N, side, side, 3)."""
     side = math.isqrt(ids.size(1))
-    return palette_of(dictionary)[ids.numpy() - dictionary.nspecial].reshape(-1, side, side, 3)
+    places = ids.numpy() - dictionary.nspecial
+    return palette_of(dictionary)[places].reshape(-1, side, side, 3)
 
 
 def completion_rows(halves: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     """Return one row per image, (N, 2 + completions, ...): its upper half, its completions, and the image itself."""
     given = halves.copy()
-    given.reshape(len(given), -1, 3)[:, halves[0].size // 6 :] = 128
+    pixels = given.reshape(len(given), -1, 3)
+    upper_half = pixels.shape[1] // 2
+    pixels[:, upper_half:] = 128
     completions = drawn.reshape(len(halves), -1, *halves.shape[1:])
     return np.concatenate([given[:, None], completions, halves[:, None]], axis=1)
 
@@ -377,12 +392,13 @@ def write_grid(images: np.ndarray, columns: int, path: Path) -> None:
     """Write images, uint8 (N, side, side, 3), to a PNG with `columns` per row; small images are enlarged."""
     side = images.shape[1]
     zoom = max(1, math.ceil(96 / side))
-    tile = side * zoom + 4  # with a white border at the bottom and on the right
+    enlarged = side * zoom
+    tile = enlarged + 4  # with a white border at the bottom and on the right
     rows = math.ceil(len(images) / columns)
     grid = Image.new("RGB", (columns * tile, rows * tile), "white")
     for number, image in enumerate(images):
         row, column = divmod(number, columns)
-        large = Image.fromarray(image).resize((side * zoom, side * zoom), Image.Resampling.NEAREST)
+        large = Image.fromarray(image).resize((enlarged, enlarged), Image.Resampling.NEAREST)
         grid.paste(large, (column * tile, row * tile))
     with atomic_file(path) as file:
         grid.save(file, "PNG")

@@ -128,7 +128,9 @@ class Characters:
             self.symbols = {byte: str(byte) for byte in range(256)}
         if not self.file.is_file():
             raise UserError(f"{self.file}: no such file; pass the unpacked file {name} or its folder")
-        if (size := self.file.stat().st_size) != (total := sum(CHARACTERS.values())):
+        size = self.file.stat().st_size
+        total = sum(CHARACTERS.values())
+        if size != total:
             train, valid, test = CHARACTERS.values()
             raise UserError(
                 f"{self.file} has {size:,} bytes, but {name} has {total:,}: the splits need {train:,}, {valid:,} and "
@@ -149,24 +151,30 @@ class Characters:
             raise UserError(
                 f"{self.file} contains the byte {min(strange)}, but text8 has only a to z and spaces; download it again"
             )
-        return Counter({symbol: int(numbers[byte]) for byte, symbol in self.symbols.items() if numbers[byte]})
+        counts: Counter[str] = Counter()
+        for byte, symbol in self.symbols.items():
+            if numbers[byte]:
+                counts[symbol] = int(numbers[byte])
+        return counts
 
     def encode(self, split: str, dictionary: Dictionary, progress: Tell) -> ItemBlocks:
         """Yield ids and item lengths block by block; a split is a single item, and unknown bytes become ``<unk>``."""
         table = np.full(256, dictionary.unk(), dtype=np.int32)
-        table[list(self.symbols)] = list(map(dictionary.index, self.symbols.values()))
+        for byte, symbol in self.symbols.items():
+            table[byte] = dictionary.index(symbol)
+
         remaining = self.size(split)
         for block in self._blocks(split):
             remaining -= len(block)
-            yield (
-                table[block],
-                np.array([] if remaining else [self.size(split)], dtype=np.int64),
-            )
+            sizes: list[int] = []
+            if not remaining:
+                sizes = [self.size(split)]
+            yield table[block], np.array(sizes, dtype=np.int64)
             progress(len(block))
 
     def _blocks(self, split: str) -> Iterator[np.ndarray]:
         start = sum(CHARACTERS[before] for before in SPLITS[: SPLITS.index(split)])
-        text = np.memmap(self.file, np.uint8, "r", start, (CHARACTERS[split],))
+        text = np.memmap(self.file, np.uint8, mode="r", offset=start, shape=(CHARACTERS[split],))
         for first in range(0, len(text), BLOCK):
             yield text[first : first + BLOCK]
 
@@ -225,12 +233,14 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
     ):
         counts = text.count("train", bar.update)
         dictionary = Dictionary()
-        for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        most_frequent_first = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        for symbol, count in most_frequent_first:
             if symbol not in dictionary:  # </s> and <unk> are already there
                 dictionary.add_symbol(symbol, n=count)
         if len(dictionary) == dictionary.nspecial:
             raise UserError(f"{source}: the training text has no words; download it again")
         dictionary.save(folder / "dict.txt")
+
         manifest: dict[str, Any] = {
             "corpus": corpus,
             "unit": text.unit,
@@ -263,7 +273,8 @@ def write_split(prefix: Path, dictionary: Dictionary, blocks: ItemBlocks) -> dic
 
     def counted() -> ItemBlocks:
         for ids, sizes in blocks:
-            counts.update(tokens=len(ids), items=len(sizes), unknown=int((ids == dictionary.unk()).sum()))
+            unknown = int((ids == dictionary.unk()).sum())
+            counts.update(tokens=len(ids), items=len(sizes), unknown=unknown)
             yield ids, sizes
 
     write_items(prefix, type_of_ids(len(dictionary)), counted(), durable=False)

@@ -78,10 +78,12 @@ def probe_layers(
         raise UserError(f"{labels['train']}: all images have the same class; use more classes, or more --images")
 
     features: dict[str, dict[str, np.ndarray]] = {}
-    with Progress(total=sum(map(len, ids.values())), desc="reading", unit=" images") as bar:
+    total = sum(len(of_split) for of_split in ids.values())
+    with Progress(total=total, desc="reading", unit=" images") as bar:
         for split, of_split in ids.items():
             colours = palette_of(dictionary)[of_split.astype(np.int64) - dictionary.nspecial]
-            features.setdefault(PIXELS, {})[split] = colours.reshape(len(colours), -1).astype(np.float32)
+            pixels = colours.reshape(len(colours), -1).astype(np.float32)
+            features.setdefault(PIXELS, {})[split] = pixels
             means = mean_features(loaded.model, of_split, dictionary.eos(), batch_size, bar)
             for name, mean in means.items():
                 features.setdefault(name, {})[split] = mean
@@ -95,18 +97,22 @@ def mean_features(model: CausalLM, ids: np.ndarray, eos: int, batch_size: int, b
     device = next(model.parameters()).device
     decoder = model.decoder
     found: dict[str, list[np.ndarray]] = {}
-    ends = {"eos": eos, "pad": model.padding_idx}
-    batches = TokenItems(ids.reshape(-1), rows=batch_size, tgt_len=ids.shape[1], keeps_rest=True, **ends)
+    batches = TokenItems(
+        ids.reshape(-1), rows=batch_size, tgt_len=ids.shape[1], eos=eos, pad=model.padding_idx, keeps_rest=True
+    )
     for batch in batches:
         source = batch["net_input"]["src_tokens"].to(device)
         features, extra = model(source, features_only=True, return_all_hiddens=True)
         states = []
         for x_BTC, sublayer in zip(extra["inner_states"], decoder.sublayers, strict=False):
-            if sublayer.attends:
-                states.append(sublayer.layer_norm(x_BTC) if decoder.normalize_before else x_BTC)
+            if sublayer.attends and decoder.normalize_before:
+                states.append(sublayer.layer_norm(x_BTC))
+            elif sublayer.attends:
+                states.append(x_BTC)
         names = [f"layer {number}" for number in range(1, len(states) + 1)]
         for name, x_BTC in zip([*names, "end"], [*states, features], strict=True):
-            found.setdefault(name, []).append(x_BTC.float().mean(1).cpu().numpy())
+            mean_BC = x_BTC.float().mean(1).cpu().numpy()
+            found.setdefault(name, []).append(mean_BC)
         bar.update(len(features))
     return {name: np.concatenate(parts)[: len(ids)] for name, parts in found.items()}
 

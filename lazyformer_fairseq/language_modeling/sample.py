@@ -66,7 +66,8 @@ class Writer:
             if word not in dictionary:
                 near = nearest(word, dictionary.symbols)
                 raise UserError(f"--prompt: {word!r} is not a symbol in {self.data / 'dict.txt'}{near}")
-        given = torch.tensor([[dictionary.index(word) for word in words]] * count, dtype=torch.long)
+        ids = [dictionary.index(word) for word in words]
+        given = torch.tensor([ids] * count, dtype=torch.long)
         texts = []
         for row in self.continued(given, length).tolist():
             symbols = ["\n" if token == dictionary.eos() else dictionary[token] for token in row]
@@ -81,12 +82,14 @@ class Writer:
             found = self.continued(torch.empty(count, 0, dtype=torch.long), item)
             images.write_grid(images.as_images(found, dictionary), min(COLUMNS, count), path)
             return
-        tokens = np.asarray(open_tokens(self.data / split)[: count * item]).astype(np.int64)
+        of_split = open_tokens(self.data / split)
+        tokens = np.asarray(of_split[: count * item]).astype(np.int64)
         whole = torch.from_numpy(tokens.reshape(-1, item))
         given = whole[:, : item // 2].repeat_interleave(COMPLETIONS, 0)
         drawn = images.as_images(self.continued(given, item), dictionary)
         rows = images.completion_rows(images.as_images(whole, dictionary), drawn)
-        images.write_grid(rows.reshape(-1, *rows.shape[2:]), rows.shape[1], path)
+        columns = rows.shape[1]
+        images.write_grid(rows.reshape(-1, *rows.shape[2:]), columns, path)
 
     @torch.inference_mode()
     def continued(self, given_BP: Tensor, length: int) -> Tensor:
@@ -135,6 +138,8 @@ class Writer:
         if self.temperature == 0:
             return scores_BV.argmax(-1, keepdim=True)
         if self.top_k:
-            least = scores_BV.topk(min(self.top_k, scores_BV.size(-1))).values[:, -1:]
+            kept = min(self.top_k, scores_BV.size(-1))
+            least = scores_BV.topk(kept).values[:, -1:]
             scores_BV = scores_BV.masked_fill(scores_BV < least, -torch.inf)
-        return torch.multinomial((scores_BV / self.temperature).softmax(-1), 1, generator=generator)
+        probabilities_BV = (scores_BV / self.temperature).softmax(-1)
+        return torch.multinomial(probabilities_BV, 1, generator=generator)

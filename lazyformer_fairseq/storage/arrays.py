@@ -32,9 +32,12 @@ def map_array(path: Path, remedy: str, dtypes: str = "iu", ndim: Optional[int] =
     except Exception as error:  # numpy may raise anything for a damaged header
         said = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: cannot be read as an array: {said}; {remedy}") from None
+    has_type = array.dtype.kind in dtypes
     # Items of zero bytes, such as those of type <U0, occupy no space in the file, but a copy may need any amount of
     # memory.
-    if array.dtype.kind not in dtypes or not array.dtype.itemsize or (ndim is not None and array.ndim != ndim):
+    has_bytes = array.dtype.itemsize > 0
+    has_dimensions = ndim is None or array.ndim == ndim
+    if not (has_type and has_bytes and has_dimensions):
         dimensions = ""
         if ndim is not None:
             dimensions = f" (ndim must be {ndim})"

@@ -143,7 +143,9 @@ def refuse_filled_folder(folder: Union[str, Path]) -> None:
     folder = Path(folder)
     if folder.is_symlink() and not folder.exists():
         raise UserError(f"{folder}: this is a dangling link; remove it or choose another folder")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir()) or folder.is_mount()):
+    if not folder.exists():
+        return
+    if not folder.is_dir() or any(folder.iterdir()) or folder.is_mount():
         raise UserError(f"{folder} already exists; remove it or choose another folder")
 
 

@@ -174,8 +174,10 @@ def _adapter(expected: Any) -> Any:
 
 def _in_words(error: Any, expected: Any) -> str:
     first = error.errors(include_url=False)[0]
+    location = [str(part) for part in first["loc"]]
     # pydantic inserts union members, such as `list[str]`, between the field names.
-    place = ".".join(str(part) for part in first["loc"] if not re.search(r"[\[(]", str(part)))[:SHOWN]
+    names = [part for part in location if not re.search(r"[\[(]", part)]
+    place = ".".join(names)[:SHOWN]
     if first["type"] == "json_invalid":
         return "it contains an unpaired surrogate, which is not valid text"
     if first["type"] == "value_error":  # raised by the dataclass itself

@@ -82,7 +82,9 @@ def on_cpu(state: Any) -> Any:
             each.stride(),
         )
         if place not in moved:
-            moved[place] = (each.float() if each.dtype in (torch.bfloat16, torch.float16) else each).cpu()
+            if each.dtype in (torch.bfloat16, torch.float16):
+                each = each.float()
+            moved[place] = each.cpu()
         return moved[place]
 
     return tree_map_only(Tensor, move, state)
@@ -285,7 +287,8 @@ def named_errors(path: Union[str, Path]) -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    message = str(error).strip() or type(error).__name__
+    return message.splitlines()[0][:200]
 
 
 def without_code() -> AbstractContextManager[None]:

@@ -69,9 +69,11 @@ class Index:
     @property
     def bytes(self) -> int:
         """Size of the .bin file in bytes, according to the last item."""
-        if len(self.sizes):
-            return int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize
-        return 0
+        if not len(self.sizes):
+            return 0
+        start_of_last = int(self.pointers[-1])
+        size_of_last = int(self.sizes[-1]) * self.dtype.itemsize
+        return start_of_last + size_of_last
 
     def check_data(self) -> Path:
         """Return the path of the .bin file; raise a UserError if its size does not match the index."""
@@ -103,7 +105,8 @@ def read_index(prefix: Prefix) -> Index:
                 beside = f", although {other.name} exists"
             raise UserError(f"{file}: no such file{beside}; is --data the folder of binarized data?")
     with path.open("rb") as stream:
-        magic, version, code, items = HEADER.unpack(stream.read(HEADER.size).ljust(HEADER.size, b"\0"))
+        header = stream.read(HEADER.size).ljust(HEADER.size, b"\0")
+    magic, version, code, items = HEADER.unpack(header)
     found = path.stat().st_size
     if (magic, version) != (MAGIC, 1):
         raise UserError(
@@ -118,8 +121,8 @@ def read_index(prefix: Prefix) -> Index:
         raise UserError(f"{path}: the ids have type {code}, which is not an integer type; binarize the text again")
     if not items:
         return Index(path, dtype, np.empty(0, np.int32), np.empty(0, np.int64))
-    sizes = np.memmap(path, np.int32, "r", HEADER.size, (items,))
-    pointers = np.memmap(path, np.int64, "r", HEADER.size + sizes.nbytes, (items,))
+    sizes = np.memmap(path, np.int32, mode="r", offset=HEADER.size, shape=(items,))
+    pointers = np.memmap(path, np.int64, mode="r", offset=HEADER.size + sizes.nbytes, shape=(items,))
     return Index(path, dtype, sizes, pointers)
 
 
@@ -154,7 +157,8 @@ class MappedItems(Sequence):
     def read(self, first: int, last: int) -> np.ndarray:
         """Return the concatenated ids of items `first` to `last` (inclusive), without copying."""
         start = int(self._index.pointers[first]) // self._index.dtype.itemsize
-        return np.asarray(self.ids[start : start + int(self.sizes[first : last + 1].sum())])
+        length = int(self.sizes[first : last + 1].sum())
+        return np.asarray(self.ids[start : start + length])
 
     def __reduce__(self) -> tuple:
         return MappedItems, (self._prefix,)
@@ -232,13 +236,17 @@ def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]]
     """
     dtype = np.dtype(dtype)
     code = next(code for code, known in TYPES.items() if dtype == known)
-    stream.write(HEADER.pack(MAGIC, 1, code, sum(map(len, read_sizes()))))
+    items = sum(len(sizes) for sizes in read_sizes())
+    stream.write(HEADER.pack(MAGIC, 1, code, items))
+
     for sizes in read_sizes():
         sizes.astype(np.int32).tofile(stream)
+
     before = 0
     for sizes in read_sizes():
-        ends = before + np.cumsum(sizes, dtype=np.int64) * dtype.itemsize
-        (ends - sizes.astype(np.int64) * dtype.itemsize).tofile(stream)
+        item_bytes = sizes.astype(np.int64) * dtype.itemsize
+        ends = before + np.cumsum(item_bytes)
+        (ends - item_bytes).tofile(stream)
         if len(ends):
             before = ends[-1]
 
@@ -318,7 +326,9 @@ def _all_pieces(index: Index, part: int, parts: int) -> Iterator[tuple[int, int]
 def _end_of_piece(index: Index, start: int, most_items: int, most_ids: int) -> int:
     """Return the end of the range of items from `start` within the limits; it contains at least one item."""
     sizes = index.sizes[start : start + most_items]
-    return start + max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), most_ids)))
+    cumulative_ids = np.cumsum(sizes, dtype=np.int64)
+    items_within = int(np.searchsorted(cumulative_ids, most_ids))
+    return start + max(1, items_within)
 
 
 def _check_piece(
@@ -335,6 +345,7 @@ def _check_piece(
     if (sizes < 1).any():
         item = first + int(np.argmax(sizes < 1))
         raise UserError(f"{index.path}: damaged: item {item:,} has {index.sizes[item]} ids; {WRITE_AGAIN}")
+
     start = int(index.pointers[first]) // index.dtype.itemsize
     width = index.dtype.itemsize
     ends = start + np.cumsum(sizes)
@@ -348,6 +359,7 @@ def _check_piece(
     if wrong.any() or start < 0 or ends[-1] > len(ids):
         item = first + int(np.argmax(wrong)) % len(sizes)
         raise UserError(f"{index.path}: damaged at item {item:,}: items are not contiguous; {WRITE_AGAIN}")
+
     piece = ids[start : int(ends[-1])]
     if index.dtype.kind == "i":
         beyond = (piece >= vocab_size) | (piece < 0)
@@ -360,6 +372,7 @@ def _check_piece(
             f"{data}: id {piece[place]} in item {item:,}, but dict.txt has {vocab_size:,} symbols: one of the two is "
             "from a different corpus, or the file is damaged; use both from the same folder"
         )
+
     unended = piece[ends - 1 - start] != eos
     if eos is not None and unended.any():
         item = first + int(np.argmax(unended))

@@ -47,7 +47,8 @@ def opened(url: str) -> Iterator[tuple[Any, str]]:
     except Exception as error:  # each file system raises its own errors
         if getattr(error, "errno", None) in OUT_OF_SPACE:
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = str(error).strip() or type(error).__name__
+        reason = message.splitlines()[0]
         raise UserError(
             f"{url}: cannot be reached ({reason}); check the URL, the network and your credentials"
         ) from error

@@ -329,4 +329,10 @@ def place(piece: Piece, line: int) -> str:
 
 def bytes_of(unit: Sequence[Piece]) -> int:
     """Return a unit's size on disk, in bytes."""
-    return sum((os.path.getsize(local_copy(p.path)) if p.end is None else p.end) - p.start for p in unit)
+    total = 0
+    for piece in unit:
+        end = piece.end
+        if end is None:
+            end = os.path.getsize(local_copy(piece.path))
+        total += end - piece.start
+    return total

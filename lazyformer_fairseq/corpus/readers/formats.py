@@ -78,7 +78,8 @@ def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> f
         else:
             yield _parse_page(whole.group(), piece, line)
             if not REST_OF_DUMP.fullmatch(xml, whole.end()):
-                lines_before = xml[: -len(xml[whole.end() :].lstrip())].count("\n")
+                text_outside = xml[whole.end() :].lstrip()
+                lines_before = xml[: -len(text_outside)].count("\n")
                 yield files.BadInputError(f"{files.place(piece, line + lines_before)}: {outside}")
         line += xml.count("\n")
 
@@ -127,13 +128,14 @@ def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) 
         )
         return
     header, _, body = text[: end.start()].partition("\n")
-    title = TITLE_OF_DOC.match(header)
-    yield (
-        lines_to_paragraphs(unescape(body), unescape(title[1]) if title else None),
-        {},
-    )
+    found = TITLE_OF_DOC.match(header)
+    title = None
+    if found:
+        title = unescape(found[1])
+    yield lines_to_paragraphs(unescape(body), title), {}
     if end.end() != len(text):
-        yield files.BadInputError(f"{files.place(piece, block.line + text.count(chr(10), 0, end.end()))}: {outside}")
+        line = block.line + text.count("\n", 0, end.end())
+        yield files.BadInputError(f"{files.place(piece, line)}: {outside}")
 
 
 def is_json_lines(content: bytes, file: str) -> bool:
@@ -165,7 +167,9 @@ def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> fi
         fields = ", ".join(sorted(record)) or "none"
         yield files.BadInputError(f'{files.place(piece, block.line)}: no string field "text"; its fields: {fields}')
         return
-    yield lines_to_paragraphs(text, title if isinstance(title, str) else None), {}
+    if not isinstance(title, str):
+        title = None
+    yield lines_to_paragraphs(text, title), {}
 
 
 ROWS_AT_ONCE = 64
@@ -294,8 +298,11 @@ def read_book(piece: files.Piece, watch: files.Watch) -> files.Parsed:
                 parts.append(part)
         except files.BadInputError as error:
             damage = error
-    text = files.decode(b"".join(parts).removeprefix(files.BOM), watch).replace("\r\n", "\n").replace("\r", "\n")
-    text = "\n".join(filter(None, map(join_hard_wrapped, BLANK_LINES.split(text))))
+    text = files.decode(b"".join(parts).removeprefix(files.BOM), watch)
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    paragraphs = map(join_hard_wrapped, BLANK_LINES.split(text))
+    text = "\n".join(filter(None, paragraphs))
+
     end = GUTENBERG_END.search(text)
     if end:
         text = text[: end.start()]
@@ -303,6 +310,7 @@ def read_book(piece: files.Piece, watch: files.Watch) -> files.Parsed:
     if start:
         text = text[start.end() :].lstrip("\n")
     text = GUTENBERG_CREDITS.sub("", text).rstrip("\n")
+
     if text or not damage:
         yield text, {}
     if damage:
@@ -427,8 +435,10 @@ def read_piece(
                 name: Union[int, str] = number
             elif is_compressed:
                 name = f"@{piece.start}+{number}"
+            elif in_block:
+                name = f"@{offset}+{in_block}"
             else:
-                name = f"@{offset}" + (f"+{in_block}" if in_block else "")
+                name = f"@{offset}"
             yield RawDocument(name, *record)
 
 

@@ -101,7 +101,10 @@ def find_inputs(
         is_folder = os.path.isdir(path)
         if is_url(path):
             is_folder = files_at(path) != [path]
-        for file in _text_files(path, bad_input, left_out) if is_folder else [path]:
+        candidates = [path]
+        if is_folder:
+            candidates = _text_files(path, bad_input, left_out)
+        for file in candidates:
             try:
                 found = _recognised(file, wanted_format)
             except UserError as error:
@@ -126,10 +129,11 @@ def parse_spec(spec: str) -> tuple[Optional[str], str]:
         UserError: the format is unknown, or the path does not exist. URLs are not accessed yet.
     """
     prefix, colon, rest = spec.partition(":")
+    may_name_format = colon != "" and prefix.isalpha() and not rest.startswith("//")
     if colon and prefix in FORMATS:
         wanted_format = prefix
         place = rest
-    elif colon and prefix.isalpha() and not rest.startswith("//") and not Path(spec).exists():
+    elif may_name_format and not Path(spec).exists():
         raise UserError(
             f"{spec}: unknown format {prefix!r}; choose from {', '.join(FORMATS)}{nearest(prefix, FORMATS)}"
         )
@@ -194,11 +198,15 @@ def _files_below(top: Path, bad_input: str, left_out: list[str]) -> Iterator[Pat
         if first is not folder:
             left_out.append(f"{folder}: a link to {first}, which has already been read")
             continue
-        for path in (folder / name for name in sorted(names) if not name.startswith(".")):
+
+        paths = [folder / name for name in sorted(names) if not name.startswith(".")]
+        for path in paths:
             if os.path.isfile(path):
                 yield path
-            elif os.path.isdir(path):  # links are followed last, so that a folder is found under its own name
-                (waiting.append if path.is_symlink() else waiting.appendleft)(path)
+            elif os.path.isdir(path) and path.is_symlink():
+                waiting.append(path)  # links are followed last, so that a folder is found under its own name
+            elif os.path.isdir(path):
+                waiting.appendleft(path)
             elif os.path.exists(path):
                 left_out.append(f"{path}: neither a file nor a folder, but a device or a pipe")
             else:
@@ -212,7 +220,8 @@ def _recognised(file: str, wanted: Optional[str]) -> InputFile:
         with open_decompressed(file) as stream:
             head = stream.read(HEAD_BYTES)
     except BadInputError:  # a compressed file that is damaged from the start; the reader will report where
-        by_name = (name for name, format in FORMATS.items() if re.match(format.names, os.path.basename(file)))
+        file_name = os.path.basename(file)
+        by_name = (name for name, format in FORMATS.items() if re.match(format.names, file_name))
         return InputFile(file, wanted or next(by_name, "text"), size)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
@@ -231,7 +240,9 @@ def _recognised(file: str, wanted: Optional[str]) -> InputFile:
             raise UserError(f"{file} is not text, but looks like {what}; convert it, or exclude it")
     if b"\0" in head:
         raise UserError(f"{file} is not text: it contains NUL bytes (perhaps UTF-16); convert it, or exclude it")
-    found = wanted or next(name for name, format in FORMATS.items() if format.recognises(content, file))
+
+    recognised = (name for name, format in FORMATS.items() if format.recognises(content, file))
+    found = wanted or next(recognised)
     namespaces = ()
     if found == "mediawiki":
         namespaces = left_out_namespaces_of(head)
@@ -307,7 +318,8 @@ def _write_parts(file: InputFile, folder: Path, part_bytes: int) -> None:
                 opened.close()
                 number = len(list(folder.iterdir()))
                 path = folder / f"part-{number:05}.{block.line}.zst"
-                part = opened.enter_context(zstandard.open(path, "wb", cctx=zstandard.ZstdCompressor(level=1)))
+                compressor = zstandard.ZstdCompressor(level=1)
+                part = opened.enter_context(zstandard.open(path, "wb", cctx=compressor))
                 left = part_bytes
             part.write(block.content)
             left -= len(block.content)
@@ -325,7 +337,8 @@ def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:
             cuts = _stream_starts(file, unit_bytes)
     if not cuts:
         return [whole]
-    return [replace(whole, start=start, end=end) for start, end in pairwise([0, *cuts, file.size])]
+    ranges = pairwise([0, *cuts, file.size])
+    return [replace(whole, start=start, end=end) for start, end in ranges]
 
 
 def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:
@@ -340,7 +353,8 @@ def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:
     failures = 0
     with open(local_copy(file.path), "rb") as dump:
         while True:
-            dump.seek((starts[-1] if starts else 0) + unit_bytes)
+            last_start = starts[-1] if starts else 0
+            dump.seek(last_start + unit_bytes)
             for start in _magic_numbers(dump):
                 if _begins_with_page(file.path, start):
                     break

@@ -1,4 +1,4 @@
-"""The module of the kind of ``docs/add_a_kind.md``."""
+"""The module of the sublayer kind from ``docs/add_a_kind.md``."""
 
 from typing import Optional
 
@@ -13,7 +13,7 @@ from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
 
 class LocalMean(Sublayer):
-    """The mean of `width` neighboring value projections, projected back; has 2 C^2 + 2 C parameters."""
+    """A sublayer that averages `width` neighboring value projections and projects the mean (2 C^2 + 2 C weights)."""
 
     attends = True
 

@@ -223,7 +223,12 @@ class RecomputedAttention:
         layout = None
         if self._learns and self.q_BNTD.device.type == "cuda":
             layout = aligned
-        added = self.scores.dense(self.q_BNTD.size(-2), self.k_BNKD.size(-2), self.q_BNTD, layout)
+        added = self.scores.dense(
+            time=self.q_BNTD.size(-2),
+            keys=self.k_BNKD.size(-2),
+            like=self.q_BNTD,
+            layout=layout,
+        )
         if added is not None and added.dim() == 3:
             return added[None]  # on a CPU torch does not fuse attention with a 3D mask
         return added

@@ -19,7 +19,14 @@ _LIBRARY.define("compare_positions(Tensor vectors, SymInt pairs) -> ()")
 _LIBRARY.define("weigh(Tensor values, SymInt pairs, SymInt time) -> Tensor")
 for _name in ("compare", "compare_positions"):
     _LIBRARY.impl(_name, lambda _vectors, _pairs: None, "Meta")
-_LIBRARY.impl("weigh", lambda v, _pairs, time: v.new_empty((*v.shape[:-2], time, v.size(-1))), "Meta")
+
+
+def _weigh_on_meta(values: Tensor, _pairs: int, time: int) -> Tensor:
+    *batch_and_heads, _, size = values.shape
+    return values.new_empty((*batch_and_heads, time, size))
+
+
+_LIBRARY.impl("weigh", _weigh_on_meta, "Meta")
 
 COMPARE = torch.ops.lazyformer.compare  # the matmul of queries and keys
 WEIGH = torch.ops.lazyformer.weigh  # the weighted sum of values

@@ -258,11 +258,8 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor]) -> Callable[..., Tensor]:
     """Return torch's `mask_mod`, a function of indices that returns whether a query sees a key."""
-    # The numbers of a part are separate tensors (N,), because torch 2.10 cannot mix tensor indices with other indices.
-    # They are copies, because the CPU compiler does not accept views.
-    bands, columns = (
-        [[each.clone() for each in part.unbind(-1)] for part in parts.unbind(1)] for parts in plan.numbers
-    )
+    bands = _by_part(plan.numbers.bands_NX4)
+    columns = _by_part(plan.numbers.columns_NX3)
     offset = plan.offset
     latest = plan.latest
     tokens = plan.tokens
@@ -273,10 +270,14 @@ def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor
         ahead = k - query
         seen = k < 0  # False, in the right shape
         for least, most, dilation, block in bands:
-            near = (ahead >= least[h]) & (ahead <= most[h]) & (ahead % dilation[h] == 0)
-            seen = seen | near & (k // block[h] == place // block[h])
+            is_near = (ahead >= least[h]) & (ahead <= most[h])
+            is_dilated = ahead % dilation[h] == 0
+            is_in_block = k // block[h] == place // block[h]
+            seen = seen | is_near & is_dilated & is_in_block
         for first, period, last in columns:
-            seen = seen | (k < first[h]) | (k % period[h] >= period[h] - last[h])
+            is_first = k < first[h]
+            ends_period = k % period[h] >= period[h] - last[h]
+            seen = seen | is_first | ends_period
         is_token = k < tokens
         token = torch.where(is_token, k, 0)
         if seen_BK is not None:
@@ -289,13 +290,26 @@ def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor
     return mask
 
 
+def _by_part(numbers_NXF: Tensor) -> list[list[Tensor]]:
+    """Return the numbers of each part of a mask as separate tensors (N,).
+
+    They are separate because torch 2.10 cannot mix tensor indices with other indices, and copies because the CPU
+    compiler does not accept views.
+    """
+    found = []
+    for part_NF in numbers_NXF.unbind(1):
+        found.append([number_N.clone() for number_N in part_NF.unbind(-1)])
+    return found
+
+
 def _addition(plan: _Plan, scores: Scores, q: Tensor, keys: int) -> Optional[Callable[..., Tensor]]:
     """Return torch's `score_mod`, a function that adds to a score; None if nothing is added."""
     exact = torch.promote_types(q.dtype, torch.float32)  # the precision for summing the gradients of many scores
     found = []
     if scores.table_KN is not None:
         by_distance = scores.table_KN.to(exact)[scores.bucket_by_distance].t()
-        found.append(_bias(F.pad(by_distance, (0, scores.extra)), plan, q.size(-2)))
+        by_distance = F.pad(by_distance, (0, scores.extra))
+        found.append(_bias(by_distance, plan, time=q.size(-2)))
     if scores.position_queries_BNTD is not None and scores.distances_NKD is not None:
         tokens = keys - scores.extra
         # These are the distances reach, ..., 0.

@@ -87,7 +87,8 @@ class BlockKernels:
         self.row_sums = implementation.row_sums
 
         def like_attend_forward(q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> tuple[Tensor, Tensor]:
-            return empty_rows(q, v), implementation.saved_like(q, k, FlatScores(*flat).scores())
+            scores = FlatScores(*flat).scores()
+            return empty_rows(q, v), implementation.saved_like(q, k, scores)
 
         self.attend_forward = _operator(
             f"{name}_attend_forward",
@@ -214,13 +215,14 @@ def attend(kernels: BlockKernels, given: AttentionInputs) -> tuple[Tensor, Share
     tensors, numbers = scores.flat()
     output, saved, *handles = _Attend.apply(kernels, given.consumers, numbers, q_BNTD, k_BNKD, v_BNKD, *tensors)
     constants = [None if part is None else part.detach() for part in tensors]
+    handles_by_consumer = (tuple(handles[first : first + 3]) for first in range(0, len(handles), 3))
     shared = SharedAttention(
         kernels=kernels,
         q_BNTD=q_BNTD.detach(),
         k_BNKD=k_BNKD.detach(),
         saved=saved,
         scores=FlatScores(constants, numbers),
-        handles=(tuple(handles[first : first + 3]) for first in range(0, len(handles), 3)),
+        handles=handles_by_consumer,
     )
     return output, shared
 

@@ -194,8 +194,8 @@ def visible_fraction(mask: AttentionMask, time: int, keys: int, is_causal: bool)
     for heads, parts in mask.groups:
         shown += heads * _count_shown(parts, queries, places, is_causal)
         pairs += heads * len(queries) * keys
-    share = max(1, shown) / pairs
-    return float(f"{share:.3g}")
+    fraction = max(1, shown) / pairs
+    return float(f"{fraction:.3g}")
 
 
 def _count_shown(parts: tuple[Part, ...], queries: Tensor, places: Tensor, is_causal: bool) -> int:
@@ -263,10 +263,15 @@ class Numbers(NamedTuple):
             alike = number
             if len(groups) == 1:
                 alike = heads
-            bands += [[_numbers_of(part) for part in parts if isinstance(part, Band)]] * alike
-            columns += [
-                [(part.first, max(1, part.period), part.last) for part in parts if isinstance(part, Columns)]
-            ] * alike
+            bands_of_head: list[tuple[int, ...]] = []
+            columns_of_head: list[tuple[int, ...]] = []
+            for part in parts:
+                if isinstance(part, Band):
+                    bands_of_head.append(_numbers_of(part))
+                else:
+                    columns_of_head.append((part.first, max(1, part.period), part.last))
+            bands += [bands_of_head] * alike
+            columns += [columns_of_head] * alike
         return cls(
             bands_NX4=_table(bands, (1, 0, 1, _ENDLESS), device),
             columns_NX3=_table(columns, (0, 1, 0), device),
@@ -350,7 +355,8 @@ def blocks_of(
             blocks = seen.unflatten(1, (-1, size)).unflatten(0, (-1, size))
             shown = blocks.any(3).any(1)
             whole = blocks.all(3).all(1)
-            by_group.append(torch.stack([shown, whole]).unsqueeze(1).expand(-1, heads, -1, -1))
+            both = torch.stack([shown, whole])
+            by_group.append(both.unsqueeze(1).expand(-1, heads, -1, -1))
         found.append(torch.cat(by_group, 1))
     shown, whole = torch.cat(found, 2)
     return Blocks(shown, whole)

@@ -193,7 +193,12 @@ def fixed_order(workload: Workload, knows_sizes: bool = True) -> list[str]:
         order = _order_on_processor(workload, knows_sizes)
     else:
         order = _order_on_gpu(workload)
-    return [name for name in order if BACK_ENDS[name].why_not(call, workload.device, workload.precision) is None]
+    found = []
+    for name in order:
+        reason = BACK_ENDS[name].why_not(call, workload.device, workload.precision)
+        if reason is None:
+            found.append(name)
+    return found
 
 
 def _order_on_gpu(workload: Workload) -> list[str]:
@@ -262,7 +267,8 @@ def _fits(name: str, workload: Workload) -> bool:
         "fused": 0,
         "flex": 2 * distributions * call.has_positions,  # scores by distance, in float32
     }
-    return written[name] * workload.precision.itemsize <= MEMORY_FRACTION * memory_of(workload.device)
+    size = written[name] * workload.precision.itemsize
+    return size <= MEMORY_FRACTION * memory_of(workload.device)
 
 
 def sequences_to_time(workload: Workload) -> int:

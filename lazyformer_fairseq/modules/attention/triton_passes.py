@@ -43,13 +43,17 @@ def head_of(tensor, strides, b, n):
 def rows_of(head, start, stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
     """Return pointers (ROWS, BLOCK_D) to a head's rows, starting at `start`."""
     first = head + start * tl.cast(stride, tl.int64)
-    return first + tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
+    rows = tl.arange(0, ROWS)[:, None]
+    entries = tl.arange(0, BLOCK_D)[None, :]
+    return first + rows * stride + entries
 
 
 @triton.jit
 def inside(start, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
     """Return a mask (ROWS, BLOCK_D) that is True at the first HEAD entries of rows before `limit`."""
-    return ((start + tl.arange(0, ROWS))[:, None] < limit) & (tl.arange(0, BLOCK_D)[None, :] < HEAD)
+    rows = (start + tl.arange(0, ROWS))[:, None]
+    entries = tl.arange(0, BLOCK_D)[None, :]
+    return (rows < limit) & (entries < HEAD)
 
 
 @triton.jit
@@ -310,7 +314,8 @@ def row_sums_kernel(
     head = head_of(output, output_strides, b, n)
     d_rows = load_rows(d_head, first, d_output_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False).to(tl.float32)
     rows = load_rows(head, first, output_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False).to(tl.float32)
-    tl.store(sums + tl.cast(b * heads + n, tl.int64) * time + queries, tl.sum(d_rows * rows, 1), mask=queries < time)
+    sums += tl.cast(b * heads + n, tl.int64) * time
+    tl.store(sums + queries, tl.sum(d_rows * rows, 1), mask=queries < time)
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)

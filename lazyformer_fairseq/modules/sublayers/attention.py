@@ -601,7 +601,8 @@ def with_distances(
 
 def split_heads(x_BTC: Tensor, num_heads: int) -> Tensor:
     """Split the last dimension of (B, T, C) into heads; return (B, N, T, D)."""
-    return x_BTC.unflatten(-1, (num_heads, x_BTC.size(-1) // num_heads)).transpose(1, 2)
+    head_size = x_BTC.size(-1) // num_heads
+    return x_BTC.unflatten(-1, (num_heads, head_size)).transpose(1, 2)
 
 
 def merge_heads(x_BNTD: Tensor) -> Tensor:

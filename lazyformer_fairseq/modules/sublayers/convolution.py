@@ -137,7 +137,8 @@ def convolve(x_BTC: Tensor, filters_CW: Tensor, before: int, after: int) -> Tens
         before = 0
     if x_BTC.device.type != "cpu":
         x_BCT = x_BTC.transpose(1, 2)
-        return F.conv1d(x_BCT, filters_CW[:, None], padding=before, groups=x_BTC.size(2)).transpose(1, 2)
+        convolved_BCT = F.conv1d(x_BCT, filters_CW[:, None], padding=before, groups=x_BTC.size(2))
+        return convolved_BCT.transpose(1, 2)
     if torch.is_autocast_enabled("cpu"):
         x_BTC = x_BTC.to(torch.get_autocast_dtype("cpu"))
     filters_CW = filters_CW.to(x_BTC.dtype)

@@ -254,7 +254,8 @@ class Experts(Sublayer):
         if not has_numbers(x_BTC):
             return self._evenly(x_SC).view_as(x_BTC), {}
         gates_SE = self.gates(x_SC)
-        if not self.training and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        is_watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if is_watched and not self.training:
             return self._by_all(x_SC, gates_SE).view_as(x_BTC), {}
         texts = self._texts(x_BTC, shared)
         assigned = self.assign(gates_SE, texts)
@@ -299,7 +300,8 @@ class Experts(Sublayer):
         if not isinstance(self.gate, nn.Linear):  # wrapped in an adapter, which adds to its weight
             return self.gate(x_SC).to(exact).softmax(-1)
         with torch.autocast(x_SC.device.type, enabled=False):
-            return F.linear(x_SC.to(exact), self.gate.weight.to(exact)).softmax(-1)
+            logits_SE = F.linear(x_SC.to(exact), self.gate.weight.to(exact))
+            return logits_SE.softmax(-1)
 
     def _chosen(self, gates_SE: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights and indices (S, K) of each token's selected experts, best first."""
@@ -337,7 +339,9 @@ class Experts(Sublayer):
         if self.training and self.top > 1:
             draws_S1 = torch.rand(len(gates_SE), 1, dtype=gates_SE.dtype, device=gates_SE.device)
             is_wanted_SK[:, 1:] &= draws_S1 < 2 * weights_SK[:, 1:]
-        tokens_SK = torch.arange(len(gates_SE), device=gates_SE.device)[:, None].expand_as(experts_SK)
+        tokens_S = torch.arange(len(gates_SE), device=gates_SE.device)
+        tokens_SK = tokens_S[:, None].expand_as(experts_SK)
+
         # List the pairs in slot order; then sort them by expert and text, keeping this order. Pairs that do not need a
         # slot come last.
         tokens_P = self._in_order(tokens_SK)
@@ -350,6 +354,7 @@ class Experts(Sublayer):
         queue_P, order_P = queue_P.where(is_wanted_P, num_queues).sort(stable=True)
         starts = torch.searchsorted(queue_P, torch.arange(num_queues + 1, device=queue_P.device))
         counts_EG = starts.diff().view(self.count, num_texts)
+
         is_taken_P = queue_P < num_queues
         if self.training:
             slots_G = self.slots(texts.lengths_G)
@@ -399,7 +404,9 @@ class Experts(Sublayer):
         """
         weights_SK, experts_SK = self._chosen(gates_SE)
         weights_SE = torch.zeros_like(gates_SE).scatter(-1, experts_SK, weights_SK).to(x_SC.dtype)
-        weighted = [expert.compute(x_SC) * weights_SE[:, number, None] for number, expert in self.here.items()]
+        weighted = []
+        for number, expert in self.here.items():
+            weighted.append(expert.compute(x_SC) * weights_SE[:, number, None])
         return torch.stack(weighted).sum(0)
 
     def _evenly(self, x_SC: Tensor) -> Tensor:
@@ -408,7 +415,8 @@ class Experts(Sublayer):
         This is used to count costs with meta or fake tensors, which have no values to route by.
         """
         tokens = len(x_SC)
-        weights_SK, _ = F.linear(x_SC, self.gate.weight).softmax(-1).topk(self.top, -1)
+        gates_SE = F.linear(x_SC, self.gate.weight).softmax(-1)
+        weights_SK, _ = gates_SE.topk(self.top, -1)
         tokens_P = torch.arange(tokens, device=x_SC.device).repeat(self.top)
         parts = x_SC.index_select(0, tokens_P).tensor_split(self.count)
         outputs = [expert.compute(part) for expert, part in zip(self.here.values(), parts, strict=True)]

@@ -134,7 +134,8 @@ class Recurrent(Sublayer):
         forwards, *backwards = projected.chunk(self.directions, -1)
         directions = [forwards, *map(turn, backwards)]
         exact = torch.promote_types(projected.dtype, torch.float32)
-        x_TSBG = torch.stack([x_BTG.transpose(0, 1) for x_BTG in directions], 1).to(exact)
+        by_step = [x_BTG.transpose(0, 1) for x_BTG in directions]
+        x_TSBG = torch.stack(by_step, 1).to(exact)
         weight = None
         if self.weight is not None:
             weight = self.weight.to(exact)

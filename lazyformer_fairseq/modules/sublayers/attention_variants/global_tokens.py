@@ -123,7 +123,8 @@ class WindowWithGlobalTokens(Window):
         if scores.is_causal:
             if added is None:
                 added = q.new_zeros(1)
-            is_future = torch.arange(keys, device=q.device) > tokens.places_AG[:, None, :, None]
+            places = torch.arange(keys, device=q.device)
+            is_future = places > tokens.places_AG[:, None, :, None]
             added = added.masked_fill(is_future, float("-inf"))
         return Attention(
             x_BTC=x_BGC,

@@ -126,7 +126,8 @@ class HashedDistribution(NamedTuple):
         """The dense matrix P (B, N, T, K), computed on demand; attention itself never stores it."""
         some = self.by_round[0]
         one_hot = torch.eye(self.places, dtype=some.dtype, device=some.device)
-        return self.attend(one_hot.expand(*some.shape[:2], -1, -1), 0.0)
+        batch, heads = some.shape[:2]
+        return self.attend(one_hot.expand(batch, heads, -1, -1), dropout=0.0)
 
 
 class Order(NamedTuple):
@@ -145,8 +146,10 @@ class Order(NamedTuple):
 
         The last chunk is padded with zeros.
         """
-        filled = F.pad(x_BNKD, (0, 0, 0, self.places.size(-1) - x_BNKD.size(-2)))
-        return _Permuted.apply(filled, self.places, self.ranks).unflatten(2, (-1, size))
+        missing = self.places.size(-1) - x_BNKD.size(-2)
+        filled = F.pad(x_BNKD, (0, 0, 0, missing))
+        in_order = _Permuted.apply(filled, self.places, self.ranks)
+        return in_order.unflatten(2, (-1, size))
 
     def undo(self, x_BNKD: Tensor) -> Tensor:
         """Restore the original order of sorted vectors (B, N, K, D)."""
@@ -332,7 +335,8 @@ def _masked(
 
         def pairs(by_place_BNK: Tensor) -> tuple[Tensor, Tensor]:
             """Return the values for queries (B, N, H, S, 1) and for their keys (B, N, H, 1, W); -9 for no key."""
-            chunks = by_place_BNK.gather(-1, order.places).unflatten(-1, (-1, size))[..., None]
+            in_order_BNK = by_place_BNK.gather(-1, order.places)
+            chunks = in_order_BNK.unflatten(-1, (-1, size))[..., None]
             return chunks, neighbours(chunks, reach, fill=-9).transpose(-2, -1)
 
         def are_met(code_BNK: Tensor) -> Tensor:

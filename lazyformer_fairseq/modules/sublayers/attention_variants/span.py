@@ -147,5 +147,6 @@ class _Bounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (span_fractions,) = ctx.saved_tensors
-        leads_out = ((span_fractions <= 0) & (gradient > 0)) | ((span_fractions >= 1) & (gradient < 0))
-        return gradient.masked_fill(leads_out, 0)
+        leads_below = (span_fractions <= 0) & (gradient > 0)
+        leads_above = (span_fractions >= 1) & (gradient < 0)
+        return gradient.masked_fill(leads_below | leads_above, 0)

@@ -39,7 +39,9 @@ class Sparse(VariantModule):
                     "use more heads or heads=merged"
                 )
             summarising = heads // 2
-            self.mask = AttentionMask(((heads - summarising, (local,)), (summarising, (summary,))))
+            local_heads = (heads - summarising, (local,))
+            summarising_heads = (summarising, (summary,))
+            self.mask = AttentionMask((local_heads, summarising_heads))
         else:
             parts: dict[str, tuple[Part, ...]] = {
                 "both": (local, summary),

@@ -184,8 +184,9 @@ class Synthesizer(VariantModule):
             q = q * math.sqrt(size / own)
         query_factors = query_factors.to(q.dtype) * math.sqrt(size)
         key_factors = key_factors.to(k.dtype)
-        with_factors = torch.cat([q, query_factors.expand(*q.shape[:-1], -1)], -1)
-        return with_factors, torch.cat([k, key_factors.expand(*k.shape[:-1], -1)], -1)
+        queries = torch.cat([q, query_factors.expand(*q.shape[:-1], -1)], -1)
+        keys = torch.cat([k, key_factors.expand(*k.shape[:-1], -1)], -1)
+        return queries, keys
 
 
 def _may_share(values: Settings) -> bool:

@@ -145,4 +145,5 @@ def network_of(model: nn.Module) -> Optional[Stack]:
 def _score(logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy in nats, and the number of correctly predicted targets."""
     loss = F.cross_entropy(logits_MV.float(), targets_M, reduction="sum")
-    return loss, (logits_MV.detach().argmax(dim=-1) == targets_M).sum()
+    is_right_M = logits_MV.detach().argmax(dim=-1) == targets_M
+    return loss, is_right_M.sum()

@@ -104,7 +104,8 @@ class SharedExperts:
             weights: the weights in this process's optimizer; only the expert weights are used.
         """
         gradients = [each.grad for each in weights if hasattr(each, "expert") and each.grad is not None]
-        squares = torch.stack([each.float().square().sum() for each in gradients]).sum()
+        squares_by_weight = [gradient.float().square().sum() for gradient in gradients]
+        squares = torch.stack(squares_by_weight).sum()
         distributed.all_reduce(squares, group=self.group)
         return (norm.float() ** 2 + squares.to(norm.device)).sqrt()
 

@@ -157,7 +157,8 @@ def attention_kl(student_BNTK: Tensor, teacher_BNTK: Tensor, padding_mask_BT: Op
     if padding_mask_BT is None:
         return kl_BNT.mean()
     text_B1T = ~padding_mask_BT[:, None]
-    return (kl_BNT * text_B1T).sum() / (text_B1T.sum() * kl_BNT.size(1))
+    count = text_B1T.sum() * kl_BNT.size(1)
+    return (kl_BNT * text_B1T).sum() / count
 
 
 def last_attentions(student: Stack, teacher: Stack) -> tuple[int, int]:

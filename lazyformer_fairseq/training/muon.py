@@ -77,7 +77,8 @@ def mark_matrices(model: nn.Module) -> None:
     In models from other libraries, the linear modules inside numbered layers are marked.
     """
     for name, module in model.named_modules():
-        if isinstance(module, Linear) or (isinstance(module, nn.Linear) and LAYER.search(name)):
+        is_of_layer = isinstance(module, nn.Linear) and LAYER.search(name)
+        if isinstance(module, Linear) or is_of_layer:
             overrides = {"blocks": getattr(module, "blocks", 1)}
             setattr(module.weight, OVERRIDES, overrides)
 

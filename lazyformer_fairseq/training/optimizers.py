@@ -395,7 +395,8 @@ def buckets(weights: Iterable[Tensor], most: int = BUCKET) -> Iterator[list[Tens
     bucket: list[Tensor] = []
     size = 0
     for weight in weights:
-        if bucket and (size + weight.numel() > most or weight.device != bucket[0].device):
+        is_too_large = size + weight.numel() > most
+        if bucket and (is_too_large or weight.device != bucket[0].device):
             yield bucket
             bucket = []
             size = 0

@@ -331,7 +331,8 @@ class CosineSchedule(Schedule):
         cfg = self.cfg
         done = update - 1 - cfg.warmup_updates
         if done < 0:
-            return cfg.warmup_init_lr + (update - 1) * ((self.peak - cfg.warmup_init_lr) / cfg.warmup_updates)
+            step = (self.peak - cfg.warmup_init_lr) / cfg.warmup_updates
+            return cfg.warmup_init_lr + (update - 1) * step
         progress = 1
         if cfg.max_update > cfg.warmup_updates:
             progress = min(1, done / (cfg.max_update - cfg.warmup_updates))

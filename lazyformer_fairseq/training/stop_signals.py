@@ -39,12 +39,15 @@ class StopRequest:
                 continue
             before = signal.signal(number, self._on_signal)
             earlier = getattr(before, "__self__", None)  # an earlier run in the same process may have set the handler
-            self._handlers[number] = earlier._handlers[number] if isinstance(earlier, StopRequest) else before
+            if isinstance(earlier, StopRequest):
+                before = earlier._handlers[number]
+            self._handlers[number] = before
 
     def restore(self) -> None:
         """Restore the previous signal handlers, unless other code has replaced this object's handlers since."""
         for number, handler in self._handlers.items():
-            if getattr(signal.getsignal(number), "__self__", None) is self or self.signal is not None:
+            is_own = getattr(signal.getsignal(number), "__self__", None) is self
+            if is_own or self.signal is not None:
                 signal.signal(number, handler)
 
     @contextmanager

@@ -87,7 +87,7 @@ class Eager(BackEnd):
     def attend(self, given: AttentionInputs) -> tuple[Tensor, StoredDistribution]:
         q = given.q_BNTD
         k = given.k_BNKD
-        added = given.scores.dense(q.size(-2), k.size(-2), q)
+        added = given.scores.dense(time=q.size(-2), keys=k.size(-2), like=q)
         scale = math.sqrt(max(1, q.size(-1)))  # if the size is 0, QK^T is 0
         scores_BNTK = torch.matmul(q / scale, k.transpose(-2, -1))
         if added is not None:
@@ -251,8 +251,10 @@ class Recompute(BackEnd):
     @override
     def attend(self, given: AttentionInputs) -> tuple[Tensor, ReusableAttention]:
         """Compute attention with torch's kernel, or with ``fused`` if torch has no kernel for learned additions."""
-        if given.scores.is_learning and given.device == "cpu" and _why_not_in_chunks(AttentionCall.of(given)) is None:
-            return FUSED.attend(given)
+        if given.scores.is_learning and given.device == "cpu":
+            call = AttentionCall.of(given)
+            if _why_not_in_chunks(call) is None:
+                return FUSED.attend(given)
         attention = RecomputedAttention(given.q_BNTD, given.k_BNKD, given.scores)
         return attention.attend(given.v_BNKD, given.dropout), attention
 

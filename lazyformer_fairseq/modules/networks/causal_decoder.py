@@ -161,7 +161,8 @@ class CausalDecoder(Stack):
         """
         mask = None
         if self.same_length:
-            mask = AttentionMask(((self.num_heads, (Band(self.mem_len, 0),)),))
+            all_heads = (self.num_heads, (Band(self.mem_len, 0),))
+            mask = AttentionMask((all_heads,))
         scores = Scores(is_causal=True, mask=mask)
         if not self.has_scores:
             return Context(scores, self.back_end())

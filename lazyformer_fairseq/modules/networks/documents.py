@@ -241,7 +241,8 @@ class PackedTokens(NamedTuple):
                 f"documents must list positive document lengths for each of {batch} sequences, not {documents}"
             )
         if padding_mask_BT is None:
-            places = torch.from_numpy(np.flatnonzero(np.arange(time) < sizes[:, None]))
+            is_text_BT = np.arange(time) < sizes[:, None]
+            places = torch.from_numpy(np.flatnonzero(is_text_BT))
             most = np.full(batch, time)
         else:
             places = padding_mask_BT.logical_not().flatten().nonzero()[:, 0]

@@ -131,7 +131,8 @@ def run_checkpointed(
             scores.outlasts_checkpoints = True
 
     def run_unit(unit: Unit, x_BTC: Tensor) -> StackOutput:
-        return run(unit.sublayers, unit.past, x_BTC, shared if keeps_cache else with_empty_cache(shared), return_all)
+        context = shared if keeps_cache else with_empty_cache(shared)
+        return run(unit.sublayers, unit.past, x_BTC, context, return_all)
 
     states = [x_BTC] if return_all else []
     attended = []

@@ -148,8 +148,9 @@ def mean(scalars: Sequence[Scalar]) -> float:
     predicting = [scalar for scalar in scalars if scalar.weight]
     if not predicting:
         raise UserError(NOTHING_PREDICTED)
-    total = sum(scalar.value * scalar.weight for scalar in predicting)
-    return round(float(total / sum(scalar.weight for scalar in predicting)), predicting[0].digits)
+    weighted_sum = sum(scalar.value * scalar.weight for scalar in predicting)
+    weight = sum(scalar.weight for scalar in predicting)
+    return round(float(weighted_sum / weight), predicting[0].digits)
 
 
 def total(logs: Sequence[Log], name: str) -> Number:

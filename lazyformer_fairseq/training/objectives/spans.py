@@ -101,7 +101,8 @@ class SpansObjective(HeadObjective):
     @staticmethod
     def scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
         """Return `loss` in bits per window."""
-        return {"loss": Scalar(in_bits(mean_per_prediction(logs, "loss")), total(logs, "sample_size"))}
+        loss = in_bits(mean_per_prediction(logs, "loss"))
+        return {"loss": Scalar(loss, total(logs, "sample_size"))}
 
     @property
     def metric_names(self) -> tuple[str, ...]:

@@ -192,5 +192,6 @@ def next_token_scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
     if "experts_loss" in logs[0]:
         found["experts_loss"] = Scalar(in_bits(mean_per_prediction(logs, "experts_loss")), predictions, digits=5)
         wanted = total(logs, "experts_wanted")
-        found["experts_dropped"] = Scalar(100 * total(logs, "experts_dropped") / wanted, wanted, digits=2)
+        dropped = total(logs, "experts_dropped")
+        found["experts_dropped"] = Scalar(100 * dropped / wanted, wanted, digits=2)
     return found

@@ -336,12 +336,15 @@ def parse_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
             raise UserError(
                 f"--from-sublayers: {word!r} must be a sublayer in the old pattern, from 0 to {len(old) - 1}, or -"
             )
-        if number is not None and not planned.kind.is_identity and not likeness(old[number], planned):
+        if planned.kind.is_identity:
+            found.append(None)
+            continue
+        if number is not None and not likeness(old[number], planned):
             raise UserError(
                 f"--from-sublayers: new sublayer {place} ({planned.text}) cannot use the weights of old sublayer "
                 f"{number} ({old[number].text}); choose a different one, or - to initialize it from scratch"
             )
-        found.append(None if planned.kind.is_identity else number)
+        found.append(number)
     return tuple(found)
 
 

@@ -139,7 +139,8 @@ def _take_attention(planned: PlannedSublayer, old: Old, taken: Taken) -> tuple[s
         if name in taken.weights:
             taken.weights[name] = old.weights[name].clone()
 
-    whole = {"out_proj", *(linear for linear, _, _ in places.values())} - fresh_parts
+    linears = {linear for linear, _, _ in places.values()}
+    whole = {"out_proj", *linears} - fresh_parts
     return _names(whole), _names(fresh_parts)
 
 

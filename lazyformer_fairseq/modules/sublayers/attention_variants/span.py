@@ -92,9 +92,9 @@ class Span(VariantModule):
         ahead = self.reach
         if self.is_causal:
             ahead = 0
-        mask = AttentionMask(((self.num_heads, (Band(self.reach, ahead),)),))
+        all_heads = (self.num_heads, (Band(self.reach, ahead),))
         within = attention.with_mask(
-            mask,
+            AttentionMask((all_heads,)),
             table_KN=table_KN,
             bucket_by_distance=distances.clamp(-far, far) + far,
             far=far,

@@ -25,7 +25,8 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
     """Prepare missing data; with checkpoints, also complete the grid and report on it."""
     _check_checkpoint_arguments(settings.checkpoints)
     refuse_missing_trackers(settings.report_to)
-    refuse_missing(settings.data, settings.tokenizer, *(named_path(text)[1] for text in settings.checkpoints))
+    checkpoints = [path for _, path in map(named_path, settings.checkpoints)]
+    refuse_missing(settings.data, settings.tokenizer, *checkpoints)
     if not settings.checkpoints and not (settings.data and settings.tokenizer):
         raise click.UsageError("pass a checkpoint to start from, or --data and --tokenizer to only prepare data")
     with exit_on_interrupt("stopped: nothing has run yet; rerun to resume"):
@@ -111,12 +112,18 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
     different GLUE task, or a checkpoint fine-tuned on SQuAD.
     """
     refuse_missing(*sources, settings.data, settings.tokenizer)
-    if len(sources) == 2 and sources[1].suffix.lower() == ".json":
-        reject_non_defaults(settings, ("data",), f"cannot be combined with {sources[1]}, a file of questions")
-        sources, settings = sources[:1], replace(settings, data=sources[1])
-    has_texts = len(sources) == 2 and sources[1].is_file() and sources[1].suffix.lower() in TEXTS
-    if has_texts:
-        reject_non_defaults(settings, BENCHMARK_OPTIONS, f"does not apply to a text file such as {sources[1]}")
+    texts = None
+    if len(sources) == 2:
+        path = sources[1]
+        ending = path.suffix.lower()
+        if ending == ".json":
+            reject_non_defaults(settings, ("data",), f"cannot be combined with {path}, a file of questions")
+            sources = sources[:1]
+            settings = replace(settings, data=path)
+        elif ending in TEXTS and path.is_file():
+            texts = path
+    if texts is not None:
+        reject_non_defaults(settings, BENCHMARK_OPTIONS, f"does not apply to a text file such as {texts}")
     else:
         reject_non_defaults(settings, ("text", "head"), "applies only to text files")
         if output is None:
@@ -128,9 +135,9 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
 
         if settings.tokenizer:
             settings = replace(settings, tokenizer=find_tokenizer_folder(settings.tokenizer))
-        if has_texts:
+        if texts is not None:
             model = registry.best_run(sources[0])
-            lines = predict_texts.predict_texts(model, sources[1], output, settings)
+            lines = predict_texts.predict_texts(model, texts, output, settings)
         else:
             lines = launch.predict(sources, output, settings)
         click.echo("\n".join(lines))

@@ -189,7 +189,8 @@ class Grid:
     @property
     def one_run_per_model_and_task(self) -> list["Run"]:
         """One run per model and task."""
-        return list({(run.model.name, run.task.name): run for run in self.runs}.values())
+        run_of = {(run.model.name, run.task.name): run for run in self.runs}
+        return list(run_of.values())
 
     def warnings(self) -> list[str]:
         """Return warnings about data issues that affect the interpretation of scores, without duplicates."""
@@ -213,9 +214,10 @@ class Grid:
     def write(self) -> None:
         """Write grid.json, merged with the contents of an existing one."""
         before = self.existing_grid() or results.Grid({}, (), (), ())
+        models = {model.name: str(model.checkpoint) for model in self.models}
         content = {
             "format_version": results.FORMAT_VERSION,
-            "models": {**before.models, **{model.name: str(model.checkpoint) for model in self.models}},
+            "models": {**before.models, **models},
             "tasks": list(dict.fromkeys([*before.tasks, *self.tasks])),
             "lrs": sorted({*before.lrs, *self.lrs}),
             "seeds": sorted({*before.seeds, *self.seeds}),
@@ -238,7 +240,8 @@ class Run:
     @property
     def folder(self) -> Path:
         """The folder that contains the run's files."""
-        return self.grid.output / "runs" / RunKey(self.model.name, self.task.name, self.lr, self.seed).folder
+        key = RunKey(self.model.name, self.task.name, self.lr, self.seed)
+        return self.grid.output / "runs" / key.folder
 
     @property
     def name(self) -> str:
@@ -306,7 +309,9 @@ class Run:
     @property
     def updates(self) -> int:
         """The total number of updates over all epochs."""
-        return self.epochs * math.ceil(self.grid.benchmark.num_examples(self) / self.grid.batch_size)
+        examples = self.grid.benchmark.num_examples(self)
+        updates_per_epoch = math.ceil(examples / self.grid.batch_size)
+        return self.epochs * updates_per_epoch
 
     @property
     def train_rows(self) -> int:

@@ -51,7 +51,9 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
         if row is not None:
             return custom_task(row)
         glue = BENCHMARKS["glue"]
-        folders = {name for each in glue.tasks.values() for name in (each.name, each.folder)}
+        folders = set()
+        for glue_task in glue.tasks.values():
+            folders |= {glue_task.name, glue_task.folder}
         if given.data and not any((given.data / name).is_dir() for name in folders):
             raise UserError(
                 f"{given.data} contains neither a custom task's train file ({', '.join(ENDINGS)}) nor a GLUE folder "

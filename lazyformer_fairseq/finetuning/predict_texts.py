@@ -69,6 +69,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
     loaded = loading.load_state(checkpoints.load(checkpoint), checkpoint, tokenizer)
     head = loaded.choose_head(wanted.head)
     task = loaded.tasks[head]
+
     endings = TABLES
     ending = ".tsv"
     if task.tags_words:
@@ -83,6 +84,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
         raise UserError(f"--output {output}: the file name must end in {', '.join(endings)}")
     if output.suffix.lower() == ".tsv" and texts.suffix.lower() != ".tsv":
         refuse_tabs(texts)
+
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")
     shown = {"desc": texts.name, "unit": "B", "unit_scale": True, "delay": 2, "disable": None, "leave": False}
     with Progress(total=texts.stat().st_size, **shown) as progress, atomic_file(output) as file:
@@ -96,6 +98,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
             lines = ConllFormatter(reader)
         else:
             lines = ConllCopyFormatter(reader)
+
         file.write(lines.header().encode())
         tally = Tally(task, reader, loaded.longest_of(head))
         while chunk := list(islice(rows, ROWS_AT_ONCE)):
@@ -191,11 +194,12 @@ def _rows(reader: RowReader, rows: Iterator[FileRow], task: TaskDescription) -> 
 def refuse_tabs(texts: Path) -> None:
     """Raise a UserError if a field contains a tab or a line break, which a TSV file cannot represent."""
     for row in read_rows(texts):
-        if found := [name for name in ("\t", "\r", "\n") if any(name in field for field in row.fields)]:
-            raise UserError(
-                f"{texts}, line {row.line}: a field contains {found[0]!r}, which a .tsv file cannot represent; use an "
-                "--output that ends in .csv or .jsonl"
-            )
+        for separator in ("\t", "\r", "\n"):
+            if any(separator in field for field in row.fields):
+                raise UserError(
+                    f"{texts}, line {row.line}: a field contains {separator!r}, which a .tsv file cannot represent; "
+                    "use an --output that ends in .csv or .jsonl"
+                )
 
 
 def refuse_duplicates(path: Path, names: Sequence[str]) -> None:
@@ -233,8 +237,9 @@ class TableLines:
         """Return the header line; empty for JSON lines."""
         if self.output.suffix.lower() == ".jsonl":
             return ""
-        added = added_to(self.task)
-        return line_of(self.output, self.names, FileRow(1, list(self.names)), dict(zip(added, added, strict=True)))
+        row = FileRow(1, list(self.names))
+        titles = {name: name for name in added_to(self.task)}
+        return line_of(self.output, self.names, row, titles)
 
     def row(self, row: FileRow, answer: inference.Prediction) -> str:
         """Return the line for a row."""
@@ -262,7 +267,8 @@ class ConllFormatter:
     def row(self, row: FileRow, answer: inference.Prediction) -> str:
         """Return the lines for a text."""
         words, tags = self.words_and_tags(row, answer)
-        return "".join([*(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)), "\n"])
+        lines = [f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)]
+        return "".join([*lines, "\n"])
 
     def rest(self) -> str:
         """Return the text after the last row."""
@@ -287,8 +293,8 @@ class ConllCopyFormatter(ConllFormatter):
         _, tags = self.words_and_tags(row, answer)
         between = islice(self._lines, row.line - 1 - self._copied)
         written = [line_without_word(line) for _, line in between]
-        words = islice(self._lines, len(tags))
-        written += [with_column(line, tag) for (_, line), tag in zip(words, tags, strict=True)]
+        word_lines = [line for _, line in islice(self._lines, len(tags))]
+        written += [with_column(line, tag) for line, tag in zip(word_lines, tags, strict=True)]
         self._copied = row.line - 1 + len(tags)
         return "".join(written)
 
@@ -328,7 +334,8 @@ def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str,
         else:
             fields.append("" if value is None else value)
     if path.suffix.lower() == ".csv":
-        csv.writer(line := io.StringIO(), lineterminator="\n").writerow(fields)
+        line = io.StringIO()
+        csv.writer(line, lineterminator="\n").writerow(fields)
         return line.getvalue()
     return "\t".join(map(str, fields)) + "\n"
 
@@ -367,9 +374,8 @@ class Tally:
         self.cut_words = 0
         self.own_tags: set[str] = set()
         self.fields_instead: dict[str, None] = {}  # fields of rows without the text field
-        self.pairs = array(
-            "d"
-        )  # alternating predictions and targets; one number per label for label lists; counts for tags
+        # Alternating predictions and targets; one number per label for label lists; counts for tags.
+        self.pairs = array("d")
         self.why_not = ""
 
     def add(self, row: FileRow, answer: inference.Prediction) -> None:

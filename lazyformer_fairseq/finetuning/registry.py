@@ -13,7 +13,7 @@ from lazyformer_fairseq.finetuning.tasks.custom import CustomTask
 from lazyformer_fairseq.finetuning.tasks.tags import TaggedWords
 
 # A new benchmark is a file in tasks/, a row here and a name in TASK_NAMES of settings.py.
-BENCHMARKS: dict[str, Benchmark] = {each.BENCHMARK.key: each.BENCHMARK for each in (glue, babylm, squad)}
+BENCHMARKS: dict[str, Benchmark] = {each.key: each for each in (glue.BENCHMARK, babylm.BENCHMARK, squad.BENCHMARK)}
 
 
 def custom_task(row: TaskDescription) -> CustomTask:

@@ -22,13 +22,8 @@ ONE_CLASS = " (one class)"  # printed after a score on a development set with on
 AVERAGE = "Avg."
 PANELS_PER_ROW = 3
 PANEL = (3.4, 2.8)  # inches
-IDENTITY = (
-    "model",
-    "checkpoint_sha256",
-    "task",
-    "data_sha256",
-    "description",
-)  # settings that the report shows elsewhere
+# Settings that the report shows elsewhere.
+IDENTITY = ("model", "checkpoint_sha256", "task", "data_sha256", "description")
 
 
 def write_report(folder: Path, output: Path) -> str:
@@ -85,20 +80,23 @@ def verdict(results: Results, benchmark: Benchmark) -> str:
     if not shared:
         return "The models do not have any score in common yet."
 
-    means = {model: fmean(np.median(of[each].values) for each in shared) for model, of in found.items()}
+    means = {}
+    for model, measurements in found.items():
+        means[model] = fmean(np.median(measurements[each].values) for each in shared)
     best, *others = sorted(means, key=means.__getitem__, reverse=True)
     baseline = fmean(found[best][each].baseline for each in shared)
     if len(shared) == 1:
         (only,) = shared
-        what = f"{_score_name(found[best][only], benchmark)} ({found[best][only].metric})"
+        measurement = found[best][only]
+        what = f"{_score_name(measurement, benchmark)} ({measurement.metric})"
     else:
         what = f"average ({len(shared)} scores)"
     rest = f"{baseline:.2f} for the baseline, which needs no model"
     if others:
         rest = f"{means[others[0]]:.2f} for {others[0]} and {rest}"
     sentence = f"{best} scores {means[best]:.2f} on {what}, compared with {rest}."
-    all_found = [results.of(model, task) for model, task in product(results.grid.models, results.grid.tasks)]
-    if not all(each.is_complete for each in all_found):
+    combinations = product(results.grid.models, results.grid.tasks)
+    if not all(results.of(model, task).is_complete for model, task in combinations):
         sentence += " Runs are missing, so this may change."
     return sentence
 
@@ -174,7 +172,8 @@ def model_row(results: Results, benchmark: Benchmark, model: str) -> TableRow:
         if not found.runs:
             continue
         updates = found.runs[0].updates
-        scores[score.name] = float(np.median(found.values(score.split, score.metric)))
+        values = found.values(score.split, score.metric)
+        scores[score.name] = float(np.median(values))
         marks[score.name] = ""
         if not found.is_complete:
             marks[score.name] = INCOMPLETE
@@ -221,9 +220,10 @@ def cells(row: TableRow, benchmark: Benchmark, tasks: set[str]) -> dict[str, str
 
 
 def _score_name(measurement: Measurement, benchmark: Benchmark) -> str:
-    for score in benchmark.scores:
-        if (score.task, score.split) == (measurement.task, measurement.split) and len(benchmark.tasks) > 1:
-            return score.name
+    if len(benchmark.tasks) > 1:
+        for score in benchmark.scores:
+            if (score.task, score.split) == (measurement.task, measurement.split):
+                return score.name
     return measurement.task
 
 
@@ -293,9 +293,11 @@ def draw(results: Results, benchmark: Benchmark, path: Path) -> None:
             for each in found:
                 series, x = series_of[each.model]
                 draw_spread(axis, x, each.values, style_of[series])
-                curves.setdefault(series, []).append((x, float(np.median(each.values))))
+                median = float(np.median(each.values))
+                curves.setdefault(series, []).append((x, median))
             for series, points in curves.items():
-                axis.plot(*zip(*sorted(points), strict=True), color=style_of[series]["color"], linewidth=1)
+                places, medians = zip(*sorted(points), strict=True)
+                axis.plot(places, medians, color=style_of[series]["color"], linewidth=1)
             axis.set_title(f"{name} (baseline {found[0].baseline:.1f})", fontsize=10)
             axis.set_ylabel(f"{found[0].metric} x 100", fontsize=8)
             if is_curve:

@@ -263,14 +263,23 @@ class TaskResults:
     @cached_property
     def rate(self) -> Optional[float]:
         """The selected learning rate (the first one among ties); None if no run has succeeded."""
+
+        def median_score(rate: float) -> float:
+            values = self._values_at(rate, "valid", self.task.selecting_metric)
+            return float(np.median(values))
+
         rates = dict.fromkeys(run.lr for run in self.runs)
-        metric = self.task.selecting_metric
-        return max(rates, key=lambda rate: np.median(self._values_at(rate, "valid", metric)), default=None)
+        return max(rates, key=median_score, default=None)
 
     @property
     def best(self) -> list[Run]:
         """All runs tied for the best development score, over all learning rates and seeds."""
-        scores = [run.metrics[split_file(self.task, "valid")][self.task.selecting_metric] for run in self.runs]
+
+        def score_of(run: Run) -> float:
+            metrics = run.metrics[split_file(self.task, "valid")]
+            return metrics[self.task.selecting_metric]
+
+        scores = [score_of(run) for run in self.runs]
         highest = max((score for score in scores if not math.isnan(score)), default=None)
         return [run for run, score in zip(self.runs, scores, strict=True) if score == highest]
 
@@ -286,7 +295,8 @@ class TaskResults:
 
     def _values_at(self, rate: Optional[float], split: str, metric: str) -> np.ndarray:
         file = split_file(self.task, split)
-        return np.array([100 * run.metrics[file][metric] for run in self.runs if run.lr == rate])
+        runs = [run for run in self.runs if run.lr == rate]
+        return np.array([100 * run.metrics[file][metric] for run in runs])
 
 
 @dataclass(frozen=True)

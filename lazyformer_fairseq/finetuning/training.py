@@ -125,9 +125,9 @@ def _train(run: Run) -> dict[str, Any]:
         best = _train_epochs(run, loop, log)
     (run.folder / LAST).unlink(missing_ok=True)
 
-    baseline = {
-        split_file(run.task, split): run.grid.benchmark.baseline(run, split) for split in development_splits(run.task)
-    }
+    baseline = {}
+    for split in development_splits(run.task):
+        baseline[split_file(run.task, split)] = run.grid.benchmark.baseline(run, split)
     return {
         "format_version": FORMAT_VERSION,
         "model": run.model.name,
@@ -218,6 +218,8 @@ def _train_epochs(run: Run, loop: TrainingLoop, log: MetricsLog) -> Epoch:
 
 def _better(best: Optional[Epoch], epoch: Epoch, metric: str) -> Epoch:
     """Return the epoch with the higher score; among ties the later one wins."""
-    if best is None or math.isnan(best.score(metric)) or epoch.score(metric) >= best.score(metric):
+    if best is None or math.isnan(best.score(metric)):
+        return epoch
+    if epoch.score(metric) >= best.score(metric):
         return epoch
     return best

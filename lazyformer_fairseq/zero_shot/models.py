@@ -1,5 +1,6 @@
 """Language models that score sentences: this package's models, transformers' models, and n-gram models of a corpus."""
 
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -126,7 +127,8 @@ def _encode(tokenizer: TextTokenizer, sentence: str, longest: int, first: Option
 def log_softmax_at(logits_MV: Tensor, targets: np.ndarray) -> np.ndarray:
     """Return the log-probabilities of the targets, float64 (M,)."""
     wanted = torch.from_numpy(targets).to(logits_MV.device)
-    return -F.cross_entropy(logits_MV.float(), wanted, reduction="none").double().cpu().numpy()
+    nll_M = F.cross_entropy(logits_MV.float(), wanted, reduction="none")
+    return -nll_M.double().cpu().numpy()
 
 
 def _load_by_transformers(name: str, prepare: Prepare) -> LanguageModel:
@@ -164,9 +166,11 @@ def _load_by_transformers(name: str, prepare: Prepare) -> LanguageModel:
     @torch.inference_mode()
     def log_probabilities(ids_BT: np.ndarray, at_BT: np.ndarray, targets: np.ndarray) -> np.ndarray:
         logits_BTV = model(input_ids=torch.from_numpy(ids_BT).to(model.device)).logits
+        is_target_BT = torch.from_numpy(at_BT)
         if is_causal:
-            return log_softmax_at(logits_BTV[:, :-1][torch.from_numpy(at_BT[:, 1:])], targets)
-        return log_softmax_at(logits_BTV[torch.from_numpy(at_BT)], targets)
+            logits_BTV = logits_BTV[:, :-1]
+            is_target_BT = is_target_BT[:, 1:]
+        return log_softmax_at(logits_BTV[is_target_BT], targets)
 
     longest = tokenizer.model_max_length
     if longest >= NO_LIMIT:
@@ -206,7 +210,8 @@ def _encode_by_transformers(
     begins_word = np.ones(len(ids), dtype=bool)
     if tokenizer.is_fast:
         words = encoding.word_ids()
-        begins_word[1:] = [one is None or one != other for one, other in zip(words[1:], words, strict=False)]
+        for place, (before, word) in enumerate(itertools.pairwise(words), start=1):
+            begins_word[place] = word is None or word != before
     if first is not None:
         own = np.flatnonzero(is_scored)
         is_cut = is_cut or len(own) >= longest
@@ -214,5 +219,6 @@ def _encode_by_transformers(
         ids = np.concatenate([[first], ids[own]])
         is_scored = np.arange(len(ids)) > 0
         begins_word = np.concatenate([[True], begins_word[own]])
-    is_unknown = tokenizer.unk_token_id is not None and bool((ids[is_scored] == tokenizer.unk_token_id).any())
+    unknown = tokenizer.unk_token_id
+    is_unknown = unknown is not None and bool((ids[is_scored] == unknown).any())
     return EncodedSentence(ids, is_scored, begins_word, is_cut, is_unknown)

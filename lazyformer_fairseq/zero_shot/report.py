@@ -106,10 +106,11 @@ def draw(answers: Sequence[Answers], by_phenomenon: dict[str, list[str]], path: 
     with picture(path, panel=(7.5, inches), title="Accuracy on minimal pairs") as axes:
         axis = axes[0, 0]
         for number, each in enumerate(answers):
+            offset = height * (number - (len(answers) - 1) / 2)
             values = [100 * each.mean_accuracy(names) for names in groups.values()]
             errors = [100 * NORMAL_95 * each.standard_error(names) for names in groups.values()]
             axis.barh(
-                places + height * (number - (len(answers) - 1) / 2),
+                places + offset,
                 values,
                 height,
                 xerr=errors,

@@ -50,9 +50,13 @@ class Answers:
     seconds: Amount
     machine: dict[str, Any]
 
+    def is_right(self, paradigm: str) -> np.ndarray:
+        """Return whether the good sentence scores higher, for each of a paradigm's pairs; ties count as wrong."""
+        return np.array(self.margins[paradigm]) > 0
+
     def accuracy(self, paradigm: str) -> float:
         """Return the fraction of a paradigm's pairs in which the good sentence scores higher; ties count as wrong."""
-        return float(np.mean(np.array(self.margins[paradigm]) > 0))
+        return float(np.mean(self.is_right(paradigm)))
 
     def mean_accuracy(self, paradigms: Sequence[str]) -> float:
         """Return the unweighted mean accuracy over paradigms."""
@@ -60,16 +64,16 @@ class Answers:
 
     def standard_error(self, paradigms: Sequence[str]) -> float:
         """Return the standard error of :meth:`mean_accuracy`, assuming random samples of pairs in each paradigm."""
-        right = [np.array(self.margins[paradigm]) > 0 for paradigm in paradigms]
-        return _error_of_mean(right)
+        return _error_of_mean([self.is_right(paradigm) for paradigm in paradigms])
 
     def difference(self, other: "Answers", paradigms: Sequence[str]) -> tuple[float, float]:
         """Return this model's mean accuracy minus the other's, and the standard error of this paired difference."""
-        pairs = [
-            (np.array(self.margins[paradigm]) > 0).astype(float) - (np.array(other.margins[paradigm]) > 0)
-            for paradigm in paradigms
-        ]
-        return float(np.mean([each.mean() for each in pairs])), _error_of_mean(pairs)
+        differences = []
+        for paradigm in paradigms:
+            right = self.is_right(paradigm).astype(float)
+            differences.append(right - other.is_right(paradigm))
+        mean = float(np.mean([each.mean() for each in differences]))
+        return mean, _error_of_mean(differences)
 
 
 def _error_of_mean(samples: Sequence[np.ndarray]) -> float:
@@ -88,10 +92,9 @@ def answer(
     """Score the pairs of all paradigms with a model."""
     start = time.perf_counter()
     scores = score(model, sentences_of(paradigms), name, settings.max_tokens, settings.mask_rest_of_word)
-    margins = {
-        paradigm.name: [scores.nats[pair.good] - scores.nats[pair.bad] for pair in paradigm.pairs]
-        for paradigm in paradigms
-    }
+    margins = {}
+    for paradigm in paradigms:
+        margins[paradigm.name] = [scores.nats[pair.good] - scores.nats[pair.bad] for pair in paradigm.pairs]
     return Answers(
         model=name,
         method=method_of(model, settings),

@@ -97,11 +97,15 @@ def score(
         masks_rest_of_word: whether to also mask the tokens of the same word that follow the scored token.
     """
     encoded = {sentence: model.encode(sentence) for sentence in sentences}
-    by_length = sorted(encoded, key=lambda sentence: len(encoded[sentence].ids))
+
+    def length_of(sentence: str) -> int:
+        return len(encoded[sentence].ids)
+
+    by_length = sorted(encoded, key=length_of)
     tokens = sum(int(each.is_scored.sum()) for each in encoded.values())
     nats: dict[str, float] = {}
     with Progress(total=tokens, desc=description, unit=" tokens", unit_scale=True) as progress:
-        for length, group in itertools.groupby(by_length, key=lambda sentence: len(encoded[sentence].ids)):
+        for length, group in itertools.groupby(by_length, key=length_of):
             while chunk := list(itertools.islice(group, SENTENCES_AT_ONCE)):
                 totals = np.zeros(len(chunk))
                 rows = _rows([encoded[sentence] for sentence in chunk], model.mask, masks_rest_of_word)
@@ -109,8 +113,10 @@ def score(
                     numbers = np.array([number for number, *_ in batch])
                     ids = np.stack([seen for _, seen, _ in batch])
                     at = np.stack([places for _, _, places in batch])
-                    targets = np.stack([encoded[chunk[number]].ids for number in numbers])[at]
-                    np.add.at(totals, numbers.repeat(at.sum(axis=1)), model.log_probabilities(ids, at, targets))
+                    unmasked = np.stack([encoded[chunk[number]].ids for number in numbers])
+                    targets = unmasked[at]
+                    sentence_of_target = numbers.repeat(at.sum(axis=1))
+                    np.add.at(totals, sentence_of_target, model.log_probabilities(ids, at, targets))
                     progress.update(len(targets))
                 nats.update(zip(chunk, totals.tolist(), strict=True))
     return SentenceScores(

@@ -277,7 +277,9 @@ def columns_of(
         twice = max(wanted, key=wanted.count)
         raise UserError(f"{path}: column {twice!r} is selected twice, for texts or labels; select different columns")
 
-    if len(texts) in (1, 2) and (label or not is_labelled) and set(wanted) <= set(header):
+    has_texts = len(texts) in (1, 2)
+    has_label = bool(label) or not is_labelled
+    if has_texts and has_label and set(wanted) <= set(header):
         return texts, label
     lacking = ", ".join(repr(name) for name in wanted if name not in header)
     if not texts:

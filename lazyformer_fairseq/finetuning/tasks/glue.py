@@ -117,9 +117,10 @@ class Glue(PublishedTasks):
             run = runs.get(task.model_of or task.name)
             if run is None or (chosen and task.name not in chosen):
                 continue
-            source = (
-                wanted.data or run.absolute().parents[3] / self.prepared_subfolder
-            )  # OUT in OUT/runs/MODEL/TASK/RUN
+            source = wanted.data
+            if source is None:
+                output = run.absolute().parents[3]  # OUT in OUT/runs/MODEL/TASK/RUN
+                source = output / self.prepared_subfolder
             data = source / task.name
             if not PreparedTask.is_at(data):
                 data = source / task.folder

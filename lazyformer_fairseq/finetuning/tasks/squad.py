@@ -66,7 +66,8 @@ def baseline_of(file: SquadFile) -> dict[str, float]:
         rarity = []
         for sentence in sentences:
             shared = words(sentence) & asked
-            rarity.append(sum(math.log(len(file.contexts) / contexts_with[word]) for word in shared))
+            weights = [math.log(len(file.contexts) / contexts_with[word]) for word in shared]
+            rarity.append(sum(weights))
         best[question.id] = sentences[rarity.index(max(rarity))]
     return score(file, best)
 

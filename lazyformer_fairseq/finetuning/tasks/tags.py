@@ -54,7 +54,10 @@ class TaggedWords(CustomTask):
         usual = sum(tags_of.values(), Counter())
         rows = []
         for example in read_split(self.row, run.data.folder, split).examples:
-            words = words_of(example.texts[0])
-            predicted = [tags_of.get(word, usual).most_common(1)[0][0] for word in words]
-            rows.append(count_tags(*([self.row.labels[tag] for tag in tags] for tags in (predicted, example.target))))
+            predicted = []
+            for word in words_of(example.texts[0]):
+                tag, _ = tags_of.get(word, usual).most_common(1)[0]
+                predicted.append(self.row.labels[tag])
+            target = [self.row.labels[tag] for tag in example.target]
+            rows.append(count_tags(predicted, target))
         return {name: TagsObjective.metric(name, np.array(rows)) for name in self.row.metrics}

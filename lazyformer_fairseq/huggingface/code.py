@@ -136,8 +136,8 @@ def code_files(pattern: str) -> dict[str, str]:
     for place, cls in sorted(classes.items()):
         imports.append(f"from .{_flat(cls.__module__)} import {cls.__name__} as {cls.__name__}")
         rows.append(f'CLASSES["{place}"] = {cls.__name__}')
-    selector = f"from .{_flat(type(SELECTOR).__module__)} import SELECTOR"
-    files[CODE_FILE] = MODELING.format(imports="\n".join([*imports, selector]), rows="\n".join(rows))
+    imports.append(f"from .{_flat(type(SELECTOR).__module__)} import SELECTOR")
+    files[CODE_FILE] = MODELING.format(imports="\n".join(imports), rows="\n".join(rows))
     return files
 
 
@@ -149,7 +149,9 @@ def _registering_module(row: Kind, cls: type) -> str:
     """
     package = cls.__module__.partition(".")[0]
     for name, module in sorted(sys.modules.items()):
-        if name.partition(".")[0] == package and any(value is row for value in vars(module).values()):
+        if name.partition(".")[0] != package:
+            continue
+        if any(value is row for value in vars(module).values()):
             return name
     raise UserError(
         f"{row.name} ({row.letter}) cannot be exported to Hugging Face: no module in {package} has its row as a "

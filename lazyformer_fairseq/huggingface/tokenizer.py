@@ -53,8 +53,10 @@ def write_tokenizer(
     else:
         fast = tokenizer.fast
         (folder / FAST_FILE).write_text(fast.to_str() + "\n", encoding="utf-8")
-        added = sorted(fast.get_added_tokens_decoder().items())
         plain = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
+        added = {}
+        for index, token in sorted(fast.get_added_tokens_decoder().items()):
+            added[str(index)] = {"content": token.content, "special": token.special, **plain}
         inputs = ["input_ids", "attention_mask"]
         if token_types:
             inputs.insert(1, "token_type_ids")
@@ -63,13 +65,12 @@ def write_tokenizer(
             **ROLES,
             "model_input_names": inputs,
             "clean_up_tokenization_spaces": False,
-            "added_tokens_decoder": {
-                str(index): {"content": token.content, "special": token.special, **plain} for index, token in added
-            },
+            "added_tokens_decoder": added,
         }
     if max_length is not None:
         settings["model_max_length"] = max_length
-    (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(settings, indent=2, ensure_ascii=False)
+    (folder / CONFIG_FILE).write_text(f"{text}\n", encoding="utf-8")
 
 
 # A causal model's text begins after the end of another text, like every line of its training data.
@@ -99,7 +100,9 @@ def write_causal_tokenizer(dictionary: Dictionary, folder: Path) -> bool:
     one_by_one = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     if all(re.fullmatch("[0-9]{1,3}", symbol) for symbol in symbols):
         as_byte = bytes_to_unicode()
-        ids = {symbol: ids[symbol] for symbol in special} | {as_byte[int(each)]: ids[each] for each in symbols}
+        of_special = {symbol: ids[symbol] for symbol in special}
+        of_bytes = {as_byte[int(symbol)]: ids[symbol] for symbol in symbols}
+        ids = of_special | of_bytes
         steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), one_by_one]
         normaliser = None
         decoder_of_symbols = decoders.ByteLevel()
@@ -110,8 +113,9 @@ def write_causal_tokenizer(dictionary: Dictionary, folder: Path) -> bool:
     else:
         steps = [pre_tokenizers.WhitespaceSplit()]
         normaliser = normalizers.Replace("\n", f" {END} ")
-        line_ends = decoders.Replace(Regex(f" ?{END} ?"), "\n")
-        decoder_of_symbols = decoders.Sequence([decoders.WordPiece(JOINS, cleanup=False), decoders.Fuse(), line_ends])
+        join_words = decoders.WordPiece(JOINS, cleanup=False)
+        restore_line_ends = decoders.Replace(Regex(f" ?{END} ?"), "\n")
+        decoder_of_symbols = decoders.Sequence([join_words, decoders.Fuse(), restore_line_ends])
     fast = tokenizers.Tokenizer(models.WordLevel(ids, UNKNOWN))
     fast.pre_tokenizer = pre_tokenizers.Sequence(steps)
     if normaliser is not None:
@@ -126,5 +130,6 @@ def write_causal_tokenizer(dictionary: Dictionary, folder: Path) -> bool:
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
-    (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(settings, indent=2, ensure_ascii=False)
+    (folder / CONFIG_FILE).write_text(f"{text}\n", encoding="utf-8")
     return True

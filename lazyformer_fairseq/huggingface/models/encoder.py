@@ -164,7 +164,9 @@ class _Encoder(Encoder):
 
     def _take_fixed_back_end(self, given: AttentionInputs) -> str:
         """Return the fixed back end, or ``eager`` if the fixed one cannot compute the call."""
-        if BACK_ENDS[self.fixed_back_end].why_not(AttentionCall.of(given), given.device, given.dtype) is None:
+        call = AttentionCall.of(given)
+        reason = BACK_ENDS[self.fixed_back_end].why_not(call, given.device, given.dtype)
+        if reason is None:
             return self.fixed_back_end
         return "eager"
 
@@ -441,7 +443,8 @@ def refuse_other_masks(sizes: torch.Size, **masks: Optional[Tensor]) -> None:
             raise ValueError(
                 f"{name} has the shape {tuple(mask.shape)}, but must be (batch, tokens), here {tuple(sizes)}"
             )
-        if mask.dtype != torch.bool and not bool((mask.eq(0) | mask.eq(1)).all()):
+        is_binary = mask.dtype == torch.bool or bool((mask.eq(0) | mask.eq(1)).all())
+        if not is_binary:
             wrong = mask[mask.ne(0) & mask.ne(1)][0].item()
             raise ValueError(f"{name} contains {wrong}, but must be 1 at tokens that count and 0 at others")
 

@@ -342,10 +342,12 @@ class LazyFormerForQuestionAnswering(LazyFormerWithHead):
         loss = None
         if start_positions is not None and end_positions is not None:
             time = start.size(1)
-            starts, ends = (places.to(start.device).clamp(0, time) for places in (start_positions, end_positions))
-            both = mean_cross_entropy(start, starts, ignored=time) + mean_cross_entropy(end, ends, ignored=time)
+            starts = start_positions.to(start.device).clamp(0, time)
+            ends = end_positions.to(start.device).clamp(0, time)
+            loss_of_starts = mean_cross_entropy(start, starts, ignored=time)
+            loss_of_ends = mean_cross_entropy(end, ends, ignored=time)
             has_answers = torch.cat([starts, ends]).ne(time).any()
-            loss = self.with_penalty(both / 2, has_answers)
+            loss = self.with_penalty((loss_of_starts + loss_of_ends) / 2, has_answers)
         output = QuestionAnsweringModelOutput(loss, start, end, encoded.hidden_states, encoded.attentions)
         if wants_dict(self.config, return_dict):
             return output

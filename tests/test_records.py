@@ -73,7 +73,7 @@ def test_what_neighbour_embeddings_bring_is_what_their_log_says():
     yardsticks = log["data"]["yardsticks"]
     for line in (
         f"| BERT with the recipe | {bits} |",
-        f"| without `neighbour-embeddings` | {before}, so {beside} |",
+        f"| without `neighbour-embeddings` | {before}; difference per seed {beside} |",
         f"| count-based model of the two tokens on either side | {yardsticks['counts']:.2f} |",
         f"| unigram loss | {yardsticks['unigram']:.2f} |",
     ):

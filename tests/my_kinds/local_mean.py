@@ -13,7 +13,7 @@ from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
 
 class LocalMean(Sublayer):
-    """A sublayer that averages `width` neighboring value projections and projects the mean (2 C^2 + 2 C weights)."""
+    """A projection of the mean of `width` neighboring value projections, with 2 C^2 + 2 C parameters in total."""
 
     attends = True
 

@@ -228,6 +228,7 @@ class TrainingLoop:
             self.log = log
             logs.append(log)
             sizes.append(size)
+
         loss, size = self._sum_over_processes(logs, sizes)
         # If the batches contain nothing to predict, the update is performed with zero gradients.
         factor: Union[Tensor, float]
@@ -395,12 +396,14 @@ class TrainingLoop:
             made_by = "FP16Optimizer"
         else:
             made_by = type(self.optimizer).__name__
+
         history = {
             "criterion_name": self.objective.CRITERION,
             "optimizer_name": made_by,
             "lr_scheduler_state": self.schedule.state_dict(),
             "num_updates": self.updates,
         }
+
         state = {
             "args": None,
             "cfg": {"common": {"seed": self.optimization.seed}, **self.objective.settings()},

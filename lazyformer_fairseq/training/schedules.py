@@ -281,19 +281,21 @@ class WSDSchedule(WarmupSchedule):
             UserError: the checkpoint's updates used different learning rates than this run would have.
         """
         super().load_state_dict(state_dict)
-        what = "the checkpoint"
+        checkpoint = "the checkpoint"
         if self.cfg.decay_from:
-            what = f"--decay-from {self.cfg.decay_from}"
+            checkpoint = f"--decay-from {self.cfg.decay_from}"
         if "decay" not in state_dict:
             raise UserError(
-                f"{what} was not trained with --lr-scheduler wsd, so its learning rate may not have been constant; to "
-                "use it anyway, add --reset-lr-scheduler"
+                f"{checkpoint} was not trained with --lr-scheduler wsd, so its learning rate may not have been "
+                "constant; to use it anyway, add --reset-lr-scheduler"
             )
+
         made = state_dict["num_updates"]
         if made > self.cfg.max_update:
             raise UserError(
-                f"--max-update {self.cfg.max_update}: {what} was saved after {made} updates; use {made} or more"
+                f"--max-update {self.cfg.max_update}: {checkpoint} was saved after {made} updates; use {made} or more"
             )
+
         saved_decay_start = state_dict["decay"][0]
         first_decay_start = min(saved_decay_start, self.decay_start)
         if made > first_decay_start and state_dict["decay"] != self._decay:
@@ -303,13 +305,20 @@ class WSDSchedule(WarmupSchedule):
                 decay_owner = "its own run"
                 remedy = ""
             raise UserError(
-                f"{what} was saved after {made} updates, but the decay of {decay_owner} begins after "
+                f"{checkpoint} was saved after {made} updates, but the decay of {decay_owner} begins after "
                 f"{first_decay_start}; use an earlier checkpoint{remedy}"
             )
+
         self.warmup = state_dict["warmup"]
-        self._refuse_overlap(f"{what}'s ")
+        self._refuse_overlap(f"{checkpoint}'s ")
         if state_dict["peak"] != self.peak:
-            logger.warning("--lr %g: the %d updates of %s used a peak of %g", self.peak, made, what, state_dict["peak"])
+            logger.warning(
+                "--lr %g: the %d updates of %s used a peak of %g",
+                self.peak,
+                made,
+                checkpoint,
+                state_dict["peak"],
+            )
 
 
 @dataclass

@@ -212,6 +212,7 @@ def attend(kernels: BlockKernels, given: AttentionInputs) -> tuple[Tensor, Share
                 position_queries_BNTD=scores.position_queries_BNTD.to(lower),
                 distances_NKD=scores.distances_NKD.to(lower),
             )
+
     tensors, numbers = scores.flat()
     output, saved, *handles = _Attend.apply(kernels, given.consumers, numbers, q_BNTD, k_BNKD, v_BNKD, *tensors)
     constants = [None if part is None else part.detach() for part in tensors]

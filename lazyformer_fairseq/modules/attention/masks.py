@@ -336,12 +336,14 @@ def blocks_of(
     places = torch.arange(keys + -keys % size, device=device)
     is_token = places < tokens
     is_extra = (places >= tokens) & (places < keys)
+
     # To save memory, only a few rows of blocks are computed at once. A compiled graph fuses all steps, so it can
     # compute all rows at once.
     if torch.compiler.is_compiling():
         at_once = time
     else:
         at_once = max(1, _PAIRS_AT_ONCE // len(places) // size) * size
+
     found: list[Tensor] = []
     for first in range(0, time, at_once):
         rows = torch.arange(first, min(time, first + at_once), device=device)

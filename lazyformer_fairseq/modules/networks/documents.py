@@ -240,6 +240,7 @@ class PackedTokens(NamedTuple):
             raise UserError(
                 f"documents must list positive document lengths for each of {batch} sequences, not {documents}"
             )
+
         if padding_mask_BT is None:
             is_text_BT = np.arange(time) < sizes[:, None]
             places = torch.from_numpy(np.flatnonzero(is_text_BT))
@@ -247,6 +248,7 @@ class PackedTokens(NamedTuple):
         else:
             places = padding_mask_BT.logical_not().flatten().nonzero()[:, 0]
             most = time - padding_mask_BT.sum(-1).numpy(force=True)
+
         may_be_padded = padding_mask_BT is None and not is_full
         is_wrong = sizes > time if may_be_padded else sizes != most
         if is_wrong.any():
@@ -255,6 +257,7 @@ class PackedTokens(NamedTuple):
                 f"documents: the documents of sequence {row} have {sizes[row]} tokens in total, but the sequence has "
                 f"{most[row]}; count all tokens except padding"
             )
+
         runs = lengths if begins_anew else sizes
         starts = np.cumsum(runs) - runs
         positions = np.arange(runs.sum()) - np.repeat(starts, runs)

@@ -266,11 +266,13 @@ class Experts(Sublayer):
                 dropped=assigned.wanted - assigned.counts_E.sum(),
                 wanted=assigned.wanted,
             )
+
         inputs_PC = x_SC.index_select(0, assigned.tokens_P)
         if self.exchange is None:
             outputs_PC = self.compute(inputs_PC, assigned.counts_E.tolist())
         else:
             outputs_PC = self.exchange(self.compute, inputs_PC, assigned.counts_E)
+
         weights_P1 = assigned.weights_P[:, None].to(outputs_PC.dtype)
         zeros_SC = outputs_PC.new_zeros(x_SC.shape)
         y_SC = zeros_SC.index_add(0, assigned.tokens_P, outputs_PC * weights_P1)

@@ -63,6 +63,7 @@ def losses_by_block(trained: Trained, batches: Batches) -> BlockLosses:
         positions = global_positions(model.encoder.sentence_encoder, tokens_BT)
         more = {"has_padding": batch["net_input"]["has_padding"], "global_positions": positions}
         logits, _ = model(tokens_BT, masked_tokens=masked, **more)
+
         targets = batch["target"].flatten()[masked]
         surprise = F.cross_entropy(logits.float(), targets, reduction="none").double()
         block = masked.div(tokens_BT.size(1), rounding_mode="floor")
@@ -166,6 +167,7 @@ def read_text(
         dataset = _of_folder(source, longest, tokenizer)
     else:
         dataset = _of_file(source, longest, tokenizer)
+
     blocks = np.random.default_rng(1).permutation(len(dataset))
     if len(blocks) < 2:
         raise UserError(f"{source} is too short to measure losses; use at least two blocks of {longest} tokens")

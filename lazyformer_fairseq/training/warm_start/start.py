@@ -143,17 +143,20 @@ def start_from(
     before = asdict(old.cfg)
     cfg = replace(old.cfg, **changes)
     after = asdict(cfg)
+
     new_plan = plan(cfg.sublayer_pattern, ENCODER)
     if from_sublayers is None:
         alignment = align(old.plan, new_plan)
     else:
         alignment = parse_alignment(from_sublayers, old.plan, new_plan)
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             model = model_of(cfg, old.dictionary)
         except ValueError as error:
             raise UserError(f"--sublayer-pattern {cfg.sublayer_pattern}: {error}") from error
+
     taken = [_take(index, origin, old, model, new_plan[index]) for index, origin in enumerate(alignment)]
     weights = _around(old, cfg)
     for index, part in enumerate(taken):
@@ -161,6 +164,7 @@ def start_from(
     if not cfg.encoder_normalize_before:
         weights |= carry_norms(old.weights, weights, alignment, old.plan, new_plan)
     _keep_ties(weights, model)
+
     reads = producer_indices(new_plan)
     sublayers = [
         {
@@ -175,6 +179,7 @@ def start_from(
         }
         for index, (planned, origin, part) in enumerate(zip(new_plan, alignment, taken, strict=True))
     ]
+
     changed_options = {name: [before[name], after[name]] for name in RESIZED if before[name] != after[name]}
     record = {
         "source": "",
@@ -283,6 +288,7 @@ def align(old: Plan, new: Plan) -> Alignment:
             together = (pairs + one_more[0], likenesses + one_more[1], depths + one_more[2])
             paired[i, j] = bool(alike) and together >= skipped
             best[i][j] = max(together, skipped)
+
     found: list[Optional[int]] = [None] * len(new)
     i = len(rows)
     j = len(columns)

@@ -82,6 +82,7 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
             f"{planned.text} cannot use the weights of {old.planned.text}, because their numbers of experts differ; "
             "choose a different sublayer in --from-sublayers, or - to initialize it from scratch"
         )
+
     taken = Taken({name: weight.clone() for name, weight in fresh.items()})
     found: set[str] = set()
     incomplete: set[str] = set()
@@ -95,6 +96,7 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
             taken.weights[name] = weight.clone()
             taken.kept.append("norm" if name.startswith(NORM) else name)
             found.add(name)
+
     if old.planned.text == planned.text:
         for name in sorted(old.weights.keys() & fresh.keys() - found):
             raise UserError(
@@ -102,11 +104,13 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
                 f"{tuple(fresh[name].shape)} in the new one; its size depends on the number of positions, so keep the "
                 "old --max-positions"
             )
+
     if isinstance(sublayer.inner, AttentionSublayer):
         for name, weight in sublayer.inner.copied(taken.weights, INNER).items():
             if name not in found:  # such as global tokens' projections, which start as copies of the others
                 taken.weights[name] = weight.clone()
                 found.add(name)
+
     taken.kept = list(dict.fromkeys(taken.kept))
     taken.new = sorted(fresh.keys() - found)
     return taken
